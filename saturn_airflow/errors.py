@@ -1,0 +1,15 @@
+"""The errors a user can meet. Each message names the thing, says what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+
+class SaturnError(Exception):
+    """Anything Saturn tells its user; the message stands by itself, without a traceback."""
+
+
+class InvalidSweepError(SaturnError, ValueError):
+    """A sweep, job, cluster or planning problem that can't be right as it is written."""
+
+
+class JobError(SaturnError):
+    """The job's own code raised, or its loss is not a number: this job fails, the others go on."""

@@ -1,0 +1,183 @@
+"""The library of techniques: where they come from, and the class they share.
+
+A technique is found in one of four places; its name is the file's stem, the entry point's name, or what
+it was registered as:
+
+1. the files that come with Saturn (``techniques/``),
+2. the files of the folders named by ``[saturn] techniques_folder`` (or ``SATURN_TECHNIQUES_FOLDER``),
+3. entry points of the group ``saturn_airflow.techniques``,
+4. :func:`register`.
+
+Names are known without importing anything, so that a DAG file can be checked without torch.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.jobs import Job
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from saturn_airflow.training.ranks import Ranks
+    from saturn_airflow.training.session import Session
+
+ENTRY_POINT_GROUP = "saturn_airflow.techniques"
+FOLDERS_VARIABLE = "SATURN_TECHNIQUES_FOLDER"
+
+Parameters = Mapping[str, Any]
+
+
+class BaseTechnique:
+    """A way to train a job on a number of devices.
+
+    Write either :meth:`parallelize`, and Saturn's ranks and training loop do the rest, or both
+    :meth:`search` and :meth:`execute`, which then may do as they like with the devices they are given.
+    """
+
+    name: ClassVar[str] = ""
+    #: Raise it when the technique becomes faster or slower: estimates of other versions no longer count.
+    version: ClassVar[str] = "1"
+
+    def why_not(self, job: Job, devices: int) -> str | None:
+        """Say why ``job`` can't run on this many devices, or None. Called without loading the model."""
+        return None
+
+    def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:
+        """Parameters worth measuring, the likeliest first; each is passed on to :meth:`parallelize`."""
+        return [{}]
+
+    def parallelize(self, model: nn.Module, ranks: Ranks, **parameters: Any) -> Any:
+        """Make ``model`` train on ``ranks.size`` devices; called on every rank.
+
+        :param model: the job's model, whole, on the CPU, the same on all ranks.
+        :param ranks: this rank's number, the device, the process group.
+        :returns: the module to call, usually ``model`` itself.
+        """
+        raise NotImplementedError(f"technique {self.name!r} has neither parallelize nor search and execute")
+
+    def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        """Find the fastest parameters that fit.
+
+        :param devices: ids of the node's devices, held by this process; ``CUDA_VISIBLE_DEVICES`` is set.
+        :param session: where files go, and Saturn's own ranks for those who want them.
+        :returns: the parameters and the seconds of one global batch under them.
+        :raises saturn_airflow.training.session.DoesNotFit: when no parameters fit in memory, or the
+            technique can't train this job; its message is the reason.
+        """
+        return session.fastest(self.candidates(job, len(devices)))
+
+    def execute(
+        self,
+        job: Job,
+        devices: Sequence[int],
+        session: Session,
+        parameters: Parameters,
+        batch_count: int | None = None,
+    ) -> None:
+        """Train from the last checkpoint in ``session.folder``, if there is one.
+
+        :param batch_count: global batches to train for in this call; None for all that are left.
+        """
+        session.train(parameters, batch_count)
+
+
+_registered: dict[str, type[BaseTechnique]] = {}
+
+
+def register(name: str, technique: type[BaseTechnique]) -> None:
+    """Put ``technique`` in the library of this process under ``name``.
+
+    :raises InvalidSweepError: when it is no :class:`BaseTechnique`.
+    """
+    if not (isinstance(technique, type) and issubclass(technique, BaseTechnique)):
+        raise InvalidSweepError(f"technique {name!r}: {technique!r} is not a subclass of BaseTechnique")
+    _registered[name] = technique
+
+
+def folders() -> list[Path]:
+    """Folders whose files are techniques: the user's first, then those that come with Saturn."""
+    own = [Path(part) for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
+    package = Path(__file__).parent
+    shipped = package / "techniques"
+    return [*own, shipped if shipped.is_dir() else package.parent / "techniques"]
+
+
+def names() -> list[str]:
+    """Names of all techniques, sorted; nothing is imported."""
+    found = set(_registered) | set(_files())
+    found.update(point.name for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+    return sorted(found)
+
+
+def check_names(wanted: Sequence[str], what: str) -> None:
+    """Check that techniques are in the library.
+
+    :raises InvalidSweepError: naming the first that is not, and those that are.
+    """
+    known = names()
+    if unknown := [name for name in wanted if name not in known]:
+        raise InvalidSweepError(
+            f"{what}: technique {unknown[0]!r} is not in the library; it has {', '.join(known)}"
+        )
+
+
+def get(name: str) -> BaseTechnique:
+    """The technique called ``name``; its file is imported now.
+
+    :raises InvalidSweepError: when there is none, or what is found is not one technique.
+    """
+    if name in _registered:
+        return _made(_registered[name], name)
+    if path := _files().get(name):
+        return _made(_class_in(path), name)
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
+        technique = point.load()
+        register(name, technique)
+        return _made(technique, name)
+    raise InvalidSweepError(f"technique {name!r} is not in the library; it has {', '.join(names())}")
+
+
+def _files() -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for folder in reversed(folders()):
+        files.update({path.stem: path for path in folder.glob("*.py") if not path.name.startswith("_")})
+    return files
+
+
+def _class_in(path: Path) -> type[BaseTechnique]:
+    module_name = f"saturn_airflow_technique_{path.stem}"
+    module = sys.modules.get(module_name)
+    if module is None or getattr(module, "__file__", None) != str(path):
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[module_name]
+            raise
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, BaseTechnique) and value.__module__ == module_name
+    ]
+    if len(classes) != 1:
+        raise InvalidSweepError(f"{path} defines {len(classes)} techniques; a technique's file defines exactly one")
+    return classes[0]
+
+
+def _made(technique: type[BaseTechnique], name: str) -> BaseTechnique:
+    made = technique()
+    made.name = name  # type: ignore[misc]
+    return made

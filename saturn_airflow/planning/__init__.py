@@ -1,0 +1,1 @@
+"""The planner: models in Pyomo, solved by HiGHS. Imports neither torch, Airflow nor MLflow."""

@@ -1,0 +1,1 @@
+"""MLflow: runs, estimates, history. The only room that imports it."""

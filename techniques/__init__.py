@@ -1,0 +1,1 @@
+"""The techniques that come with Saturn: one file each, found by its name."""
