@@ -1,0 +1,34 @@
+"""Fingerprints: what decides a job's speed. Jobs with one fingerprint share their trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+from saturn_airflow.jobs import Job
+
+#: Hyper-parameters that change what a model learns, never how long one batch takes.
+NEUTRAL = ("epochs", "batches", "lr", "optimizer_args", "lr_scheduler_args", "seed", "clip_grad_norm")
+
+
+def fingerprint(job: Job) -> str:
+    """The fingerprint of ``job``: 16 hexadecimal digits.
+
+    Model, data and loss with their arguments count, and those hyper-parameters that can change the speed
+    (batch size, optimizer, precision, accumulation, compilation). Of ``clip_grad_norm``, ``lr_scheduler``
+    and ``parameter_groups`` it counts whether they are used. Names, learning rates, seeds and the number
+    of epochs do not.
+    """
+    hparams = {f.name: getattr(job.hparams, f.name) for f in dataclasses.fields(job.hparams)}
+    speed = {name: value for name, value in hparams.items() if name not in NEUTRAL}
+    speed["clips"] = job.hparams.clip_grad_norm is not None
+    speed["schedules"] = speed.pop("lr_scheduler") is not None
+    facts = {
+        "model": [job.load_model, dict(job.model_args)],
+        "data": [job.load_dataloader, dict(job.data_args)],
+        "loss": job.loss_function,
+        "hparams": speed,
+    }
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
