@@ -1,0 +1,1 @@
+"""The models and data of the example DAGs: small, real, and needing no network."""
