@@ -33,11 +33,15 @@ class PlannedJob:
 
     :param options: at least one.
     :param nodes: names of the nodes it may run on; None for all.
+    :param release: seconds from the plan's start before which it may not start.
+    :param weight: what it counts for in the mean completion time.
     """
 
     name: str
     options: tuple[Option, ...]
     nodes: tuple[str, ...] | None = None
+    release: float = 0.0
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,33 @@ class Problem:
             seen.add(job.name)
             if not job.options:
                 raise InvalidSweepError(f"{what} has no strategy; give at least one")
+            for value, word in ((job.release, "release"), (job.weight, "weight")):
+                if not _is_number(value) or not 0 <= value < math.inf:
+                    raise InvalidSweepError(f"{what}: {word} is {value!r}; give a finite number, 0 or more")
             for node in job.nodes or ():
                 if node not in node_names:
-                    raise InvalidSweepError(f"{what} is bound to node {node!r}; there are {', '.join(sorted(node_names))}")
+                    raise InvalidSweepError(
+                        f"{what} is bound to node {node!r}; there are {', '.join(sorted(node_names))}"
+                    )
             for option in job.options:
-                if not isinstance(option.devices, int) or isinstance(option.devices, bool) or option.devices < 1:
-                    raise InvalidSweepError(f"{what}: {option.technique} on {option.devices!r} devices; give at least 1")
+                if (
+                    not isinstance(option.devices, int)
+                    or isinstance(option.devices, bool)
+                    or option.devices < 1
+                ):
+                    raise InvalidSweepError(
+                        f"{what}: {option.technique} on {option.devices!r} devices; give at least 1"
+                    )
                 for kind, seconds in option.seconds.items():
                     if kind not in kinds:
                         raise InvalidSweepError(
                             f"{what}: {option.technique} has seconds for kind {kind!r}; "
                             f"the nodes are of kind {', '.join(sorted(kinds))}"
                         )
-                    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+                    if not _is_number(seconds) or not 0 < seconds < math.inf:
                         raise InvalidSweepError(
-                            f"{what}: {option.technique} on {option.devices} devices takes {seconds!r} seconds; "
-                            "seconds are finite and above 0"
+                            f"{what}: {option.technique} on {option.devices} devices takes {seconds!r} "
+                            "seconds; seconds are finite and above 0"
                         )
             if not any(self.fits(job, option, node) for option in job.options for node in self.nodes):
                 needs = sorted({(option.devices, kind) for option in job.options for kind in option.seconds})
@@ -105,11 +120,16 @@ class Problem:
             entry: dict[str, Any] = {
                 "name": job.name,
                 "strategies": [
-                    {"technique": o.technique, "devices": o.devices, "seconds": dict(o.seconds)} for o in job.options
+                    {"technique": o.technique, "devices": o.devices, "seconds": dict(o.seconds)}
+                    for o in job.options
                 ],
             }
             if job.nodes is not None:
                 entry["nodes"] = list(job.nodes)
+            if job.release:
+                entry["release"] = job.release
+            if job.weight != 1:
+                entry["weight"] = job.weight
             jobs.append(entry)
         nodes = [{"name": n.name, "devices": n.devices, "kind": n.kind} for n in self.nodes]
         return {"name": self.name, "nodes": nodes, "jobs": jobs}
@@ -125,8 +145,12 @@ class Problem:
             jobs = tuple(
                 PlannedJob(
                     job["name"],
-                    tuple(Option(s["technique"], s["devices"], dict(s["seconds"])) for s in job["strategies"]),
+                    tuple(
+                        Option(s["technique"], s["devices"], dict(s["seconds"])) for s in job["strategies"]
+                    ),
                     tuple(job["nodes"]) if job.get("nodes") else None,
+                    job.get("release", 0.0),
+                    job.get("weight", 1.0),
                 )
                 for job in data["jobs"]
             )
@@ -149,3 +173,7 @@ class Problem:
         except ValueError as error:
             raise InvalidSweepError(f"{path} is not JSON: {error}") from None
         return cls.from_dict(data)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,78 @@
+"""What people do without a planner, in the same form, to compare with."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.instance import Instance, group
+from saturn_airflow.planning.listing import first_come, list_schedule
+from saturn_airflow.planning.relaxation import simple_bound
+from saturn_airflow.planning.schedule import assignments
+from saturn_airflow.problem import PlannedJob, Problem
+
+
+def current_practice(problem: Problem) -> Plan:
+    """Each job on a whole node under its fastest strategy, one after another, on the first free node."""
+    started = time.monotonic()
+    instance = group(problem)
+    free = [0.0] * len(problem.nodes)
+    assigned = []
+    for job, planned in enumerate(problem.jobs):
+        ends = []
+        for node, at in enumerate(free):
+            if modes := instance.modes[job][instance.type_of[node]]:
+                mode = min(modes, key=lambda mode: mode.seconds)
+                ends.append((max(at, planned.release) + mode.seconds, node, mode))
+        end, node, mode = min(ends)
+        free[node] = end
+        assigned.append(
+            Assignment(
+                planned.name,
+                planned.options[mode.option].technique,
+                mode.devices,
+                problem.nodes[node].name,
+                tuple(range(mode.devices)),
+                end - mode.seconds,
+                end,
+            )
+        )
+    return _plan(instance, tuple(assigned), started)
+
+
+def one_device(problem: Problem) -> Plan:
+    """Each job on as few devices as it runs on (one, where it can), wherever it ends first."""
+    started = time.monotonic()
+    instance = group(problem)
+    jobs = []
+    for job in problem.jobs:
+        fewest = _fewest(problem, job)
+        jobs.append(dataclasses.replace(job, options=tuple(o for o in job.options if o.devices == fewest)))
+    narrow = group(dataclasses.replace(problem, jobs=tuple(jobs)))
+    return _plan(instance, assignments(narrow, first_come(narrow)), started)
+
+
+def listed(problem: Problem) -> Plan:
+    """List scheduling alone: what the planner starts from."""
+    started = time.monotonic()
+    instance = group(problem)
+    schedule = list_schedule(instance, simple_bound(instance), Clock(60.0))
+    return _plan(instance, assignments(instance, schedule), started)
+
+
+def _fewest(problem: Problem, job: PlannedJob) -> int:
+    return min(o.devices for o in job.options for node in problem.nodes if problem.fits(job, o, node))
+
+
+def _plan(instance: Instance, assigned: tuple[Assignment, ...], started: float) -> Plan:
+    end = max(a.end for a in assigned)
+    return Plan(
+        instance.problem.name,
+        "makespan",
+        end,
+        min(end, simple_bound(instance)),
+        time.monotonic() - started,
+        assigned,
+    )
