@@ -36,10 +36,12 @@ class Node:
             )
         if not isinstance(self.devices, int) or isinstance(self.devices, bool) or self.devices < 1:
             raise InvalidSweepError(
-                f"node {self.name!r}: devices is {self.devices!r}; give the number of its GPUs or CPU slots, at least 1"
+                f"node {self.name!r}: devices is {self.devices!r}; give the number of its GPUs or CPU slots"
             )
         if not isinstance(self.kind, str) or not self.kind:
-            raise InvalidSweepError(f"node {self.name!r}: kind is {self.kind!r}; give a name such as 'cpu' or 'a100'")
+            raise InvalidSweepError(
+                f"node {self.name!r}: kind is {self.kind!r}; give a name such as 'cpu' or 'a100'"
+            )
         if not self.queue:
             object.__setattr__(self, "queue", f"saturn.{self.name}")
 
@@ -60,7 +62,9 @@ class Cluster:
             raise InvalidSweepError("the cluster has no nodes; write Cluster(Node('name', devices=...))")
         for node in nodes:
             if not isinstance(node, Node):
-                raise InvalidSweepError(f"the cluster holds {node!r:.60}; write Cluster(Node('name', devices=...))")
+                raise InvalidSweepError(
+                    f"the cluster holds {node!r:.60}; write Cluster(Node('name', devices=...))"
+                )
         names = [node.name for node in nodes]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise InvalidSweepError(f"two nodes are named {twice[0]!r}; every node needs a name of its own")
@@ -76,7 +80,9 @@ class Cluster:
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise InvalidSweepError(f"the cluster has no node {name!r}; it has {', '.join(n.name for n in self.nodes)}")
+        raise InvalidSweepError(
+            f"the cluster has no node {name!r}; it has {', '.join(n.name for n in self.nodes)}"
+        )
 
     @property
     def devices(self) -> int:

@@ -1,4 +1,4 @@
-"""What a user wants trained: jobs, their hyper-parameters, and grids of them. Plain data that fits in JSON."""
+"""What a user wants trained: jobs, their hyper-parameters, grids of them. Plain data that fits in JSON."""
 
 from __future__ import annotations
 
@@ -63,9 +63,13 @@ class HParams:
         for name in ("epochs", "batches", "batch_size", "accumulate"):
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
-                raise InvalidSweepError(f"hparams: {name} is {value!r}; it must be a whole number of at least 1")
+                raise InvalidSweepError(
+                    f"hparams: {name} is {value!r}; it must be a whole number of at least 1"
+                )
         if not _is_int(self.seed) or self.seed < 0:
-            raise InvalidSweepError(f"hparams: seed is {self.seed!r}; it must be a whole number of at least 0")
+            raise InvalidSweepError(
+                f"hparams: seed is {self.seed!r}; it must be a whole number of at least 0"
+            )
         if not _is_number(self.lr) or not 0 <= self.lr < math.inf:
             raise InvalidSweepError(f"hparams: lr is {self.lr!r}; it must be a number of at least 0")
         if self.clip_grad_norm is not None and (
@@ -128,7 +132,7 @@ class Job:
             raise InvalidSweepError(f"job {self.name!r}: a job's name has no control characters")
         if not isinstance(self.hparams, HParams):
             raise InvalidSweepError(
-                f"job {self.name!r}: hparams is a {type(self.hparams).__name__}; write HParams(lr=..., epochs=...)"
+                f"job {self.name!r}: hparams is a {type(self.hparams).__name__}; write HParams(lr=...)"
             )
         for name in ("load_model", "load_dataloader", "loss_function", "load_eval_dataloader"):
             value = getattr(self, name)
@@ -229,10 +233,14 @@ def check_jobs(jobs: Sequence[Job]) -> None:
         raise InvalidSweepError("the sweep has no jobs; give at least one Job")
     for job in jobs:
         if not isinstance(job, Job):
-            raise InvalidSweepError(f"jobs holds a {type(job).__name__} ({job!r:.60}); give Job objects, or grid(...)")
+            raise InvalidSweepError(
+                f"jobs holds a {type(job).__name__} ({job!r:.60}); give Job objects, or grid(...)"
+            )
     names = [job.name for job in jobs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidSweepError(f"two jobs are named {twice[0]!r}; every job of a sweep needs a name of its own")
+        raise InvalidSweepError(
+            f"two jobs are named {twice[0]!r}; every job of a sweep needs a name of its own"
+        )
 
 
 def _with_values(job: Job, values: Mapping[str, Any]) -> Job:
@@ -241,7 +249,9 @@ def _with_values(job: Job, values: Mapping[str, Any]) -> Job:
     except (KeyError, IndexError):
         keys = [key for _, key, _, _ in string.Formatter().parse(job.name) if key is not None]
         unknown = next(key for key in keys if key not in values)
-        raise InvalidSweepError(f"grid: the name {job.name!r} has {{{unknown}}}, which the grid does not vary") from None
+        raise InvalidSweepError(
+            f"grid: the name {job.name!r} has {{{unknown}}}, which the grid does not vary"
+        ) from None
     hparam_names = {f.name for f in dataclasses.fields(HParams)}
     hparams = {key: value for key, value in values.items() if key in hparam_names}
     if "batches" in hparams:

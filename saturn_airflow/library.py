@@ -173,7 +173,9 @@ def _class_in(path: Path) -> type[BaseTechnique]:
         if isinstance(value, type) and issubclass(value, BaseTechnique) and value.__module__ == module_name
     ]
     if len(classes) != 1:
-        raise InvalidSweepError(f"{path} defines {len(classes)} techniques; a technique's file defines exactly one")
+        raise InvalidSweepError(
+            f"{path} defines {len(classes)} techniques; a technique's file defines exactly one"
+        )
     return classes[0]
 
 

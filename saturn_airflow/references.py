@@ -43,7 +43,9 @@ def to_reference(value: object, what: str) -> str:
             f"{what}: a {type(value).__name__} is not a reference; write 'module:name' or pass a function"
         )
     if name == "<lambda>" or "<locals>" in name or "." in name:
-        kind = "a lambda" if name.endswith("<lambda>") else f"{name!r}, which is defined inside something else,"
+        kind = (
+            "a lambda" if name.endswith("<lambda>") else f"{name!r}, which is defined inside something else,"
+        )
         raise InvalidSweepError(
             f"{what}: {kind} can't be found again by the processes that train; "
             "define a function at the top level of a module and pass it or its 'module:name'"
@@ -52,7 +54,7 @@ def to_reference(value: object, what: str) -> str:
         module = in_dag["stem"]
     if module == "__main__":
         raise InvalidSweepError(
-            f"{what}: {name!r} is defined in the script being run; move it to a module and pass 'module:{name}'"
+            f"{what}: {name!r} is defined in the script being run; move it to a module of its own"
         )
     return f"{module}:{name}"
 
@@ -90,7 +92,7 @@ def check(reference: str, what: str) -> None:
             return
         raise InvalidSweepError(
             f"{what}: there is no module {module_name!r} (of {reference!r}); "
-            "check the spelling, or put it on the path where DAGs are parsed (beside the DAG file, in plugins/)"
+            "check the spelling, or put it where DAGs are parsed (beside the DAG file, in plugins/)"
         )
     names = _top_level_names(spec.origin)
     if names is not None and name not in names:

@@ -1,0 +1,36 @@
+# make install | demo | test | test-fast | lint | clean
+PYTHON ?= python3
+STATE ?= .saturn
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test test-fast lint clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,torch,transformers]" \
+		"apache-airflow[celery,postgres,redis]==3.3.2" torch==2.13.0
+	touch $@
+
+# The nightly DAG on this machine, start to end. KEEP=1 leaves the UIs up until Ctrl-C.
+demo: install
+	$(BIN)/saturn demo --state $(STATE) $(if $(KEEP),--keep)
+
+test: install
+	$(BIN)/python -m pytest
+
+# No Airflow services, no ranks.
+test-fast: install
+	$(BIN)/python -m pytest -m "not services and not ranks"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(STATE)

@@ -1,0 +1,58 @@
+"""Every night: train a dozen small models on two devices, and hand the best one on.
+
+Everything here is real but small: GPT-2 models on the text of the files Python ships with, and ViT models
+on scikit-learn's digits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import Asset, dag, task
+
+from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator, grid
+
+BEST_MODEL = Asset("nightly_best_model", uri="saturn://nightly_retrain/best_model")
+
+GPT2 = Job(
+    "gpt2-{n_layer}x{n_embd}-lr{lr}",
+    load_model="shop.models:gpt2",
+    load_dataloader="shop.data:python_text",
+    loss_function="shop.models:lm_loss",
+    model_args={"n_layer": 2, "n_embd": 64},
+    hparams=HParams(epochs=1, batch_size=32, optimizer="torch.optim:AdamW"),
+)
+VIT = Job(
+    "vit-{hidden_size}-lr{lr}",
+    load_model="shop.models:vit",
+    load_dataloader="shop.data:digits",
+    loss_function="shop.models:classification_loss",
+    model_args={"hidden_size": 32},
+    hparams=HParams(epochs=4, batch_size=64, optimizer="torch.optim:AdamW"),
+)
+
+
+@dag(schedule="@daily", catchup=False, max_active_runs=1, tags=["saturn"], doc_md=__doc__)
+def nightly_retrain() -> None:
+    """A sweep, and a task that uses its result."""
+    sweep = SaturnSweepOperator(
+        task_id="sweep",
+        jobs=[
+            *grid(GPT2, n_embd=[64, 128], lr=[1e-3, 3e-3]),
+            *grid(VIT, hidden_size=[32, 64], lr=[1e-3, 3e-3]),
+        ],
+        cluster=Cluster(Node("local", devices=2, kind="cpu")),
+        asset=BEST_MODEL,
+    )
+
+    @task
+    def announce(result: dict[str, Any]) -> str:
+        """Say which model won; a real pipeline would promote it."""
+        best = result["best"]
+        print(f"{best['job']} is best: {best['metric']} {best['value']:.4f}, model {best['model_uri']}")
+        return str(best["job"])
+
+    announce(sweep.output)
+
+
+nightly_retrain()

@@ -1,0 +1,178 @@
+"""The planning task: from estimates to a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from saturn_airflow.cluster import Cluster, Node
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.estimates import Estimate
+from saturn_airflow.jobs import Job
+from saturn_airflow.operators.context import MLFLOW_URL_KEY, SweepContext, mlflow_uri, pull_all
+from saturn_airflow.operators.profile import ESTIMATE_KEY
+from saturn_airflow.plan import Plan
+from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.profiling.fingerprints import fingerprint
+
+Estimates = Mapping[tuple[str, str, int, str], Estimate]
+
+
+class PlanOperator(BaseOperator):
+    """Solve the sweep's SPASE problem.
+
+    Returns the jobs in the order of their start, each with its strategy, node and devices. Pushes ``plan``
+    (the plan, with the makespan of current practice beside it) and ``unplanned`` (jobs no strategy can
+    train, with the reason).
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: dict[str, Any],
+        trials_task: str,
+        profile_tasks: list[str],
+        time_limit: float,
+        group: str,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.cluster = cluster
+        self.trials_task = trials_task
+        self.profile_tasks = profile_tasks
+        self.time_limit = time_limit
+        self.group = group
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """Plan.
+
+        :raises AirflowFailException: when there are no trials, or no job has a strategy that works.
+        """
+        from saturn_airflow import planning, tracking
+        from saturn_airflow.planning import baselines
+
+        ti = context["ti"]
+        sweep = SweepContext.of(context, self.group)
+        cluster = Cluster.from_dict(self.cluster)
+        job_dicts = ti.xcom_pull(task_ids=self.trials_task, key="jobs", map_indexes=-1)
+        if job_dicts is None:
+            raise AirflowFailException(f"{self.trials_task} did not succeed; its log says why")
+        jobs = {data["name"]: Job.from_dict(data) for data in job_dicts}
+        refusals = ti.xcom_pull(task_ids=self.trials_task, key="refusals", map_indexes=-1) or []
+        measured = pull_all(context, self.profile_tasks, ESTIMATE_KEY)
+        broken = {name: entry["error"] for entry in measured if "error" in entry for name in entry["jobs"]}
+        found = [Estimate.from_dict(entry) for entry in measured if "error" not in entry]
+        estimates = {(e.fingerprint, e.technique, e.devices, e.kind): e for e in found}
+
+        planned, unplanned = [], []
+        for job in jobs.values():
+            options = options_of(job, estimates)
+            if job.name in broken:
+                unplanned.append({"job": job.name, "reason": broken[job.name]})
+            elif not options:
+                unplanned.append({"job": job.name, "reason": why_nowhere(job, found, refusals)})
+            else:
+                planned.append(PlannedJob(job.name, options, tuple(job.nodes) if job.nodes else None))
+        ti.xcom_push("unplanned", unplanned)
+        for entry in unplanned:
+            self.log.error("%s is left out: %s", entry["job"], entry["reason"])
+        if not planned:
+            reasons = "; ".join(f"{entry['job']}: {entry['reason']}" for entry in unplanned)
+            raise AirflowFailException(f"no job can be planned. {reasons}")
+
+        try:
+            problem = Problem(sweep.key, cluster.nodes, tuple(planned))
+        except InvalidSweepError as error:
+            raise AirflowFailException(str(error)) from None
+        plan = planning.solve(problem, time_limit=self.time_limit)
+        practice = baselines.current_practice(problem)
+        self.log.info("%s", summary(plan, practice))
+        ti.xcom_push("plan", {**plan.to_dict(), "current_practice": practice.makespan})
+
+        run = tracking.open_sweep(mlflow_uri(), *ti.xcom_pull(task_ids=self.trials_task, key="sweep"))
+        run.log_plan(plan)
+        tracking.estimates.record(mlflow_uri(), found)
+        if run.url:
+            ti.xcom_push(MLFLOW_URL_KEY, run.url)
+        return entries(plan, jobs, estimates, cluster)
+
+
+def options_of(job: Job, estimates: Estimates) -> tuple[Option, ...]:
+    """What the planner may choose from for ``job``."""
+    mark = fingerprint(job)
+    seconds: dict[tuple[str, int], dict[str, float]] = {}
+    for (owner, technique, devices, kind), estimate in estimates.items():
+        allowed = job.techniques is None or technique in job.techniques
+        if owner == mark and estimate.reason is None and allowed:
+            seconds.setdefault((technique, devices), {})[kind] = estimate.seconds(
+                total_batches(job, estimate)
+            )
+    return tuple(Option(technique, devices, kinds) for (technique, devices), kinds in seconds.items())
+
+
+def total_batches(job: Job, estimate: Estimate) -> int:
+    """Global batches ``job`` trains for."""
+    if job.hparams.batches is not None:
+        return job.hparams.batches
+    assert job.hparams.epochs is not None
+    return job.hparams.epochs * estimate.batches_per_epoch
+
+
+def why_nowhere(job: Job, found: Sequence[Estimate], refusals: Sequence[Mapping[str, Any]]) -> str:
+    """Why no strategy trains ``job``, in the words of each technique."""
+    mark = fingerprint(job)
+    reasons = [
+        f"{e.technique} x {e.devices}: {e.reason}" for e in found if e.fingerprint == mark and e.reason
+    ]
+    reasons += [
+        f"{r['technique']} x {r['devices']}: {r['reason']}" for r in refusals if r["fingerprint"] == mark
+    ]
+    return "no strategy can train it. " + (
+        "; ".join(reasons) or "none was measured; see the profile tasks' logs"
+    )
+
+
+def entries(
+    plan: Plan, jobs: Mapping[str, Job], estimates: Estimates, cluster: Cluster
+) -> list[dict[str, Any]]:
+    """The plan's jobs in the order of their start, each with all that its train task needs."""
+    made = time.time()
+    ordered = sorted(plan.assignments, key=lambda a: (a.start, a.job))
+    result = []
+    for position, assignment in enumerate(ordered):
+        job = jobs[assignment.job]
+        node: Node = cluster[assignment.node]
+        estimate = estimates[(fingerprint(job), assignment.technique, assignment.devices, node.kind)]
+        result.append(
+            {
+                **assignment.to_dict(),
+                "name": job.name,
+                "job": job.to_dict(),
+                "parameters": dict(estimate.parameters),
+                "seconds_per_batch": estimate.seconds_per_batch,
+                "setup_seconds": estimate.setup_seconds,
+                "batches": total_batches(job, estimate),
+                "fingerprint": estimate.fingerprint,
+                "priority": [made, position],
+            }
+        )
+    return result
+
+
+def summary(plan: Plan, practice: Plan) -> str:
+    """The plan in a few lines for the task's log."""
+    lines = [
+        f"Planned {len(plan.assignments)} jobs in {plan.seconds:.1f} s: makespan {plan.makespan:.1f} s, "
+        f"proven lower bound {plan.lower_bound:.1f} s (gap {100 * plan.gap:.1f}%). "
+        f"One after another on whole nodes they would take {practice.makespan:.1f} s."
+    ]
+    for a in sorted(plan.assignments, key=lambda a: (a.start, a.job)):
+        devices = ",".join(str(i) for i in a.device_ids)
+        lines.append(
+            f"  {a.start:8.1f} - {a.end:8.1f} s  {a.job}  {a.technique} x {a.devices}  {a.node}[{devices}]"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,174 @@
+"""The last task of a sweep: what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from saturn_airflow.operators.context import MLFLOW_URL_KEY, mlflow_uri, pull_all
+from saturn_airflow.operators.train import OUTCOME_KEY
+from saturn_airflow.plan import Plan
+
+
+class ReportOperator(BaseOperator):
+    """Close the sweep's run and hand its result to the next task.
+
+    The result is a mapping: ``best`` (job, metric, value, model_uri, run_id), ``jobs`` (one outcome per
+    job), ``failed`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``, ``gap``,
+    ``utilisation`` and more. It is pushed before the task fails for failed jobs.
+    """
+
+    def __init__(
+        self,
+        *,
+        trials_task: str,
+        plan_task: str,
+        train_tasks: list[str],
+        devices: int,
+        metric: str | None,
+        mode: str,
+        allowed_failures: int,
+        group: str,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.trials_task = trials_task
+        self.plan_task = plan_task
+        self.train_tasks = train_tasks
+        self.devices = devices
+        self.metric = metric
+        self.mode = mode
+        self.allowed_failures = allowed_failures
+        self.group = group
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Report.
+
+        :raises AirflowFailException: when more jobs failed than are allowed to.
+        """
+        from saturn_airflow import tracking
+
+        ti = context["ti"]
+        jobs = ti.xcom_pull(task_ids=self.trials_task, key="jobs", map_indexes=-1)
+        if jobs is None:
+            raise AirflowFailException(f"{self.trials_task} did not succeed; its log says why")
+        names = [job["name"] for job in jobs]
+        planned = ti.xcom_pull(task_ids=self.plan_task, key="plan", map_indexes=-1)
+        unplanned = ti.xcom_pull(task_ids=self.plan_task, key="unplanned", map_indexes=-1) or []
+        outcomes = pull_all(context, self.train_tasks, OUTCOME_KEY)
+        result = summarize(
+            names, Plan.from_dict(planned) if planned else None, unplanned, outcomes, self.devices
+        )
+        if planned:
+            result["current_practice_seconds"] = planned["current_practice"]
+        result["best"] = best_of(result["jobs"], self.metric, self.mode)
+
+        uri = mlflow_uri()
+        parent = ti.xcom_pull(task_ids=self.trials_task, key="sweep", map_indexes=-1)
+        run = tracking.open_sweep(uri, parent)
+        run.log_report(result)
+        run.close("finished" if not result["failed"] else "failed")
+        if run.url:
+            ti.xcom_push(MLFLOW_URL_KEY, run.url)
+
+        self.log.info("%s", table(result))
+        ti.xcom_push("return_value", result)
+        if len(result["failed"]) > self.allowed_failures:
+            reasons = "\n".join(
+                f"  {o['job']}: {o['reason']}" for o in result["jobs"] if o["status"] != "finished"
+            )
+            raise AirflowFailException(
+                f"{len(result['failed'])} of {len(names)} jobs failed "
+                f"(allowed_failures={self.allowed_failures}):\n{reasons}"
+            )
+        for asset in self.outlets:
+            context["outlet_events"][asset].extra = {"best": result["best"], "failed": result["failed"]}
+        return result
+
+
+def summarize(
+    names: Sequence[str],
+    plan: Plan | None,
+    unplanned: Sequence[Mapping[str, Any]],
+    outcomes: Sequence[Mapping[str, Any]],
+    devices: int,
+) -> dict[str, Any]:
+    """Put together what was planned and what happened; every job of the sweep is in ``jobs``."""
+    by_job = {outcome["job"]: dict(outcome) for outcome in outcomes}
+    for entry in unplanned:
+        by_job[entry["job"]] = {"job": entry["job"], "status": "not_planned", "reason": entry["reason"]}
+    for name in names:
+        by_job.setdefault(
+            name, {"job": name, "status": "lost", "reason": "its train task left no outcome; see its log"}
+        )
+    for outcome in by_job.values():
+        if "started_at" in outcome and "ended_at" in outcome:
+            outcome["actual_seconds"] = outcome["ended_at"] - outcome["started_at"]
+    trained = [o for o in by_job.values() if "actual_seconds" in o]
+    first = min((o["started_at"] for o in trained), default=0.0)
+    last = max((o["ended_at"] for o in trained), default=0.0)
+    makespan = last - first
+    busy = sum(o["actual_seconds"] * o["devices"] for o in trained)
+    failed = [name for name in names if by_job[name]["status"] != "finished"]
+    return {
+        "jobs": [by_job[name] for name in names],
+        "failed": failed,
+        "missing": failed,
+        "planned_seconds": plan.makespan if plan else None,
+        "lower_bound": plan.lower_bound if plan else None,
+        "gap": plan.gap if plan else None,
+        "planning_seconds": plan.seconds if plan else None,
+        "actual_seconds": makespan,
+        "utilisation": busy / (makespan * devices) if makespan else 0.0,
+    }
+
+
+def best_of(outcomes: Sequence[Mapping[str, Any]], metric: str | None, mode: str) -> dict[str, Any] | None:
+    """The best of the trained jobs.
+
+    Without a ``metric``, ``eval_loss`` counts where every trained job has it, else the mean loss over the
+    last epoch.
+    """
+    finished = [o for o in outcomes if o["status"] == "finished"]
+    if metric is None:
+        metric = "eval_loss" if all(o.get("eval_loss") is not None for o in finished) else "epoch_loss"
+    having = [o for o in finished if o.get(metric) is not None]
+    if not having:
+        return None
+    best = (min if mode == "min" else max)(having, key=lambda o: o[metric])
+    return {
+        "job": best["job"],
+        "metric": metric,
+        "value": best[metric],
+        "model_uri": best.get("model_uri"),
+        "checkpoint": best.get("checkpoint"),
+        "run_id": best.get("run_id"),
+    }
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The result as a table for the task's log."""
+    width = max(len(o["job"]) for o in result["jobs"])
+    lines = [f"{'job':{width}}  {'strategy':14} {'planned':>9} {'actual':>9} {'loss':>9}  status"]
+    for o in result["jobs"]:
+        strategy = f"{o['technique']} x {o['devices']}" if "technique" in o else "-"
+        planned = f"{o['planned_seconds']:.1f} s" if "planned_seconds" in o else "-"
+        actual = f"{o['actual_seconds']:.1f} s" if "actual_seconds" in o else "-"
+        loss = f"{o['loss']:.4f}" if o.get("loss") is not None else "-"
+        lines.append(f"{o['job']:{width}}  {strategy:14} {planned:>9} {actual:>9} {loss:>9}  {o['status']}")
+    if result.get("planned_seconds"):
+        lines.append(
+            f"makespan: planned {result['planned_seconds']:.1f} s (gap {100 * result['gap']:.1f}%), "
+            f"actual {result['actual_seconds']:.1f} s, "
+            f"devices busy {100 * result['utilisation']:.0f}% of it; "
+            f"one after another on whole nodes: {result['current_practice_seconds']:.1f} s"
+        )
+    if best := result["best"]:
+        lines.append(f"best: {best['job']} ({best['metric']} {best['value']:.4f}) {best['model_uri'] or ''}")
+    for o in result["jobs"]:
+        if o["status"] != "finished":
+            lines.append(f"{o['job']} {o['status'].replace('_', ' ')}: {o['reason']}")
+    return "\n".join(lines)

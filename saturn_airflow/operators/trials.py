@@ -1,0 +1,127 @@
+"""The first task of a sweep: check the jobs, open the sweep's run, and list what must be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import BaseOperator, Context, conf
+from airflow.sdk.exceptions import AirflowFailException
+
+from saturn_airflow.cluster import Cluster
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.jobs import Job, check_jobs
+from saturn_airflow.operators.context import MLFLOW_URL_KEY, SweepContext, mlflow_uri, use_techniques_folder
+
+
+class TrialsOperator(BaseOperator):
+    """List the trials a sweep needs, one list per node.
+
+    Returns all trials. Pushes ``jobs`` (the jobs, rendered and checked), ``refusals`` (techniques that say
+    why they can't train a job) and ``sweep`` (the sweep's MLflow run).
+    """
+
+    template_fields: Sequence[str] = ("jobs",)
+
+    def __init__(
+        self,
+        *,
+        jobs: Any,
+        cluster: dict[str, Any],
+        techniques: Sequence[str] | None,
+        experiment: str | None,
+        group: str,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.jobs = jobs
+        self.cluster = cluster
+        self.techniques = techniques
+        self.experiment = experiment
+        self.group = group
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """List the trials."""
+        from saturn_airflow import tracking
+        from saturn_airflow.profiling.trials import needed_trials
+
+        use_techniques_folder()
+        sweep = SweepContext.of(context, self.group)
+        cluster = Cluster.from_dict(self.cluster)
+        try:
+            jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
+            check_jobs(jobs)
+            check_against(jobs, cluster)
+            trials, refusals = needed_trials(jobs, cluster, self.techniques)
+        except InvalidSweepError as error:
+            raise AirflowFailException(str(error)) from None
+        check_map_length(len(trials), "trials")
+
+        run = tracking.open_sweep(
+            mlflow_uri(),
+            self.experiment or sweep.dag_id,
+            f"{sweep.group_id} {sweep.run_id}",
+            {"saturn.sweep": sweep.key, **sweep.tags(context)},
+            {"jobs": len(jobs), "nodes": len(cluster), "devices": cluster.devices},
+        )
+        ti = context["ti"]
+        ti.xcom_push("jobs", [job.to_dict() for job in jobs])
+        ti.xcom_push("refusals", [vars(refusal) for refusal in refusals])
+        ti.xcom_push("sweep", {"run_id": run.id, "url": run.url})
+        if run.url:
+            ti.xcom_push(MLFLOW_URL_KEY, run.url)
+        self.log.info(
+            "%d jobs need %d trials on %s",
+            len(jobs),
+            len(trials),
+            ", ".join(f"{n.name} ({n.devices} x {n.kind})" for n in cluster),
+        )
+        return [trial.to_dict() for trial in trials]
+
+
+class PickOperator(BaseOperator):
+    """Hand out one node's part of a list, since Airflow maps over a task's whole return value only."""
+
+    template_fields: Sequence[str] = ("items",)
+
+    def __init__(self, *, items: Any, node: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.items = items
+        self.node = node
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """Return the items of this node, in order."""
+        return [item for item in self.items if item["node"] == self.node]
+
+
+def check_against(jobs: Sequence[Job], cluster: Cluster) -> None:
+    """Check what jobs say of the cluster and of the library.
+
+    :raises InvalidSweepError: for a node or a technique that does not exist, or too many jobs to map.
+    """
+    from saturn_airflow import library
+
+    use_techniques_folder()
+    for job in jobs:
+        if job.techniques is not None:
+            library.check_names(job.techniques, f"job {job.name!r}")
+        for node in job.nodes or ():
+            if node not in {n.name for n in cluster}:
+                raise InvalidSweepError(
+                    f"job {job.name!r} is bound to node {node!r}; "
+                    f"the cluster has {', '.join(n.name for n in cluster)}"
+                )
+    check_map_length(len(jobs), "jobs")
+
+
+def check_map_length(count: int, what: str) -> None:
+    """Check that Airflow will map over ``count`` items.
+
+    :raises InvalidSweepError: when they are more than ``[core] max_map_length``.
+    """
+    limit = conf.getint("core", "max_map_length", fallback=1024)
+    if count > limit:
+        raise InvalidSweepError(
+            f"the sweep has {count} {what}, more than Airflow maps over ([core] max_map_length = {limit}); "
+            "raise the limit, or split the sweep"
+        )

@@ -1,0 +1,226 @@
+"""SaturnSweepOperator: the shape of a sweep in the DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from airflow.sdk import Asset, BaseOperator, TaskGroup, TriggerRule, XComArg, conf
+
+from saturn_airflow.cluster import Cluster, Node
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.jobs import Job, check_jobs
+from saturn_airflow.operators.context import use_techniques_folder
+from saturn_airflow.operators.plan import PlanOperator
+from saturn_airflow.operators.profile import ProfileOperator
+from saturn_airflow.operators.report import ReportOperator
+from saturn_airflow.operators.train import TrainOperator
+from saturn_airflow.operators.trials import PickOperator, TrialsOperator, check_against
+
+
+class SaturnSweepOperator(TaskGroup):
+    """Train many jobs on a cluster, each under the strategy that is best for the sweep as a whole.
+
+    A task group that is used like an operator: it takes part in ``>>``, and :attr:`output` is its result
+    for the next task. Its tasks: ``trials`` lists what must be measured, ``profile`` measures it, ``plan``
+    chooses technique, devices, node and order for all jobs together, ``train`` trains them (one mapped task
+    per job), ``report`` closes the sweep.
+
+    :param task_id: its name in the DAG.
+    :param jobs: the jobs; or the output of an upstream task that returns a list of ``Job.to_dict()``. Texts
+        in a job's arguments may be templates, such as ``data_args={"day": "{{ ds }}"}``.
+    :param cluster: the nodes to train on.
+    :param techniques: names of the techniques to choose from (default: all in the library).
+    :param planning_seconds: the time limit of planning, in seconds.
+    :param metric: what the best job is chosen by: ``"eval_loss"``, ``"epoch_loss"`` (the mean training loss
+        over the last epoch), ``"loss"``. Default: ``eval_loss`` where all jobs have it, else ``epoch_loss``.
+    :param mode: whether the metric is better small (``"min"``) or large (``"max"``).
+    :param checkpoint_every: seconds between checkpoints.
+    :param keep_checkpoints: how many checkpoints of a job are kept.
+    :param retries: how often a train task is tried again; it goes on from the last checkpoint.
+    :param allowed_failures: how many jobs may fail before the sweep counts as failed. Its result is handed
+        on either way; but after a failed sweep, Airflow runs only tasks whose trigger rule allows that.
+    :param asset: the asset whose event tells downstream DAGs of a successful sweep, with the best job in
+        its ``extra`` (default: ``saturn://<dag_id>/<task_id>``).
+    :param experiment: the MLflow experiment (default: the DAG's id).
+    :raises InvalidSweepError: when something about the sweep can't be right.
+    """
+
+    def __init__(
+        self,
+        *,
+        task_id: str,
+        jobs: Sequence[Job] | XComArg,
+        cluster: Cluster,
+        techniques: Sequence[str] | None = None,
+        planning_seconds: float = 10.0,
+        metric: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        checkpoint_every: float = 60.0,
+        keep_checkpoints: int = 2,
+        retries: int = 2,
+        allowed_failures: int = 0,
+        asset: Asset | None = None,
+        experiment: str | None = None,
+        **group_arguments: Any,
+    ) -> None:
+        what = f"sweep {task_id!r}"
+        try:
+            _check(jobs, cluster, techniques, planning_seconds, mode, checkpoint_every)
+        except InvalidSweepError as error:
+            raise InvalidSweepError(f"{what}: {error}") from None
+        super().__init__(group_id=task_id, **group_arguments)
+        group = self.group_id
+        assert group is not None
+        if asset is None:
+            asset = Asset(name=f"{self.dag.dag_id}.{group}", uri=f"saturn://{self.dag.dag_id}/{group}")
+        with self:
+            trials = TrialsOperator(
+                task_id="trials",
+                jobs=jobs if isinstance(jobs, XComArg) else [job.to_dict() for job in jobs],
+                cluster=cluster.to_dict(),
+                techniques=list(techniques) if techniques is not None else None,
+                experiment=experiment,
+                group=group,
+                queue=cluster.nodes[0].queue,
+            )
+            profile = _per_node(
+                cluster,
+                trials,
+                ProfileOperator,
+                "profile",
+                mapped="trial",
+                part="trials",
+                label="{{ task.trial.job.name }} {{ task.trial.technique }} x {{ task.trial.devices }}",
+                group=group,
+                retries=1,
+                retry_delay=timedelta(seconds=5),
+            )
+            plan = PlanOperator(
+                task_id="plan",
+                cluster=cluster.to_dict(),
+                trials_task=trials.task_id,
+                profile_tasks=[task.task_id for task in profile],
+                time_limit=planning_seconds,
+                group=group,
+                trigger_rule=TriggerRule.ALL_DONE,
+            )
+            train = _per_node(
+                cluster,
+                plan,
+                TrainOperator,
+                "train",
+                mapped="entry",
+                part="jobs",
+                label="{{ task.entry.name }}",
+                group=group,
+                trials_task=trials.task_id,
+                checkpoint_seconds=checkpoint_every,
+                keep_checkpoints=keep_checkpoints,
+                retries=retries,
+                retry_delay=timedelta(seconds=10),
+                retry_exponential_backoff=2.0,
+            )
+            report = ReportOperator(
+                task_id="report",
+                trials_task=trials.task_id,
+                plan_task=plan.task_id,
+                train_tasks=[task.task_id for task in train],
+                devices=cluster.devices,
+                metric=metric,
+                mode=mode,
+                allowed_failures=allowed_failures,
+                group=group,
+                outlets=[asset],
+                trigger_rule=TriggerRule.ALL_DONE,
+            )
+            profile >> plan
+            train >> report
+        self.report = report
+        self.asset = asset
+
+    @property
+    def output(self) -> XComArg:
+        """The sweep's result, for the next task: best job, all outcomes, what is missing."""
+        return XComArg(self.report)
+
+
+def _per_node(
+    cluster: Cluster,
+    source: BaseOperator,
+    operator: type[BaseOperator],
+    stage: str,
+    *,
+    mapped: str,
+    part: str,
+    label: str,
+    **arguments: Any,
+) -> list[Any]:
+    """One mapped task per node over that node's part of what ``source`` returns.
+
+    Neither the queue nor the number of active tasks can be mapped, hence a task per node.
+    """
+    if len(cluster) == 1:
+        return [_mapped(operator, stage, source, cluster.nodes[0], mapped, label, arguments)]
+    tasks = []
+    with TaskGroup(group_id=stage):
+        for node in cluster:
+            pick = PickOperator(task_id=f"{node.name}_{part}", items=XComArg(source), node=node.name)
+            tasks.append(_mapped(operator, node.name, pick, node, mapped, label, arguments))
+    return tasks
+
+
+def _mapped(
+    operator: type[BaseOperator],
+    task_id: str,
+    source: BaseOperator,
+    node: Node,
+    mapped: str,
+    label: str,
+    arguments: dict[str, Any],
+) -> Any:
+    return operator.partial(
+        task_id=task_id,
+        node={"name": node.name, "devices": node.devices, "kind": node.kind, "queue": node.queue},
+        queue=node.queue,
+        map_index_template=label,
+        # Enough that the next job waits at the devices' door when one ends, and no more processes than that.
+        max_active_tis_per_dagrun=node.devices + 2,
+        **arguments,
+    ).expand(**{mapped: XComArg(source)})
+
+
+def _check(
+    jobs: Sequence[Job] | XComArg,
+    cluster: Cluster,
+    techniques: Sequence[str] | None,
+    planning_seconds: float,
+    mode: str,
+    checkpoint_every: float,
+) -> None:
+    from saturn_airflow import library
+
+    use_techniques_folder()
+    if not isinstance(cluster, Cluster):
+        raise InvalidSweepError(f"cluster is {cluster!r:.60}; write Cluster(Node('name', devices=...))")
+    if techniques is not None:
+        if isinstance(techniques, str) or not techniques:
+            raise InvalidSweepError(f"techniques is {techniques!r}; give a list of names, or leave it out")
+        library.check_names(techniques, "techniques")
+    if mode not in ("min", "max"):
+        raise InvalidSweepError(f"mode is {mode!r}; it is 'min' or 'max'")
+    for name, value in (("planning_seconds", planning_seconds), ("checkpoint_every", checkpoint_every)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise InvalidSweepError(f"{name} is {value!r}; give a number of seconds above 0")
+    if isinstance(jobs, XComArg):
+        return
+    if isinstance(jobs, Job) or not isinstance(jobs, Sequence) or isinstance(jobs, str):
+        raise InvalidSweepError(
+            f"jobs is {jobs!r:.60}; give a list of jobs, grid(...), or an upstream task's output"
+        )
+    check_jobs(jobs)
+    check_against(jobs, cluster)
+    if conf.getboolean("saturn", "check_references", fallback=True):
+        for job in jobs:
+            job.check_references()
