@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """What one rank knows of itself and the others. The default process group is initialised, for one rank too.
+    """What one rank knows of itself and the others. The default process group is there, for one rank too.
 
     :param rank: this rank's number, from 0.
     :param size: how many ranks there are.
@@ -31,12 +31,12 @@ class Ranks:
         return self.rank == 0
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Report what happened (JSON-ready fields): ``emit("step", step=3, loss=0.5)``. Only rank 0 is heard."""
+        """Report what happened, JSON-ready: ``emit("step", step=3, loss=0.5)``. Only rank 0 is heard."""
         if self.is_first:
             self._emit({"event": event, **fields})
 
     def stop_requested(self) -> bool:
-        """Whether *this* rank was asked to stop; also the sign that it is alive, so ask at least once a batch.
+        """Whether *this* rank was asked to stop. Asking shows that it is alive: do it once a batch.
 
         Ranks hear of a stop at different moments: agree with :meth:`any` before acting on it.
         """
