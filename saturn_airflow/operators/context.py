@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from saturn_airflow import library
 from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.folders import slug
 
 MLFLOW_CONNECTION = "mlflow_default"
 MLFLOW_URL_KEY = "mlflow_url"
@@ -57,12 +57,6 @@ class SweepContext:
         if base:
             tags["airflow.url"] = f"{base.rstrip('/')}/dags/{self.dag_id}/runs/{self.run_id}"
         return tags
-
-
-def slug(name: str) -> str:
-    """``name`` as a folder's name: readable, safe, and different for different names."""
-    safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:80].strip(".")
-    return safe if safe == name else f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def home() -> Path:

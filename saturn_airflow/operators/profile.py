@@ -10,10 +10,10 @@ from airflow.sdk.exceptions import AirflowFailException
 from saturn_airflow.cluster import Node
 from saturn_airflow.errors import JobError
 from saturn_airflow.estimates import Trial
+from saturn_airflow.folders import slug
 from saturn_airflow.operators.context import (
     SweepContext,
     leases_folder,
-    slug,
     technique_folders,
     user_path,
 )

@@ -1,0 +1,1 @@
+"""`saturn demo`: the nightly DAG on this machine, from nothing to trained models."""

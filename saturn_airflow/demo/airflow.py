@@ -1,0 +1,68 @@
+"""What the demo asks of Airflow, over its public REST API."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from typing import Any
+
+import httpx
+
+from saturn_airflow.errors import SaturnError
+
+
+class Airflow:
+    """A client of one Airflow that lets everybody in."""
+
+    def __init__(self, url: str) -> None:
+        token = httpx.get(f"{url}/auth/token", timeout=30).raise_for_status().json()["access_token"]
+        self._client = httpx.Client(
+            base_url=f"{url}/api/v2", headers={"Authorization": f"Bearer {token}"}, timeout=30
+        )
+
+    def wait_for_dag(self, dag_id: str, timeout: float = 90.0) -> None:
+        """Wait until the DAG processor has parsed the DAG.
+
+        :raises SaturnError: when it has not within ``timeout`` seconds, with the import errors there are.
+        """
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self._client.get(f"/dags/{dag_id}").status_code == 200:
+                return
+            time.sleep(0.5)
+        errors = self._client.get("/importErrors").json().get("import_errors", [])
+        said = "\n".join(error["stack_trace"] for error in errors)
+        raise SaturnError(f"Airflow has not parsed the DAG {dag_id!r} after {timeout:.0f} s\n{said}")
+
+    def trigger(self, dag_id: str) -> str:
+        """Unpause the DAG, start a run of it, and return the run's id."""
+        self._client.patch(f"/dags/{dag_id}", json={"is_paused": False}).raise_for_status()
+        now = datetime.now(timezone.utc)
+        run_id = f"manual__{now:%Y-%m-%dT%H-%M-%S}"
+        body = {"logical_date": now.isoformat(), "dag_run_id": run_id}
+        self._client.post(f"/dags/{dag_id}/dagRuns", json=body).raise_for_status()
+        return run_id
+
+    def state(self, dag_id: str, run_id: str) -> str:
+        """The state of a run: queued, running, success or failed."""
+        return str(self._get(f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        """All task instances of a run."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances"
+        return list(self._get(path, limit=1000)["task_instances"])
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
+        """What a task pushed, or None."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
+        answer = self._client.get(path, params={"stringify": False, "deserialize": False})
+        return answer.json()["value"] if answer.status_code == 200 else None
+
+    def log(self, dag_id: str, run_id: str, task_id: str, map_index: int, try_number: int) -> list[str]:
+        """The lines of a task's log."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
+        content = self._get(path, map_index=map_index, full_content=True)["content"]
+        return [line["event"] if isinstance(line, dict) else str(line) for line in content]
+
+    def _get(self, path: str, **params: Any) -> Any:
+        return self._client.get(path, params=params).raise_for_status().json()

@@ -1,0 +1,129 @@
+"""Start the services, run the nightly DAG, show its progress, end with what came of it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.live import Live
+
+from saturn_airflow.demo import view
+from saturn_airflow.demo.airflow import Airflow
+from saturn_airflow.demo.progress import SweepProgress, read_job, read_plan, read_stages
+from saturn_airflow.demo.services import Services
+from saturn_airflow.errors import SaturnError
+from saturn_airflow.folders import slug
+
+DAG_ID, GROUP = "nightly_retrain", "sweep"
+
+
+def run_demo(state: Path, dags: Path, keep: bool = False, console: Console | None = None) -> int:
+    """Run the demo; returns the exit status, 0 when every job finished.
+
+    :param state: folder for everything the demo writes.
+    :param dags: folder of the example DAGs.
+    :param keep: leave the UIs up until Ctrl-C.
+    :raises SaturnError: when a service does not start, with its log's end.
+    """
+    console = console or Console()
+    if not (dags / f"{DAG_ID}.py").is_file():
+        raise SaturnError(
+            f"{dags} has no {DAG_ID}.py; run the demo from a clone of the repository, or give --dags"
+        )
+    services = Services(state, dags)
+    with console.status("Starting MLflow and Airflow ..."):
+        services.start()
+    try:
+        console.print(f"Airflow {services.airflow_url}   MLflow {services.mlflow_url}", highlight=False)
+        status = _run_sweep(services, console)
+        if keep:
+            console.print("\nBoth UIs stay up; Ctrl-C stops them.")
+            with suppress(KeyboardInterrupt):
+                while True:
+                    services.check()
+                    time.sleep(1)
+        return status
+    finally:
+        with console.status("Stopping MLflow and Airflow ..."):
+            services.stop()
+
+
+def _run_sweep(services: Services, console: Console) -> int:
+    airflow = Airflow(services.airflow_url)
+    with console.status("Airflow is parsing the DAGs ..."):
+        airflow.wait_for_dag(DAG_ID)
+    run_id = airflow.trigger(DAG_ID)
+    started = time.monotonic()
+    progress = SweepProgress()
+    stage_started: dict[str, float] = {}
+    with Live(console=console, refresh_per_second=4, transient=False) as screen:
+        while True:
+            services.check()
+            with suppress(httpx.TimeoutException):
+                _update(progress, airflow, run_id, services)
+            _time_stages(progress, stage_started, console)
+            if console.is_terminal:
+                screen.update(view.live(progress, time.monotonic() - started))
+            if airflow.state(DAG_ID, run_id) in ("success", "failed"):
+                break
+            time.sleep(0.5)
+        _update(progress, airflow, run_id, services)
+        _time_stages(progress, stage_started, console)
+        screen.update(view.live(progress, time.monotonic() - started))
+
+    result = airflow.xcom(DAG_ID, run_id, f"{GROUP}.report")
+    if result is None:
+        raise SaturnError(f"the sweep left no result; see {services.airflow_url}/dags/{DAG_ID}/runs/{run_id}")
+    console.print()
+    console.print(view.result_table(result))
+    if result["planned_seconds"] is not None:
+        practice = result["current_practice_seconds"]
+        saved = 1 - result["planned_seconds"] / practice
+        console.print(
+            f"Makespan: planned {result['planned_seconds']:.1f} s, proven within {100 * result['gap']:.1f}% "
+            f"of the best plan there is; actual {result['actual_seconds']:.1f} s.\n"
+            f"Estimated time saved against one job after another on all devices: {100 * saved:.0f}% "
+            f"({practice:.1f} s there).",
+            highlight=False,
+        )
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in progress.stage_seconds.items())
+    console.print(f"Stages: {stages}; all together {time.monotonic() - started:.0f} s.", highlight=False)
+    console.print(
+        f"Airflow {services.airflow_url}/dags/{DAG_ID}/runs/{run_id}", highlight=False, soft_wrap=True
+    )
+    console.print(f"MLflow  {services.mlflow_url}/#/experiments", highlight=False, soft_wrap=True)
+    for outcome in result["jobs"]:
+        if outcome["status"] != "finished":
+            console.print(
+                f"{outcome['job']} {outcome['status']}: {outcome['reason']}", style="red", markup=False
+            )
+    succeeded = airflow.state(DAG_ID, run_id) == "success"
+    return 0 if succeeded and not result["failed"] else 1
+
+
+def _update(progress: SweepProgress, airflow: Airflow, run_id: str, services: Services) -> None:
+    read_stages(progress, airflow.tasks(DAG_ID, run_id), GROUP)
+    if progress.plan is None and progress.stages["plan"] == "done":
+        plan = airflow.xcom(DAG_ID, run_id, f"{GROUP}.plan", "plan")
+        entries = airflow.xcom(DAG_ID, run_id, f"{GROUP}.plan")
+        if plan and entries:
+            read_plan(progress, plan, entries)
+    folder = services.state / "jobs" / "sweeps" / DAG_ID / run_id / GROUP
+    for job in progress.jobs.values():
+        if job.status != "finished":
+            read_job(job, folder / slug(job.name) / "events.jsonl")
+
+
+def _time_stages(progress: SweepProgress, started: dict[str, float], console: Console) -> None:
+    for stage, state in progress.stages.items():
+        if state != "waiting" and stage not in started:
+            started[stage] = time.monotonic()
+            if not console.is_terminal:
+                console.print(f"{stage} ...")
+        if state in ("done", "failed") and stage not in progress.stage_seconds:
+            progress.stage_seconds[stage] = time.monotonic() - started[stage]
+            if not console.is_terminal:
+                console.print(f"{stage} {state} after {progress.stage_seconds[stage]:.0f} s", highlight=False)

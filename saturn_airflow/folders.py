@@ -1,0 +1,12 @@
+"""Names of folders."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+
+def slug(name: str) -> str:
+    """``name`` as a folder's name: readable, safe, and different for different names."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:80].strip(".")
+    return safe if safe == name and safe else f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

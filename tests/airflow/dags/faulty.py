@@ -1,0 +1,50 @@
+"""Models and data that go wrong in the ways a user's do."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def missing_weights() -> nn.Module:
+    raise FileNotFoundError("weights/latest.pt is not there")
+
+
+def points(batch_size: int, samples: int = 256) -> DataLoader:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(samples, 4, generator=generator)
+    return DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=batch_size, shuffle=True)
+
+
+class _Poisoned(TensorDataset):
+    def __getitem__(self, index):
+        if index == 3:
+            raise KeyError("sample 3 is damaged")
+        return super().__getitem__(index)
+
+
+def poisoned_points(batch_size: int) -> DataLoader:
+    """The damaged sample comes after the batches that a trial measures."""
+    inputs = torch.randn(4096, 4)
+    order = [i for i in range(4096) if i != 3] + [3]
+    return DataLoader(_Poisoned(inputs, (inputs[:, 0] > 0).long()), batch_size=batch_size, sampler=order)
+
+
+def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+_batches_seen = 0
+
+
+def diverging_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Not a number from the 40th batch on, which no trial reaches."""
+    global _batches_seen
+    _batches_seen += 1
+    value = nn.functional.cross_entropy(outputs, targets)
+    return value * float("nan") if _batches_seen > 40 else value

@@ -1,0 +1,169 @@
+"""Jobs, hyper-parameters and grids: what is refused, with which message, and what survives a round trip."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saturn_airflow import HParams, InvalidSweepError, Job, grid
+from saturn_airflow.jobs import check_jobs
+
+
+def job(name: str = "gpt2", **fields: object) -> Job:
+    return Job(name, load_model="shop.models:gpt2", load_dataloader="shop.data:python_text", **fields)
+
+
+def module_level() -> None:
+    """A function a job may refer to."""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: job(name=""), "1 to 200 characters"),
+        (lambda: job(name="a\nb"), "no control characters"),
+        (lambda: job(hparams={"lr": 1}), "hparams is a dict; write HParams"),
+        (lambda: job(model_args={"f": print}), "must fit in JSON"),
+        (lambda: job(model_args=[1]), "give a mapping"),
+        (lambda: job(techniques="ddp"), "give a list of names"),
+        (lambda: job(nodes=[]), "give a list of names"),
+        (lambda: job(loss_function=lambda a, b: 0), "a lambda can't be found again"),
+        (lambda: job(loss_function="shop.models.lm_loss"), "is not a reference; write 'module:name'"),
+        (lambda: job(loss_function=3), "a int is not a reference"),
+        (lambda: HParams(lr="fast"), "lr is 'fast'; it must be a number"),
+        (lambda: HParams(lr=-1), "lr is -1"),
+        (lambda: HParams(lr=float("nan")), "lr is nan"),
+        (lambda: HParams(epochs=0), "epochs is 0; it must be a whole number of at least 1"),
+        (lambda: HParams(epochs=1.5), "epochs is 1.5"),
+        (lambda: HParams(epochs=1, batches=2), "epochs or batches, not both"),
+        (lambda: HParams(batch_size=True), "batch_size is True"),
+        (lambda: HParams(accumulate=0), "accumulate is 0"),
+        (lambda: HParams(seed=-1), "seed is -1"),
+        (lambda: HParams(clip_grad_norm=0), "clip_grad_norm is 0; it must be above 0"),
+        (lambda: HParams(precision="fp8"), "choose one of float32, bf16, float64"),
+        (lambda: HParams(compile="yes"), "compile is 'yes'"),
+        (lambda: HParams(optimizer_args={"f": print}), "must fit in JSON"),
+    ],
+)
+def test_a_mistake_is_named(make, message):
+    with pytest.raises(InvalidSweepError, match=None) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_a_closure_is_refused_by_name():
+    def closure() -> None: ...
+
+    with pytest.raises(
+        InvalidSweepError, match=r"job 'gpt2': loss_function: .*closure.* inside something else"
+    ):
+        job(loss_function=closure)
+
+
+def test_a_module_level_function_becomes_its_reference():
+    assert job(loss_function=module_level).loss_function == f"{__name__}:module_level"
+
+
+def test_one_epoch_unless_told_otherwise():
+    assert HParams().epochs == 1
+    assert HParams(batches=5).epochs is None
+
+
+def test_grid_fills_names_and_puts_values_where_they_belong():
+    jobs = grid(
+        job("gpt2-{n_layer}-{lr}", model_args={"n_layer": 2}, data_args={"n_layer": 0}),
+        lr=[1e-3, 3e-3],
+        n_layer=[2, 4],
+    )
+    assert [j.name for j in jobs] == ["gpt2-2-0.001", "gpt2-4-0.001", "gpt2-2-0.003", "gpt2-4-0.003"]
+    assert jobs[1].model_args == {"n_layer": 4}
+    assert jobs[1].data_args == {"n_layer": 4}
+    assert jobs[2].hparams.lr == 3e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("a", {"lr": [1, 2]}, "name the job 'a-{lr}'"),
+        ("a-{lr}", {"lr": [1, 1]}, "a value stands twice"),
+        ("a-{lr}", {"lr": []}, "lr has no values"),
+        ("a-{lr}", {"lr": 3}, "lr is 3; give a list"),
+        ("a-{lr}", {"depth": [3]}, "'depth' is no hyper-parameter"),
+        ("a-{depth}", {"lr": [3]}, "has {depth}, which the grid does not vary"),
+    ],
+)
+def test_a_grid_that_cannot_be(name, values, message):
+    with pytest.raises(InvalidSweepError) as caught:
+        grid(job(name), **values)
+    assert message in str(caught.value)
+
+
+def test_grid_over_batches_drops_the_default_epoch():
+    assert [j.hparams.batches for j in grid(job("a-{batches}"), batches=[3, 4])] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ([], "the sweep has no jobs"),
+        ([job(), job()], "two jobs are named 'gpt2'"),
+        (["gpt2"], "jobs holds a str"),
+    ],
+)
+def test_a_sweep_that_cannot_be(jobs, message):
+    with pytest.raises(InvalidSweepError, match=message):
+        check_jobs(jobs)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**31), 2**31)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+jobs_of_any_kind = st.builds(
+    Job,
+    name=st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=200),
+    load_model=st.just("shop.models:gpt2"),
+    load_dataloader=st.just("shop.data:python_text"),
+    model_args=st.dictionaries(st.text(), json_values, max_size=3),
+    techniques=st.none() | st.lists(st.sampled_from(["ddp", "fsdp"]), min_size=1),
+    hparams=st.builds(
+        HParams,
+        epochs=st.none() | st.integers(1, 5),
+        lr=st.floats(0, 10),
+        batch_size=st.none() | st.integers(1, 512),
+        clip_grad_norm=st.none() | st.floats(0.01, 10),
+        precision=st.sampled_from(["float32", "bf16", "float64"]),
+    ),
+)
+
+
+@given(jobs_of_any_kind)
+def test_a_job_survives_json(original):
+    assert Job.from_dict(json.loads(json.dumps(original.to_dict()))) == original
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("gpt2", "a job is a Job"),
+        ({"name": "a", "load_model": "m:f"}, "load_dataloader"),
+        ({"name": "a", "load_model": "m:f", "load_dataloader": "m:d", "speed": 3}, "there is no 'speed'"),
+        (
+            {"name": "a", "load_model": "m:f", "load_dataloader": "m:d", "hparams": {"x": 1}},
+            "there is no 'x'",
+        ),
+        ({"name": "a", "load_model": "m:f", "load_dataloader": "m:d", "hparams": 3}, "give a mapping"),
+    ],
+)
+def test_data_that_is_no_job(data, message):
+    with pytest.raises(InvalidSweepError) as caught:
+        Job.from_dict(data)
+    assert message in str(caught.value)

@@ -1,0 +1,60 @@
+"""References are checked without importing what they name."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from saturn_airflow import InvalidSweepError
+from saturn_airflow.references import check, load
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "zoo" / "models.py").write_text(
+        "raise RuntimeError('imported')\nfrom x import y as renamed\nif True:\n    def gpt2(): ...\nVIT = 3\n"
+    )
+    (tmp_path / "zoo" / "lazy.py").write_text("def __getattr__(name): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("name", ["zoo.models:gpt2", "zoo.models:VIT", "zoo.models:renamed", "zoo.lazy:any"])
+def test_what_exists_passes_without_being_run(name):
+    check(name, "job 'a': load_model")
+    assert "zoo" not in sys.modules
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("zoo.models:gpt3", "job 'a': load_model: module 'zoo.models' has no 'gpt3'"),
+        ("zoo.model:gpt2", "job 'a': load_model: there is no module 'zoo.model'"),
+        ("zooo.models:gpt2", "job 'a': load_model: there is no module 'zooo.models'"),
+        ("zoo.models.gpt2:x", "there is no module 'zoo.models.gpt2'"),
+    ],
+)
+def test_what_does_not_exist_is_named(name, message):
+    with pytest.raises(InvalidSweepError) as caught:
+        check(name, "job 'a': load_model")
+    assert message in str(caught.value)
+
+
+def test_the_optimizer_of_torch_is_found_without_torch():
+    before = "torch" in sys.modules
+    check("torch.optim:AdamW", "hparams: optimizer")
+    assert ("torch" in sys.modules) == before
+    with pytest.raises(InvalidSweepError, match="has no 'AdamX'"):
+        check("torch.optim:AdamX", "hparams: optimizer")
+
+
+def test_loading():
+    assert load("json:dumps")([1]) == "[1]"
+    with pytest.raises(InvalidSweepError, match="has no 'dunps'"):
+        load("json:dunps")
+    with pytest.raises(InvalidSweepError, match="no module 'jsn'"):
+        load("jsn:dumps")
