@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from saturn_airflow import library
+from saturn_airflow.training import launching, memory
+from saturn_airflow.training.launching import Link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +60,63 @@ class Ranks:
     def barrier(self) -> None:
         """Wait until every rank is here."""
         self.any(False)
+
+
+def launch(
+    function: Callable[..., Any] | str, *arguments: Any, size: int, threads: int = 1, **settings: Any
+) -> list[Any]:
+    """Run ``function(*arguments, ranks)`` on ``size`` ranks of this machine and return what each returned.
+
+    :param function: a module-level function, or its ``"module:name"``.
+    :param settings: as for :func:`saturn_airflow.training.launching.launch_ranks`.
+    :raises RanksFailedError: for the rank that failed first.
+    """
+    call = launching.pack(function, *arguments)
+    return [result["value"] for result in launching.launch_ranks(call, size, threads=threads, **settings)]
+
+
+def run(
+    link: Link,
+    rank: int,
+    size: int,
+    meeting: str,
+    device_type: str,
+    threads: int,
+    technique: str,
+    hang_seconds: float,
+    launched: float,
+    call: bytes,
+) -> dict[str, Any]:
+    """Be one rank: what a launched process calls."""
+    launch_seconds = time.monotonic() - launched
+    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(threads)
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ.update({name: str(number) for name, number in numbers.items()})
+    # The ranks of a job are on one machine: nothing needs to listen to the network.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        init_method=meeting,
+        rank=rank,
+        world_size=size,
+        # Whoever watches the ranks notices first, and can say which one hangs.
+        timeout=timedelta(seconds=hang_seconds + 60),
+    )
+    if technique:
+        library.get(technique)
+    function, arguments = launching.unpack(call)
+    ranks = Ranks(rank=rank, size=size, device=device, _emit=link.emit, _stop_requested=link.stop_requested)
+    memory.reset_peaks(device)
+    value = function(*arguments, ranks)
+    result = {
+        "value": value,
+        "peak_device_bytes": memory.peak_device_bytes(device),
+        "peak_host_bytes": memory.peak_host_bytes(),
+        "launch_seconds": launch_seconds,
+    }
+    dist.destroy_process_group()
+    return result
