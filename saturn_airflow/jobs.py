@@ -244,15 +244,16 @@ def check_jobs(jobs: Sequence[Job]) -> None:
 
 
 def _with_values(job: Job, values: Mapping[str, Any]) -> Job:
-    try:
-        name = job.name.format(**values)
-    except (KeyError, IndexError):
-        keys = [key for _, key, _, _ in string.Formatter().parse(job.name) if key is not None]
-        unknown = next(key for key in keys if key not in values)
-        raise InvalidSweepError(
-            f"grid: the name {job.name!r} has {{{unknown}}}, which the grid does not vary"
-        ) from None
     hparam_names = {f.name for f in dataclasses.fields(HParams)}
+    named = {**vars(job.hparams), **job.data_args, **job.model_args, **values}
+    try:
+        name = job.name.format(**named)
+    except (KeyError, IndexError, ValueError):
+        keys = [key for _, key, _, _ in string.Formatter().parse(job.name) if key is not None]
+        unknown = next((key for key in keys if key not in named), "")
+        raise InvalidSweepError(
+            f"grid: the name {job.name!r} has {{{unknown}}}, which is neither varied nor given"
+        ) from None
     hparams = {key: value for key, value in values.items() if key in hparam_names}
     if "batches" in hparams:
         hparams.setdefault("epochs", None)

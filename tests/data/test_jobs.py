@@ -92,7 +92,7 @@ def test_grid_fills_names_and_puts_values_where_they_belong():
         ("a-{lr}", {"lr": []}, "lr has no values"),
         ("a-{lr}", {"lr": 3}, "lr is 3; give a list"),
         ("a-{lr}", {"depth": [3]}, "'depth' is no hyper-parameter"),
-        ("a-{depth}", {"lr": [3]}, "has {depth}, which the grid does not vary"),
+        ("a-{depth}", {"lr": [3]}, "has {depth}, which is neither varied nor given"),
     ],
 )
 def test_a_grid_that_cannot_be(name, values, message):

@@ -1,0 +1,67 @@
+"""A wheel built from the repository, installed in another environment, has all it needs and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOOK = """
+import importlib.metadata as metadata, importlib.util, json
+from saturn_airflow import library
+points = metadata.distribution("saturn-airflow").entry_points
+print(json.dumps({
+    "names": library.names(),
+    "folders": [str(folder) for folder in library.folders()],
+    "top_level": importlib.util.find_spec("techniques") is not None,
+    "groups": sorted({point.group for point in points}),
+    "typed": any(str(file) == "saturn_airflow/py.typed" for file in metadata.files("saturn-airflow")),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    python = folder / "venv" / "bin" / "python"
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([str(python), "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
+    return python
+
+
+def look(python: Path, code: str, cwd: Path, **settings: str) -> str:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "SATURN"))}
+    done = subprocess.run(
+        [str(python), "-c", code],
+        check=True,
+        cwd=cwd,
+        env={**clean, **settings},
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout
+
+
+def test_the_wheel_brings_its_techniques_and_entry_points(environment, tmp_path):
+    seen = json.loads(look(environment, LOOK, tmp_path))
+    shipped = sorted(path.stem for path in (ROOT / "techniques").glob("[!_]*.py"))
+    assert seen["names"] == shipped
+    assert {"single", "ddp", "fsdp"} <= set(shipped)
+    assert str(ROOT) not in "".join(seen["folders"])
+    assert not seen["top_level"]
+    assert seen["groups"] == ["airflow.plugins", "apache_airflow_provider", "console_scripts"]
+    assert seen["typed"]
+
+
+def test_a_folder_of_ones_own_is_found(environment, tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    seen = json.loads(look(environment, LOOK, tmp_path, SATURN_TECHNIQUES_FOLDER=str(tmp_path)))
+    assert "mine" in seen["names"]

@@ -1,0 +1,189 @@
+"""What happens when a DAG file with a sweep is parsed: its shape, its cost, and its mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+HEAVY = ["torch", "mlflow", "pyomo", "highspy", "numpy", "pandas", "transformers"]
+PREAMBLE = """
+import json, sys
+from airflow.sdk import dag, task, Asset
+from saturn_airflow import *
+ONE = Cluster(Node("local", devices=2, kind="cpu"))
+TWO = Cluster(Node("gpu-a", devices=8), Node("gpu-b", devices=8, queue="big"))
+def job(name="a", **fields):
+    needed = {"load_model": "shop.models:gpt2", "load_dataloader": "shop.data:python_text"}
+    return Job(name, **{**needed, **fields})
+def build(**arguments):
+    @dag(schedule=None)
+    def nightly():
+        sweep = SaturnSweepOperator(**{"task_id": "sweep", "jobs": [job()], "cluster": ONE, **arguments})
+        @task
+        def use(result): ...
+        use(sweep.output)
+    return nightly()
+"""
+
+
+def run_python(code: str, tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "AIRFLOW_HOME": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parents[2] / "dags"),
+        **settings,
+    }
+    return subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_sweep_of_a_hundred_jobs_imports_nothing_heavy(tmp_path):
+    done = run_python(
+        f"""
+        build(jobs=grid(job("a-{{lr}}"), lr=[i / 1000 for i in range(100)]))
+        print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_the_tasks_of_a_sweep(tmp_path):
+    done = run_python(
+        """
+        for cluster in (ONE, TWO):
+            tasks = build(cluster=cluster).tasks
+            print(json.dumps({t.task_id: sorted(t.upstream_task_ids) for t in tasks}))
+        print(json.dumps({t.task_id: t.queue for t in tasks if "." in t.task_id[6:]}))
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    one, two, queues = map(json.loads, done.stdout.splitlines()[-3:])
+    assert one == {
+        "sweep.trials": [],
+        "sweep.profile": ["sweep.trials"],
+        "sweep.plan": ["sweep.profile"],
+        "sweep.train": ["sweep.plan"],
+        "sweep.report": ["sweep.train"],
+        "use": ["sweep.report"],
+    }
+    assert two["sweep.train.gpu-a"] == ["sweep.train.gpu-a_jobs"]
+    assert two["sweep.train.gpu-a_jobs"] == ["sweep.plan"]
+    assert two["sweep.plan"] == ["sweep.profile.gpu-a", "sweep.profile.gpu-b"]
+    assert two["sweep.report"] == ["sweep.train.gpu-a", "sweep.train.gpu-b"]
+    assert queues["sweep.train.gpu-a"] == "saturn.gpu-a"
+    assert queues["sweep.train.gpu-b"] == "big"
+
+
+def test_a_sweep_takes_part_in_the_arrows_of_a_dag(tmp_path):
+    done = run_python(
+        """
+        @dag(schedule=None)
+        def arrows():
+            @task
+            def before(): ...
+            @task
+            def after(): ...
+            before() >> SaturnSweepOperator(task_id="sweep", jobs=[job()], cluster=ONE) >> after()
+        tasks = {t.task_id: t for t in arrows().tasks}
+        ends = [tasks["sweep.trials"], tasks["after"]]
+        print(json.dumps([sorted(task.upstream_task_ids) for task in ends]))
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [["before"], ["sweep.report"]]
+
+
+def test_jobs_may_come_from_an_upstream_task(tmp_path):
+    done = run_python(
+        """
+        @dag(schedule=None)
+        def runtime():
+            @task
+            def jobs(): return [job().to_dict()]
+            SaturnSweepOperator(task_id="sweep", jobs=jobs(), cluster=ONE)
+        tasks = {t.task_id: t for t in runtime().tasks}
+        print(json.dumps(sorted(tasks["sweep.trials"].upstream_task_ids)))
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == ["jobs"]
+
+
+MISTAKES = [
+    ("jobs=[]", "sweep 'sweep': the sweep has no jobs"),
+    ("jobs=job()", "give a list of jobs"),
+    ("jobs=[job(), job()]", "two jobs are named 'a'"),
+    ("jobs=[job(load_model='shop.modles:gpt2')]", "job 'a': load_model: there is no module 'shop.modles'"),
+    ("jobs=[job(load_model='shop.models:gpt3')]", "job 'a': load_model: module 'shop.models' has no 'gpt3'"),
+    (
+        "jobs=[job(hparams=HParams(optimizer='torch.optim:AdamX'))]",
+        "optimizer: module 'torch.optim' has no 'AdamX'",
+    ),
+    ("jobs=[job(techniques=['dpp'])]", "job 'a': technique 'dpp' is not in the library; it has"),
+    ("techniques=['dpp']", "technique 'dpp' is not in the library; it has"),
+    ("techniques=[]", "techniques is []; give a list of names"),
+    (
+        "jobs=[job(nodes=['gpu-c'])], cluster=TWO",
+        "job 'a' is bound to node 'gpu-c'; the cluster has gpu-a, gpu-b",
+    ),
+    ("cluster=None", "write Cluster(Node("),
+    ("cluster=Cluster(Node('a', 0))", "node 'a': devices is 0"),
+    ("mode='least'", "mode is 'least'; it is 'min' or 'max'"),
+    ("planning_seconds=0", "planning_seconds is 0"),
+    ("checkpoint_every='1h'", "checkpoint_every is '1h'"),
+    ("jobs=[job('a%d' % i) for i in range(1025)]", "the sweep has 1025 jobs, more than Airflow maps over"),
+]
+
+
+def test_every_mistake_has_one_message(tmp_path):
+    lines = "\n".join(f"lambda: build({arguments})," for arguments, _ in MISTAKES)
+    done = run_python(
+        f"""
+messages = []
+for mistake in [
+{lines}
+]:
+    try:
+        mistake()
+    except InvalidSweepError as error:
+        messages.append(str(error))
+    else:
+        messages.append("nothing was said")
+print(json.dumps(messages))
+""",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    for (arguments, expected), message in zip(MISTAKES, said, strict=True):
+        assert expected in message, arguments
+        assert "\n" not in message, arguments
+
+
+def test_references_may_be_left_to_the_nodes(tmp_path):
+    done = run_python(
+        "build(jobs=[job(load_model='only.there:gpt2')])", tmp_path, AIRFLOW__SATURN__CHECK_REFERENCES="False"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["nightly_retrain"])
+def test_the_example_dags_parse(name, tmp_path):
+    done = run_python(f"import {name}", tmp_path)
+    assert done.returncode == 0, done.stderr
