@@ -1,1 +1,22 @@
-"""MLflow: runs, estimates, history. The only room that imports it."""
+"""MLflow: runs, estimates, history. The only room that imports it, and only once it is needed.
+
+Nothing here waits for MLflow while a job trains: records are appended to a file in the job's folder, and
+sent from there in order, now or whenever MLflow answers again.
+"""
+
+from saturn_airflow.tracking import estimates
+from saturn_airflow.tracking.parameters import job_params
+from saturn_airflow.tracking.runs import JobRun, SweepRun, open_job, open_sweep, reopen_sweep, send_outbox
+from saturn_airflow.tracking.server import resolve_uri
+
+__all__ = [
+    "JobRun",
+    "SweepRun",
+    "estimates",
+    "job_params",
+    "open_job",
+    "open_sweep",
+    "reopen_sweep",
+    "resolve_uri",
+    "send_outbox",
+]

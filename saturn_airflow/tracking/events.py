@@ -1,0 +1,111 @@
+"""What training reports, as records for MLflow."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from saturn_airflow.tracking import parameters
+
+Event = Mapping[str, Any]
+
+#: Fields of a ``step`` event and the metrics they become; all but the first two at most once a second.
+STEP_METRICS = {
+    "loss": "loss",
+    "step": "step",
+    "epoch": "epoch",
+    "lr": "lr",
+    "seconds": "seconds_per_batch",
+    "samples_per_second": "samples_per_second",
+    "eta_seconds": "eta_seconds",
+}
+EVERY_STEP = ("loss", "step")
+_PAUSE_MS = 1000
+
+
+class Recorder:
+    """Turns the events of one job into records, each step once however often training resumes.
+
+    :param last_step: the last step that is recorded already; -1 for none.
+    :param last_eval_step: the same for evaluations.
+    """
+
+    def __init__(self, last_step: int = -1, last_eval_step: int = -1) -> None:
+        self.last_step = last_step
+        self._last_eval_step = last_eval_step
+        self._last_full = 0
+        self._held_back: dict[str, Any] | None = None
+
+    def records(self, event: Event) -> list[dict[str, Any]]:
+        """The records of one event; none where it says nothing new."""
+        now = round(1000 * event.get("time", time.time()))
+        match event.get("event"):
+            case "step":
+                return self._step(event, now)
+            case "eval":
+                return self._eval(event, now)
+            case "start":
+                tags = {"saturn.resumed_from": event.get("resumed_from")}
+            case "checkpoint":
+                tags = {"saturn.checkpoint_step": event.get("step")}
+            case "warning":
+                tags = {"saturn.warning": event.get("message")}
+            case "end":
+                return self._end(event, now)
+            case _:
+                return []
+        values = parameters.tags(tags)
+        return [{"kind": "tags", "values": values}] if values else []
+
+    def _step(self, event: Event, now: int) -> list[dict[str, Any]]:
+        step = int(event["step"])
+        if step <= self.last_step:
+            return []
+        self.last_step = step
+        values = _numbers({metric: event.get(field) for field, metric in STEP_METRICS.items()})
+        full = {"kind": "metrics", "name": "step", "step": step, "time": now, "values": values}
+        if now - self._last_full >= _PAUSE_MS:
+            self._last_full, self._held_back = now, None
+            return [full]
+        self._held_back = full
+        return [{**full, "values": {k: v for k, v in values.items() if k in EVERY_STEP}}]
+
+    def _eval(self, event: Event, now: int) -> list[dict[str, Any]]:
+        step = int(event["step"])
+        if step <= self._last_eval_step:
+            return []
+        self._last_eval_step = step
+        values = _numbers({k: v for k, v in event.items() if k not in ("event", "time", "step", "epoch")})
+        return [{"kind": "metrics", "name": "eval", "step": step, "time": now, "values": values}]
+
+    def _end(self, event: Event, now: int) -> list[dict[str, Any]]:
+        records = []
+        if self._held_back is not None:
+            rest = {k: v for k, v in self._held_back["values"].items() if k not in EVERY_STEP}
+            records.append({**self._held_back, "values": rest})
+            self._held_back = None
+        by_step = {*STEP_METRICS.values(), "eval_loss"}
+        result = {k: v for k, v in (event.get("result") or {}).items() if k not in by_step}
+        if numbers := _numbers(result):
+            step = max(self.last_step, 0)
+            records.append(
+                {"kind": "metrics", "name": "result", "step": step, "time": now, "values": numbers}
+            )
+        return records
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        parameters.metric_key(key): float(value)
+        for key, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and not _is_huge(value)
+    }
+
+
+def _is_huge(value: float) -> bool:
+    try:
+        return math.isinf(float(value))
+    except OverflowError:
+        return True

@@ -1,0 +1,157 @@
+"""What MLflow has not acknowledged yet: a file of records beside the work they tell of.
+
+Records are appended first and sent afterwards, so nothing is lost when MLflow is away or a process dies;
+how far they were sent is noted after MLflow's answer, so a record may be sent twice but never skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+Record = Mapping[str, Any]
+
+FOLDER = "mlflow"
+
+
+class Outbox:
+    """The records of one folder. Any number of processes may append; one at a time sends."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder) / FOLDER
+        self._records = self.folder / "outbox.jsonl"
+        self._state = self.folder / "sent.json"
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._unwritten = b""
+        self._unsynced = False
+
+    def append(self, *records: Record) -> None:
+        """Add records. Never raises for a full disk: what can't be written is kept and tried again."""
+        lines = "".join(json.dumps(record, separators=(",", ":"), default=str) + "\n" for record in records)
+        with self._lock:
+            self._unwritten += lines.encode()
+            self._write()
+
+    def sync(self) -> None:
+        """Bring appended records safely to the disk."""
+        with self._lock:
+            self._write()
+            if self._unsynced and self._descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.fsync(self._descriptor)
+                    self._unsynced = False
+
+    def read(self, offset: int, limit: int = 5000) -> list[tuple[Record, int]]:
+        """Up to ``limit`` records from byte ``offset`` on, each with the offset behind it.
+
+        A line that a dying process left unfinished is skipped.
+        """
+        found: list[tuple[Record, int]] = []
+        with contextlib.suppress(FileNotFoundError), self._records.open("rb") as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n") or len(found) == limit:
+                    break
+                offset += len(line)
+                record = _parsed(line)
+                found.append((record if record is not None else {"kind": "torn"}, offset))
+        return found
+
+    def last(self, kind: str, name: str, tail: int = 1 << 20) -> Record | None:
+        """The last record of a kind and name among the last ``tail`` bytes."""
+        with contextlib.suppress(FileNotFoundError), self._records.open("rb") as file:
+            file.seek(max(0, self.size() - tail))
+            for line in reversed(file.read().splitlines()):
+                record = _parsed(line)
+                if record is not None and record.get("kind") == kind and record.get("name") == name:
+                    return record
+        return None
+
+    def size(self) -> int:
+        """Bytes of records."""
+        try:
+            return self._records.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def state(self) -> dict[str, Any]:
+        """What was noted last: how far records were sent, and to which run."""
+        try:
+            state: dict[str, Any] = json.loads(self._state.read_text())
+        except (OSError, ValueError):
+            return {}
+        return state
+
+    def note(self, state: Mapping[str, Any]) -> None:
+        """Note how far records were sent; where the disk is full, they will be sent again."""
+        new = self._state.with_suffix(".new")
+        try:
+            new.write_text(json.dumps(state))
+            new.replace(self._state)
+        except OSError as error:
+            log.warning("%s can't be written (%s)", self._state, error.strerror)
+
+    def refuse(self, record: Record, reason: str) -> None:
+        """Put aside a record that MLflow will never take."""
+        log.warning("MLflow refused a record (%s); it is kept in %s", reason, self.folder / "refused.jsonl")
+        with contextlib.suppress(OSError), (self.folder / "refused.jsonl").open("a") as file:
+            file.write(json.dumps({"reason": reason, "record": record}, default=str) + "\n")
+
+    @contextlib.contextmanager
+    def sole_sender(self) -> Iterator[bool]:
+        """Whether this process is, for as long as the context lasts, the one that sends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(descriptor)
+
+    def _write(self) -> None:
+        try:
+            if self._descriptor is None:
+                self._descriptor = self._open()
+            while self._unwritten:
+                written = os.write(self._descriptor, self._unwritten)
+                torn = written < len(self._unwritten) and not self._unwritten[:written].endswith(b"\n")
+                start = self._unwritten.rfind(b"\n", 0, written) + 1 if torn else written
+                # The rest of a torn line would be read as a line of its own: end it, and write it whole.
+                self._unwritten = (b"\n" if torn else b"") + self._unwritten[start:]
+                self._unsynced = True
+        except OSError as error:
+            log.warning(
+                "Records for MLflow can't be written to %s (%s); they are kept in memory until they can",
+                self._records,
+                error.strerror,
+            )
+
+    def _open(self) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._records, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            os.write(descriptor, b"\n")
+        return descriptor
+
+
+def _parsed(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None

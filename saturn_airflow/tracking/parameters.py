@@ -1,0 +1,87 @@
+"""A job's parameters and tags as MLflow compares them best: flat, typed, under stable names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from saturn_airflow.jobs import Job
+
+# Limits of https://mlflow.org/docs/latest/api_reference/rest-api.html#request-limits
+_KEY_LENGTH = 250
+_PARAM_LENGTH = 6000
+_TAG_LENGTH = 8000
+_NOT_IN_KEYS = re.compile(r"[^\w./ -]")
+
+
+def job_params(job: Job, **strategy: Any) -> dict[str, str]:
+    """The parameters of a job's run.
+
+    Hyper-parameters stand under their own names (``lr``, ``batch_size``...), arguments behind what takes
+    them (``model.layers``, ``data.rows``, ``optimizer.weight_decay``, ``lr_scheduler.T_max``).
+
+    :param strategy: how the job is trained: ``technique``, ``devices``, ``node`` and the like.
+    """
+    hparams = job.hparams
+    return flat(
+        {
+            "lr": hparams.lr,
+            "batch_size": hparams.batch_size,
+            "epochs": hparams.epochs,
+            "batches": hparams.batches,
+            "seed": hparams.seed,
+            "precision": hparams.precision,
+            "accumulate": hparams.accumulate,
+            "compile": hparams.compile,
+            "clip_grad_norm": hparams.clip_grad_norm,
+            "optimizer": _short(hparams.optimizer),
+            "lr_scheduler": _short(hparams.lr_scheduler),
+            "load_model": job.load_model,
+            "load_dataloader": job.load_dataloader,
+            "loss_function": job.loss_function,
+            **{f"model.{key}": value for key, value in job.model_args.items()},
+            **{f"data.{key}": value for key, value in job.data_args.items()},
+            **{f"optimizer.{key}": value for key, value in hparams.optimizer_args.items()},
+            **{f"lr_scheduler.{key}": value for key, value in hparams.lr_scheduler_args.items()},
+            **strategy,
+        }
+    )
+
+
+def flat(params: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters as MLflow takes them: nested mappings joined with dots, None left out, values as text."""
+    return {_key(key): _text(value)[:_PARAM_LENGTH] for key, value in _leaves(params, "")}
+
+
+def tags(values: Mapping[str, Any]) -> dict[str, str]:
+    """Tags as MLflow takes them."""
+    return {_key(key): _text(value)[:_TAG_LENGTH] for key, value in values.items() if value is not None}
+
+
+def metric_key(name: str) -> str:
+    """``name`` as the key of a metric."""
+    return _key(name)
+
+
+def _leaves(params: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in params.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", value
+
+
+def _key(key: str) -> str:
+    # A key must also be a path in canonical form, since file stores use it as one.
+    parts = [part for part in _NOT_IN_KEYS.sub("_", str(key)).split("/") if part.strip(". ")]
+    return "/".join(parts)[:_KEY_LENGTH] or "_"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _short(reference: Any) -> str | None:
+    return None if reference is None else str(reference).rpartition(":")[2]

@@ -1,0 +1,311 @@
+"""Bringing the records of an outbox to MLflow, in order."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saturn_airflow.tracking import server, unique
+from saturn_airflow.tracking.outbox import Outbox, Record
+from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+log = logging.getLogger(__name__)
+
+# https://mlflow.org/docs/latest/api_reference/rest-api.html#request-limits
+_METRICS_PER_REQUEST = 1000
+_PARAMS_PER_REQUEST = 100
+_BATCHED = ("metrics", "tags")
+
+
+class Sender:
+    """Sends the records of one outbox to the run its first record describes.
+
+    :param uri: MLflow's address. It may hold credentials and is written nowhere.
+    """
+
+    def __init__(self, uri: str, outbox: Outbox) -> None:
+        self.uri = uri
+        self.outbox = outbox
+        self._server = hashlib.sha256(uri.encode()).hexdigest()[:16]
+        self._state: dict[str, Any] = {}
+        self._load()
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id, once MLflow has given it one."""
+        return self._state.get("run_id")
+
+    @property
+    def url(self) -> str | None:
+        """The address of the run's page, once there is one."""
+        if self.run_id is None:
+            return None
+        return server.run_url(self.uri, self._state["experiment_id"], self.run_id)
+
+    @property
+    def last_step(self) -> int:
+        """The last training step that the run had when this process found it; -1 for none."""
+        return int(self._state.get("last_step", -1))
+
+    def send(self) -> bool:
+        """Send what waits. Returns whether nothing waits any more.
+
+        False when another process is sending these records just now.
+
+        :raises MlflowAwayError: when MLflow does not answer; what is left stays in the outbox.
+        """
+        with self.outbox.sole_sender() as sole:
+            self._load()
+            if not sole:
+                return self.all_sent()
+            lost_runs = 0
+            while waiting := self.outbox.read(self._state["offset"]):
+                try:
+                    self._send(waiting)
+                except RunGoneError as error:
+                    lost_runs += 1
+                    if lost_runs > 1:
+                        raise MlflowAwayError(str(error)) from error
+                    log.warning("%s It is made anew from the records in %s", error, self.outbox.folder)
+                    self._state = {"server": self._server, "offset": 0}
+        return self.all_sent()
+
+    def all_sent(self) -> bool:
+        """Whether MLflow has acknowledged every record."""
+        return bool(self._state["offset"] >= self.outbox.size())
+
+    def _load(self) -> None:
+        state = self.outbox.state()
+        # Another server knows nothing of what was sent to the one before.
+        self._state = state if state.get("server") == self._server else {"server": self._server, "offset": 0}
+
+    def _send(self, waiting: Sequence[tuple[Record, int]]) -> None:
+        batch: list[Record] = []
+        sent = self._state["offset"]
+        for record, offset in waiting:
+            batched = record["kind"] in _BATCHED
+            if batch and (not batched or _size(batch) + _size([record]) > _METRICS_PER_REQUEST):
+                self._send_batch(batch)
+                self._note(sent)
+                batch = []
+            if batched:
+                batch.append(record)
+            else:
+                self._send_one(record)
+                self._note(offset)
+            sent = offset
+        if batch:
+            self._send_batch(batch)
+            self._note(sent)
+
+    def _note(self, offset: int) -> None:
+        self._state["offset"] = offset
+        self.outbox.note(self._state)
+
+    def _send_batch(self, batch: Sequence[Record]) -> None:
+        try:
+            self._log_batch(batch)
+        except RecordRefusedError as error:
+            if len(batch) == 1:
+                self.outbox.refuse(batch[0], str(error))
+                return
+            for record in batch:
+                self._send_batch([record])
+
+    def _log_batch(self, batch: Sequence[Record]) -> None:
+        mlflow = server.client(self.uri)
+        from mlflow.entities import Metric, RunTag
+
+        metrics = [
+            Metric(key, value, record["time"], record["step"])
+            for record in batch
+            if record["kind"] == "metrics"
+            for key, value in record["values"].items()
+        ]
+        tags = {k: v for record in batch if record["kind"] == "tags" for k, v in record["values"].items()}
+        with server.answers():
+            for key, value in tags.items() if len(tags) > _PARAMS_PER_REQUEST else ():
+                mlflow.set_tag(self._run(), key, value)
+            mlflow.log_batch(
+                self._run(),
+                metrics=metrics,
+                tags=[RunTag(k, v) for k, v in tags.items()] if len(tags) <= _PARAMS_PER_REQUEST else [],
+                synchronous=True,
+            )
+
+    def _send_one(self, record: Record) -> None:
+        try:
+            match record["kind"]:
+                case "run":
+                    self._open(record)
+                case "artifact":
+                    self._log_artifact(record)
+                case "end":
+                    self._end(record)
+                case "estimate":
+                    from saturn_airflow.tracking import estimates
+
+                    estimates.send(self.uri, record)
+                case _:
+                    pass  # a line that was never finished
+        except RecordRefusedError as error:
+            self.outbox.refuse(record, str(error))
+
+    def _run(self) -> str:
+        assert self.run_id is not None, "the first record of an outbox describes the run"
+        return self.run_id
+
+    def _open(self, record: Record) -> None:
+        run, experiment = find_or_create_run(self.uri, record)
+        self._state["run_id"] = run.info.run_id
+        self._state["experiment_id"] = experiment
+        self._state["last_step"] = max(self.last_step, int(run.data.metrics.get("step", -1)))
+        tags = dict(record["tags"])
+        new = {}
+        for key, value in record["params"].items():
+            before = run.data.params.get(key)
+            if before is None:
+                new[key] = value
+            elif before != value:
+                # MLflow's parameters can't change. A job that comes back under another strategy has the
+                # strategy it began with as parameters, and the present one as tags.
+                tags[key] = value
+        from mlflow.entities import Param
+
+        mlflow = server.client(self.uri)
+        with server.answers():
+            for start in range(0, len(new), _PARAMS_PER_REQUEST):
+                part = list(new.items())[start : start + _PARAMS_PER_REQUEST]
+                mlflow.log_batch(run.info.run_id, params=[Param(k, v) for k, v in part], synchronous=True)
+            for key, value in tags.items():
+                if run.data.tags.get(key) != value:
+                    mlflow.set_tag(run.info.run_id, key, value, synchronous=True)
+            if run.info.status != "RUNNING" and (run.info.end_time or 0) < record["time"]:
+                mlflow.update_run(run.info.run_id, status="RUNNING")
+
+    def _log_artifact(self, record: Record) -> None:
+        path = Path(record["path"])
+        mlflow = server.client(self.uri)
+        if not path.exists():
+            self.outbox.refuse(record, f"{path} is not there any more")
+            return
+        with server.answers(), server.uploading():
+            if path.is_dir():
+                mlflow.log_artifacts(self._run(), str(path), record["to"])
+            else:
+                mlflow.log_artifact(self._run(), str(path), record["to"] or None)
+
+    def _end(self, record: Record) -> None:
+        mlflow = server.client(self.uri)
+        with server.answers():
+            ended = mlflow.get_run(self._run()).info.end_time
+            if ended is None or ended < record["time"]:
+                mlflow.set_terminated(self._run(), record["status"], record["time"])
+
+
+class BackgroundSender:
+    """Sends the records of an outbox from a thread of its own, at most about once a second.
+
+    :param pause: seconds between two rounds of sending while MLflow answers.
+    :param longest_pause: seconds between two tries, at most, while it does not.
+    """
+
+    def __init__(self, sender: Sender, pause: float = 1.0, longest_pause: float = 30.0) -> None:
+        self.sender = sender
+        self._pause = pause
+        self._longest_pause = longest_pause
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._tries = 0
+        self._sending = False
+        self._all_sent = False
+        self._hurry = False
+        self._thread = threading.Thread(target=self._work, name="saturn-mlflow", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, at most so long, until the run exists; whether it does."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.sender.run_id is not None, seconds)
+
+    def flush(self) -> bool:
+        """Send what waits now. Returns whether all was sent; waits for as long as MLflow answers."""
+        with self._changed:
+            # A try under way may have begun before the last record came: the next one counts.
+            wanted = self._tries + (2 if self._sending else 1)
+            self._hurry = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._tries >= wanted or not self._thread.is_alive())
+            return self._all_sent
+
+    def stop(self) -> None:
+        """End the thread; what was not sent stays in the outbox."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout=1)
+
+    def _work(self) -> None:
+        away_since: float | None = None
+        pause = 0.0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._hurry, pause)
+                if self._stopping:
+                    return
+                self._hurry = False
+                self._sending = True
+            pause = self._pause
+            all_sent = False
+            try:
+                self.sender.outbox.sync()
+                all_sent = self.sender.send()
+                if away_since is not None:
+                    log.info("MLflow answers again after %.0f s", time.monotonic() - away_since)
+                    away_since = None
+            except MlflowAwayError as error:
+                if away_since is None:
+                    away_since = time.monotonic()
+                    log.warning(
+                        "MLflow does not answer (%s). Records are kept in %s and sent later",
+                        error,
+                        self.sender.outbox.folder,
+                    )
+                away = time.monotonic() - away_since
+                pause = min(self._longest_pause, self._pause + away / 2) * random.uniform(0.8, 1.2)
+            except Exception:
+                log.exception(
+                    "Sending records to MLflow failed; they are kept in %s", self.sender.outbox.folder
+                )
+                pause = self._longest_pause
+            with self._changed:
+                self._tries += 1
+                self._sending = False
+                self._all_sent = all_sent
+                self._changed.notify_all()
+
+
+def find_or_create_run(uri: str, record: Record) -> tuple[Run, str]:
+    """The run that a ``run`` record describes, its parent's run first, and its experiment's id."""
+    experiment = server.experiment_id(uri, record["experiment"])
+    tags = dict(record["tags"])
+    if record.get("parent"):
+        parent, _ = find_or_create_run(uri, record["parent"])
+        tags["mlflow.parentRunId"] = parent.info.run_id
+    run = unique.find_or_create(
+        uri, experiment, record["key"], tuple(record["claim"]), record["name"], tags, record["time"]
+    )
+    return run, experiment
+
+
+def _size(batch: Sequence[Record]) -> int:
+    return sum(len(record["values"]) for record in batch)

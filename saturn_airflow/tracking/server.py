@@ -1,0 +1,194 @@
+"""Reaching MLflow: which server or store, a client that gives up soon, and what its errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from saturn_airflow.errors import SaturnError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+log = logging.getLogger(__name__)
+
+#: Seconds one HTTP request may take, where ``MLFLOW_HTTP_REQUEST_TIMEOUT`` does not say otherwise.
+REQUEST_SECONDS = 10
+#: The same for requests that carry files.
+UPLOAD_SECONDS = 300
+
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+_import_lock = threading.Lock()
+
+
+class MlflowAwayError(SaturnError):
+    """MLflow does not answer, or can't take records at the moment; they may be sent again later."""
+
+
+class RecordRefusedError(SaturnError):
+    """MLflow answered that it will never take this record."""
+
+
+class RunGoneError(SaturnError):
+    """The run was deleted, or belongs to another server."""
+
+
+def resolve_uri(state_folder: str | Path) -> str:
+    """``MLFLOW_TRACKING_URI`` where it is set, else the embedded SQLite store in ``state_folder``.
+
+    The artifacts of an embedded store lie beside it, in ``mlartifacts/``.
+    """
+    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
+        return uri
+    return f"sqlite:///{Path(state_folder).expanduser().absolute()}/mlflow.db"
+
+
+def run_url(uri: str, experiment_id: str, run_id: str) -> str | None:
+    """The address of a run's page; None where ``uri`` is a store without a server."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https"):
+        return None
+    host = parts.netloc.rpartition("@")[2]
+    base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+    return f"{base}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}"
+
+
+@lru_cache(maxsize=8)
+def client(uri: str) -> MlflowClient:
+    """A client for the server or store at ``uri``. Imports MLflow, which takes seconds.
+
+    :raises MlflowAwayError: when the store can't be opened.
+    """
+    import_mlflow()
+    from mlflow import MlflowClient
+
+    if (database := sqlite_file(uri)) is None:
+        return MlflowClient(tracking_uri=uri)
+    with answers():
+        database.parent.mkdir(parents=True, exist_ok=True)
+        # The first to come creates the schema; write-ahead logging lets readers and a writer work at once.
+        with locked(database.with_name(database.name + ".lock")):
+            with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+            return MlflowClient(tracking_uri=uri)
+
+
+def experiment_id(uri: str, name: str) -> str:
+    """The id of the experiment called ``name``, which is created, or restored, where need be.
+
+    :raises MlflowAwayError: when MLflow does not answer.
+    """
+    mlflow = client(uri)
+    with answers():
+        experiment = mlflow.get_experiment_by_name(name)
+        if experiment is None:
+            try:
+                return str(mlflow.create_experiment(name, artifact_location=_artifact_location(uri, name)))
+            except Exception as error:
+                if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                experiment = mlflow.get_experiment_by_name(name)
+                assert experiment is not None
+        if experiment.lifecycle_stage == "deleted":
+            log.warning("The MLflow experiment %r was deleted; it is restored to take new runs", name)
+            mlflow.restore_experiment(experiment.experiment_id)
+        return str(experiment.experiment_id)
+
+
+@contextlib.contextmanager
+def answers() -> Iterator[None]:
+    """Turn what MLflow raises into one of this module's three errors.
+
+    :raises MlflowAwayError: no answer, or one that may be another the next time.
+    :raises RecordRefusedError: MLflow will never take this.
+    :raises RunGoneError: there is no such run (any more).
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST" or "must be in the 'active'" in str(error):
+            raise RunGoneError(str(error)) from error
+        if error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE"):
+            raise RecordRefusedError(str(error)) from error
+        raise MlflowAwayError(_first_line(error)) from error
+    except (OSError, sqlite3.Error) as error:
+        raise MlflowAwayError(_first_line(error)) from error
+    except SaturnError:
+        raise
+    except Exception as error:
+        # Artifact stores raise what their own libraries raise; all of it may pass.
+        raise MlflowAwayError(f"{type(error).__name__}: {_first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def uploading() -> Iterator[None]:
+    """Requests inside may take long: they carry files."""
+    from mlflow import environment_variables as settings
+
+    before = settings.MLFLOW_HTTP_REQUEST_TIMEOUT.default
+    settings.MLFLOW_HTTP_REQUEST_TIMEOUT.default = UPLOAD_SECONDS
+    try:
+        yield
+    finally:
+        settings.MLFLOW_HTTP_REQUEST_TIMEOUT.default = before
+
+
+def import_mlflow() -> None:
+    """Import MLflow with short timeouts and no telemetry, unless the environment says otherwise."""
+    with _import_lock:
+        # MLflow looks once, while it is imported; the environment is what ranks and user code inherit.
+        variable = "MLFLOW_DISABLE_TELEMETRY"
+        own = variable not in os.environ
+        if own:
+            os.environ[variable] = "true"
+        try:
+            import mlflow  # noqa: F401
+            from mlflow import environment_variables as settings
+        finally:
+            if own:
+                del os.environ[variable]
+        # Defaults, not the environment. No retries: whoever calls comes back with all that waits.
+        settings.MLFLOW_HTTP_REQUEST_TIMEOUT.default = REQUEST_SECONDS
+        settings.MLFLOW_HTTP_REQUEST_MAX_RETRIES.default = 0
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the file lock ``path``, waiting for it; the kernel frees it when its holder dies."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of an SQLite store, or None where ``uri`` is something else."""
+    scheme, separator, path = uri.partition(":///")
+    if not separator or scheme.partition("+")[0] != "sqlite" or not path:
+        return None
+    return Path(path.partition("?")[0]).absolute()
+
+
+def _artifact_location(uri: str, name: str) -> str | None:
+    database = sqlite_file(uri)
+    if database is None:
+        return None
+    return (database.parent / "mlartifacts" / quote(name, safe=" ")).as_uri()
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return text[:300] or type(error).__name__

@@ -1,0 +1,116 @@
+"""One run per key, whoever asks first and however many ask at once.
+
+MLflow gives runs random ids and has no unique tags, but a run's parameter can be set only once. So a run
+counts when its *claim* parameter has been set to the value all who ask agree on. Whoever adds a run first
+marks every other unclaimed run of the key as a duplicate, then claims its own. Of two that do this at once
+at least one sees the other's run, and both can't claim: the first to set the parameter of a run decides it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from saturn_airflow.tracking import server
+from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+KEY_TAG = "saturn.key"
+_DUPLICATE = "(duplicate)"
+_ATTEMPTS = 20
+
+
+def find(uri: str, experiment_id: str, key: str, claim: tuple[str, str]) -> Run | None:
+    """The run of ``key``, or None.
+
+    :raises MlflowAwayError: when MLflow does not answer.
+    """
+    return next((run for run in _all(uri, experiment_id, key) if _claimed(run, claim)), None)
+
+
+def find_or_create(
+    uri: str,
+    experiment_id: str,
+    key: str,
+    claim: tuple[str, str],
+    name: str,
+    tags: Mapping[str, str],
+    started: int,
+) -> Run:
+    """The run of ``key``, created where there is none.
+
+    :param claim: a parameter and its value, the same for all who ask for this key.
+    :param started: when the run began, in milliseconds since 1970.
+    :raises MlflowAwayError: when MLflow does not answer.
+    """
+    client = server.client(uri)
+    for attempt in range(_ATTEMPTS):
+        if run := find(uri, experiment_id, key, claim):
+            return run
+        with server.answers():
+            mine = client.create_run(
+                experiment_id, started, {**tags, KEY_TAG: _digest(key)}, run_name=name or None
+            )
+        for other in _all(uri, experiment_id, key):
+            if other.info.run_id != mine.info.run_id and not _set(uri, other, (claim[0], _DUPLICATE)):
+                if (winner := _get(uri, other)) is not None and _claimed(winner, claim):
+                    _delete(uri, mine)
+                    return winner
+            elif other.info.run_id != mine.info.run_id:
+                _delete(uri, other)
+        if _set(uri, mine, claim) and (run := _get(uri, mine)) is not None:
+            return run
+        _delete(uri, mine)
+        time.sleep(random.uniform(0, 0.1 * (attempt + 1)))
+    raise MlflowAwayError(f"the run of {key!r} is being created by too many at once")
+
+
+def _all(uri: str, experiment_id: str, key: str) -> list[Run]:
+    with server.answers():
+        return list(
+            server.client(uri).search_runs(
+                [experiment_id],
+                f"tags.`{KEY_TAG}` = '{_digest(key)}'",
+                order_by=["attributes.start_time ASC"],
+            )
+        )
+
+
+def _claimed(run: Run, claim: tuple[str, str]) -> bool:
+    return bool(run.data.params.get(claim[0]) == claim[1])
+
+
+def _set(uri: str, run: Run, parameter: tuple[str, str]) -> bool:
+    """Set a parameter that may be set only once; False when it has another value or the run was deleted."""
+    try:
+        with server.answers():
+            server.client(uri).log_param(run.info.run_id, *parameter, synchronous=True)
+    except (RecordRefusedError, RunGoneError):
+        return False
+    return True
+
+
+def _get(uri: str, run: Run) -> Run | None:
+    try:
+        with server.answers():
+            found = server.client(uri).get_run(run.info.run_id)
+    except RunGoneError:
+        return None
+    return found if found.info.lifecycle_stage == "active" else None
+
+
+def _delete(uri: str, run: Run) -> None:
+    try:
+        with server.answers():
+            server.client(uri).delete_run(run.info.run_id)
+    except (RecordRefusedError, RunGoneError):
+        pass  # someone else did
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
