@@ -1,0 +1,42 @@
+"""The repeated blocks of a model, such as a transformer's layers: what techniques wrap, stream or spread."""
+
+from __future__ import annotations
+
+import functools
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The longest run of blocks of one kind, by name, in the order they are listed in the model.
+
+    Looks for the ``ModuleList`` or ``Sequential`` with the most parameters among those that hold two or more
+    modules of one class with parameters; an empty list where there is none.
+    """
+    best: list[tuple[str, nn.Module]] = []
+    best_size = 0
+    for name, holder in model.named_modules():
+        if not isinstance(holder, nn.ModuleList | nn.Sequential):
+            continue
+        children = [(f"{name}.{key}".lstrip("."), child) for key, child in holder.named_children()]
+        by_class: dict[type[nn.Module], list[tuple[str, nn.Module]]] = {}
+        for child_name, child in children:
+            by_class.setdefault(type(child), []).append((child_name, child))
+        for alike in by_class.values():
+            size = sum(p.numel() for _, child in alike for p in child.parameters())
+            if len(alike) > 1 and size > best_size:
+                best, best_size = alike, size
+    return best
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Keep only the inputs of each block, and compute it again in the backward pass (Chen et al., 2016)."""
+    for _, block in find_blocks(model):
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile each block by itself, which is quicker than all at once; the whole model where it has none."""
+    for module in [block for _, block in find_blocks(model)] or [model]:
+        module.compile()

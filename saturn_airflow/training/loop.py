@@ -1,0 +1,354 @@
+"""The training loop: the same for every technique, run by every rank."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from saturn_airflow import library, references
+from saturn_airflow.errors import JobError
+from saturn_airflow.jobs import Job
+from saturn_airflow.training import batches, blocks, checkpoints, optimizers, parallel, precision, rng
+from saturn_airflow.training.batches import Cut, GlobalBatch, Position
+from saturn_airflow.training.objective import Objective
+from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.request import NotANumberError, TrainRequest
+
+
+def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
+    """Train one job, from its last checkpoint if there is one; every rank calls this together.
+
+    Rank 0 emits these events: ``start`` (step, total_batches, batches_per_epoch, checkpoint), ``step`` (step,
+    epoch, loss, seconds, samples_per_second, lr, eta_seconds), ``eval`` (step, epoch, eval_loss),
+    ``checkpoint`` (step, path, seconds) and ``warning`` (message). Steps count from 1, epochs from 0; totals
+    are None where the data has no length.
+
+    :returns: ``status`` (``"finished"`` or ``"stopped"``), ``steps`` (done in all), ``batches`` (done in this
+        call), ``batches_per_epoch`` (0 where the data has no length), ``total_batches``, ``loss`` (of the
+        last batch), ``epoch_loss`` (mean over the last epoch), ``eval_loss``, ``seconds`` (of this call),
+        ``setup_seconds`` (until the first batch), ``seconds_per_batch`` (median) and ``spread``
+        (interquartile range over the median), ``checkpoint`` (path). Measuring, ``batches`` and the seconds
+        per batch are of the timed batches alone.
+    :raises DoesNotFit: when the technique can't train this job on these devices.
+    :raises NotANumberError: when the loss is NaN or infinite.
+    :raises JobError: when the job can't be trained as it is written.
+    """
+    return _Training(request, ranks).run()
+
+
+class _Training:
+    def __init__(self, request: TrainRequest, ranks: Ranks) -> None:
+        self.started = time.perf_counter()
+        self.request = request
+        self.ranks = ranks
+        self.job = job = Job.from_dict(request.job)
+        self.hparams = hparams = job.hparams
+
+        technique = library.get(request.technique)
+        model = _load_model(job)
+        _check_equal_everywhere(model, ranks)
+        groups = optimizers.parameter_groups(hparams, model)
+        aliases = checkpoints.aliases(model)
+        self.objective = Objective(job, model, ranks.device)
+        if hparams.compile:
+            blocks.compile_blocks(model)
+        returned = technique.parallelize(model, ranks, **request.parameters)
+        self.parallel = parallel.adapt(returned, model, ranks, request.technique)
+        self.optimizer = optimizers.make_optimizer(hparams, groups, self.parallel)
+
+        self.data = batches.load(job, job.load_dataloader)
+        self.eval_data = (
+            batches.load(job, job.load_eval_dataloader, in_order=True) if job.load_eval_dataloader else None
+        )
+        self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)
+
+        self.step = 0
+        self.position = Position()
+        self.epoch_sum, self.epoch_batches = 0.0, 0
+        self.metrics: dict[str, float | None] = {"loss": None, "epoch_loss": None, "eval_loss": None}
+        self.checkpoint: str | None = None
+        self.checkpoints: checkpoints.Checkpoints | None = None
+        if request.measure is None:
+            self.state = checkpoints.State(self.parallel, self.optimizer, aliases)
+            self.checkpoints = checkpoints.Checkpoints(
+                request.checkpoints, ranks, request.keep_checkpoints, self.warn
+            )
+            self._resume(self.checkpoints)
+        self.scheduler_step = optimizers.make_scheduler(hparams, self.optimizer, self.step)
+        self.first_step = self.step
+        self.saved_step = self.step if self.checkpoint else -1
+        self.saved_at = time.perf_counter()
+
+    @property
+    def total(self) -> int | None:
+        """Steps of the whole job; None where the data has no length."""
+        if self.hparams.batches is not None:
+            return self.hparams.batches
+        assert self.hparams.epochs is not None
+        per_epoch = self.data.batches_per_epoch
+        return self.hparams.epochs * per_epoch if per_epoch is not None else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has had all its batches."""
+        if self.hparams.batches is not None:
+            return self.step >= self.hparams.batches
+        assert self.hparams.epochs is not None
+        return self.position.epoch >= self.hparams.epochs
+
+    def run(self) -> dict[str, Any]:
+        measure = self.request.measure
+        wanted = self.request.batch_count
+        if measure is not None:
+            wanted = measure.warmups + measure.batches
+        self.ranks.emit(
+            "start",
+            step=self.step,
+            total_batches=self.total,
+            batches_per_epoch=self.data.batches_per_epoch,
+            checkpoint=self.checkpoint,
+        )
+        limit = None if self.total is None else self.total - self.step
+        if measure is None and wanted is not None:
+            limit = wanted if limit is None else min(limit, wanted)
+        seconds: list[float] = []
+        setup_seconds = time.perf_counter() - self.started
+        stop = self.finished or limit == 0
+        upcoming = self.data.batches(self.position, self.cut, None if measure is not None else limit)
+        self.parallel.model.train()
+        self.parallel.module.train()
+        timed_since = math.inf
+        while not stop:
+            began = time.perf_counter()
+            batch = next(upcoming)
+            done = self.step - self.first_step
+            save_due = self._save_due(began)
+            stop_asked, save = self._train_step(batch, save_due)
+            _wait_for(self.ranks.device)
+            took = time.perf_counter() - began
+            if measure is None or done >= measure.warmups:
+                timed_since = min(timed_since, began)
+                seconds.append(took)
+            self._report_step(batch, took, seconds)
+            if measure is not None:
+                enough = time.perf_counter() - timed_since >= measure.seconds
+                stop = self.ranks.any(stop_asked or len(seconds) >= measure.batches or enough)
+                continue
+            if batch.ends_epoch or self.finished:
+                self._end_epoch(batch.position.epoch)
+            reached = wanted is not None and self.step - self.first_step >= wanted
+            stop = self.finished or stop_asked or reached
+            if stop or save:
+                self._save(final=stop)
+        if measure is None and self.saved_step != self.step:
+            self._save(final=True)
+        return self._result(seconds, setup_seconds)
+
+    def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
+        """One optimizer step; whether a rank was asked to stop, and whether a checkpoint is due."""
+        model, number = self.parallel, self.step + 1
+        # Loss, what it is a sum over, stop, save: in one message, so that all ranks act on the same step.
+        news = torch.zeros(4, dtype=torch.float64, device=self.ranks.device)
+        for index, micro_batch in enumerate(batch.micro_batches):
+            rng.seed(self.hparams.seed, "step", self.step, index, model.share)
+            last = index == len(batch.micro_batches) - 1
+            total, over = model.backward(
+                self.objective, micro_batch.data, micro_batch.samples, 1 / batch.samples, last
+            )
+            news[0] += total
+            news[1] += over
+        news[2] = float(self.ranks.stop_requested())
+        news[3] = float(save_due and self.ranks.is_first)
+        if self.ranks.size > 1:
+            dist.all_reduce(news)
+        loss_sum, over_all, stop, save = news.tolist()
+        loss = loss_sum / over_all if over_all else math.nan
+        if not math.isfinite(loss):
+            raise NotANumberError(
+                f"loss is {loss} at step {number} (epoch {batch.position.epoch}); the job stopped there: "
+                "lower lr, set clip_grad_norm, or check the data for NaN and for batches without targets"
+            )
+        if number == self.first_step + 1 and model.needs_every_gradient:
+            self._check_gradients()
+        model.finish_gradients()
+        if over_all != batch.samples:
+            model.scale_gradients(batch.samples / over_all)
+        if self.hparams.clip_grad_norm is not None:
+            model.clip_gradients(self.hparams.clip_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scheduler_step()
+        self.step = number
+        self.metrics["loss"] = loss
+        self.epoch_sum += loss
+        self.epoch_batches += 1
+        epoch, in_epoch = batch.position
+        self.position = Position(epoch + 1, 0) if batch.ends_epoch else Position(epoch, in_epoch + 1)
+        return stop > 0, save > 0
+
+    def _check_gradients(self) -> None:
+        for name, parameter in self.parallel.trainable().items():
+            if parameter.grad is None:
+                raise JobError(
+                    f"parameter {name!r} gets no gradient, and {self.request.technique} needs one for each; "
+                    "use it in the forward pass, set its requires_grad to False, or choose another technique"
+                )
+
+    def _report_step(self, batch: GlobalBatch, took: float, seconds: list[float]) -> None:
+        left = None if self.total is None else self.total - self.step
+        self.ranks.emit(
+            "step",
+            step=self.step,
+            epoch=batch.position.epoch,
+            loss=self.metrics["loss"],
+            seconds=took,
+            samples_per_second=batch.samples / took,
+            lr=float(self.optimizer.param_groups[0]["lr"]),
+            eta_seconds=None if left is None else left * statistics.median((seconds or [took])[-50:]),
+        )
+
+    def _end_epoch(self, epoch: int) -> None:
+        self.metrics["epoch_loss"] = self.epoch_sum / self.epoch_batches
+        self.epoch_sum, self.epoch_batches = 0.0, 0
+        if self.eval_data is not None:
+            self.metrics["eval_loss"] = self._evaluate(self.eval_data)
+            self.ranks.emit("eval", step=self.step, epoch=epoch, eval_loss=self.metrics["eval_loss"])
+
+    def _evaluate(self, data: batches.Data) -> float:
+        self.parallel.model.eval()
+        self.parallel.module.eval()
+        news = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
+        with torch.no_grad():
+            for batch in data.batches(Position(), self.cut, data.batches_per_epoch):
+                for micro_batch in batch.micro_batches:
+                    total, over = self.parallel.evaluate(
+                        self.objective, micro_batch.data, micro_batch.samples
+                    )
+                    news += torch.stack([total, over])
+                self.ranks.stop_requested()  # a sign of life
+                if batch.ends_epoch:
+                    break
+        self.parallel.model.train()
+        self.parallel.module.train()
+        if self.ranks.size > 1:
+            dist.all_reduce(news)
+        total_loss, over_all = news.tolist()
+        return float(total_loss / over_all) if over_all else math.nan
+
+    def _save_due(self, now: float) -> bool:
+        every, seconds = self.request.checkpoint_batches, self.request.checkpoint_seconds
+        by_count = every is not None and (self.step + 1 - max(self.saved_step, 0)) >= every
+        by_time = seconds is not None and now - self.saved_at >= seconds
+        return by_count or by_time
+
+    def _save(self, *, final: bool) -> None:
+        assert self.checkpoints is not None
+        if self.saved_step == self.step:
+            return
+        began = time.perf_counter()
+        extra = {
+            "seed": self.hparams.seed,
+            "step": self.step,
+            "epoch": self.position.epoch,
+            "batch": self.position.batch,
+            "epoch_sum": self.epoch_sum,
+            "epoch_batches": self.epoch_batches,
+            "metrics": self.metrics,
+            "lr": [float(group["lr"]) for group in self.optimizer.param_groups],
+            "technique": self.request.technique,
+            "devices": self.ranks.size,
+        }
+        try:
+            path = self.checkpoints.save(self.step, self.state, extra)
+        except checkpoints.CheckpointError as error:
+            if final:
+                raise
+            self.warn(f"{error}; training goes on")
+            self.saved_at = time.perf_counter()
+            return
+        self.checkpoint, self.saved_step, self.saved_at = str(path), self.step, time.perf_counter()
+        self.ranks.emit("checkpoint", step=self.step, path=self.checkpoint, seconds=self.saved_at - began)
+
+    def _resume(self, saved: checkpoints.Checkpoints) -> None:
+        found = saved.load(self.state)
+        if found is None:
+            return
+        path, extra = found
+        self.checkpoint = str(path)
+        self.step = extra["step"]
+        self.position = Position(extra["epoch"], extra["batch"])
+        self.epoch_sum, self.epoch_batches = extra["epoch_sum"], extra["epoch_batches"]
+        self.metrics.update(extra["metrics"])
+
+    def _result(self, seconds: list[float], setup_seconds: float) -> dict[str, Any]:
+        median = statistics.median(seconds) if seconds else 0.0
+        return {
+            "status": "finished" if self.finished else "stopped",
+            "steps": self.step,
+            "batches": len(seconds),
+            "batches_per_epoch": self.data.batches_per_epoch or 0,
+            "total_batches": self.total,
+            **self.metrics,
+            "seconds": time.perf_counter() - self.started,
+            "setup_seconds": setup_seconds,
+            "seconds_per_batch": median,
+            "spread": _interquartile_range(seconds) / median if median else 0.0,
+            "checkpoint": self.checkpoint,
+        }
+
+    def warn(self, message: str) -> None:
+        """Tell the user."""
+        self.ranks.emit("warning", message=message)
+        if self.ranks.is_first:
+            warnings.warn(message, stacklevel=2)
+
+
+def _load_model(job: Job) -> nn.Module:
+    rng.seed(job.hparams.seed, "model")
+    model = references.load(str(job.load_model))(**job.model_args)
+    if not isinstance(model, nn.Module):
+        raise JobError(
+            f"load_model {job.load_model!r} returned a {type(model).__name__}, not a torch.nn.Module"
+        )
+    if getattr(getattr(model, "config", None), "use_cache", False):
+        # A cache of keys and values is for generating; in training it only grows.
+        model.config.use_cache = False  # type: ignore[union-attr]
+    return precision.cast_model(model, job.hparams.precision)
+
+
+def _check_equal_everywhere(model: nn.Module, ranks: Ranks) -> None:
+    """Check by samples of every parameter that all ranks loaded the same model."""
+    if ranks.size == 1:
+        return
+    samples: Mapping[str, float] = {
+        name: float(p.detach().flatten()[:: max(1, p.numel() // 256)].double().sum())
+        for name, p in model.named_parameters()
+    }
+    everyones: list[Any] = [None] * ranks.size
+    dist.all_gather_object(everyones, samples)
+    for other in everyones:
+        if different := [name for name in samples if other.get(name) != samples[name]]:
+            raise JobError(
+                f"load_model gave different weights on different ranks (of {different[0]!r}); "
+                "draw them from torch's, numpy's or Python's global generator, which Saturn seeds"
+            )
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _interquartile_range(values: list[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low

@@ -1,0 +1,101 @@
+"""Optimizers and learning-rate schedulers, from a job's hyper-parameters."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from saturn_airflow import references
+from saturn_airflow.errors import JobError
+from saturn_airflow.jobs import HParams
+from saturn_airflow.training.parallel import Parallel
+
+# torch's optimizers that can update all parameters in one kernel, on CPU and CUDA alike.
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+#: The optimizer's parameter groups with names in the place of parameters.
+Groups = Sequence[dict[str, Any]]
+
+
+def parameter_groups(hparams: HParams, model: nn.Module) -> Groups:
+    """The parameter groups of the whole model, before a technique takes it apart.
+
+    :raises JobError: when nothing is to be trained, or a group holds what is no parameter of the model.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise JobError(
+            "the model has no trainable parameter; leave requires_grad=True on what is to be trained"
+        )
+    if hparams.parameter_groups is None:
+        return [{"params": [name for name, p in model.named_parameters() if p.requires_grad]}]
+    name_of = {p: name for name, p in model.named_parameters()}
+    groups = references.load(str(hparams.parameter_groups))(model)
+    named: list[dict[str, Any]] = []
+    for group in groups if isinstance(groups, list | tuple) else list(groups):
+        options = dict(group) if isinstance(group, dict) else {"params": [group]}
+        parameters = options.pop("params")
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if not all(isinstance(p, torch.Tensor) and p in name_of for p in parameters):
+            raise JobError(
+                f"parameter_groups {hparams.parameter_groups!r} returned something that is no parameter of "
+                'the model; return dictionaries such as {"params": [...], "lr": 0.1}'
+            )
+        named.append({"params": [name_of[p] for p in parameters], **options})
+    return named
+
+
+def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torch.optim.Optimizer:
+    """The job's optimizer over those parameters that this rank holds.
+
+    :raises JobError: when it can't be made, or needs a closure.
+    """
+    cls = references.load(str(hparams.optimizer))
+    here = parallel.trainable()
+    arguments: dict[str, Any] = {"lr": hparams.lr, **hparams.optimizer_args}
+    if isinstance(cls, type) and cls in _FUSED and parallel.fused_optimizer:
+        arguments.setdefault("fused", arguments.get("foreach") is None)
+    own = [{**group, "params": [here[name] for name in group["params"] if name in here]} for group in groups]
+    try:
+        optimizer = cls(own, **arguments)
+    except (TypeError, ValueError) as error:
+        raise JobError(f"optimizer {hparams.optimizer!r} does not take {arguments}: {error}") from error
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise JobError(
+            f"optimizer {hparams.optimizer!r} needs a closure; choose one that steps on gradients alone"
+        )
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    return optimizer
+
+
+def make_scheduler(hparams: HParams, optimizer: torch.optim.Optimizer, steps: int) -> Callable[[], None]:
+    """What to call after each optimizer step, with the learning rates as they are after ``steps`` of them.
+
+    Schedulers are functions of the number of steps, so going through the steps again restores them exactly.
+
+    :raises JobError: when the scheduler can't be made, or wants a metric in each step.
+    """
+    if hparams.lr_scheduler is None:
+        return lambda: None
+    cls, what = references.load(str(hparams.lr_scheduler)), f"lr_scheduler {hparams.lr_scheduler!r}"
+    try:
+        scheduler = cls(optimizer, **hparams.lr_scheduler_args)
+        wanted = [p for p in inspect.signature(scheduler.step).parameters.values() if p.default is p.empty]
+    except (TypeError, ValueError) as error:
+        raise JobError(f"{what} does not take {dict(hparams.lr_scheduler_args)}: {error}") from error
+    if wanted:
+        raise JobError(
+            f"{what} wants {wanted[0].name!r} in each step; choose one that follows the steps alone"
+        )
+    with warnings.catch_warnings():
+        # torch warns that the optimizer has not stepped yet, which a resumed one need not have.
+        warnings.simplefilter("ignore", UserWarning)
+        for _ in range(steps):
+            scheduler.step()
+    step: Callable[[], None] = scheduler.step
+    return step

@@ -1,0 +1,178 @@
+"""A model made to train on several devices: what the training loop must know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from saturn_airflow.errors import JobError
+from saturn_airflow.training.objective import Objective
+from saturn_airflow.training.ranks import Ranks
+
+
+class Parallel:
+    """A model on this rank's device, and how it computes losses and gradients together with the others.
+
+    This class by itself is a model that every rank runs on all of the batch; techniques that work
+    otherwise derive their own.
+
+    :param model: holds this rank's parameters and buffers under the names they have in the whole model.
+    :param module: what is called with the inputs, if not ``model`` itself.
+    :param share: which of the batch's shares this rank computes, and
+    :param shares: how many there are; gradients are then means over the shares.
+    """
+
+    #: Whether training goes wrong when a trainable parameter gets no gradient.
+    needs_every_gradient = False
+    #: Whether all of a rank's parameters are plain tensors, which fused optimizers are for.
+    fused_optimizer = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        module: nn.Module | None = None,
+        *,
+        share: int = 0,
+        shares: int = 1,
+    ) -> None:
+        self.model = model
+        self.module = model if module is None else module
+        self.ranks = ranks
+        self.share = share
+        self.shares = shares
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """This rank's trainable parameters by name, each once."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def backward(
+        self, objective: Objective, batch: Any, samples: int, scale: float, last: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the gradients of ``scale`` times the summed loss of one micro-batch to those there are.
+
+        :param scale: makes the gradients of all micro-batches and shares together those of a mean.
+        :param last: whether this is the last micro-batch of the step.
+        :returns: this rank's part of the summed loss and of what it is a sum over; added over all ranks
+            they are the whole of the micro-batch's.
+        """
+        prepared, count = objective.prepare(batch, samples)
+        with self._gradient_sync(last):
+            total, over = objective(self.module, prepared, count)
+            (total * (scale * self.shares)).backward()  # type: ignore[no-untyped-call]
+        return self._part(total.detach()), self._part(over)
+
+    def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's part of the summed loss of a micro-batch and of what it is a sum over."""
+        prepared, count = objective.prepare(batch, samples)
+        total, over = objective(self.module, prepared, count)
+        return self._part(total), self._part(over)
+
+    def finish_gradients(self) -> None:
+        """Complete the gradients after the last micro-batch."""
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply all gradients by ``factor``."""
+        gradients = [_local(p.grad) for p in self.trainable().values() if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Scale the gradients of the whole model down to an L2 norm of ``max_norm``."""
+        parameters = [p for p in self.trainable().values() if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        total = self._squared_norm(gradients).sqrt()
+        for group in _by_device(gradients).values():
+            holders = [_Holder(gradient) for gradient in group]
+            clip_grads_with_norm_(holders, max_norm, total.to(group[0].device), foreach=True)  # type: ignore[arg-type]
+
+    def _squared_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """The squared L2 norm of the whole model's gradient, of which this rank holds ``gradients``."""
+        split = [g for g in gradients if isinstance(g, DTensor) and any(p.is_shard() for p in g.placements)]
+        whole = [g for g in gradients if not any(g is other for other in split)]
+        squared = self._local_squared_norm(split)
+        if self.ranks.size > 1 and split:
+            dist.all_reduce(squared)
+        return squared + self._local_squared_norm(whole)
+
+    def _local_squared_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        squared = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        for group in _by_device(gradients).values():
+            squared += get_total_norm(group, foreach=True).to(squared) ** 2
+        return squared
+
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _part(self, value: torch.Tensor) -> torch.Tensor:
+        """What this rank adds to a sum over all ranks of a value that ``size / shares`` ranks each have."""
+        return value.to(torch.float64) * (self.shares / self.ranks.size)
+
+
+class Replicated(Parallel):
+    """Every rank holds the whole model and averages its gradients with the others (torch's DDP)."""
+
+    needs_every_gradient = True
+
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
+        assert isinstance(self.module, DistributedDataParallel)
+        return nullcontext() if last else self.module.no_sync()
+
+
+class Sharded(Parallel):
+    """Every rank holds a shard of each parameter and gathers the whole when it is needed (torch's FSDP2)."""
+
+    fused_optimizer = False
+
+    @contextmanager
+    def _gradient_sync(self, last: bool) -> Iterator[None]:
+        assert isinstance(self.module, FSDPModule)
+        self.module.set_requires_gradient_sync(last)
+        yield
+
+
+def adapt(returned: Any, model: nn.Module, ranks: Ranks, technique: str) -> Parallel:
+    """What a technique's ``parallelize`` returned, as a :class:`Parallel`.
+
+    :raises JobError: when it is nothing that the loop knows how to train with.
+    """
+    if isinstance(returned, Parallel):
+        return returned
+    if isinstance(returned, DistributedDataParallel):
+        return Replicated(model, ranks, returned, share=ranks.rank, shares=ranks.size)
+    if isinstance(returned, FSDPModule) and isinstance(returned, nn.Module):
+        return Sharded(model, ranks, returned, share=ranks.rank, shares=ranks.size)
+    if isinstance(returned, nn.Module) and ranks.size == 1:
+        return Parallel(model, ranks, returned)
+    raise JobError(
+        f"technique {technique!r}: parallelize returned a {type(returned).__name__}; on several devices "
+        "return a module wrapped by DistributedDataParallel or fully_shard, "
+        "or a saturn_airflow.training.parallel.Parallel"
+    )
+
+
+class _Holder:
+    """What ``clip_grads_with_norm_`` wants to see of a parameter."""
+
+    def __init__(self, gradient: torch.Tensor) -> None:
+        self.grad = gradient
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _by_device(tensors: Sequence[torch.Tensor]) -> dict[torch.device, list[torch.Tensor]]:
+    groups: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in map(_local, tensors):
+        groups.setdefault(tensor.device, []).append(tensor)
+    return groups

@@ -1,0 +1,31 @@
+"""Random numbers that depend on where training stands, not on how it got there.
+
+Every draw is seeded from a position such as (seed, step, micro-batch), so there is no generator state to
+carry: the same step draws the same numbers in a run that was resumed, moved or never interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import torch
+
+
+def seed(*position: int | str) -> None:
+    """Seed Python's, numpy's and torch's generators (those of all devices too) from ``position``."""
+    number = _number(position)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+def generator(*position: int | str) -> torch.Generator:
+    """A torch generator of its own, on the CPU, seeded from ``position``."""
+    return torch.Generator().manual_seed(_number(position))
+
+
+def _number(position: tuple[int | str, ...]) -> int:
+    digest = hashlib.blake2b(repr(position).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,80 @@
+"""Fully sharded data parallel: every device computes its share of the batch and keeps a shard of the model.
+
+A block's parameters are gathered just before it is computed and freed after. See Zhao et al., "PyTorch
+FSDP" (VLDB 2023) and ``torch.distributed.fsdp.fully_shard``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from saturn_airflow.jobs import Job
+from saturn_airflow.library import BaseTechnique, Parameters
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from saturn_airflow.training.ranks import Ranks
+    from saturn_airflow.training.session import Session
+
+
+class FSDP(BaseTechnique):
+    """Torch's FSDP2, each block of the model gathered by itself.
+
+    Its parameters: ``keep_gathered`` keeps parameters gathered between the forward and the backward pass,
+    ``recompute`` computes activations again in the backward pass instead of keeping them, ``offload`` keeps
+    the shards and the optimizer in the host's memory.
+    """
+
+    def why_not(self, job: Job, devices: int) -> str | None:
+        return "on one device fsdp has nobody to share the model with" if devices == 1 else None
+
+    def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:
+        return [{}, {"keep_gathered": True}]
+
+    def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        from saturn_airflow.training.request import DoesNotFit
+
+        try:
+            return session.fastest(self.candidates(job, len(devices)))
+        except DoesNotFit:
+            pass
+        # Both save memory and cost time, so they are only worth measuring where the model does not fit.
+        try:
+            return session.fastest([{"recompute": True}])
+        except DoesNotFit:
+            return session.fastest([{"recompute": True, "offload": True}])
+
+    def parallelize(
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        keep_gathered: bool = False,
+        recompute: bool = False,
+        offload: bool = False,
+        **parameters: Any,
+    ) -> nn.Module:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+        from saturn_airflow.training.blocks import find_blocks, recompute_blocks
+        from saturn_airflow.training.limits import refuse_batch_norm, refuse_scalar_parameters
+
+        refuse_batch_norm(model, ranks)
+        refuse_scalar_parameters(model, "fsdp shards parameters by their first dimension")
+        if recompute:
+            recompute_blocks(model)
+        if not offload:
+            model.to(ranks.device)
+        pin = ranks.device.type == "cuda"
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(ranks.device.type, (ranks.size,)),
+            "reshard_after_forward": not keep_gathered,
+            "offload_policy": CPUOffloadPolicy(pin_memory=pin) if offload else OffloadPolicy(),
+        }
+        for _, block in find_blocks(model):
+            fully_shard(block, **options)
+        # What is left, tied weights above all, is one group: the root.
+        fully_shard(model, **options)
+        return model
