@@ -98,7 +98,7 @@ def launch(
     arguments: Sequence[Sequence[Any]],
     *,
     on_event: Callable[[Event], None] = lambda event: None,
-    on_request: Callable[[Any], Any] | None = None,
+    on_request: Callable[[Any, Callable[[], bool]], Any] | None = None,
     poll: Callable[[], bool] = lambda: False,
     hang_seconds: float | None = None,
     keep_open: Sequence[int] = (),
@@ -108,7 +108,7 @@ def launch(
     :param entry: ``"module:function"``.
     :param arguments: for each process what it is called with; must pickle.
     :param on_event: called here with every event they emit.
-    :param on_request: answers :meth:`Link.request`.
+    :param on_request: answers :meth:`Link.request`; its second argument says whether the asker still lives.
     :param poll: called ten times a second; True asks all processes to stop, an exception ends them.
     :param hang_seconds: when a process gave no sign of life for this long, it hangs.
     :param keep_open: open files that the processes inherit, such as leases.
@@ -125,7 +125,7 @@ def launch(
                     on_event(message[1])
                 elif message[0] == "request":
                     assert on_request is not None
-                    member.tell(("reply", on_request(message[1])))
+                    member.tell(("reply", on_request(message[1], member.process.is_alive)))
                     group.touch()
             if poll() and not asked_to_stop:
                 asked_to_stop = True

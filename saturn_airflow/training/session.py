@@ -1,0 +1,206 @@
+"""What a technique's ``search`` and ``execute`` work with: a folder, Saturn's ranks, and a way to report."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow import library
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.training import launching
+from saturn_airflow.training.failures import Failure, RanksFailedError
+from saturn_airflow.training.launching import Link
+from saturn_airflow.training.request import DoesNotFit, Measure, TrainRequest
+from saturn_airflow.training.runs import RunSpec
+
+__all__ = ["DoesNotFit", "Session"]
+
+Parameters = Mapping[str, Any]
+_LOOP = "saturn_airflow.training.loop:train"
+
+
+class Session:
+    """One call of a technique's ``search`` or ``execute``.
+
+    :ivar folder: where files go that the job keeps between runs.
+    """
+
+    def __init__(self, link: Link, spec: RunSpec) -> None:
+        self.folder = Path(spec.folder)
+        self._link = link
+        self._spec = spec
+        self._deadline = time.monotonic() + spec.trial_seconds
+        self._measured: dict[str, dict[str, Any]] = {}
+        self._result: dict[str, Any] | None = None
+        self._told_to_stop = False
+
+    def train(self, parameters: Parameters, batch_count: int | None = None) -> dict[str, Any]:
+        """Train with Saturn's ranks and loop, from the last checkpoint on.
+
+        :param batch_count: global batches to train for; None for all that are left.
+        :returns: ``status`` (``finished`` or ``stopped``), ``steps``, ``loss`` and more.
+        """
+        ranks = self._launch(launching.pack(_LOOP, self._request(parameters, batch_count)))
+        self._result = dict(ranks[0]["value"])
+        self._result["peak_device_bytes"] = max(rank["peak_device_bytes"] for rank in ranks)
+        self._result["peak_host_bytes"] = sum(rank["peak_host_bytes"] for rank in ranks)
+        return self._result
+
+    def fastest(self, candidates: Sequence[Parameters]) -> tuple[Parameters, float]:
+        """Measure candidates, a few batches each through the same ranks and loop that train.
+
+        A candidate that runs out of memory, or fails where others don't, is passed over.
+
+        :param candidates: the likeliest first: time may not suffice for all.
+        :returns: the fastest parameters, and the seconds of one global batch under them.
+        :raises DoesNotFit: when none of them runs.
+        """
+        if not candidates:
+            raise DoesNotFit("the technique has no parameters to try")
+        best: tuple[Parameters, float] | None = None
+        failed: list[RanksFailedError] = []
+        for number, parameters in enumerate(candidates):
+            seconds_left = self._deadline - time.monotonic()
+            if best is not None and seconds_left < 1:
+                break
+            # One broken candidate must not use up the time of the others.
+            share = seconds_left if number + 1 == len(candidates) else 0.6 * seconds_left
+            try:
+                seconds = self._measure(parameters, max(share, 1.0))
+            except RanksFailedError as error:
+                if error.failure.whose == "job":
+                    raise
+                failed.append(error)
+                continue
+            if best is None or seconds < best[1]:
+                best = (parameters, seconds)
+        if best is not None:
+            return best
+        # Out of memory says most: with it the user knows what to change.
+        reasons = sorted(failed, key=lambda error: error.failure.status != "out_of_memory")
+        raise reasons[0]
+
+    def launch(self, function: Callable[..., Any] | str, *arguments: Any) -> list[Any]:
+        """Run a function of your own on one rank per device: ``function(*arguments, ranks)``.
+
+        :param function: a module-level function (of the technique's file, too), or its ``"module:name"``.
+        :returns: what each rank returned.
+        """
+        return [rank["value"] for rank in self._launch(launching.pack(function, *arguments))]
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Report what happens: ``emit("step", step=3, loss=0.5)`` shows up where all training shows up."""
+        self._link.emit({"event": event, **fields})
+
+    def stop_requested(self) -> bool:
+        """Whether to save what there is and return; asking shows that the training is alive.
+
+        Once this was True, returning from ``execute`` means that the training stopped, not that it finished.
+        """
+        self._told_to_stop = self._link.stop_requested() or self._told_to_stop
+        return self._told_to_stop
+
+    def measured(self, parameters: Parameters) -> dict[str, Any]:
+        """What :meth:`fastest` learned of ``parameters`` besides their speed; empty where it did not try."""
+        return self._measured.get(_key(parameters), {})
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """How the training went."""
+        if self._result is not None:
+            return self._result
+        return {"status": "stopped" if self._told_to_stop else "finished"}
+
+    def _measure(self, parameters: Parameters, seconds: float) -> float:
+        begun = time.monotonic()
+        how = Measure(self._spec.measure.warmups, self._spec.measure.batches, seconds / 2)
+        request = self._request(parameters, None, how)
+        ranks = self._launch(launching.pack(_LOOP, request), seconds)
+        value = ranks[0]["value"]
+        per_batch, set_up = float(value["seconds_per_batch"]), float(value["setup_seconds"])
+        # The first batches are slow; training has them once, too.
+        slow_start = value["seconds"] - set_up - (how.warmups + value["batches"]) * per_batch
+        self._measured[_key(parameters)] = {
+            "setup_seconds": ranks[0]["launch_seconds"] + set_up + max(0.0, slow_start),
+            "spread": value["spread"],
+            "batches": value["batches"],
+            "batches_per_epoch": value["batches_per_epoch"],
+            "peak_device_bytes": max(rank["peak_device_bytes"] for rank in ranks),
+            "peak_host_bytes": sum(rank["peak_host_bytes"] for rank in ranks),
+        }
+        self.emit(
+            "measured",
+            parameters=dict(parameters),
+            seconds_per_batch=per_batch,
+            seconds=time.monotonic() - begun,
+        )
+        return per_batch
+
+    def _request(
+        self, parameters: Parameters, batch_count: int | None, measure: Measure | None = None
+    ) -> TrainRequest:
+        spec = self._spec
+        return TrainRequest(
+            job=spec.job.to_dict(),
+            technique=spec.technique,
+            parameters=dict(parameters),
+            folder=spec.folder,
+            batch_count=batch_count,
+            checkpoint_seconds=spec.checkpoint_seconds,
+            checkpoint_batches=spec.checkpoint_batches,
+            keep_checkpoints=spec.keep_checkpoints,
+            technique_folders=spec.technique_folders,
+            measure=measure,
+        )
+
+    def _launch(self, call: bytes, seconds: float | None = None) -> list[dict[str, Any]]:
+        answer = self._link.request((call, seconds))
+        if isinstance(answer, Failure):
+            raise RanksFailedError(answer)
+        ranks: list[dict[str, Any]] = answer
+        return ranks
+
+
+def drive(link: Link, spec_data: Mapping[str, Any], device_ids: Sequence[int]) -> dict[str, Any]:
+    """Call the technique: what the process between the supervisor and the ranks does.
+
+    It is a process of its own because a technique's ``search`` and ``execute`` may do anything.
+    """
+    spec = RunSpec.from_dict(spec_data)
+    session = Session(link, spec)
+    try:
+        technique = library.get(spec.technique)
+    except InvalidSweepError as error:
+        failure = Failure(status="failed", reason=str(error), whose="technique")
+        raise RanksFailedError(failure) from None
+    if spec.mode == "train":
+        technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)
+        return session.result
+    reason = technique.why_not(spec.job, len(device_ids))
+    if reason is not None:
+        raise DoesNotFit(reason)
+    parameters, seconds = _checked(technique.search(spec.job, device_ids, session), spec.technique)
+    return {"parameters": parameters, "seconds_per_batch": seconds, **session.measured(parameters)}
+
+
+def _checked(found: Any, technique: str) -> tuple[dict[str, Any], float]:
+    """What ``search`` returned, if it is what it should be."""
+    try:
+        parameters, seconds = found
+        parameters = json.loads(json.dumps(dict(parameters)))
+        if not 0 < float(seconds) < math.inf:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"technique {technique!r}: search returned {found!r:.100}; it must return the parameters (a "
+            "mapping that fits in JSON) and the seconds of one global batch (above 0)"
+        ) from None
+    return parameters, float(seconds)
+
+
+def _key(parameters: Parameters) -> str:
+    return json.dumps(dict(parameters), sort_keys=True)

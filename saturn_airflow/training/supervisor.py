@@ -1,0 +1,216 @@
+"""The small process that a run's ranks live under: it is started as this module, with a folder and a pid.
+
+It waits for the devices, shows them alone to the processes it launches, passes on what happens and what is
+asked, and sees to it that nothing stays behind. It never runs a user's code and never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.training import devices, failures, launching, leases
+from saturn_airflow.training.failures import Failure, RanksFailedError
+from saturn_airflow.training.runs import RunSpec
+
+# A run whose starter is gone has this long to save what it has.
+_ORPHAN_SECONDS = 3.0
+
+
+class StoppedError(Exception):
+    """The run was asked to stop and ended before it could say more."""
+
+
+class Supervisor:
+    """One run, from waiting for its devices to its end."""
+
+    def __init__(self, folder: Path, starter: int) -> None:
+        self._folder = folder
+        self._starter = starter
+        self._spec = RunSpec.from_dict(json.loads((folder / "spec.json").read_text()))
+        self._events = os.open(folder / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._stop_by: float | None = None
+        self._deadline = float("inf")
+
+    def run(self) -> None:
+        """Do what the spec says and write the end of it."""
+        signal.signal(signal.SIGTERM, lambda *_: self._stop_within(self._spec.stop_seconds))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        result: dict[str, Any] = {}
+        failure: Failure | None = None
+        try:
+            with contextlib.ExitStack() as held:
+                result = self._with_devices(held)
+        except StoppedError as stopped:
+            result = {"status": "stopped", "reason": str(stopped)}
+        except InvalidSweepError as error:
+            failure = Failure(status="failed", reason=str(error))
+        except RanksFailedError as error:
+            failure = error.failure
+        except BaseException as error:
+            failure = failures.describe(error)
+        if failure is None:
+            status, reason = result.pop("status", "finished"), result.pop("reason", "")
+            self.emit({"event": "end", "status": status, "reason": reason, "traceback": "", "result": result})
+        else:
+            self.emit({"event": "end", **failure.to_dict(), "result": {}})
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Append one line to the run's events."""
+        line = json.dumps({**event, "time": time.time()}, default=str) + "\n"
+        os.write(self._events, line.encode())
+
+    def _with_devices(self, held: contextlib.ExitStack) -> dict[str, Any]:
+        spec = self._spec
+        state = held.enter_context(self._hold_state())
+        found = devices.find(spec.node, spec.kind, spec.slots)
+        wanted = found if spec.device_ids is None else [found[i] for i in spec.device_ids]
+        lease = leases.acquire(
+            [device.name for device in wanted],
+            spec.holder,
+            count=spec.devices,
+            priority=spec.priority,
+            folder=Path(spec.leases_folder) if spec.leases_folder else None,
+            on_wait=lambda holders: self.emit({"event": "waiting", "for": holders}),
+            give_up=self._poll,
+        )
+        if lease is None:
+            raise StoppedError("stopped while waiting for its devices")
+        held.enter_context(lease)
+        mine = [device for device in wanted if device.name in lease.devices]
+        self.emit(
+            {"event": "leased", "devices": [device.id for device in mine], "names": list(lease.devices)}
+        )
+        _guard()
+        if spec.mode == "trial":
+            self._deadline = time.monotonic() + 1.2 * spec.trial_seconds
+        os.environ.update(devices.environment(mine))
+        threads = devices.threads_per_device(spec.slots)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        keep_open = [*lease.files, state]
+        leased_at = time.monotonic()
+        ready_seconds: list[float] = []
+
+        def launch_ranks(what: Any, asker_is_alive: Callable[[], bool]) -> Any:
+            call, seconds = what
+            ready_seconds.append(time.monotonic() - leased_at)
+            deadline = time.monotonic() + seconds if seconds is not None else float("inf")
+
+            def poll() -> bool:
+                if not asker_is_alive():
+                    raise StoppedError("the technique's own process is gone")
+                if time.monotonic() > deadline:
+                    raise RanksFailedError(
+                        Failure(status="hung", reason=f"not measured within {seconds:.0f} s")
+                    )
+                return self._poll()
+
+            self.emit({"event": "launched", "ranks": spec.devices})
+            try:
+                return launching.launch_ranks(
+                    call,
+                    spec.devices,
+                    device_type="cpu" if spec.kind == "cpu" else "cuda",
+                    threads=threads,
+                    technique=spec.technique,
+                    hang_seconds=spec.hang_seconds,
+                    on_event=self.emit,
+                    poll=poll,
+                    keep_open=keep_open,
+                )
+            except RanksFailedError as error:
+                return error.failure
+
+        (result,) = launching.launch(
+            "saturn_airflow.training.session:drive",
+            [(spec.to_dict(), [device.id for device in mine])],
+            on_event=self.emit,
+            on_request=launch_ranks,
+            poll=self._poll,
+            keep_open=keep_open,
+        )
+        return {"ready_seconds": ready_seconds[0] if ready_seconds else 0.0, **result}
+
+    @contextlib.contextmanager
+    def _hold_state(self) -> Any:
+        """Hold the job's state, so that no two runs ever train one job into one folder."""
+        file = os.open(Path(self._spec.folder) / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        told = False
+        try:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not told:
+                        self.emit({"event": "waiting", "for": ["an earlier run of the same job"]})
+                        told = True
+                    if self._poll():
+                        raise StoppedError(
+                            "stopped while waiting for an earlier run of the same job"
+                        ) from None
+                    time.sleep(0.1)
+            yield file
+        finally:
+            os.close(file)
+
+    def _poll(self) -> bool:
+        """Whether the ranks should stop; raises when they must be ended."""
+        now = time.monotonic()
+        if now > self._deadline:
+            reason = f"the trial took longer than {self._spec.trial_seconds:g} s"
+            raise RanksFailedError(Failure(status="hung", reason=reason, whose="technique"))
+        if self._stop_by is None and self._is_forsaken():
+            self._stop_within(_ORPHAN_SECONDS if self._spec.outlive_seconds == 0 else self._spec.stop_seconds)
+        if self._stop_by is not None and now > self._stop_by:
+            raise StoppedError("did not stop in time when asked to, and was ended; its last checkpoint stays")
+        return self._stop_by is not None
+
+    def _stop_within(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        self._stop_by = deadline if self._stop_by is None else min(self._stop_by, deadline)
+
+    def _is_forsaken(self) -> bool:
+        """Whether nobody will come back to this run."""
+        if os.getppid() == self._starter:
+            return False
+        if self._spec.outlive_seconds == 0:
+            return True
+        try:
+            followed = (self._folder / "follower").stat().st_mtime
+        except FileNotFoundError:
+            followed = (self._folder / "spec.json").stat().st_mtime
+        return time.time() - followed > self._spec.outlive_seconds
+
+
+def _guard() -> None:
+    """Leave a guard that ends everything in this process group when this process is gone, however it went."""
+    guard = subprocess.Popen(["/bin/sh", "-c", "read -r _; kill -9 0"], stdin=subprocess.PIPE)
+    # The pipe breaks when this process ends; until then nobody writes into it.
+    _guards.append(guard)
+
+
+_guards: list[subprocess.Popen[bytes]] = []
+
+
+def main() -> None:
+    """Supervise the run in the folder that the command line names."""
+    folder, starter = Path(sys.argv[1]), int(sys.argv[2])
+    alive = os.open(folder / "alive", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(alive, fcntl.LOCK_EX)
+    os.write(alive, str(os.getpid()).encode())
+    Supervisor(folder, starter).run()
+
+
+if __name__ == "__main__":
+    main()
