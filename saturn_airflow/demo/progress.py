@@ -74,11 +74,12 @@ def read_plan(progress: SweepProgress, plan: Mapping[str, Any], entries: list[Ma
         )
 
 
-def read_job(job: JobProgress, events: Path) -> None:
-    """Update one job from the events its training has written."""
-    if not events.exists():
+def read_job(job: JobProgress, folder: Path) -> None:
+    """Update one job from the events that its latest run has written."""
+    runs = sorted(folder.glob("runs/*/events.jsonl"))
+    if not runs:
         return
-    for line in events.read_text().splitlines():
+    for line in runs[-1].read_text().splitlines():
         try:
             event = json.loads(line)
         except ValueError:
@@ -88,7 +89,7 @@ def read_job(job: JobProgress, events: Path) -> None:
             job.status = "waiting"
         elif kind in ("leased", "launched", "start"):
             job.status = "running"
-            job.batches = event.get("batches") or job.batches
+            job.batches = event.get("total_batches") or job.batches
         elif kind == "step":
             job.status = "running"
             job.step, job.loss = event["step"], event["loss"]

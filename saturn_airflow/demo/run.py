@@ -114,7 +114,7 @@ def _update(progress: SweepProgress, airflow: Airflow, run_id: str, services: Se
     folder = services.state / "jobs" / "sweeps" / DAG_ID / run_id / GROUP
     for job in progress.jobs.values():
         if job.status != "finished":
-            read_job(job, folder / slug(job.name) / "events.jsonl")
+            read_job(job, folder / slug(job.name))
 
 
 def _time_stages(progress: SweepProgress, started: dict[str, float], console: Console) -> None:

@@ -18,7 +18,6 @@ from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.folders import slug
 
 MLFLOW_CONNECTION = "mlflow_default"
-MLFLOW_URL_KEY = "mlflow_url"
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.estimates import Estimate
 from saturn_airflow.jobs import Job
-from saturn_airflow.operators.context import MLFLOW_URL_KEY, SweepContext, mlflow_uri, pull_all
+from saturn_airflow.operators.context import SweepContext, mlflow_uri, pull_all
 from saturn_airflow.operators.profile import ESTIMATE_KEY
 from saturn_airflow.plan import Plan
+from saturn_airflow.plugin.links import MlflowRunLink
 from saturn_airflow.problem import Option, PlannedJob, Problem
-from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
 
 Estimates = Mapping[tuple[str, str, int, str], Estimate]
 
@@ -29,6 +30,8 @@ class PlanOperator(BaseOperator):
     (the plan, with the makespan of current practice beside it) and ``unplanned`` (jobs no strategy can
     train, with the reason).
     """
+
+    operator_extra_links = (MlflowRunLink(),)
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class PlanOperator(BaseOperator):
         self.profile_tasks = profile_tasks
         self.time_limit = time_limit
         self.group = group
+        self.mlflow_url: str | None = None
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan.
@@ -65,7 +69,9 @@ class PlanOperator(BaseOperator):
         refusals = ti.xcom_pull(task_ids=self.trials_task, key="refusals", map_indexes=-1) or []
         measured = pull_all(context, self.profile_tasks, ESTIMATE_KEY)
         broken = {name: entry["error"] for entry in measured if "error" in entry for name in entry["jobs"]}
-        found = [Estimate.from_dict(entry) for entry in measured if "error" not in entry]
+        fresh = [Estimate.from_dict(entry) for entry in measured if "error" not in entry]
+        known = ti.xcom_pull(task_ids=self.trials_task, key="known", map_indexes=-1) or []
+        found = [*map(Estimate.from_dict, known), *fresh]
         estimates = {(e.fingerprint, e.technique, e.devices, e.kind): e for e in found}
 
         planned, unplanned = [], []
@@ -93,11 +99,12 @@ class PlanOperator(BaseOperator):
         self.log.info("%s", summary(plan, practice))
         ti.xcom_push("plan", {**plan.to_dict(), "current_practice": practice.makespan})
 
-        run = tracking.open_sweep(mlflow_uri(), *ti.xcom_pull(task_ids=self.trials_task, key="sweep"))
-        run.log_plan(plan)
-        tracking.estimates.record(mlflow_uri(), found)
-        if run.url:
-            ti.xcom_push(MLFLOW_URL_KEY, run.url)
+        uri = mlflow_uri()
+        parent = ti.xcom_pull(task_ids=self.trials_task, key="sweep", map_indexes=-1)
+        run = tracking.reopen_sweep(uri, parent, sweep.folder)
+        run.log_plan(plan, cluster)
+        tracking.estimates.record(uri, fresh, sweep.folder, speed_versions())
+        self.mlflow_url = run.url
         return entries(plan, jobs, estimates, cluster)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from saturn_airflow.operators.context import MLFLOW_URL_KEY, mlflow_uri, pull_all
+from saturn_airflow.operators.context import SweepContext, mlflow_uri, pull_all
 from saturn_airflow.operators.train import OUTCOME_KEY
 from saturn_airflow.plan import Plan
+from saturn_airflow.plugin.links import MlflowRunLink
 
 
 class ReportOperator(BaseOperator):
@@ -20,6 +21,8 @@ class ReportOperator(BaseOperator):
     job), ``failed`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``, ``gap``,
     ``utilisation`` and more. It is pushed before the task fails for failed jobs.
     """
+
+    operator_extra_links = (MlflowRunLink(),)
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class ReportOperator(BaseOperator):
         self.mode = mode
         self.allowed_failures = allowed_failures
         self.group = group
+        self.mlflow_url: str | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Report.
@@ -52,6 +56,7 @@ class ReportOperator(BaseOperator):
         from saturn_airflow import tracking
 
         ti = context["ti"]
+        sweep = SweepContext.of(context, self.group)
         jobs = ti.xcom_pull(task_ids=self.trials_task, key="jobs", map_indexes=-1)
         if jobs is None:
             raise AirflowFailException(f"{self.trials_task} did not succeed; its log says why")
@@ -68,11 +73,13 @@ class ReportOperator(BaseOperator):
 
         uri = mlflow_uri()
         parent = ti.xcom_pull(task_ids=self.trials_task, key="sweep", map_indexes=-1)
-        run = tracking.open_sweep(uri, parent)
+        run = tracking.reopen_sweep(uri, parent, sweep.folder)
+        for name in names:
+            if (folder := sweep.job_folder(name)).is_dir():
+                tracking.send_outbox(uri, folder)
         run.log_report(result)
         run.close("finished" if not result["failed"] else "failed")
-        if run.url:
-            ti.xcom_push(MLFLOW_URL_KEY, run.url)
+        self.mlflow_url = run.url
 
         self.log.info("%s", table(result))
         ti.xcom_push("return_value", result)
@@ -104,10 +111,7 @@ def summarize(
         by_job.setdefault(
             name, {"job": name, "status": "lost", "reason": "its train task left no outcome; see its log"}
         )
-    for outcome in by_job.values():
-        if "started_at" in outcome and "ended_at" in outcome:
-            outcome["actual_seconds"] = outcome["ended_at"] - outcome["started_at"]
-    trained = [o for o in by_job.values() if "actual_seconds" in o]
+    trained = [o for o in by_job.values() if "started_at" in o]
     first = min((o["started_at"] for o in trained), default=0.0)
     last = max((o["ended_at"] for o in trained), default=0.0)
     makespan = last - first

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from saturn_airflow.cluster import Node
+from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import (
-    MLFLOW_URL_KEY,
     SweepContext,
     leases_folder,
     mlflow_uri,
     technique_folders,
     user_path,
 )
+from saturn_airflow.plugin.links import MlflowRunLink
 
 OUTCOME_KEY = "outcome"
+#: Seconds between lines of progress in the task's log.
+LOG_SECONDS = 10.0
 #: What a further try can mend; the job's own errors are not among them.
 WORTH_A_RETRY = ("stopped", "lost", "hung", "failed")
 
@@ -30,6 +32,8 @@ class TrainOperator(BaseOperator):
     A retried task goes on from the job's last checkpoint. Pushes ``outcome``: how it ended, with the last
     losses, the seconds it took, and where the model is.
     """
+
+    operator_extra_links = (MlflowRunLink(),)
 
     def __init__(
         self,
@@ -49,7 +53,9 @@ class TrainOperator(BaseOperator):
         self.checkpoint_seconds = checkpoint_seconds
         self.keep_checkpoints = keep_checkpoints
         self.group = group
+        self.mlflow_url: str | None = None
         self._run: Any = None
+        self._said_at = 0.0
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Train.
@@ -71,6 +77,7 @@ class TrainOperator(BaseOperator):
             node=node.name,
             kind=node.kind,
             slots=node.devices,
+            devices=entry["devices"],
             device_ids=tuple(entry["device_ids"]),
             priority=(entry["priority"][0], entry["priority"][1]),
             holder=f"{sweep.key}: {job.name}",
@@ -92,7 +99,10 @@ class TrainOperator(BaseOperator):
             "reason": "the task was ended",
         }
         job_run = None
-        self._run = runs.start(spec)
+        try:
+            self._run = runs.start(spec)
+        except InvalidSweepError as error:
+            raise AirflowFailException(str(error)) from None
         for event in self._run.events():
             self._say(event)
             if event["event"] == "waiting":
@@ -100,18 +110,14 @@ class TrainOperator(BaseOperator):
             if job_run is None:
                 job_run = self._open_job(context, sweep, job)
             if event["event"] == "leased":
-                outcome["started_at"] = event.get("time", time.time())
+                outcome["started_at"] = event["time"]
             elif event["event"] == "end":
-                outcome.update(status=event["status"], reason=event.get("reason"), ended_at=time.time())
                 outcome.update(event.get("result") or {})
+                outcome.update(status=event["status"], reason=event.get("reason"), ended_at=event["time"])
+                outcome["actual_seconds"] = event["time"] - outcome.get("started_at", event["time"])
             job_run.follow(event)
         if job_run is not None:
-            outcome["run_id"] = job_run.id
-            if outcome["status"] == "finished" and outcome.get("checkpoint"):
-                outcome["model_uri"] = job_run.log_model_folder(outcome["checkpoint"])
-            final = outcome["status"] not in WORTH_A_RETRY or ti.try_number > (ti.max_tries or 0)
-            if final:
-                job_run.close(outcome["status"], outcome.get("reason"))
+            self._finish(ti, job_run, outcome)
         ti.xcom_push(OUTCOME_KEY, outcome)
         if outcome["status"] == "finished":
             return outcome
@@ -128,26 +134,23 @@ class TrainOperator(BaseOperator):
     def _open_job(self, context: Context, sweep: SweepContext, job: Job) -> Any:
         from saturn_airflow import tracking
 
-        ti = context["ti"]
-        parent = ti.xcom_pull(task_ids=self.trials_task, key="sweep", map_indexes=-1)
-        hparams = {"lr": job.hparams.lr, "batch_size": job.hparams.batch_size, "epochs": job.hparams.epochs}
-        job_run = tracking.open_job(
-            mlflow_uri(),
-            parent["run_id"],
-            f"{sweep.key}/{job.name}",
-            job.name,
-            {
-                **hparams,
-                **job.model_args,
-                "technique": self.entry["technique"],
-                "devices": self.entry["devices"],
-                "node": self.entry["node"],
-            },
-            sweep.tags(context),
-        )
-        if job_run.url:
-            ti.xcom_push(MLFLOW_URL_KEY, job_run.url)
-        return job_run
+        parent = context["ti"].xcom_pull(task_ids=self.trials_task, key="sweep", map_indexes=-1)
+        strategy = {key: self.entry[key] for key in ("technique", "devices", "node")}
+        params = tracking.job_params(job, **strategy)
+        folder = sweep.job_folder(job.name)
+        return tracking.open_job(mlflow_uri(), parent, job.name, params, sweep.tags(context), folder)
+
+    def _finish(self, ti: Any, job_run: Any, outcome: dict[str, Any]) -> None:
+        job_run.wait(10)
+        outcome["run_id"] = job_run.id
+        self.mlflow_url = job_run.url
+        if outcome["status"] == "finished" and outcome.get("checkpoint"):
+            outcome["model_uri"] = job_run.log_model_folder(outcome["checkpoint"])
+        job_run.log_metrics({key: outcome[key] for key in ("planned_seconds", "actual_seconds")})
+        if outcome["status"] in WORTH_A_RETRY and ti.try_number <= (ti.max_tries or 0):
+            job_run.leave()
+        else:
+            job_run.close("finished" if outcome["status"] == "finished" else "failed", outcome["reason"])
 
     def _say(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -156,13 +159,25 @@ class TrainOperator(BaseOperator):
         elif kind == "leased":
             self.log.info("Holding devices %s of %s", self.entry["device_ids"], self.entry["node"])
         elif kind == "start":
-            resumed = f", resumed from step {event['resumed_from']}" if event.get("resumed_from") else ""
-            self.log.info("Training for %s batches%s", event.get("batches"), resumed)
+            if event["checkpoint"]:
+                self.log.info("Resuming from step %d, checkpoint %s", event["step"], event["checkpoint"])
+            self.log.info("Training for %s batches", event["total_batches"] or "an unknown number of")
+        elif kind == "step" and event["time"] - self._said_at >= LOG_SECONDS:
+            self._said_at = event["time"]
+            left = f", {event['eta_seconds']:.0f} s left" if event["eta_seconds"] is not None else ""
+            self.log.info(
+                "Step %d (epoch %d): loss %.4f, %.1f samples/s%s",
+                event["step"],
+                event["epoch"],
+                event["loss"],
+                event["samples_per_second"],
+                left,
+            )
         elif kind == "checkpoint":
-            self.log.info("Checkpoint at step %s", event.get("step"))
+            self.log.info("Checkpoint at step %d, written in %.1f s", event["step"], event["seconds"])
         elif kind == "warning":
             self.log.warning("%s", event["message"])
         elif kind == "eval":
-            self.log.info("Epoch %s: eval_loss %.4f", event.get("epoch"), event["eval_loss"])
+            self.log.info("Epoch %d: eval_loss %.4f", event["epoch"], event["eval_loss"])
         elif kind == "end" and event.get("traceback"):
             self.log.error("%s", event["traceback"])

@@ -11,17 +11,20 @@ from airflow.sdk.exceptions import AirflowFailException
 from saturn_airflow.cluster import Cluster
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.jobs import Job, check_jobs
-from saturn_airflow.operators.context import MLFLOW_URL_KEY, SweepContext, mlflow_uri, use_techniques_folder
+from saturn_airflow.operators.context import SweepContext, mlflow_uri, use_techniques_folder
+from saturn_airflow.plugin.links import MlflowRunLink
 
 
 class TrialsOperator(BaseOperator):
     """List the trials a sweep needs, one list per node.
 
     Returns all trials. Pushes ``jobs`` (the jobs, rendered and checked), ``refusals`` (techniques that say
-    why they can't train a job) and ``sweep`` (the sweep's MLflow run).
+    why they can't train a job), ``known`` (estimates from earlier sweeps) and ``sweep`` (its
+    MLflow run).
     """
 
     template_fields: Sequence[str] = ("jobs",)
+    operator_extra_links = (MlflowRunLink(),)
 
     def __init__(
         self,
@@ -39,10 +42,12 @@ class TrialsOperator(BaseOperator):
         self.techniques = techniques
         self.experiment = experiment
         self.group = group
+        self.mlflow_url: str | None = None
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """List the trials."""
         from saturn_airflow import tracking
+        from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
         from saturn_airflow.profiling.trials import needed_trials
 
         use_techniques_folder()
@@ -52,29 +57,34 @@ class TrialsOperator(BaseOperator):
             jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
             check_jobs(jobs)
             check_against(jobs, cluster)
-            trials, refusals = needed_trials(jobs, cluster, self.techniques)
+            uri = mlflow_uri()
+            marks = sorted({fingerprint(job) for job in jobs})
+            known = tracking.estimates.find(uri, marks, speed_versions())
+            trials, refusals = needed_trials(jobs, cluster, self.techniques, known)
         except InvalidSweepError as error:
             raise AirflowFailException(str(error)) from None
         check_map_length(len(trials), "trials")
 
         run = tracking.open_sweep(
-            mlflow_uri(),
+            uri,
             self.experiment or sweep.dag_id,
             f"{sweep.group_id} {sweep.run_id}",
             {"saturn.sweep": sweep.key, **sweep.tags(context)},
             {"jobs": len(jobs), "nodes": len(cluster), "devices": cluster.devices},
+            sweep.folder,
         )
         ti = context["ti"]
         ti.xcom_push("jobs", [job.to_dict() for job in jobs])
         ti.xcom_push("refusals", [vars(refusal) for refusal in refusals])
-        ti.xcom_push("sweep", {"run_id": run.id, "url": run.url})
-        if run.url:
-            ti.xcom_push(MLFLOW_URL_KEY, run.url)
+        ti.xcom_push("known", [estimate.to_dict() for estimate in known])
+        ti.xcom_push("sweep", run.to_dict())
+        self.mlflow_url = run.url
         self.log.info(
-            "%d jobs need %d trials on %s",
+            "%d jobs need %d trials on %s; %d estimates are known from earlier sweeps",
             len(jobs),
             len(trials),
             ", ".join(f"{n.name} ({n.devices} x {n.kind})" for n in cluster),
+            len(known),
         )
         return [trial.to_dict() for trial in trials]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from airflow.plugins_manager import AirflowPlugin
 
 from saturn_airflow.plugin.links import MlflowRunLink
@@ -13,4 +11,4 @@ class SaturnPlugin(AirflowPlugin):
     """Saturn's links in the Airflow UI."""
 
     name = "saturn"
-    operator_extra_links: ClassVar[list[MlflowRunLink]] = [MlflowRunLink()]
+    operator_extra_links = [MlflowRunLink()]  # noqa: RUF012 - Airflow's own declaration

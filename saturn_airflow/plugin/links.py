@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow.sdk import BaseOperatorLink, XCom
-
-from saturn_airflow.operators.context import MLFLOW_URL_KEY
+from airflow.sdk import BaseOperatorLink
 
 if TYPE_CHECKING:
-    from airflow.models.taskinstancekey import TaskInstanceKey
     from airflow.sdk import BaseOperator
+    from airflow.sdk.types import TaskInstanceKey
 
 
 class MlflowRunLink(BaseOperatorLink):
     """From a task of a sweep to its MLflow run, where MLflow has a UI to link to."""
 
     name = "MLflow run"
-    xcom_key = MLFLOW_URL_KEY
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The address of the run that the task pushed, or nothing."""
-        return XCom.get_value(ti_key=ti_key, key=MLFLOW_URL_KEY) or ""
+        """The address of the run that the task wrote to, or nothing.
+
+        Airflow asks for it where the task ran, when it has ended, and keeps the answer.
+        """
+        return getattr(operator, "mlflow_url", None) or ""

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
 
 from saturn_airflow.jobs import Job
 
 #: Hyper-parameters that change what a model learns, never how long one batch takes.
 NEUTRAL = ("epochs", "batches", "lr", "optimizer_args", "lr_scheduler_args", "seed", "clip_grad_norm")
+
+
+def speed_versions() -> dict[str, str]:
+    """Versions of what can change every job's speed; estimates under others do not count."""
+    try:
+        return {"torch": importlib.metadata.version("torch")}
+    except importlib.metadata.PackageNotFoundError:
+        return {}
 
 
 def fingerprint(job: Job) -> str:
