@@ -83,7 +83,6 @@ class SaturnSweepOperator(TaskGroup):
                 techniques=list(techniques) if techniques is not None else None,
                 experiment=experiment,
                 group=group,
-                queue=cluster.nodes[0].queue,
             )
             profile = _per_node(
                 cluster,
