@@ -1,0 +1,105 @@
+"""Running one trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.cluster import Node
+from saturn_airflow.errors import JobError, SaturnError
+from saturn_airflow.estimates import Estimate, Trial
+from saturn_airflow.training import runs
+from saturn_airflow.training.request import Measure
+from saturn_airflow.training.runs import RunSpec
+
+_ANSWERS = ("out_of_memory", "does_not_fit", "hung", "lost")
+
+
+def measure(
+    trial: Trial,
+    node: Node,
+    *,
+    folder: str | Path,
+    holder: str = "",
+    priority: tuple[float, int] = (0.0, 0),
+    leases_folder: str | None = None,
+    technique_folders: tuple[str, ...] = (),
+    path: tuple[str, ...] = (),
+    how: Measure | None = None,
+    seconds: float = 120.0,
+    log: Callable[[str], object] = lambda line: None,
+) -> Estimate:
+    """Run ``trial`` on any free devices of ``node``, which is this machine, and say what it found.
+
+    That it ran out of memory, took too long, or that the technique failed, is an answer: the estimate then
+    has a reason.
+
+    :param folder: for the trial's files.
+    :param holder: who holds the devices, in words for people.
+    :param priority: as in :class:`~saturn_airflow.training.runs.RunSpec`.
+    :param path: folders of the user's modules.
+    :param how: warm-up batches, timed batches.
+    :param seconds: how long the trial may take once it has its devices.
+    :param log: called with lines for the task's log.
+    :raises JobError: when the job's own code raises or its loss is not a number; the message ends with the
+        user's traceback.
+    :raises SaturnError: when the trial was stopped, or this machine lacks the devices the node should have.
+    """
+    spec = RunSpec(
+        mode="trial",
+        job=trial.job,
+        technique=trial.technique,
+        node=node.name,
+        kind=node.kind,
+        slots=node.devices,
+        devices=trial.devices,
+        priority=priority,
+        holder=holder,
+        folder=str(folder),
+        leases_folder=leases_folder,
+        technique_folders=technique_folders,
+        path=path,
+        measure=how or Measure(),
+        trial_seconds=seconds,
+    )
+    run = runs.start(spec)
+    end: Mapping[str, Any] = {}
+    try:
+        for event in run.events():
+            if event["event"] == "waiting":
+                log(f"Waiting for devices held by {'; '.join(event['for'])}")
+            elif event["event"] == "measured" and event["parameters"]:
+                log(f"{event['parameters']}: {event['seconds_per_batch']:.4f} s per batch")
+            elif event["event"] == "warning":
+                log(event["message"])
+            end = event
+    finally:
+        # Whoever leaves early, an Airflow task that is killed too, leaves no ranks behind.
+        run.kill()
+    return _estimate(trial, node.kind, end)
+
+
+def _estimate(trial: Trial, kind: str, end: Mapping[str, Any]) -> Estimate:
+    key: dict[str, Any] = {
+        "fingerprint": trial.fingerprint,
+        "technique": trial.technique,
+        "devices": trial.devices,
+        "kind": kind,
+    }
+    status, reason = end["status"], end["reason"]
+    if status == "finished":
+        found = dict(end["result"])
+        # Training sets up in the same way, processes and all.
+        found["setup_seconds"] = found.get("setup_seconds", 0.0) + found.pop("ready_seconds")
+        return Estimate(**key, **found)
+    told = "\n".join(filter(None, [reason, end["traceback"]]))
+    if status == "not_a_number" or end.get("whose") == "job":
+        raise JobError(told)
+    if status == "out_of_memory":
+        return Estimate(**key, reason=f"out of memory ({reason})")
+    if status in _ANSWERS:
+        return Estimate(**key, reason=reason)
+    if end.get("whose") == "technique":
+        return Estimate(**key, reason=f"technique {trial.technique!r} failed: {told}")
+    raise SaturnError(f"the trial of {trial.job.name!r} under {trial.technique} was not run: {told}")
