@@ -41,6 +41,10 @@ class Holder:
     since: float
 
 
+class GivenUpError(Exception):
+    """Who waited for devices no longer wants them."""
+
+
 class Lease:
     """Devices held by this process and those that inherit :attr:`files`, until the last of them is gone."""
 
@@ -76,7 +80,7 @@ def acquire(
     folder: Path | None = None,
     on_wait: Callable[[list[str]], None] = lambda holders: None,
     give_up: Callable[[], bool] = lambda: False,
-) -> Lease | None:
+) -> Lease:
     """Wait for devices and hold them.
 
     :param devices: names of devices.
@@ -85,7 +89,7 @@ def acquire(
     :param priority: smaller goes first: when the plan was made (seconds since the epoch), place in the plan.
     :param on_wait: called with the words of those waited for, whenever they change.
     :param give_up: asked again and again; when it says True the wait ends.
-    :returns: the lease, or None when given up.
+    :raises GivenUpError: when ``give_up`` said so.
     :raises InvalidSweepError: when there are fewer devices than asked for, or the folder can't be used.
     """
     wanted = tuple(dict.fromkeys(devices))
@@ -101,7 +105,7 @@ def acquire(
         while True:
             with room.gate(give_up) as entered:
                 if not entered:
-                    return None
+                    raise GivenUpError
                 ahead = [other for other in room.tickets() if other.order < ticket.order]
                 lease = _take(room, ticket, ahead)
                 if lease is not None:
@@ -112,7 +116,7 @@ def acquire(
                 on_wait(blockers)
                 told = blockers
             if give_up():
-                return None
+                raise GivenUpError
             time.sleep(min(0.1 * (1 + len(ahead)), 1.0))
     finally:
         ticket.close()

@@ -88,7 +88,8 @@ class RunSpec:
         ids = self.device_ids
         if ids is not None and (len(set(ids)) != self.devices or not all(0 <= i < self.slots for i in ids)):
             raise InvalidSweepError(
-                f"{what}: device ids {list(ids)} are not {self.devices} of node {self.node!r}'s {self.slots}"
+                f"{what}: device ids {list(ids)} are not {self.devices} of the {self.slots} "
+                f"of node {self.node!r}"
             )
         if not self.holder:
             object.__setattr__(self, "holder", what)
@@ -233,7 +234,9 @@ def start(spec: RunSpec) -> Run:
         "PYTHONUNBUFFERED": "1",
         library.FOLDERS_VARIABLE: os.pathsep.join(filter(None, folders)),
     }
-    with open(folder / "output.log", "ab") as log:
+    with open(folder / "alive", "w") as alive, open(folder / "output.log", "ab") as log:
+        # The lock lives as long as the supervisor, from before its first instruction on.
+        fcntl.flock(alive, fcntl.LOCK_EX)
         # A new interpreter, because what Airflow forks must never meet CUDA.
         process = subprocess.Popen(
             [sys.executable, "-m", "saturn_airflow.training.supervisor", str(folder), str(os.getpid())],
@@ -242,7 +245,9 @@ def start(spec: RunSpec) -> Run:
             stderr=log,
             env=environment,
             start_new_session=True,
+            pass_fds=[alive.fileno()],
         )
+        alive.write(str(process.pid))
     return Run(folder, process)
 
 

@@ -75,17 +75,18 @@ class Supervisor:
         state = held.enter_context(self._hold_state())
         found = devices.find(spec.node, spec.kind, spec.slots)
         wanted = found if spec.device_ids is None else [found[i] for i in spec.device_ids]
-        lease = leases.acquire(
-            [device.name for device in wanted],
-            spec.holder,
-            count=spec.devices,
-            priority=spec.priority,
-            folder=Path(spec.leases_folder) if spec.leases_folder else None,
-            on_wait=lambda holders: self.emit({"event": "waiting", "for": holders}),
-            give_up=self._poll,
-        )
-        if lease is None:
-            raise StoppedError("stopped while waiting for its devices")
+        try:
+            lease = leases.acquire(
+                [device.name for device in wanted],
+                spec.holder,
+                count=spec.devices,
+                priority=spec.priority,
+                folder=Path(spec.leases_folder) if spec.leases_folder else None,
+                on_wait=lambda holders: self.emit({"event": "waiting", "for": holders}),
+                give_up=self._poll,
+            )
+        except leases.GivenUpError:
+            raise StoppedError("stopped while waiting for its devices") from None
         held.enter_context(lease)
         mine = [device for device in wanted if device.name in lease.devices]
         self.emit(
@@ -206,9 +207,6 @@ _guards: list[subprocess.Popen[bytes]] = []
 def main() -> None:
     """Supervise the run in the folder that the command line names."""
     folder, starter = Path(sys.argv[1]), int(sys.argv[2])
-    alive = os.open(folder / "alive", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(alive, fcntl.LOCK_EX)
-    os.write(alive, str(os.getpid()).encode())
     Supervisor(folder, starter).run()
 
 

@@ -1,0 +1,324 @@
+"""Runs from start to end, and what is left when a part of them dies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from running import small_job, spec_for
+
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.jobs import Job
+from saturn_airflow.training import leases, runs
+from saturn_airflow.training.runs import Run, RunSpec
+
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def finish(spec: RunSpec) -> tuple[list[str], dict[str, Any], list[dict[str, Any]]]:
+    """Run to the end: the names of the events without repetition, the end, and all events."""
+    run = runs.start(spec)
+    events = list(run.events(poll=0.02))
+    assert not run.is_alive()
+    names = [name for name, _ in itertools.groupby(event["event"] for event in events)]
+    return names, events[-1], events
+
+
+def until(run: Run, name: str, count: int = 1) -> list[dict[str, Any]]:
+    """Follow a run until an event has come ``count`` times."""
+    seen = []
+    for event in run.events(poll=0.02):
+        assert event["event"] != "end", event
+        seen.append(event)
+        count -= event["event"] == name
+        if count == 0:
+            break
+    return seen
+
+
+def family(run: Run) -> list[psutil.Process]:
+    """All processes of a run."""
+    supervisor = psutil.Process(int((run.folder / "alive").read_text()))
+    return [supervisor, *supervisor.children(recursive=True)]
+
+
+def losses(events: list[dict[str, Any]]) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+
+def test_a_spec_survives_json(tmp_path: Path) -> None:
+    spec = spec_for(tmp_path, small_job(), devices=2, device_ids=(0, 1), priority=(3.5, 2))
+    assert RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"devices": 3}, "asks for 3 devices; node 'local' has 2"),
+        ({"devices": 2, "device_ids": (1,)}, r"device ids \[1\] are not 2 of the 2 of node 'local'"),
+        ({"device_ids": (2,)}, r"device ids \[2\] are not 1"),
+    ],
+)
+def test_a_spec_that_cannot_be_right_is_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSweepError, match=words):
+        spec_for(tmp_path, small_job(), **settings)
+
+
+def test_training_from_start_to_end(tmp_path: Path) -> None:
+    names, end, events = finish(spec_for(tmp_path, small_job(), "ddp", devices=2, device_ids=(1, 0)))
+    assert names == ["leased", "launched", "start", "step", "checkpoint", "end"]
+    assert events[0]["devices"] == [1, 0]
+    assert (end["status"], end["result"]["steps"]) == ("finished", 50)
+    assert end["result"]["peak_host_bytes"] > end["result"]["peak_device_bytes"] > 10 << 20
+    assert leases.holders(tmp_path / "leases") == {}
+
+
+def test_stopping_checkpoints_and_a_further_run_goes_on(tmp_path: Path) -> None:
+    _, _, straight = finish(spec_for(tmp_path / "straight", small_job("slow", batches=60), "ddp", devices=2))
+
+    spec = spec_for(tmp_path / "broken", small_job("slow", batches=60), "ddp", devices=2)
+    run = runs.start(spec)
+    events = until(run, "step", 5)
+    run.stop()
+    assert not run.is_alive()
+    events += run.events()
+    end = events[-1]
+    assert end["status"] == "stopped"
+    assert [e["step"] for e in events if e["event"] == "checkpoint"] == [end["result"]["steps"]]
+    assert 5 <= end["result"]["steps"] < 60
+
+    _, end, more = finish(spec)
+    assert end["status"] == "finished"
+    assert set(losses(events)).isdisjoint(losses(more))
+    assert losses(events) | losses(more) == losses(straight)
+
+
+def test_a_killed_rank_is_lost_and_the_next_try_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMALL_JOBS_MARK", str(tmp_path / "mark"))
+    spec = spec_for(tmp_path, small_job("killed_once"), "ddp", devices=2, checkpoint_batches=10)
+    _, end, events = finish(spec)
+    assert (end["status"], end["rank"]) == ("lost", 0)
+    assert "rank 0 was killed by SIGKILL" in end["reason"]
+    assert leases.holders(tmp_path / "leases") == {}
+
+    _, end, more = finish(spec)
+    assert end["status"] == "finished"
+    start = next(event for event in more if event["event"] == "start")
+    assert start["step"] == 20
+    both = {step: losses(events)[step] for step in losses(events) if step in losses(more)}
+    assert both == {step: losses(more)[step] for step in both}
+
+
+@pytest.mark.parametrize(
+    ("job", "technique", "status", "whose", "words"),
+    [
+        (small_job("broken_loss"), "ddp", "failed", "job", "the user's own mistake"),
+        (small_job("not_a_number"), "ddp", "not_a_number", "job", "nan at step 1"),
+        (small_job("hungry"), "ddp", "out_of_memory", "", "memory"),
+        (small_job(), "absent", "failed", "technique", "'absent' is not in the library; it has ddp"),
+        (small_job(), "two", "failed", "technique", "two.py defines 2 techniques"),
+        (small_job(), "no_import", "failed", "technique", "a_module_that_is_not_there"),
+    ],
+)
+def test_how_it_failed_is_told(
+    job: Job, technique: str, status: str, whose: str, words: str, tmp_path: Path
+) -> None:
+    _, end, _ = finish(spec_for(tmp_path, job, technique, devices=2))
+    assert (end["status"], end["whose"]) == (status, whose)
+    assert words in end["reason"]
+    if job.name == "small-broken_loss":
+        assert "small_jobs.py" in end["traceback"]
+        assert "saturn_airflow" not in end["traceback"].split("small_jobs.py")[1]
+
+
+def test_a_technique_of_search_and_execute_alone(tmp_path: Path) -> None:
+    _, end, _ = finish(spec_for(tmp_path, small_job(), "whole_batch", mode="trial"))
+    assert end["status"] == "finished", end
+    found = end["result"]
+    assert found["parameters"] == {"found": True}
+    assert found["seconds_per_batch"] > 0
+    spec = spec_for(tmp_path, small_job(), "whole_batch", parameters=found["parameters"])
+    names, end, events = finish(spec)
+    assert end["status"] == "finished", end
+    assert names == ["leased", "step", "end"]
+    assert len(losses(events)) == 50
+    assert (Path(spec.folder) / "model.pt").exists()
+
+
+def test_a_technique_that_stops_by_itself_when_asked(tmp_path: Path) -> None:
+    spec = spec_for(tmp_path, small_job("slow", batches=400), "whole_batch", parameters={"found": True})
+    run = runs.start(spec)
+    until(run, "step", 3)
+    run.stop()
+    assert run.wait()["status"] == "stopped"
+    assert (Path(spec.folder) / "model.pt").exists()
+
+
+def test_a_technique_with_functions_of_its_own_on_ranks(tmp_path: Path) -> None:
+    names, end, events = finish(spec_for(tmp_path, small_job(), "own_ranks", devices=2))
+    assert end["status"] == "finished", end
+    assert names == ["leased", "launched", "counted", "summed", "end"]
+    assert [e["sum"] for e in events if e["event"] == "summed"] == [300]
+
+
+def test_nothing_survives_the_one_who_started_it(tmp_path: Path) -> None:
+    starter = tmp_path / "starter.py"
+    starter.write_text(
+        textwrap.dedent(f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from running import small_job, spec_for
+        from saturn_airflow.training import runs
+        run = runs.start(spec_for(Path({str(tmp_path)!r}), small_job("slow", batches=5000), "ddp", devices=2))
+        for event in run.events():
+            print(event["event"], run.folder, flush=True)
+        """)
+    )
+    process = subprocess.Popen([sys.executable, starter], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    folder = next(line.split()[1] for line in process.stdout if line.startswith("step"))
+    processes = family(Run(Path(folder)))
+    assert len(processes) >= 5, "supervisor, server, technique, two ranks"
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+    assert leases.holders(tmp_path / "leases") == {}
+    end = Run(Path(folder)).wait()
+    assert end["status"] == "stopped"
+    assert end["result"]["checkpoint"], "it had time to save what it had"
+
+
+def test_nothing_survives_its_supervisor(tmp_path: Path) -> None:
+    run = runs.start(spec_for(tmp_path, small_job("slow", batches=5000), "ddp", devices=2))
+    until(run, "step", 3)
+    processes = family(run)
+    assert len(processes) >= 5
+    processes[0].kill()
+    end = run.wait()
+    assert end["status"] == "lost"
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+    assert leases.holders(tmp_path / "leases") == {}
+
+
+def test_a_run_goes_on_without_its_starter_and_is_found_again(tmp_path: Path) -> None:
+    starter = textwrap.dedent(f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from running import small_job, spec_for
+        from saturn_airflow.training import runs
+        runs.start(spec_for(Path({str(tmp_path)!r}), small_job("slow", batches=150), outlive_seconds=60))
+        """)
+    subprocess.run([sys.executable, "-c", starter], check=True, cwd=ROOT)
+    run = runs.attach(tmp_path / "state")
+    assert run is not None
+    events = list(run.events(poll=0.02))
+    assert events[-1]["status"] == "finished"
+    assert list(losses(events)) == list(range(1, 151))
+    assert runs.attach(tmp_path / "state") is None
+
+
+def test_a_run_nobody_comes_back_to_saves_and_ends(tmp_path: Path) -> None:
+    starter = textwrap.dedent(f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from running import small_job, spec_for
+        from saturn_airflow.training import runs
+        runs.start(spec_for(Path({str(tmp_path)!r}), small_job("slow", batches=5000), outlive_seconds=4))
+        """)
+    subprocess.run([sys.executable, "-c", starter], check=True, cwd=ROOT)
+    folder = tmp_path / "state" / "runs" / "0001"
+    deadline = time.monotonic() + 60
+    while Run(folder).is_alive() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    end = Run(folder).wait()
+    assert end["status"] == "stopped"
+    assert end["result"]["checkpoint"]
+
+
+def test_devices_in_use_are_waited_for_by_name(tmp_path: Path) -> None:
+    first = runs.start(
+        spec_for(
+            tmp_path / "a",
+            small_job("slow", batches=5000),
+            leases_folder=str(tmp_path),
+            device_ids=(0,),
+            holder="sweep one: job a",
+        )
+    )
+    until(first, "step")
+    second = runs.start(
+        spec_for(
+            tmp_path / "b",
+            small_job(),
+            "ddp",
+            devices=2,
+            leases_folder=str(tmp_path),
+            holder="sweep two: job b",
+        )
+    )
+    (waiting,) = until(second, "waiting")
+    assert waiting["for"] == ["sweep one: job a"]
+    assert [holder.who for holder in leases.holders(tmp_path).values()] == ["sweep one: job a"]
+    first.stop()
+    assert second.wait()["status"] == "finished"
+
+
+def test_one_job_is_never_trained_twice_at_once(tmp_path: Path) -> None:
+    spec = spec_for(tmp_path, small_job("slow", batches=5000))
+    first = runs.start(spec)
+    until(first, "step")
+    second = runs.start(spec)
+    (waiting,) = until(second, "waiting")
+    assert waiting["for"] == ["an earlier run of the same job"]
+    first.stop()
+    until(second, "start")
+    second.stop(timeout=20)
+    assert second.wait()["status"] == "stopped"
+
+
+def test_a_run_that_waits_can_be_stopped(tmp_path: Path) -> None:
+    with leases.acquire(["local-cpu0"], "somebody", folder=tmp_path / "leases"):
+        run = runs.start(spec_for(tmp_path, small_job(), device_ids=(0,)))
+        until(run, "waiting")
+        run.stop()
+        end = run.wait()
+    assert (end["status"], end["reason"]) == ("stopped", "stopped while waiting for its devices")
+    assert leases.waiters(tmp_path / "leases") == []
+
+
+def test_the_supervisor_is_small(tmp_path: Path) -> None:
+    with leases.acquire(["local-cpu0"], "somebody", folder=tmp_path / "leases"):
+        run = runs.start(spec_for(tmp_path, small_job(), device_ids=(0,)))
+        until(run, "waiting")
+        assert [process.pid for process in family(run)] == [run._process.pid]
+        assert family(run)[0].memory_info().rss < 60 << 20
+        run.stop()
+
+
+def test_killing_the_whole_group_leaves_nothing(tmp_path: Path) -> None:
+    run = runs.start(spec_for(tmp_path, small_job("slow", batches=5000), "ddp", devices=2))
+    until(run, "step", 2)
+    processes = family(run)
+    os.killpg(processes[0].pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+    assert run.wait()["status"] == "lost"

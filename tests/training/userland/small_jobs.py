@@ -1,0 +1,59 @@
+"""Jobs of a user: a small one that works, and the ways in which jobs break."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def linear(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def noise(batch_size: int = 8, samples: int = 4000, width: int = 8) -> DataLoader[Any]:
+    inputs = torch.randn(samples, width, generator=torch.Generator().manual_seed(1))
+    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=batch_size)
+
+
+def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return ((outputs - targets) ** 2).mean()
+
+
+def slow(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.02)
+    return squared(outputs, targets)
+
+
+def not_a_number(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return squared(outputs, targets) * math.nan
+
+
+def broken_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    raise ValueError("the user's own mistake")
+
+
+def broken_model() -> nn.Module:
+    raise FileNotFoundError("weights.pt is not where it was")
+
+
+def hungry(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    torch.empty(1 << 60, dtype=torch.uint8)
+    return squared(outputs, targets)
+
+
+def killed_once(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The first rank 0 to get to the 30th batch is killed there."""
+    killed_once.calls = getattr(killed_once, "calls", 0) + 1  # type: ignore[attr-defined]
+    mark = Path(os.environ["SMALL_JOBS_MARK"])
+    if killed_once.calls == 30 and os.environ["RANK"] == "0" and not mark.exists():  # type: ignore[attr-defined]
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return squared(outputs, targets)
