@@ -77,6 +77,8 @@ def _rows(plan: Plan, nodes: Iterable[Node] | None) -> list[tuple[str, int]]:
 
 
 def _draw_frame(axes: Axes, plan: Plan, rows: Sequence[tuple[str, int]]) -> None:
+    from matplotlib.ticker import MultipleLocator
+
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     axes.set_xlim(0, max(plan.makespan, 1e-9) * 1.01)
     axes.tick_params(length=0, labelsize=8, colors=_INK)
@@ -84,6 +86,7 @@ def _draw_frame(axes: Axes, plan: Plan, rows: Sequence[tuple[str, int]]) -> None
     axes.spines["bottom"].set_color("#BBBBBB")
     axes.xaxis.grid(True, color="#E5E5E5", linewidth=0.6)
     axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MultipleLocator(_tick(plan.makespan)))
     axes.xaxis.set_major_formatter(lambda seconds, _: _duration(seconds))
     axes.set_xlabel("time from the plan's start", fontsize=8, color=_INK)
     first = 0
@@ -138,7 +141,7 @@ def _label(axes: Axes, a: Assignment, middle: float, width: float, height: float
     characters = int((width - 0.06) / (size * 0.6 / 72)) if size >= 4 else 0
     if characters < 3:
         return
-    text = _short(a.job, characters)
+    text = _middle_out(a.job, characters)
     details = f"{a.technique} x{a.devices}, {_duration(a.seconds)}"
     if height > 0.55 and len(details) <= characters:
         text += "\n" + details
@@ -207,6 +210,21 @@ def _stretches(numbers: Sequence[int]) -> list[tuple[int, int]]:
         else:
             stretches.append((number, 1))
     return stretches
+
+
+def _tick(seconds: float) -> float:
+    """Seconds between two marks on the time axis: a round number of them, of minutes or of hours."""
+    steps = [10.0**n * m for n in range(-9, 1) for m in (1, 2, 5)]
+    steps += [10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200]
+    return next((step for step in steps if seconds / step <= 10), 86400.0 * (1 + seconds // 864000))
+
+
+def _middle_out(text: str, length: int) -> str:
+    """Shorten a name in its middle: in a grid its end tells jobs apart."""
+    if len(text) <= length:
+        return text
+    head = (length - 1) // 3
+    return text[:head] + "…" + text[len(text) - (length - 1 - head) :]
 
 
 def _short(text: str, length: int) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from saturn_airflow.estimates import Estimate
 from saturn_airflow.tracking import parameters, server, unique
 from saturn_airflow.tracking.outbox import Outbox, Record
-from saturn_airflow.tracking.runs import _send_patiently
+from saturn_airflow.tracking.runs import send_patiently
 from saturn_airflow.tracking.sender import Sender
 from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
 
@@ -168,7 +168,7 @@ def _keep(
                 }
             )
     outbox.sync()
-    return _send_patiently(Sender(uri, outbox), patience)
+    return send_patiently(Sender(uri, outbox), patience)
 
 
 def _runs_of(uri: str, experiment: str, fingerprint: str) -> list[Run]:

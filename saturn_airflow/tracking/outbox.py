@@ -42,14 +42,20 @@ class Outbox:
             self._unwritten += lines.encode()
             self._write()
 
+    @property
+    def unwritten(self) -> bool:
+        """Whether records are kept in memory, because the disk is full."""
+        return bool(self._unwritten)
+
     def sync(self) -> None:
         """Bring appended records safely to the disk."""
         with self._lock:
             self._write()
-            if self._unsynced and self._descriptor is not None:
-                with contextlib.suppress(OSError):
-                    os.fsync(self._descriptor)
-                    self._unsynced = False
+            unsynced, self._unsynced = self._unsynced, False
+        # Not under the lock: appending must not wait for the disk.
+        if unsynced and self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.fsync(self._descriptor)
 
     def read(self, offset: int, limit: int = 5000) -> list[tuple[Record, int]]:
         """Up to ``limit`` records from byte ``offset`` on, each with the offset behind it.

@@ -145,7 +145,7 @@ class SweepRun(_Run):
     def flush(self) -> bool:
         """Send what waits. Returns whether all was sent."""
         self._outbox.sync()
-        return _send_patiently(self._sender, self._patience)
+        return send_patiently(self._sender, self._patience)
 
 
 class JobRun(_Run):
@@ -251,15 +251,22 @@ def open_job(
 
 
 def send_outbox(uri: str, folder: str | Path, patience: float = 10.0) -> bool:
-    """Send what is left in the folder of a sweep or a job.
+    """Send what is left in a folder and in the folders right below it: those of a sweep and of its jobs.
 
-    :param patience: seconds to try for while MLflow does not answer.
+    :param patience: seconds to try for, all in all, while MLflow does not answer.
     :returns: whether MLflow has everything.
     """
-    return _send_patiently(Sender(uri, Outbox(folder)), patience)
+    deadline = time.monotonic() + patience
+    outboxes = [Outbox(folder), *(Outbox(child) for child in sorted(Path(folder).glob("*/")))]
+    for outbox in outboxes:
+        # The first that is not taken uses up the patience for all.
+        if outbox.size() and not send_patiently(Sender(uri, outbox), deadline - time.monotonic()):
+            return False
+    return True
 
 
-def _send_patiently(sender: Sender, patience: float) -> bool:
+def send_patiently(sender: Sender, patience: float) -> bool:
+    """Send what waits, trying for ``patience`` seconds. Returns whether all was sent."""
     deadline = time.monotonic() + patience
     pause = 0.25
     while True:
@@ -290,10 +297,18 @@ def _description(
         "key": key,
         "claim": list(claim),
         "name": name,
-        "tags": parameters.tags(tags),
+        "tags": parameters.tags({"saturn.status": "running", **_shown_by_mlflow(tags), **tags}),
         "params": parameters.flat(params),
         "time": _now(),
     }
+
+
+def _shown_by_mlflow(tags: Mapping[str, Any]) -> dict[str, Any]:
+    """What MLflow's UI shows as a run's source and description."""
+    shown = {"mlflow.source.type": "JOB", "mlflow.source.name": tags.get("airflow.dag_id", "saturn")}
+    if url := tags.get("airflow.url"):
+        shown["mlflow.note.content"] = f"[DAG run in Airflow]({url})"
+    return shown
 
 
 def _identity(sweep: Mapping[str, Any]) -> dict[str, Any]:

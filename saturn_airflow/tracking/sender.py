@@ -186,10 +186,12 @@ class Sender:
             for start in range(0, len(new), _PARAMS_PER_REQUEST):
                 part = list(new.items())[start : start + _PARAMS_PER_REQUEST]
                 mlflow.log_batch(run.info.run_id, params=[Param(k, v) for k, v in part], synchronous=True)
+            if (run.info.end_time or 0) >= record["time"]:
+                return  # it has gone on, and ended, elsewhere: what this record says is old news
             for key, value in tags.items():
                 if run.data.tags.get(key) != value:
                     mlflow.set_tag(run.info.run_id, key, value, synchronous=True)
-            if run.info.status != "RUNNING" and (run.info.end_time or 0) < record["time"]:
+            if run.info.status != "RUNNING":
                 mlflow.update_run(run.info.run_id, status="RUNNING")
 
     def _log_artifact(self, record: Record) -> None:

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saturn_airflow.tracking.events import Recorder
+
+STEP = {"event": "step", "epoch": 0, "loss": 2.0, "seconds": 0.5, "samples_per_second": 32.0, "lr": 1e-3}
+
+
+def steps(records: list[dict[str, Any]]) -> list[int]:
+    return [
+        record["step"] for record in records if record["kind"] == "metrics" and "loss" in record["values"]
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), min_size=1, max_size=6))
+def test_however_often_training_resumes_each_step_is_recorded_once(stretches: list[tuple[int, int]]) -> None:
+    recorder = Recorder()
+    seen: list[int] = []
+    reached = -1
+    for first, count in stretches:
+        start = min(first, reached + 1)  # a resume goes back to some checkpoint
+        for step in range(start, start + count):
+            seen += steps(recorder.records({**STEP, "step": step, "time": float(step)}))
+            reached = max(reached, step)
+    assert seen == list(range(reached + 1))
+
+
+def test_a_new_process_goes_on_after_the_last_recorded_step() -> None:
+    recorder = Recorder(last_step=5, last_eval_step=5)
+    assert recorder.records({**STEP, "step": 5}) == []
+    assert recorder.records({"event": "eval", "step": 5, "epoch": 0, "eval_loss": 1.0}) == []
+    assert steps(recorder.records({**STEP, "step": 6})) == [6]
+
+
+def test_a_step_becomes_metrics_at_its_own_time() -> None:
+    (record,) = Recorder().records({**STEP, "step": 3, "time": 1700000000.1234, "eta_seconds": 9.0})
+    assert record["time"] == 1700000000123
+    assert record["step"] == 3
+    assert record["values"] == {
+        "loss": 2.0,
+        "step": 3.0,
+        "epoch": 0.0,
+        "lr": 1e-3,
+        "seconds_per_batch": 0.5,
+        "samples_per_second": 32.0,
+        "eta_seconds": 9.0,
+    }
+
+
+def test_between_seconds_only_the_loss_is_recorded_and_the_end_brings_the_rest() -> None:
+    recorder = Recorder()
+    full, short = (recorder.records({**STEP, "step": n, "time": 100.0 + n / 10})[0] for n in (0, 1))
+    assert set(full["values"]) > {"loss", "step"}
+    assert set(short["values"]) == {"loss", "step"}
+    (rest,) = recorder.records({"event": "end", "status": "finished", "time": 101.0})
+    assert rest["step"] == 1
+    assert rest["values"]["samples_per_second"] == 32.0
+    assert "loss" not in rest["values"]
+
+
+def test_a_loss_that_is_no_number_is_recorded_as_such() -> None:
+    (record,) = Recorder().records({**STEP, "step": 0, "loss": math.nan})
+    assert math.isnan(record["values"]["loss"])
+
+
+def test_the_results_numbers_become_metrics_and_nothing_else_does() -> None:
+    result = {"loss": 1.0, "epoch_loss": 1.5, "checkpoint": "/x", "ok": True, "none": None, "a b:c": 2}
+    (record,) = Recorder(last_step=7).records({"event": "end", "status": "finished", "result": result})
+    assert record["values"] == {"epoch_loss": 1.5, "a b_c": 2.0}
+    assert record["step"] == 7
+
+
+def test_warnings_checkpoints_and_resumes_become_tags_and_unknown_events_nothing() -> None:
+    recorder = Recorder()
+    (warning,) = recorder.records({"event": "warning", "message": "slow"})
+    assert warning == {"kind": "tags", "values": {"saturn.warning": "slow"}}
+    (checkpoint,) = recorder.records({"event": "checkpoint", "step": 4})
+    assert checkpoint["values"] == {"saturn.checkpoint_step": "4"}
+    (start,) = recorder.records({"event": "start", "resumed_from": 4})
+    assert start["values"] == {"saturn.resumed_from": "4"}
+    assert recorder.records({"event": "start", "resumed_from": None}) == []
+    assert recorder.records({"event": "waiting", "for": []}) == []

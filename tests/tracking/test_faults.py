@@ -1,0 +1,261 @@
+"""MLflow away, killed, slow; processes killed; many at once. Nothing is lost, nothing is doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saturn_airflow import tracking
+from saturn_airflow.tracking.runs import JobRun, SweepRun
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def client(uri: str) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def open_sweep(uri: str, folder: Path, key: str = "") -> SweepRun:
+    tags = {"saturn.sweep": key or f"dag/{uuid.uuid4()}/sweep"}
+    return tracking.open_sweep(uri, "nightly", "sweep", tags, {}, folder / "sweep", patience=0)
+
+
+def open_job(uri: str, folder: Path, sweep: SweepRun, name: str = "a") -> JobRun:
+    return tracking.open_job(uri, sweep.to_dict(), name, {"lr": 0.1}, {}, folder / "sweep" / name)
+
+
+def step(number: int) -> dict[str, Any]:
+    return {"event": "step", "step": number, "epoch": 0, "loss": float(number), "time": 1.7e9 + number}
+
+
+def losses(uri: str, run_id: str | None) -> list[float]:
+    return [metric.value for metric in client(uri).get_metric_history(run_id, "loss")]
+
+
+def runs(uri: str) -> list[Any]:
+    experiments = [e.experiment_id for e in client(uri).search_experiments()]
+    return list(client(uri).search_runs(experiments))
+
+
+@pytest.mark.services
+def test_a_server_that_is_away_from_the_start_gets_everything_once_it_is_there(
+    own_server: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweep = open_sweep(own_server.uri, tmp_path)
+    assert sweep.id is None
+    assert sweep.url is None
+    jobs = [open_job(own_server.uri, tmp_path, sweep, name) for name in "abc"]
+    for job in jobs:
+        for number in range(50):
+            job.follow(step(number))
+        assert job.log_model_folder(Path(__file__).parent) is None
+        assert not job.close("finished")
+    assert not tracking.send_outbox(own_server.uri, tmp_path / "sweep", patience=0)
+    assert "does not answer" in caplog.text
+
+    own_server.start()
+    assert tracking.send_outbox(own_server.uri, tmp_path / "sweep")
+
+    found = {run.info.run_name: run for run in runs(own_server.uri)}
+    assert len(runs(own_server.uri)) == 4
+    parent = found["sweep"].info.run_id
+    for name in "abc":
+        assert found[name].data.tags["mlflow.parentRunId"] == parent
+        assert found[name].data.params["lr"] == "0.1"
+        assert found[name].info.status == "FINISHED"
+        assert losses(own_server.uri, found[name].info.run_id) == [float(n) for n in range(50)]
+        assert client(own_server.uri).list_artifacts(found[name].info.run_id, "model")
+    assert tracking.reopen_sweep(own_server.uri, sweep.to_dict(), tmp_path / "later").id == parent
+
+
+@pytest.mark.services
+def test_a_server_killed_and_started_again_while_training_goes_on(own_server: Any, tmp_path: Path) -> None:
+    own_server.start()
+    sweep = open_sweep(own_server.uri, tmp_path)
+    job = open_job(own_server.uri, tmp_path, sweep)
+    assert job.wait(60)
+    for number in range(300):
+        job.follow(step(number))
+        if number == 100:
+            assert job.flush()
+        if number == 150:
+            # Killed with a request under way, as often as not.
+            threading.Thread(target=job.flush).start()
+            own_server.kill()
+        if number == 250:
+            assert not job.flush()
+            own_server.start()
+    assert job.close("finished")
+    assert losses(own_server.uri, job.id) == [float(n) for n in range(300)]
+    assert client(own_server.uri).get_run(job.id).info.status == "FINISHED"
+    assert len(runs(own_server.uri)) == 2
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """A server that takes connections and never answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(100)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_training_does_not_wait_for_a_server_that_hangs(
+    black_hole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    sweep = open_sweep(NOBODY, tmp_path)
+    job = open_job(black_hole, tmp_path, sweep)
+    for number in range(20_000):
+        job.follow(step(number))
+    # All of it was recorded before the server's first answer was given up on.
+    assert job._background._tries == 0
+    assert job.id is None
+    assert not job.close("finished")
+    assert not tracking.send_outbox(black_hole, tmp_path / "sweep", patience=0)
+
+
+def test_a_process_killed_while_it_sends_leaves_the_rest_to_the_retry(uri: str, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_faults import open_job, open_sweep, step
+uri, folder, first = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+job = open_job(uri, folder, open_sweep(uri, folder, "dag/killed/" + folder.name))
+for number in range(first, 3000):
+    job.follow(step(number))
+    if number % 1000 == 500:
+        job.wait(60)
+        print(number, flush=True)
+sys.exit(0 if job.close() else 1)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code, uri, str(tmp_path)]
+    for first, until in ((0, "500"), (400, "1500"), (1400, "2500")):
+        process = subprocess.Popen([*command, str(first)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        while process.stdout.readline().strip() != until:
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    subprocess.run([*command, "2400"], check=True, capture_output=True)
+
+    job = open_job(uri, tmp_path, open_sweep(uri, tmp_path, f"dag/killed/{tmp_path.name}"))
+    assert job.close()
+    assert losses(uri, job.id) == [float(n) for n in range(3000)]
+
+
+def test_processes_that_open_the_same_run_at_once_get_the_same(uri: str, tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_faults import open_sweep
+from saturn_airflow.tracking import server
+uri, folder, key = sys.argv[1:4]
+server.client(uri).search_experiments()
+print("ready", flush=True)
+for round in range(8):
+    sys.stdin.readline()
+    print(open_sweep(uri, Path(folder) / str(round), f"dag/{{key}}/{{round}}").id, flush=True)
+"""
+    key = str(uuid.uuid4())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code, uri, str(tmp_path / str(n)), key],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for n in range(4)
+    ]
+    pipes = [(process.stdin, process.stdout) for process in processes]
+    assert all(output is not None and output.readline() == "ready\n" for _, output in pipes)
+    for round in range(8):
+        for start, _ in pipes:
+            assert start is not None
+            start.write("\n")
+            start.flush()
+        ids = {output.readline().strip() for _, output in pipes if output is not None}
+        assert len(ids) == 1
+        assert "None" not in ids
+        same = [run for run in runs(uri) if run.data.tags.get("saturn.sweep") == f"dag/{key}/{round}"]
+        assert [run.info.run_id for run in same] == list(ids)
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
+
+
+def test_processes_that_write_to_a_new_embedded_store_at_once_lose_nothing(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_faults import open_job, open_sweep, step
+uri, folder, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+job = open_job(uri, folder, open_sweep(uri, folder / name, "dag/run/crowd"), name)
+for number in range(500):
+    job.follow(step(number))
+    if number % 20 == 0:
+        job.flush()
+sys.exit(0 if job.close() else 1)
+"""
+    uri = tracking.resolve_uri(tmp_path / "state")
+    names = [f"job-{n}" for n in range(6)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code, uri, str(tmp_path), name], stderr=subprocess.PIPE
+        )
+        for name in names
+    ]
+    for process in processes:
+        _, error = process.communicate()
+        assert process.returncode == 0, error.decode()
+    found = {run.info.run_name: run.info.run_id for run in runs(uri)}
+    assert set(found) == {"sweep", *names}
+    for name in names:
+        assert losses(uri, found[name]) == [float(n) for n in range(500)]
+
+
+def test_records_follow_to_another_server(embedded_uri: str, tmp_path: Path) -> None:
+    first, second = (tracking.resolve_uri(tmp_path / name) for name in ("first", "second"))
+    job = open_job(first, tmp_path, open_sweep(first, tmp_path))
+    for number in range(10):
+        job.follow(step(number))
+    assert job.close()
+    assert tracking.send_outbox(second, tmp_path / "sweep")
+    (copy,) = (run for run in runs(second) if run.info.run_name == "a")
+    assert losses(second, copy.info.run_id) == [float(n) for n in range(10)]
+    assert tracking.send_outbox(second, tmp_path / "sweep")
+    assert len(runs(second)) == 2
+
+
+def test_a_locked_store_is_waited_for(tmp_path: Path) -> None:
+    import sqlite3
+
+    uri = tracking.resolve_uri(tmp_path)
+    job = open_job(uri, tmp_path, open_sweep(uri, tmp_path))
+    assert job.wait(60)
+    lock = sqlite3.connect(tmp_path / "mlflow.db", isolation_level=None, check_same_thread=False)
+    lock.execute("BEGIN IMMEDIATE")
+    for number in range(10):
+        job.follow(step(number))
+    threading.Timer(2, lambda: lock.execute("ROLLBACK")).start()
+    assert job.close()
+    lock.close()
+    assert losses(uri, job.id) == [float(n) for n in range(10)]

@@ -1,0 +1,199 @@
+"""Estimates kept in MLflow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saturn_airflow.estimates import Estimate
+from saturn_airflow.tracking import estimates, server
+
+
+def estimate(fingerprint: str, **changes: Any) -> Estimate:
+    plain = Estimate(
+        fingerprint=fingerprint,
+        technique="ddp",
+        devices=2,
+        kind="cpu",
+        parameters={"micro_batches": 4},
+        setup_seconds=2.0,
+        seconds_per_batch=0.5,
+        spread=0.1,
+        batches=5,
+        batches_per_epoch=100,
+        peak_device_bytes=1000,
+        peak_host_bytes=2000,
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+@pytest.fixture
+def mark() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+def runs(uri: str, fingerprint: str) -> list[Any]:
+    experiment = server.experiment_id(uri, estimates.EXPERIMENT)
+    return list(server.client(uri).search_runs([experiment], f"params.fingerprint = '{fingerprint}'"))
+
+
+def test_what_was_measured_is_found_again(uri: str, mark: str, tmp_path: Path) -> None:
+    measured = [
+        estimate(mark),
+        estimate(mark, devices=1, seconds_per_batch=0.9),
+        estimate(mark, technique="fsdp", reason="out of memory", seconds_per_batch=0.0, batches=0),
+        estimate(mark[::-1]),
+    ]
+    assert estimates.record(uri, measured, tmp_path)
+    found = estimates.find(uri, [mark])
+    assert {(e.technique, e.devices): e for e in found} == {
+        (e.technique, e.devices): dataclasses.replace(e, source="history") for e in measured[:3]
+    }
+    assert len(estimates.find(uri, [mark, mark[::-1], mark])) == 4
+    assert estimates.find(uri, ["unknown"]) == []
+
+
+def test_people_can_compare_estimates(uri: str, mark: str, tmp_path: Path) -> None:
+    estimates.record(uri, [estimate(mark)], tmp_path)
+    (run,) = runs(uri, mark)
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"fingerprint": mark, "technique": "ddp", "devices": "2", "kind": "cpu"}
+    assert run.data.metrics["seconds_per_batch"] == 0.5
+    assert run.data.metrics["peak_device_bytes"] == 1000
+    assert run.data.tags["source"] == "measured"
+
+
+def test_only_what_was_measured_is_recorded(uri: str, mark: str, tmp_path: Path) -> None:
+    estimates.record(uri, [estimate(mark, source="interpolated"), estimate(mark, source="history")], tmp_path)
+    assert estimates.find(uri, [mark]) == []
+
+
+def test_the_actual_speed_weighs_by_how_many_batches_it_was_seen_over(
+    uri: str, mark: str, tmp_path: Path
+) -> None:
+    estimates.record(uri, [estimate(mark)], tmp_path)
+    estimates.update(uri, [estimate(mark, seconds_per_batch=0.6, setup_seconds=4.0, batches=95)], tmp_path)
+    (found,) = estimates.find(uri, [mark])
+    assert found.seconds_per_batch == pytest.approx((0.5 * 5 + 0.6 * 95) / 100, rel=1e-3)
+    assert found.setup_seconds == pytest.approx(3.0, rel=1e-3)
+    assert found.batches == 100
+    assert len(runs(uri, mark)) == 1
+    assert runs(uri, mark)[0].data.tags["source"] == "trained"
+
+
+def test_old_observations_count_less() -> None:
+    day = 86400 * 1000
+    seen = [
+        {"time": 0, "estimate": estimate("f", seconds_per_batch=1.0)},
+        {"time": 28 * day, "estimate": estimate("f", seconds_per_batch=2.0)},
+    ]
+    found = estimates._combined(seen)
+    assert found is not None
+    assert found.seconds_per_batch == pytest.approx((1.0 * 0.25 + 2.0) / 1.25)
+
+
+def test_other_parameters_or_a_new_reason_replace_what_was_known(uri: str, mark: str, tmp_path: Path) -> None:
+    estimates.record(uri, [estimate(mark, seconds_per_batch=9.0)], tmp_path)
+    estimates.record(uri, [estimate(mark, parameters={"micro_batches": 8})], tmp_path)
+    (found,) = estimates.find(uri, [mark])
+    assert (found.seconds_per_batch, found.parameters) == (0.5, {"micro_batches": 8})
+    estimates.record(uri, [estimate(mark, reason="out of memory")], tmp_path)
+    (found,) = estimates.find(uri, [mark])
+    assert found.reason == "out of memory"
+    estimates.record(uri, [estimate(mark)], tmp_path)
+    (found,) = estimates.find(uri, [mark])
+    assert found.reason is None
+
+
+def test_estimates_of_other_versions_are_ignored_with_a_note(
+    uri: str, mark: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    estimates.record(uri, [estimate(mark)], tmp_path, {"torch": "2.13"})
+    assert len(estimates.find(uri, [mark], {"torch": "2.13"})) == 1
+    assert estimates.find(uri, [mark], {"torch": "2.14"}) == []
+    assert "'torch': '2.13'} is ignored" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        '{"format": 99, "anything": []}',
+        "not json",
+        '{"format": 1, "versions": {}, "time": 1, "estimate": {"new": 1}}',
+        "3",
+    ],
+)
+def test_records_in_another_format_are_ignored_with_a_note(
+    embedded_uri: str, mark: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, other: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    estimates.record(embedded_uri, [estimate(mark)], tmp_path)
+    (run,) = runs(embedded_uri, mark)
+    server.client(embedded_uri).set_tag(run.info.run_id, "saturn.observation.other", other)
+    (found,) = estimates.find(embedded_uri, [mark])
+    assert found.seconds_per_batch == 0.5
+    assert "ignored" in caplog.text
+    assert estimates.record(embedded_uri, [estimate(mark)], tmp_path)
+
+
+def test_sending_an_estimate_again_changes_nothing(uri: str, mark: str, tmp_path: Path) -> None:
+    estimates.record(uri, [estimate(mark)], tmp_path)
+    before = runs(uri, mark)[0].data.tags
+    (tmp_path / "mlflow" / "sent.json").unlink()
+    assert estimates.record(uri, [], tmp_path)
+    assert runs(uri, mark)[0].data.tags == before
+
+
+def test_the_oldest_observations_make_room(embedded_uri: str, mark: str, tmp_path: Path) -> None:
+    for n in range(estimates.KEPT + 3):
+        estimates.record(embedded_uri, [estimate(mark, batches=1, seconds_per_batch=float(n))], tmp_path)
+    (run,) = runs(embedded_uri, mark)
+    seconds = [
+        json.loads(value)["estimate"]["seconds_per_batch"]
+        for key, value in run.data.tags.items()
+        if key.startswith("saturn.observation.")
+    ]
+    assert sorted(seconds) == [float(n) for n in range(3, estimates.KEPT + 3)]
+
+
+def test_two_sweeps_that_update_the_same_estimate_lose_nothing(uri: str, mark: str, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_history import estimate
+from saturn_airflow.tracking import estimates
+uri, mark, folder = sys.argv[1:4]
+for n in range(4):
+    assert estimates.update(uri, [estimate(mark, batches=10)], folder, patience=60)
+"""
+    sweeps = [
+        subprocess.Popen([sys.executable, "-W", "ignore", "-c", code, uri, mark, str(tmp_path / name)])
+        for name in ("one", "two")
+    ]
+    assert [sweep.wait() for sweep in sweeps] == [0, 0]
+    (found,) = estimates.find(uri, [mark])
+    assert found.batches == 80
+    assert len(runs(uri, mark)) == 1
+
+
+def test_without_mlflow_nothing_is_known_and_estimates_are_kept_for_later(
+    embedded_uri: str, mark: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nobody = "http://127.0.0.1:9"
+    assert estimates.find(nobody, [mark]) == []
+    assert "does not answer" in caplog.text
+    assert not estimates.record(nobody, [estimate(mark)], tmp_path, patience=0)
+    from saturn_airflow import tracking
+
+    assert tracking.send_outbox(embedded_uri, tmp_path)
+    assert len(estimates.find(embedded_uri, [mark])) == 1

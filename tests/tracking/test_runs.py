@@ -1,0 +1,302 @@
+"""Runs, on an embedded store and on a server."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saturn_airflow import tracking
+from saturn_airflow.cluster import Node
+from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.tracking.runs import JobRun, SweepRun
+
+PLAN = Plan(
+    "nightly",
+    "makespan",
+    100.0,
+    90.0,
+    1.5,
+    (Assignment("a", "ddp", 2, "local", (0, 1), 0, 60), Assignment("b", "single", 1, "local", (0,), 60, 100)),
+)
+
+
+def client(uri: str) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def open_sweep(uri: str, folder: Path, key: str = "") -> SweepRun:
+    tags = {"saturn.sweep": key or f"dag/{uuid.uuid4()}/sweep", "airflow.dag_id": "dag"}
+    return tracking.open_sweep(uri, "nightly", "sweep of today", tags, {"jobs": 2}, folder / "sweep")
+
+
+def open_job(uri: str, folder: Path, sweep: SweepRun, name: str = "a", **params: Any) -> JobRun:
+    return tracking.open_job(uri, sweep.to_dict(), name, params, {"airflow.task_id": "train"}, folder / name)
+
+
+def train(run: JobRun, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        event = {
+            "event": "step",
+            "step": step,
+            "epoch": 0,
+            "loss": 5 - step / 100,
+            "seconds": 0.1,
+            "lr": 0.001,
+        }
+        run.follow({**event, "time": 1.7e9 + step})
+
+
+def history(uri: str, run_id: str | None, metric: str = "loss") -> list[tuple[int, float]]:
+    return [(m.step, m.value) for m in client(uri).get_metric_history(run_id, metric)]
+
+
+def test_a_sweep_and_its_jobs_are_parent_and_children_to_be_compared(uri: str, tmp_path: Path) -> None:
+    sweep = open_sweep(uri, tmp_path)
+    assert sweep.id is not None
+    for name, lr in (("a", 0.1), ("b", 0.01)):
+        job = open_job(uri, tmp_path, sweep, name, lr=lr, batch_size=16, technique="ddp", devices=2)
+        train(job, 0, 9)
+        job.follow({"event": "eval", "step": 9, "epoch": 0, "eval_loss": 4.5})
+        job.follow({"event": "end", "status": "finished", "result": {"epoch_loss": 4.9}})
+        assert job.close("finished")
+    children = client(uri).search_runs(
+        [client(uri).get_experiment_by_name("nightly").experiment_id],
+        f"tags.`mlflow.parentRunId` = '{sweep.id}'",
+        order_by=["params.lr DESC"],
+    )
+    assert [run.info.run_name for run in children] == ["a", "b"]
+    for run, lr in zip(children, ("0.1", "0.01"), strict=True):
+        assert run.info.status == "FINISHED"
+        assert run.data.params["lr"] == lr
+        assert run.data.params["devices"] == "2"
+        assert run.data.tags["saturn.status"] == "finished"
+        assert run.data.tags["airflow.task_id"] == "train"
+        assert run.data.metrics["eval_loss"] == 4.5
+        assert run.data.metrics["epoch_loss"] == 4.9
+        assert history(uri, run.info.run_id) == [(step, 5 - step / 100) for step in range(10)]
+        times = [m.timestamp for m in client(uri).get_metric_history(run.info.run_id, "loss")]
+        assert times == [1700000000000 + 1000 * step for step in range(10)]
+    assert client(uri).get_run(sweep.id).info.status == "RUNNING"
+    assert sweep.close("failed", "b did not converge")
+    ended = client(uri).get_run(sweep.id)
+    assert ended.info.status == "FAILED"
+    assert ended.data.tags["saturn.reason"] == "b did not converge"
+
+
+def test_retries_and_later_tasks_find_the_same_runs(uri: str, tmp_path: Path) -> None:
+    sweep = open_sweep(uri, tmp_path, "dag/run-1/retried")
+    assert open_sweep(uri, tmp_path / "retry", "dag/run-1/retried").id == sweep.id
+    assert (
+        tracking.reopen_sweep(uri, json.loads(json.dumps(sweep.to_dict())), tmp_path / "plan").id == sweep.id
+    )
+    first, second, other = (open_job(uri, tmp_path / n, sweep, n[0]) for n in ("a", "a again", "b"))
+    assert all(job.wait(30) for job in (first, second, other))
+    assert first.id == second.id != other.id
+    for job in (first, second, other):
+        job.close()
+
+
+def test_a_job_that_comes_back_continues_its_run_with_each_step_once(uri: str, tmp_path: Path) -> None:
+    sweep = open_sweep(uri, tmp_path)
+    run = open_job(uri, tmp_path, sweep, technique="ddp", devices=2)
+    train(run, 0, 20)
+    assert run.close("stopped", "the node was lost")
+    assert client(uri).get_run(run.id).info.status == "KILLED"
+
+    again = open_job(uri, tmp_path, sweep, technique="fsdp", devices=2)
+    train(again, 15, 30)  # from the checkpoint of step 14
+    assert again.flush()
+    assert client(uri).get_run(run.id).info.status == "RUNNING"
+    elsewhere = open_job(uri, tmp_path / "other node", sweep, technique="single", devices=1)
+    assert elsewhere.wait(30)
+    train(elsewhere, 25, 40)
+    assert elsewhere.close("finished")
+    again.leave()
+
+    assert again.id == run.id == elsewhere.id
+    assert [step for step, _ in history(uri, run.id)] == list(range(41))
+    data = client(uri).get_run(run.id).data
+    assert data.params["technique"] == "ddp"
+    assert (data.tags["technique"], data.tags["devices"]) == ("single", "1")
+    assert data.tags["saturn.status"] == "finished"
+
+
+def test_old_news_from_another_node_does_not_reopen_a_run_that_ended(uri: str, tmp_path: Path) -> None:
+    sweep = open_sweep(uri, tmp_path)
+    late = tracking.open_job("http://127.0.0.1:9", sweep, "a", {"node": "a"}, {}, tmp_path / "late")
+    train(late, 0, 9)
+    late.leave()
+    job = open_job(uri, tmp_path, sweep, node="b")
+    assert job.wait(30)
+    train(job, 10, 19)
+    assert job.close("finished")
+
+    assert tracking.send_outbox(uri, tmp_path / "late")
+    run = client(uri).get_run(job.id)
+    assert (run.info.status, run.data.tags["saturn.status"]) == ("FINISHED", "finished")
+    assert "node" not in run.data.tags
+    assert sorted(step for step, _ in history(uri, job.id)) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [("finished", "FINISHED"), ("failed", "FAILED"), ("stopped", "KILLED"), ("pruned", "KILLED")],
+)
+def test_each_end_has_its_status(embedded_uri: str, tmp_path: Path, status: str, expected: str) -> None:
+    job = open_job(embedded_uri, tmp_path, open_sweep(embedded_uri, tmp_path))
+    assert job.close(status, "because")
+    run = client(embedded_uri).get_run(job.id)
+    assert run.info.status == expected
+    assert run.data.tags["saturn.status"] == status
+    assert run.data.tags["saturn.reason"] == "because"
+
+
+def test_the_plan_its_chart_and_the_report_are_artifacts(uri: str, tmp_path: Path) -> None:
+    from mlflow.artifacts import download_artifacts
+
+    sweep = open_sweep(uri, tmp_path)
+    sweep.log_plan(PLAN, [Node("local", 4, "cpu")])
+    rows = [{"job": "a", "loss": 1.0, "device_ids": [0, 1]}, {"job": "b", "reason": "its loss is NaN"}]
+    best = {"job": "a", "metric": "loss", "value": 1.0, "model_uri": None}
+    sweep.log_report({"actual_seconds": 104.0, "failed": ["b"], "jobs": rows, "best": best})
+    assert sweep.close()
+
+    folder = Path(download_artifacts(run_id=sweep.id, tracking_uri=uri, dst_path=str(tmp_path / "got")))
+    plan = folder / "plan" / "round-1"
+    assert Plan.from_dict(json.loads((plan / "plan.json").read_text())) == PLAN
+    assert (plan / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert (plan / "plan.svg").read_text().lstrip().startswith("<?xml")
+    assert json.loads((folder / "report.json").read_text())["failed"] == ["b"]
+    run = client(uri).get_run(sweep.id)
+    metrics = ("planned_seconds", "lower_bound_seconds", "actual_seconds")
+    assert [run.data.metrics[name] for name in metrics] == [100.0, 90.0, 104.0]
+    assert run.data.metrics["gap"] == pytest.approx(1 / 9)
+    assert run.data.tags["saturn.best.job"] == "a"
+
+
+def test_the_jobs_table_is_one_mlflow_can_load(uri: str, tmp_path: Path) -> None:
+    import mlflow
+
+    sweep = open_sweep(uri, tmp_path)
+    sweep.log_report(
+        {"jobs": [{"job": "a", "loss": 1.5, "device_ids": [0, 1]}, {"job": "b", "reason": "NaN"}]}
+    )
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(uri)
+    try:
+        experiment = client(uri).get_experiment_by_name("nightly").experiment_id
+        table = client(uri).load_table(experiment, "jobs.json", run_ids=[sweep.id])
+    finally:
+        mlflow.set_tracking_uri(before)
+    assert list(table["job"]) == ["a", "b"]
+    assert table["loss"][0] == 1.5
+    sweep.close()
+
+
+def test_a_model_is_found_under_the_uri_that_is_returned(uri: str, tmp_path: Path) -> None:
+    from mlflow.artifacts import download_artifacts
+
+    weights = tmp_path / "checkpoint"
+    (weights / "deep").mkdir(parents=True)
+    (weights / "model.safetensors").write_bytes(bytes(range(256)) * 1000)
+    (weights / "deep" / "state.json").write_text("{}")
+    job = open_job(uri, tmp_path, open_sweep(uri, tmp_path))
+    assert job.wait(30)
+    model_uri = job.log_model_folder(weights)
+    assert model_uri == f"runs:/{job.id}/model"
+    assert job.close()
+    got = Path(download_artifacts(model_uri, tracking_uri=uri, dst_path=str(tmp_path / "got")))
+    assert (got / "model.safetensors").read_bytes() == bytes(range(256)) * 1000
+    assert (got / "deep" / "state.json").read_text() == "{}"
+
+
+def test_what_mlflow_refuses_is_put_aside_and_the_rest_arrives(uri: str, tmp_path: Path) -> None:
+    job = open_job(uri, tmp_path, open_sweep(uri, tmp_path))
+    train(job, 0, 2)
+    # A record no version of Saturn writes: its key is not one MLflow allows.
+    job._outbox.append({"kind": "metrics", "name": "own", "step": 0, "time": 1, "values": {"a;b": 1.0}})
+    job.log_artifact(tmp_path / "nowhere")
+    train(job, 3, 4)
+    assert job.close()
+    assert [step for step, _ in history(uri, job.id)] == [0, 1, 2, 3, 4]
+    aside = [
+        json.loads(line) for line in (tmp_path / "a" / "mlflow" / "refused.jsonl").read_text().splitlines()
+    ]
+    assert aside[0]["record"]["values"] == {"a;b": 1.0}
+    assert "is not there any more" in aside[1]["reason"]
+    assert len(aside) == 2
+
+
+def test_a_loss_that_is_no_number_arrives(uri: str, tmp_path: Path) -> None:
+    job = open_job(uri, tmp_path, open_sweep(uri, tmp_path))
+    job.follow({"event": "step", "step": 0, "epoch": 0, "loss": math.nan})
+    job.follow({"event": "end", "status": "failed", "traceback": "Traceback: the loss is NaN"})
+    assert job.close("failed", "the loss is NaN")
+    ((step, loss),) = history(uri, job.id)
+    assert step == 0
+    assert math.isnan(loss)
+    assert [item.path for item in client(uri).list_artifacts(job.id)] == ["traceback.txt"]
+
+
+def test_a_deleted_run_comes_back_with_its_whole_history(uri: str, tmp_path: Path) -> None:
+    job = open_job(uri, tmp_path, open_sweep(uri, tmp_path))
+    train(job, 0, 4)
+    assert job.flush()
+    deleted = job.id
+    client(uri).delete_run(deleted)
+    train(job, 5, 9)
+    assert job.close()
+    assert job.id != deleted
+    assert [step for step, _ in history(uri, job.id)] == list(range(10))
+
+
+def test_names_of_any_kind_are_kept(uri: str, tmp_path: Path) -> None:
+    name = "<script>alert('1')</script> \"ü\" % `x` $y$ 模型"
+    sweep = open_sweep(uri, tmp_path, f"dag/{name}/{uuid.uuid4()}")
+    job = tracking.open_job(uri, sweep, name, {}, {}, tmp_path / "job")
+    again = tracking.open_job(uri, sweep, name, {}, {}, tmp_path / "again")
+    assert job.close()
+    assert again.close()
+    assert job.id == again.id
+    assert client(uri).get_run(job.id).info.run_name == name
+
+
+@pytest.mark.services
+def test_the_url_is_the_page_of_the_run(shared_server: Any, tmp_path: Path) -> None:
+    sweep = open_sweep(shared_server.uri.replace("//", "//user:secret@"), tmp_path)
+    assert sweep.url is not None
+    assert sweep.url.startswith(shared_server.uri + "/#/experiments/")
+    assert sweep.url.endswith(f"/runs/{sweep.id}")
+    with urllib.request.urlopen(sweep.url, timeout=30) as page:
+        assert page.status == 200
+    written = [file.read_text() for file in (tmp_path / "sweep").rglob("*") if file.is_file()]
+    assert not any("secret" in text for text in written)
+
+
+def test_an_embedded_store_has_no_page_and_its_artifacts_lie_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uri = tracking.resolve_uri(tmp_path / "state")
+    sweep = open_sweep(uri, tmp_path)
+    sweep.log_plan(PLAN)
+    assert sweep.id is not None
+    assert sweep.url is None
+    assert (tmp_path / "state" / "mlflow.db").is_file()
+    assert len(list((tmp_path / "state" / "mlartifacts").rglob("plan.json"))) == 1
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_mlflows_own_setting_wins_over_the_embedded_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000")
+    assert tracking.resolve_uri(tmp_path) == "http://mlflow.example:5000"
