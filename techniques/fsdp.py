@@ -34,17 +34,10 @@ class FSDP(BaseTechnique):
         return [{}, {"keep_gathered": True}]
 
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
-        from saturn_airflow.training.request import DoesNotFit
+        from saturn_airflow.training.searching import first_that_fits
 
-        try:
-            return session.fastest(self.candidates(job, len(devices)))
-        except DoesNotFit:
-            pass
-        # Both save memory and cost time, so they are only worth measuring where the model does not fit.
-        try:
-            return session.fastest([{"recompute": True}])
-        except DoesNotFit:
-            return session.fastest([{"recompute": True, "offload": True}])
+        tiers = [{"recompute": True}], [{"recompute": True, "offload": True}]
+        return first_that_fits(session, self.candidates(job, len(devices)), *tiers)
 
     def parallelize(
         self,

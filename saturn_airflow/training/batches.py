@@ -22,6 +22,7 @@ from saturn_airflow.jobs import Job
 from saturn_airflow.references import Reference
 from saturn_airflow.training import rng
 from saturn_airflow.training.precision import map_tensors
+from saturn_airflow.training.users_code import of_the_job
 
 
 class Position(NamedTuple):
@@ -90,7 +91,8 @@ def load(job: Job, reference: Reference, *, in_order: bool = False) -> Data:
         arguments = dict(job.data_args)
         if job.hparams.batch_size is not None and _takes(function, "batch_size"):
             arguments.setdefault("batch_size", job.hparams.batch_size)
-        return function(**arguments)
+        with of_the_job(repr(name)):
+            return function(**arguments)
 
     loader = make()
     if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):

@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.distributed.tensor import DTensor
@@ -345,3 +347,22 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_weights(path: str | Path) -> Tensors:
+    """The weights in a checkpoint, whole and on the CPU, by the names they have in the job's model.
+
+    Tied weights are there once, under the first of their names: load them with
+    ``model.load_state_dict(weights, strict=False)``.
+    """
+    reader = HuggingFaceStorageReader(str(path))
+    described = reader.read_metadata().state_dict_metadata
+    weights = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in described.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that there is but one process
+        load_distributed(dict(weights), storage_reader=reader, no_dist=True)
+    return {name.removeprefix("model."): tensor for name, tensor in weights.items()}

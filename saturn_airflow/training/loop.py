@@ -21,6 +21,7 @@ from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.request import NotANumberError, TrainRequest
+from saturn_airflow.training.users_code import of_the_job
 
 
 def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
@@ -128,7 +129,8 @@ class _Training:
         timed_since = math.inf
         while not stop:
             began = time.perf_counter()
-            batch = next(upcoming)
+            with of_the_job(f"load_dataloader {self.job.load_dataloader!r}"):
+                batch = next(upcoming)
             done = self.step - self.first_step
             save_due = self._save_due(began)
             stop_asked, save = self._train_step(batch, save_due)
@@ -313,7 +315,8 @@ class _Training:
 
 def _load_model(job: Job) -> nn.Module:
     rng.seed(job.hparams.seed, "model")
-    model = references.load(str(job.load_model))(**job.model_args)
+    with of_the_job(f"load_model {job.load_model!r}"):
+        model = references.load(str(job.load_model))(**job.model_args)
     if not isinstance(model, nn.Module):
         raise JobError(
             f"load_model {job.load_model!r} returned a {type(model).__name__}, not a torch.nn.Module"

@@ -12,6 +12,7 @@ from saturn_airflow import references
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import Job
 from saturn_airflow.training import precision
+from saturn_airflow.training.users_code import of_the_job
 
 IGNORED = -100  # the label that torch's and Hugging Face's losses leave out
 
@@ -22,7 +23,8 @@ class Objective:
     def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
         self._loss_function = references.load(str(job.loss_function)) if job.loss_function else None
         self._name = f"loss_function {job.loss_function!r}" if job.loss_function else "the model"
-        self._own_loss_is_causal = getattr(model, "loss_type", None) == "ForCausalLM"
+        own_loss = getattr(model, "loss_function", None)
+        self._own_loss_is_causal = getattr(own_loss, "__name__", "") == "ForCausalLMLoss"
         self._precision = job.hparams.precision
         self._device = device
 
@@ -64,7 +66,8 @@ class Objective:
         if self._loss_function is None:
             loss = _own_loss(outputs)
         else:
-            loss = self._loss_function(outputs, batch if isinstance(batch, Mapping) else batch[1])
+            with of_the_job(self._name):
+                loss = self._loss_function(outputs, batch if isinstance(batch, Mapping) else batch[1])
         if isinstance(loss, list | tuple) and len(loss) == 2:
             total, over = loss
             self._check_scalar(total)

@@ -14,6 +14,7 @@ from saturn_airflow import references
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import HParams
 from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.training.users_code import of_the_job
 
 # torch's optimizers that can update all parameters in one kernel, on CPU and CUDA alike.
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -34,9 +35,10 @@ def parameter_groups(hparams: HParams, model: nn.Module) -> Groups:
     if hparams.parameter_groups is None:
         return [{"params": [name for name, p in model.named_parameters() if p.requires_grad]}]
     name_of = {p: name for name, p in model.named_parameters()}
-    groups = references.load(str(hparams.parameter_groups))(model)
+    with of_the_job(f"parameter_groups {hparams.parameter_groups!r}"):
+        groups = list(references.load(str(hparams.parameter_groups))(model))
     named: list[dict[str, Any]] = []
-    for group in groups if isinstance(groups, list | tuple) else list(groups):
+    for group in groups:
         options = dict(group) if isinstance(group, dict) else {"params": [group]}
         parameters = options.pop("params")
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from saturn_airflow.errors import JobError
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.users_code import of_the_job
 
 
 class Parallel:
@@ -67,7 +68,8 @@ class Parallel:
         """
         prepared, count = objective.prepare(batch, samples)
         with self._gradient_sync(last):
-            total, over = objective(self.module, prepared, count)
+            with self._whose_fault():
+                total, over = objective(self.module, prepared, count)
             (total * (scale * self.shares)).backward()  # type: ignore[no-untyped-call]
         return self._part(total.detach()), self._part(over)
 
@@ -112,6 +114,10 @@ class Parallel:
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
+
+    def _whose_fault(self) -> AbstractContextManager[Any]:
+        """On one device the model runs as the user wrote it; on several an error may come from the others."""
+        return of_the_job("the model") if self.ranks.size == 1 else nullcontext()
 
     def _part(self, value: torch.Tensor) -> torch.Tensor:
         """What this rank adds to a sum over all ranks of a value that ``size / shares`` ranks each have."""

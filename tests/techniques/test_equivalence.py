@@ -1,0 +1,101 @@
+"""One maths: every technique trains every job as one device does, to the last digits of float64."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cells import Outcome, Strategy, deviation, job, run
+from cells import request as train_request
+
+from saturn_airflow.jobs import HParams, Job
+
+Record = Callable[[str, float, float], None]
+pytestmark = pytest.mark.ranks
+
+LOSSES, WEIGHTS = 1e-12, 1e-11
+SINGLE = Strategy("single")
+
+STRATEGIES = [
+    *[Strategy("ddp", k) for k in (1, 2, 4)],
+    *[Strategy("fsdp", k) for k in (1, 2, 4)],
+    Strategy("fsdp", 2, {"keep_gathered": True}),
+    Strategy("fsdp", 2, {"recompute": True, "offload": True}),
+]
+
+# 22 samples in batches of 6 (the last one of 4, fewer than micro-batches times ranks), tied weights.
+EVERYTHING = HParams(
+    epochs=2,
+    precision="float64",
+    lr=1e-2,
+    accumulate=3,
+    clip_grad_norm=0.5,
+    lr_scheduler="torch.optim.lr_scheduler:CosineAnnealingLR",
+    lr_scheduler_args={"T_max": 8},
+    parameter_groups="tiny:two_groups",
+)
+PLAIN = HParams(epochs=1, precision="float64", lr=1e-2)
+MOMENTUM = HParams(
+    epochs=1,
+    precision="float64",
+    lr=0.1,
+    optimizer="torch.optim:SGD",
+    optimizer_args={"momentum": 0.9, "nesterov": True},
+)
+
+JOBS: dict[str, Job] = {
+    "gpt2, everything": job(hparams=EVERYTHING),
+    "gpt2, own loss": job(loss_function=None, hparams=MOMENTUM),
+    "gpt2, frozen, momentum": job(load_model="tiny:frozen_gpt2", hparams=MOMENTUM),
+    "llama": job(load_model="tiny:llama", hparams=PLAIN),
+    "vit": job(
+        load_model="tiny:vit",
+        load_dataloader="tiny:images",
+        loss_function="tiny:image_loss",
+        hparams=EVERYTHING,
+    ),
+    "plain": job(
+        load_model="tiny:plain",
+        load_dataloader="tiny:vectors",
+        loss_function="tiny:vector_loss",
+        hparams=PLAIN,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, str], Outcome]:
+    """What the cells did that the chosen tests look at, by names of job and strategy."""
+    chosen = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    names = {params["name"] for params in chosen if params.get("name") in JOBS}
+    strategies = [s for s in STRATEGIES if any(params.get("strategy") is s for params in chosen)]
+    cells = [(name, strategy) for name in JOBS if name in names for strategy in [SINGLE, *strategies]]
+    with tempfile.TemporaryDirectory() as folder:
+        requests = [
+            (train_request(JOBS[name], strategy, Path(folder, str(number))), strategy.devices)
+            for number, (name, strategy) in enumerate(cells)
+        ]
+        keys = [(name, str(strategy)) for name, strategy in cells]
+        return dict(zip(keys, run(requests), strict=True))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+@pytest.mark.parametrize("name", JOBS)
+def test_trains_as_one_device_does(
+    name: str, strategy: Strategy, outcomes: dict[tuple[str, str], Outcome], record_deviation: Record
+) -> None:
+    losses, weights = deviation(outcomes[name, "single@1"], outcomes[name, str(strategy)])
+    # Hugging Face computes a causal model's own loss in float32, whatever the model computes in.
+    in_float32 = name == "gpt2, own loss"
+    record_deviation("equivalence" + " in float32" * in_float32, losses, weights)
+    assert losses <= (1e-6 if in_float32 else LOSSES)
+    assert weights <= (1e-6 if in_float32 else WEIGHTS)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_single_really_trains(name: str, outcomes: dict[tuple[str, str], Outcome]) -> None:
+    losses = outcomes[name, "single@1"].losses
+    assert list(losses) == list(range(1, len(losses) + 1))
+    assert len(set(losses.values())) == len(losses)
