@@ -17,7 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,41 +92,23 @@ def acquire(
     :raises GivenUpError: when ``give_up`` said so.
     :raises InvalidSweepError: when there are fewer devices than asked for, or the folder can't be used.
     """
-    wanted = tuple(dict.fromkeys(devices))
-    need = len(wanted) if count is None else count
-    if not 1 <= need <= len(wanted):
-        raise InvalidSweepError(
-            f"{who} asks for {need} devices of {len(wanted)}: {', '.join(wanted) or 'none'}"
-        )
-    room = _Room(folder or default_folder())
-    ticket = _Ticket.open(room, priority, Holder(who, os.getpid(), time.time()), wanted, need)
     told: list[str] | None = None
-    try:
-        while True:
-            with room.gate(give_up) as entered:
-                if not entered:
-                    raise GivenUpError
-                ahead = [other for other in room.tickets() if other.order < ticket.order]
-                lease = _take(room, ticket, ahead)
-                if lease is not None:
-                    ticket.close()
-                    return lease
-                blockers = _blockers(room, ticket, ahead)
-            if blockers != told:
-                on_wait(blockers)
-                told = blockers
+    with contextlib.closing(Waiter(devices, who, count=count, priority=priority, folder=folder)) as waiter:
+        while (lease := waiter.take()) is None:
+            if waiter.blockers != told:
+                told = waiter.blockers
+                on_wait(told)
             if give_up():
                 raise GivenUpError
-            time.sleep(min(0.1 * (1 + len(ahead)), 1.0))
-    finally:
-        ticket.close()
+            time.sleep(min(0.1 * (1 + waiter.ahead), 1.0))
+    return lease
 
 
 def holders(folder: Path | None = None) -> dict[str, Holder]:
     """Who holds which device now, by the device's name."""
     room = _Room(folder or default_folder())
     with room.gate():
-        return {device: holder for device in room.devices() if (holder := room.holder(device)) is not None}
+        return room.holders()
 
 
 def waiters(folder: Path | None = None) -> list[Holder]:
@@ -136,26 +118,66 @@ def waiters(folder: Path | None = None) -> list[Holder]:
         return [ticket.holder for ticket in room.tickets()]
 
 
-def _take(room: _Room, ticket: _Ticket, ahead: list[_Ticket]) -> Lease | None:
-    """Take the ticket's devices if they are free and not kept for those ahead."""
-    taken = {device for device in room.devices() if room.holder(device) is not None}
-    for other in ahead:
-        # Who is ahead and can't go yet still keeps what is free, or a wide job would wait for ever.
+class Waiter:
+    """Someone in the line for devices; takes the arguments of :func:`acquire`.
+
+    :ivar blockers: words of those it waits for, as of the last :meth:`take`.
+    :ivar ahead: how many are before it in the line.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        who: str,
+        *,
+        count: int | None = None,
+        priority: Priority = (0.0, 0),
+        folder: Path | None = None,
+    ) -> None:
+        self.wanted = tuple(dict.fromkeys(devices))
+        self.need = len(self.wanted) if count is None else count
+        if not 1 <= self.need <= len(self.wanted):
+            there = ", ".join(self.wanted) or "none"
+            raise InvalidSweepError(
+                f"{who} asks for {self.need} devices; there are {len(self.wanted)}: {there}"
+            )
+        self.blockers: list[str] = []
+        self.ahead = 0
+        self._room = _Room(folder or default_folder())
+        holder = Holder(who, os.getpid(), time.time())
+        self._ticket = self._room.new_ticket(priority, holder, self.wanted, self.need)
+
+    def take(self) -> Lease | None:
+        """Take the devices if they are free and nobody before wants them; the wait is then over."""
+        room, ticket = self._room, self._ticket
+        with room.gate():
+            held = room.holders()
+            line = [other for other in room.tickets() if other.order < ticket.order]
+            mine = _grant(ticket, line, set(held))
+            if mine:
+                files = tuple(room.lock_device(device, ticket.holder) for device in mine)
+                ticket.close()
+                return Lease(mine, files)
+        self.ahead = len(line)
+        users = [held[device].who for device in ticket.wanted if device in held]
+        before = [other.holder.who for other in line if set(other.wanted) & set(ticket.wanted)]
+        self.blockers = list(dict.fromkeys([*users, *before]))
+        return None
+
+    def close(self) -> None:
+        """Leave the line."""
+        self._ticket.close()
+
+
+def _grant(ticket: _Ticket, line: list[_Ticket], held: set[str]) -> tuple[str, ...]:
+    """The devices that ``ticket`` may take with ``line`` before it; none if it must wait."""
+    taken = set(held)
+    for other in line:
+        # Who is before and can't go yet still keeps what is free, or a wide job would wait for ever.
         free = [device for device in other.wanted if device not in taken]
         taken.update(other.wanted if other.need == len(other.wanted) else free[: other.need])
     mine = [device for device in ticket.wanted if device not in taken][: ticket.need]
-    if len(mine) < ticket.need:
-        return None
-    files = [room.lock_device(device) for device in mine]
-    for file in files:
-        room.write(file, asdict(ticket.holder) | {"since": time.time()})
-    return Lease(tuple(mine), tuple(files))
-
-
-def _blockers(room: _Room, ticket: _Ticket, ahead: list[_Ticket]) -> list[str]:
-    held = [holder.who for device in ticket.wanted if (holder := room.holder(device)) is not None]
-    before = [other.holder.who for other in ahead if set(other.wanted) & set(ticket.wanted)]
-    return list(dict.fromkeys([*held, *before]))
+    return tuple(mine) if len(mine) == ticket.need else ()
 
 
 class _Room:
@@ -180,42 +202,37 @@ class _Room:
             os.close(self._gate)
 
     @contextlib.contextmanager
-    def gate(self, give_up: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-        while not _try_lock(self._gate):
-            if give_up():
-                yield False
-                return
-            time.sleep(0.005)
+    def gate(self) -> Iterator[None]:
+        """Be alone with the room; everything below is for those inside."""
+        fcntl.flock(self._gate, fcntl.LOCK_EX)
         try:
-            yield True
+            yield
         finally:
             fcntl.flock(self._gate, fcntl.LOCK_UN)
 
-    def devices(self) -> list[str]:
-        return sorted(path.name for path in (self._folder / "devices").iterdir())
+    def holders(self) -> dict[str, Holder]:
+        """Who holds which device."""
+        found = {}
+        for path in sorted((self._folder / "devices").iterdir()):
+            file = self._open(path)
+            try:
+                if not _try_lock(file):
+                    data = _read(file)
+                    found[path.name] = Holder(**data) if data else Holder("an unknown process", 0, 0.0)
+            finally:
+                os.close(file)
+        return found
 
-    def holder(self, device: str) -> Holder | None:
-        """Who holds ``device``; None where it is free (ask inside the gate)."""
-        path = self._folder / "devices" / device
-        if not path.exists():
-            return None
-        file = self._open(path)
-        try:
-            if _try_lock(file):
-                return None
-            return _read_holder(file) or Holder("an unknown process", 0, 0.0)
-        finally:
-            os.close(file)
-
-    def lock_device(self, device: str) -> int:
+    def lock_device(self, device: str, holder: Holder) -> int:
         with _open_to_all():
             file = self._open(self._folder / "devices" / device)
         locked = _try_lock(file)
         assert locked, f"{device} was free inside the gate"
+        _write(file, asdict(replace(holder, since=time.time())))
         return file
 
     def tickets(self) -> list[_Ticket]:
-        """Tickets of live waiters, first in line first; those of dead ones are removed (inside the gate)."""
+        """Tickets of live waiters, first in line first; those of dead ones are removed."""
         found = []
         for path in (self._folder / "tickets").iterdir():
             try:
@@ -230,22 +247,17 @@ class _Room:
             finally:
                 os.close(file)
             if data is not None:
-                found.append(_Ticket.from_dict(path, data))
+                found.append(_Ticket(path, data))
         return sorted(found, key=lambda ticket: ticket.order)
 
-    def new_ticket(self, data: dict[str, Any]) -> tuple[Path, int]:
+    def new_ticket(self, priority: Priority, holder: Holder, wanted: tuple[str, ...], need: int) -> _Ticket:
+        data = {"priority": list(priority), "holder": asdict(holder), "wanted": list(wanted), "need": need}
         path = self._folder / "tickets" / uuid.uuid4().hex
         with self.gate(), _open_to_all():
             file = self._open(path)
             fcntl.flock(file, fcntl.LOCK_EX)
-            self.write(file, data)
-        return path, file
-
-    @staticmethod
-    def write(file: int, data: dict[str, Any]) -> None:
-        text = json.dumps(data).encode()
-        os.pwrite(file, text, 0)
-        os.ftruncate(file, len(text))
+            _write(file, data)
+        return _Ticket(path, data, file)
 
     @staticmethod
     def _open(path: Path, create: bool = True) -> int:
@@ -263,18 +275,6 @@ class _Ticket:
         self.order = (*data["priority"], self.holder.since, path.name)
         self._path = path
         self._file = file
-
-    @classmethod
-    def open(
-        cls, room: _Room, priority: Priority, holder: Holder, wanted: tuple[str, ...], need: int
-    ) -> _Ticket:
-        data = {"priority": list(priority), "holder": asdict(holder), "wanted": list(wanted), "need": need}
-        path, file = room.new_ticket(data)
-        return cls(path, data, file)
-
-    @classmethod
-    def from_dict(cls, path: Path, data: dict[str, Any]) -> _Ticket:
-        return cls(path, data)
 
     def close(self) -> None:
         if self._file is not None:
@@ -299,9 +299,10 @@ def _read(file: int) -> dict[str, Any] | None:
     return data
 
 
-def _read_holder(file: int) -> Holder | None:
-    data = _read(file)
-    return None if data is None else Holder(data["who"], data["pid"], data["since"])
+def _write(file: int, data: dict[str, Any]) -> None:
+    text = json.dumps(data).encode()
+    os.pwrite(file, text, 0)
+    os.ftruncate(file, len(text))
 
 
 @contextlib.contextmanager
