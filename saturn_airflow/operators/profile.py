@@ -51,7 +51,7 @@ class ProfileOperator(BaseOperator):
                 trial,
                 node,
                 folder=sweep.folder / "trials" / slug(f"{trial.job.name} {trial.technique} {trial.devices}"),
-                holder=f"{sweep.key}: trial of {trial.job.name}",
+                holder=f"{sweep.key}: trial of {trial.job.name} under {trial.technique} x {trial.devices}",
                 priority=(ti.start_date.timestamp(), ti.map_index or 0),
                 leases_folder=leases_folder(),
                 technique_folders=technique_folders(),

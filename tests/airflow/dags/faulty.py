@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -48,3 +50,15 @@ def diverging_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     _batches_seen += 1
     value = nn.functional.cross_entropy(outputs, targets)
     return value * float("nan") if _batches_seen > 40 else value
+
+
+class _Slow(TensorDataset):
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return super().__getitem__(index)
+
+
+def slow_points(batch_size: int) -> DataLoader:
+    """About a tenth of a second per batch of 16."""
+    inputs = torch.randn(512, 4, generator=torch.Generator().manual_seed(0))
+    return DataLoader(_Slow(inputs, (inputs[:, 0] > 0).long()), batch_size=batch_size, shuffle=True)

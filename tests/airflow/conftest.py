@@ -1,0 +1,57 @@
+"""A real Airflow and a real MLflow, started once for the tests of this folder."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saturn_airflow.demo.airflow import Airflow
+from saturn_airflow.demo.services import Services
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Deployment:
+    """The services, and what a test does with them."""
+
+    services: Services
+    airflow: Airflow
+
+    def start(self, dag_id: str) -> str:
+        self.airflow.wait_for_dag(dag_id)
+        return self.airflow.trigger(dag_id)
+
+    def wait(self, dag_id: str, run_id: str, timeout: float = 240.0) -> str:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            self.services.check()
+            state = self.airflow.state(dag_id, run_id)
+            if state in ("success", "failed"):
+                return state
+            time.sleep(0.5)
+        raise AssertionError(f"{dag_id} is {state} after {timeout} s: {self.states(dag_id, run_id)}")
+
+    def states(self, dag_id: str, run_id: str) -> dict[str, Any]:
+        return {
+            f"{t['task_id']} {t['rendered_map_index'] or ''}".strip(): t["state"]
+            for t in self.airflow.tasks(dag_id, run_id)
+        }
+
+    def job_folder(self, dag_id: str, run_id: str, job: str) -> Path:
+        return self.services.state / "jobs" / "sweeps" / dag_id / run_id / "sweep" / job
+
+
+@pytest.fixture(scope="session")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("deployment")
+    shutil.copytree(ROOT / "dags", folder / "dags")
+    shutil.copytree(Path(__file__).parent / "dags", folder / "dags", dirs_exist_ok=True)
+    with Services(folder / "state", folder / "dags") as services:
+        yield Deployment(services, Airflow(services.airflow_url))

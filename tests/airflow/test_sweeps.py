@@ -1,0 +1,120 @@
+"""Sweeps on a real Airflow: what goes wrong in one job stays there, and a retry resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import mlflow
+import pytest
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture(scope="module")
+def broken(deployment):
+    """The result of a sweep in which three of five jobs go wrong."""
+    run_id = deployment.start("broken_sweep")
+    state = deployment.wait("broken_sweep", run_id)
+    result = deployment.airflow.xcom("broken_sweep", run_id, "sweep.report")
+    return {"run_id": run_id, "state": state, "result": result}
+
+
+def test_the_other_jobs_finish_and_the_result_says_which_are_missing(deployment, broken):
+    result = broken["result"]
+    statuses = {outcome["job"]: outcome["status"] for outcome in result["jobs"]}
+    assert statuses == {
+        "good": "finished",
+        "good <script>": "finished",
+        "not-a-number": "not_a_number",
+        "no-model": "not_planned",
+        "bad-sample": "failed",
+    }
+    assert result["missing"] == ["not-a-number", "no-model", "bad-sample"]
+    assert result["best"]["job"] in ("good", "good <script>")
+    assert deployment.airflow.xcom("broken_sweep", broken["run_id"], "use") == result["missing"]
+
+
+def test_every_failure_names_its_reason(broken):
+    reasons = {outcome["job"]: outcome.get("reason") or "" for outcome in broken["result"]["jobs"]}
+    assert "weights/latest.pt is not there" in reasons["no-model"]
+    assert "loss is nan at step 41" in reasons["not-a-number"]
+    assert "sample 3 is damaged" in reasons["bad-sample"]
+
+
+def test_a_sweep_with_failed_jobs_is_a_failed_task(deployment, broken):
+    states = deployment.states("broken_sweep", broken["run_id"])
+    assert states["sweep.report"] == "failed"
+    assert states["sweep.plan"] == "success"
+    assert states["use"] == "success"
+    named = {key.partition(" ")[2]: state for key, state in states.items() if key.startswith("sweep.train.")}
+    assert named["good <script>"] == "success"
+    assert named["bad-sample"] == "failed"
+
+
+def test_the_log_of_a_failed_job_has_the_users_traceback(deployment, broken):
+    tasks = deployment.airflow.tasks("broken_sweep", broken["run_id"])
+    task = next(t for t in tasks if t["rendered_map_index"] == "bad-sample")
+    lines = deployment.airflow.log(
+        "broken_sweep", broken["run_id"], task["task_id"], task["map_index"], task["try_number"]
+    )
+    text = "\n".join(lines)
+    assert "faulty.py" in text
+    assert "sample 3 is damaged" in text
+
+
+def test_mlflow_has_a_run_per_trained_job_below_one_parent(deployment, broken):
+    client = mlflow.MlflowClient(deployment.services.mlflow_url)
+    experiment = client.get_experiment_by_name("broken_sweep")
+    runs = client.search_runs([experiment.experiment_id])
+    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert len(parents) == 1
+    assert parents[0].info.status == "FAILED"
+    children = {run.info.run_name: run for run in runs if run not in parents}
+    assert set(children) == {"good", "good <script>", "not-a-number", "bad-sample"}
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parents[0].info.run_id}
+    assert children["good"].info.status == "FINISHED"
+    assert children["bad-sample"].info.status == "FAILED"
+    losses = client.get_metric_history(children["good"].info.run_id, "loss")
+    assert [m.step for m in losses] == list(range(1, 61))
+    assert losses[-1].value < losses[0].value
+
+
+def test_a_retry_goes_on_from_the_last_checkpoint(deployment):
+    run_id = deployment.start("interrupted_sweep")
+    folder = deployment.job_folder("interrupted_sweep", run_id, "long")
+    _wait_until(lambda: _events(folder, "checkpoint"), 120)
+    pid = int(next(folder.glob("runs/*/alive")).read_text())
+    os.killpg(pid, signal.SIGKILL)
+    assert deployment.wait("interrupted_sweep", run_id) == "success"
+
+    starts = _events(folder, "start")
+    assert len(starts) == 2
+    assert starts[0]["step"] == 0
+    assert starts[1]["step"] > 0
+    steps = [event["step"] for event in _events(folder, "step")]
+    again = steps[len(steps) - (steps[-1] - starts[1]["step"]) :]
+    assert again == list(range(starts[1]["step"] + 1, steps[-1] + 1))
+    result = deployment.airflow.xcom("interrupted_sweep", run_id, "sweep.report")
+    assert result["failed"] == []
+    client = mlflow.MlflowClient(deployment.services.mlflow_url)
+    losses = client.get_metric_history(result["jobs"][0]["run_id"], "loss")
+    assert sorted({m.step for m in losses}) == list(range(1, steps[-1] + 1))
+
+
+def _events(folder, kind):
+    found = []
+    for path in sorted(folder.glob("runs/*/events.jsonl")):
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n") and json.loads(line)["event"] == kind:
+                found.append(json.loads(line))
+    return found
+
+
+def _wait_until(condition, timeout):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
