@@ -187,6 +187,7 @@ def test_many_processes_and_some_killed_never_share_a_device(tmp_path: Path) -> 
     for _ in range(30):
         time.sleep(rng.uniform(0, 0.1))
         victim = rng.choice(list(running))
+        assert running[victim].poll() is None, "no worker may fail"
         killed_at[victim] = time.monotonic_ns()
         running[victim].kill()
         running.pop(victim).wait()
@@ -197,6 +198,7 @@ def test_many_processes_and_some_killed_never_share_a_device(tmp_path: Path) -> 
     assert patient.wait(60) == 0
     for pid, process in running.items():
         if process is not patient:
+            assert process.poll() is None, "no worker may fail"
             killed_at[pid] = time.monotonic_ns()
             process.kill()
             process.wait()
