@@ -18,6 +18,7 @@ GPT2 = Job(
     "gpt2-{n_layer}x{n_embd}-lr{lr}",
     load_model="shop.models:gpt2",
     load_dataloader="shop.data:python_text",
+    load_eval_dataloader="shop.data:python_text_eval",
     loss_function="shop.models:lm_loss",
     model_args={"n_layer": 2, "n_embd": 64},
     hparams=HParams(epochs=1, batch_size=32, optimizer="torch.optim:AdamW"),
@@ -26,6 +27,7 @@ VIT = Job(
     "vit-{hidden_size}-lr{lr}",
     load_model="shop.models:vit",
     load_dataloader="shop.data:digits",
+    load_eval_dataloader="shop.data:digits_eval",
     loss_function="shop.models:classification_loss",
     model_args={"hidden_size": 32},
     hparams=HParams(epochs=4, batch_size=64, optimizer="torch.optim:AdamW"),
@@ -46,13 +48,19 @@ def nightly_retrain() -> None:
     )
 
     @task
-    def announce(result: dict[str, Any]) -> str:
-        """Say which model won; a real pipeline would promote it."""
-        best = result["best"]
-        print(f"{best['job']} is best: {best['metric']} {best['value']:.4f}, model {best['model_uri']}")
-        return str(best["job"])
+    def champions(result: dict[str, Any]) -> dict[str, str]:
+        """The best model of each family; a real pipeline would promote them."""
+        trained = [job for job in result["jobs"] if job["status"] == "finished"]
+        winners = {}
+        for family in ("gpt2", "vit"):
+            own = [job for job in trained if job["job"].startswith(family)]
+            if own:
+                best = min(own, key=lambda job: job["eval_loss"])
+                print(f"{best['job']} is the best {family}: eval_loss {best['eval_loss']:.4f}")
+                winners[family] = best["model_uri"]
+        return winners
 
-    announce(sweep.output)
+    champions(sweep.output)
 
 
 nightly_retrain()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -28,7 +29,7 @@ def live(progress: SweepProgress, seconds: float) -> RenderableType:
 
 def result_table(result: Mapping[str, Any]) -> Table:
     """One row per job: what was planned and what happened."""
-    table = Table(title="What the sweep did", title_justify="left", title_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, title="What the sweep did", title_justify="left", title_style="bold")
     for name, justify in (
         ("job", "left"),
         ("technique", "left"),
@@ -38,7 +39,7 @@ def result_table(result: Mapping[str, Any]) -> Table:
         ("final loss", "right"),
         ("", "left"),
     ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, no_wrap=name == "job")  # type: ignore[arg-type]
     best = (result.get("best") or {}).get("job")
     for outcome in result["jobs"]:
         failed = outcome["status"] != "finished"
