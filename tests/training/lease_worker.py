@@ -20,11 +20,15 @@ def main() -> None:
         wanted = random.sample(names, random.randint(1, devices))
         count = random.choice([None, random.randint(1, len(wanted))])
         priority = (float(random.randint(0, 2)), random.randint(0, 9))
-        with leases.acquire(
+        waiter = leases.Waiter(
             wanted, f"worker {seed}", count=count, priority=priority, folder=folder / "leases"
-        ) as lease:
+        )
+        # Looks far more often than acquire() does, for the sake of collisions.
+        while (lease := waiter.take()) is None:
+            time.sleep(random.uniform(0, 0.002))
+        with lease:
             os.write(log, f"take {time.monotonic_ns()} {' '.join(lease.devices)}\n".encode())
-            time.sleep(random.uniform(0, 0.01))
+            time.sleep(random.uniform(0, 0.002))
             os.write(log, f"give {time.monotonic_ns()} {' '.join(lease.devices)}\n".encode())
 
 
