@@ -1,0 +1,94 @@
+"""`saturn demo` as a person runs it: from nothing to trained models, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import mlflow
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+JOBS = 8
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """What `saturn demo --keep` printed, what its UIs answered, and its exit status after Ctrl-C."""
+    state = tmp_path_factory.mktemp("demo") / "state"
+    process = subprocess.Popen(
+        [str(Path(sys.executable).parent / "saturn"), "demo", "--state", str(state), "--keep"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+    watchdog = threading.Timer(720, process.kill)
+    watchdog.start()
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if "stay up" in line:
+            break
+    printed = "".join(lines)
+    answers = {}
+    if process.poll() is None:
+        urls = dict(re.findall(r"^(Airflow|MLflow) +(http://[\d.:]+)/", printed, re.MULTILINE))
+        answers = {name: httpx.get(url, follow_redirects=True).status_code for name, url in urls.items()}
+        process.send_signal(signal.SIGINT)
+    printed += process.stdout.read()
+    status = process.wait()
+    watchdog.cancel()
+    return {"state": state, "printed": printed, "status": status, "answers": answers}
+
+
+def test_it_succeeds_and_shows_each_job(demo):
+    assert demo["status"] == 0, demo["printed"]
+    table = demo["printed"].split("What the sweep did")[1]
+    rows = re.findall(r"^ *(gpt2|vit)-\S+ +\w+ +[12] +[\d.]+ s +[\d.]+ s +\d+\.\d+", table, re.MULTILINE)
+    assert sorted(rows) == ["gpt2"] * (JOBS // 2) + ["vit"] * (JOBS // 2)
+    assert "proven within" in table
+    assert "Estimated time saved against one job after another on all devices" in table
+    assert re.search(r"Stages: trials \d+ s, profile \d+ s, plan \d+ s, train \d+ s, report \d+ s", table)
+
+
+def test_both_uis_answer_until_ctrl_c(demo):
+    assert demo["answers"] == {"Airflow": 200, "MLflow": 200}
+
+
+def test_nothing_is_left_running(demo):
+    left = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        try:
+            if str(demo["state"]) in " ".join(process.environ().values()):
+                left.append(process.info)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    assert left == []
+
+
+def test_mlflow_holds_one_parent_and_a_child_per_job_with_losses_that_fall(demo):
+    client = mlflow.MlflowClient(f"sqlite:///{demo['state']}/mlflow.db")
+    experiment = client.get_experiment_by_name("nightly_retrain")
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    children = [run for run in runs if run is not parent]
+    assert len(children) == JOBS
+    for child in children:
+        assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert child.info.status == "FINISHED"
+        losses = [metric.value for metric in client.get_metric_history(child.info.run_id, "loss")]
+        fifth = len(losses) // 5
+        assert sum(losses[-fifth:]) < sum(losses[:fifth]), child.info.run_name
+        assert {"technique", "devices", "node", "lr", "batch_size"} <= set(child.data.params)
+        assert "eval_loss" in child.data.metrics
+    assert {"planned_seconds", "actual_seconds", "gap"} <= set(parent.data.metrics)
+    found = {artifact.path for artifact in client.list_artifacts(parent.info.run_id, "plan/round-1")}
+    assert {"plan/round-1/plan.json", "plan/round-1/plan.png"} <= found
