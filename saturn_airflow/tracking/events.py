@@ -22,6 +22,12 @@ STEP_METRICS = {
     "eta_seconds": "eta_seconds",
 }
 EVERY_STEP = ("loss", "step")
+#: Numbers of the ``end`` event's result whose names would say too little, or mean something else by step.
+RESULT_METRICS = {
+    "seconds": "train_seconds",
+    "seconds_per_batch": "median_seconds_per_batch",
+    "spread": "seconds_per_batch_spread",
+}
 _PAUSE_MS = 1000
 
 
@@ -47,7 +53,7 @@ class Recorder:
             case "eval":
                 return self._eval(event, now)
             case "start":
-                tags = {"saturn.resumed_from": event.get("resumed_from")}
+                tags = {"saturn.resumed_from": event.get("step") or None}
             case "checkpoint":
                 tags = {"saturn.checkpoint_step": event.get("step")}
             case "warning":
@@ -87,7 +93,8 @@ class Recorder:
             records.append({**self._held_back, "values": rest})
             self._held_back = None
         by_step = {*STEP_METRICS.values(), "eval_loss"}
-        result = {k: v for k, v in (event.get("result") or {}).items() if k not in by_step}
+        result = {RESULT_METRICS.get(k, k): v for k, v in (event.get("result") or {}).items()}
+        result = {k: v for k, v in result.items() if k not in by_step}
         if numbers := _numbers(result):
             step = max(self.last_step, 0)
             records.append(

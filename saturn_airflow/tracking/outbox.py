@@ -133,11 +133,7 @@ class Outbox:
             if self._descriptor is None:
                 self._descriptor = self._open()
             while self._unwritten:
-                written = os.write(self._descriptor, self._unwritten)
-                torn = written < len(self._unwritten) and not self._unwritten[:written].endswith(b"\n")
-                start = self._unwritten.rfind(b"\n", 0, written) + 1 if torn else written
-                # The rest of a torn line would be read as a line of its own: end it, and write it whole.
-                self._unwritten = (b"\n" if torn else b"") + self._unwritten[start:]
+                self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
                 self._unsynced = True
         except OSError as error:
             log.warning(

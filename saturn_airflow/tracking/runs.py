@@ -47,9 +47,11 @@ class _Run:
         """Set tags."""
         self._outbox.append({"kind": "tags", "values": parameters.tags(values)})
 
-    def log_metrics(self, values: Mapping[str, float], step: int = 0) -> None:
-        """Log metrics at a step."""
-        numbers = {parameters.metric_key(key): float(value) for key, value in values.items()}
+    def log_metrics(self, values: Mapping[str, float | None], step: int = 0) -> None:
+        """Log metrics at a step; those that are None are left out."""
+        numbers = {
+            parameters.metric_key(key): float(value) for key, value in values.items() if value is not None
+        }
         self._outbox.append(
             {"kind": "metrics", "name": "own", "step": step, "time": _now(), "values": numbers}
         )
@@ -77,8 +79,10 @@ class _Run:
         self.log_artifact(path, "" if parent == "." else parent)
 
     def _append_end(self, status: str, reason: str | None) -> None:
-        self.tag({"saturn.status": status, "saturn.reason": reason})
-        self._outbox.append({"kind": "end", "status": STATUSES.get(status, "FAILED"), "time": _now()})
+        tags = parameters.tags({"saturn.status": status, "saturn.reason": reason})
+        self._outbox.append(
+            {"kind": "end", "status": STATUSES.get(status, "FAILED"), "tags": tags, "time": _now()}
+        )
 
 
 class SweepRun(_Run):

@@ -211,6 +211,8 @@ class Sender:
         with server.answers():
             ended = mlflow.get_run(self._run()).info.end_time
             if ended is None or ended < record["time"]:
+                for key, value in record["tags"].items():
+                    mlflow.set_tag(self._run(), key, value, synchronous=True)
                 mlflow.set_terminated(self._run(), record["status"], record["time"])
 
 

@@ -69,9 +69,17 @@ def test_a_loss_that_is_no_number_is_recorded_as_such() -> None:
 
 
 def test_the_results_numbers_become_metrics_and_nothing_else_does() -> None:
-    result = {"loss": 1.0, "epoch_loss": 1.5, "checkpoint": "/x", "ok": True, "none": None, "a b:c": 2}
+    result = {
+        "loss": 1.0,
+        "epoch_loss": 1.5,
+        "checkpoint": "/x",
+        "ok": True,
+        "none": None,
+        "a b:c": 2,
+        "seconds": 9,
+    }
     (record,) = Recorder(last_step=7).records({"event": "end", "status": "finished", "result": result})
-    assert record["values"] == {"epoch_loss": 1.5, "a b_c": 2.0}
+    assert record["values"] == {"epoch_loss": 1.5, "a b_c": 2.0, "train_seconds": 9.0}
     assert record["step"] == 7
 
 
@@ -81,7 +89,7 @@ def test_warnings_checkpoints_and_resumes_become_tags_and_unknown_events_nothing
     assert warning == {"kind": "tags", "values": {"saturn.warning": "slow"}}
     (checkpoint,) = recorder.records({"event": "checkpoint", "step": 4})
     assert checkpoint["values"] == {"saturn.checkpoint_step": "4"}
-    (start,) = recorder.records({"event": "start", "resumed_from": 4})
+    (start,) = recorder.records({"event": "start", "step": 4})
     assert start["values"] == {"saturn.resumed_from": "4"}
-    assert recorder.records({"event": "start", "resumed_from": None}) == []
+    assert recorder.records({"event": "start", "step": 0}) == []
     assert recorder.records({"event": "waiting", "for": []}) == []

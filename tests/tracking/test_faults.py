@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import multiprocessing
 import socket
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -17,6 +14,10 @@ import pytest
 
 from saturn_airflow import tracking
 from saturn_airflow.tracking.runs import JobRun, SweepRun
+
+# Each process is a new one, but for the seconds that importing MLflow takes.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["mlflow", "mlflow.store.tracking.sqlalchemy_store"])
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -128,108 +129,80 @@ def test_training_does_not_wait_for_a_server_that_hangs(
     assert not tracking.send_outbox(black_hole, tmp_path / "sweep", patience=0)
 
 
-def test_a_process_killed_while_it_sends_leaves_the_rest_to_the_retry(uri: str, tmp_path: Path) -> None:
-    code = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_faults import open_job, open_sweep, step
-uri, folder, first = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-job = open_job(uri, folder, open_sweep(uri, folder, "dag/killed/" + folder.name))
-for number in range(first, 3000):
-    job.follow(step(number))
-    if number % 1000 == 500:
-        job.wait(60)
-        print(number, flush=True)
-sys.exit(0 if job.close() else 1)
-"""
-    command = [sys.executable, "-W", "ignore", "-c", code, uri, str(tmp_path)]
-    for first, until in ((0, "500"), (400, "1500"), (1400, "2500")):
-        process = subprocess.Popen([*command, str(first)], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        while process.stdout.readline().strip() != until:
-            assert process.poll() is None
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-    subprocess.run([*command, "2400"], check=True, capture_output=True)
-
-    job = open_job(uri, tmp_path, open_sweep(uri, tmp_path, f"dag/killed/{tmp_path.name}"))
+def train_until_killed(uri: str, folder: Path, first: int, heard: Any) -> None:
+    job = open_job(uri, folder, open_sweep(uri, folder, f"dag/killed/{folder.name}"))
+    for number in range(first, 3000):
+        job.follow(step(number))
+        if number % 1000 == 500:
+            job.wait(60)
+            heard.send(number)
     assert job.close()
-    assert losses(uri, job.id) == [float(n) for n in range(3000)]
+
+
+def test_a_process_killed_while_it_sends_leaves_the_rest_to_the_retry(uri: str, tmp_path: Path) -> None:
+    for first, until in ((0, 500), (400, 1500), (1400, 2500)):
+        hear, say = PROCESSES.Pipe(duplex=False)
+        process = PROCESSES.Process(target=train_until_killed, args=(uri, tmp_path, first, say))
+        process.start()
+        while hear.recv() != until:
+            pass
+        process.kill()
+        process.join()
+    hear, say = PROCESSES.Pipe(duplex=False)
+    train_until_killed(uri, tmp_path, 2400, say)
+    (run,) = (run for run in runs(uri) if run.data.tags.get("saturn.sweep") == f"dag/killed/{tmp_path.name}")
+    (job,) = (job for job in runs(uri) if job.data.tags.get("mlflow.parentRunId") == run.info.run_id)
+    assert losses(uri, job.info.run_id) == [float(n) for n in range(3000)]
+
+
+def open_many(uri: str, folder: Path, key: str, rounds: int, start: Any, opened: Any) -> None:
+    for round in range(rounds):
+        start.wait(60)
+        opened.put((round, open_sweep(uri, folder / str(round), f"{key}/{round}").id))
 
 
 def test_processes_that_open_the_same_run_at_once_get_the_same(uri: str, tmp_path: Path) -> None:
-    code = f"""
-import sys, time
-from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_faults import open_sweep
-from saturn_airflow.tracking import server
-uri, folder, key = sys.argv[1:4]
-server.client(uri).search_experiments()
-print("ready", flush=True)
-for round in range(8):
-    sys.stdin.readline()
-    print(open_sweep(uri, Path(folder) / str(round), f"dag/{{key}}/{{round}}").id, flush=True)
-"""
-    key = str(uuid.uuid4())
+    key, rounds, crowd = str(uuid.uuid4()), 8, 4
+    start, opened = PROCESSES.Barrier(crowd), PROCESSES.Queue()
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code, uri, str(tmp_path / str(n)), key],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for n in range(4)
+        PROCESSES.Process(target=open_many, args=(uri, tmp_path / str(n), key, rounds, start, opened))
+        for n in range(crowd)
     ]
-    pipes = [(process.stdin, process.stdout) for process in processes]
-    assert all(output is not None and output.readline() == "ready\n" for _, output in pipes)
-    for round in range(8):
-        for start, _ in pipes:
-            assert start is not None
-            start.write("\n")
-            start.flush()
-        ids = {output.readline().strip() for _, output in pipes if output is not None}
-        assert len(ids) == 1
-        assert "None" not in ids
-        same = [run for run in runs(uri) if run.data.tags.get("saturn.sweep") == f"dag/{key}/{round}"]
-        assert [run.info.run_id for run in same] == list(ids)
     for process in processes:
-        process.communicate()
-        assert process.returncode == 0
+        process.start()
+    answers = [opened.get(timeout=120) for _ in range(rounds * crowd)]
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    for round in range(rounds):
+        (one,) = {run_id for r, run_id in answers if r == round}
+        assert one is not None
+        same = [run for run in runs(uri) if run.data.tags.get("saturn.sweep") == f"{key}/{round}"]
+        assert [run.info.run_id for run in same] == [one]
+
+
+def train_in_a_crowd(uri: str, folder: Path, name: str) -> None:
+    job = open_job(uri, folder, open_sweep(uri, folder / name, "dag/run/crowd"), name)
+    for number in range(300):
+        job.follow(step(number))
+        if number % 20 == 0:
+            job.flush()
+    assert job.close()
 
 
 def test_processes_that_write_to_a_new_embedded_store_at_once_lose_nothing(tmp_path: Path) -> None:
-    code = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_faults import open_job, open_sweep, step
-uri, folder, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-job = open_job(uri, folder, open_sweep(uri, folder / name, "dag/run/crowd"), name)
-for number in range(500):
-    job.follow(step(number))
-    if number % 20 == 0:
-        job.flush()
-sys.exit(0 if job.close() else 1)
-"""
     uri = tracking.resolve_uri(tmp_path / "state")
     names = [f"job-{n}" for n in range(6)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code, uri, str(tmp_path), name], stderr=subprocess.PIPE
-        )
-        for name in names
-    ]
+    processes = [PROCESSES.Process(target=train_in_a_crowd, args=(uri, tmp_path, name)) for name in names]
     for process in processes:
-        _, error = process.communicate()
-        assert process.returncode == 0, error.decode()
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
     found = {run.info.run_name: run.info.run_id for run in runs(uri)}
     assert set(found) == {"sweep", *names}
     for name in names:
-        assert losses(uri, found[name]) == [float(n) for n in range(500)]
+        assert losses(uri, found[name]) == [float(n) for n in range(300)]
 
 
 def test_records_follow_to_another_server(embedded_uri: str, tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import subprocess
-import sys
+import multiprocessing
 import uuid
 from pathlib import Path
 from typing import Any
@@ -123,15 +122,17 @@ def test_estimates_of_other_versions_are_ignored_with_a_note(
     assert "'torch': '2.13'} is ignored" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        '{"format": 99, "anything": []}',
-        "not json",
-        '{"format": 1, "versions": {}, "time": 1, "estimate": {"new": 1}}',
-        "3",
-    ],
-)
+ANOTHER_FORMAT = {
+    "format": 99,
+    "source": "measured",
+    "time": 1e15,
+    "versions": {},
+    "estimate": estimate("x").to_dict(),
+}
+ANOTHER_FIELD = {**ANOTHER_FORMAT, "format": 1, "estimate": {"colour": "red"}}
+
+
+@pytest.mark.parametrize("other", [json.dumps(ANOTHER_FORMAT), json.dumps(ANOTHER_FIELD), "not json", "3"])
 def test_records_in_another_format_are_ignored_with_a_note(
     embedded_uri: str, mark: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, other: str
 ) -> None:
@@ -140,7 +141,7 @@ def test_records_in_another_format_are_ignored_with_a_note(
     (run,) = runs(embedded_uri, mark)
     server.client(embedded_uri).set_tag(run.info.run_id, "saturn.observation.other", other)
     (found,) = estimates.find(embedded_uri, [mark])
-    assert found.seconds_per_batch == 0.5
+    assert found.fingerprint == mark
     assert "ignored" in caplog.text
     assert estimates.record(embedded_uri, [estimate(mark)], tmp_path)
 
@@ -165,22 +166,23 @@ def test_the_oldest_observations_make_room(embedded_uri: str, mark: str, tmp_pat
     assert sorted(seconds) == [float(n) for n in range(3, estimates.KEPT + 3)]
 
 
+def update_again_and_again(uri: str, fingerprint: str, folder: Path) -> None:
+    for _ in range(4):
+        assert estimates.update(uri, [estimate(fingerprint, batches=10)], folder, patience=60)
+
+
 def test_two_sweeps_that_update_the_same_estimate_lose_nothing(uri: str, mark: str, tmp_path: Path) -> None:
-    code = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_history import estimate
-from saturn_airflow.tracking import estimates
-uri, mark, folder = sys.argv[1:4]
-for n in range(4):
-    assert estimates.update(uri, [estimate(mark, batches=10)], folder, patience=60)
-"""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["mlflow", "mlflow.store.tracking.sqlalchemy_store"])
     sweeps = [
-        subprocess.Popen([sys.executable, "-W", "ignore", "-c", code, uri, mark, str(tmp_path / name)])
+        processes.Process(target=update_again_and_again, args=(uri, mark, tmp_path / name))
         for name in ("one", "two")
     ]
-    assert [sweep.wait() for sweep in sweeps] == [0, 0]
+    for sweep in sweeps:
+        sweep.start()
+    for sweep in sweeps:
+        sweep.join()
+        assert sweep.exitcode == 0
     (found,) = estimates.find(uri, [mark])
     assert found.batches == 80
     assert len(runs(uri, mark)) == 1

@@ -41,17 +41,10 @@ def open_job(uri: str, folder: Path, sweep: SweepRun, name: str = "a", **params:
     return tracking.open_job(uri, sweep.to_dict(), name, params, {"airflow.task_id": "train"}, folder / name)
 
 
-def train(run: JobRun, first: int, last: int) -> None:
+def train(run: JobRun, first: int, last: int, later: float = 0) -> None:
     for step in range(first, last + 1):
-        event = {
-            "event": "step",
-            "step": step,
-            "epoch": 0,
-            "loss": 5 - step / 100,
-            "seconds": 0.1,
-            "lr": 0.001,
-        }
-        run.follow({**event, "time": 1.7e9 + step})
+        event = {"event": "step", "step": step, "epoch": 0, "loss": 5 - step / 100, "lr": 0.001}
+        run.follow({**event, "time": 1.7e9 + step + later})
 
 
 def history(uri: str, run_id: str | None, metric: str = "loss") -> list[tuple[int, float]]:
@@ -112,12 +105,12 @@ def test_a_job_that_comes_back_continues_its_run_with_each_step_once(uri: str, t
     assert client(uri).get_run(run.id).info.status == "KILLED"
 
     again = open_job(uri, tmp_path, sweep, technique="fsdp", devices=2)
-    train(again, 15, 30)  # from the checkpoint of step 14
+    train(again, 15, 30, later=1000)  # from the checkpoint of step 14
     assert again.flush()
     assert client(uri).get_run(run.id).info.status == "RUNNING"
     elsewhere = open_job(uri, tmp_path / "other node", sweep, technique="single", devices=1)
     assert elsewhere.wait(30)
-    train(elsewhere, 25, 40)
+    train(elsewhere, 25, 40, later=2000)
     assert elsewhere.close("finished")
     again.leave()
 
@@ -133,7 +126,7 @@ def test_old_news_from_another_node_does_not_reopen_a_run_that_ended(uri: str, t
     sweep = open_sweep(uri, tmp_path)
     late = tracking.open_job("http://127.0.0.1:9", sweep, "a", {"node": "a"}, {}, tmp_path / "late")
     train(late, 0, 9)
-    late.leave()
+    assert not late.close("failed", "the node was lost")
     job = open_job(uri, tmp_path, sweep, node="b")
     assert job.wait(30)
     train(job, 10, 19)
@@ -142,8 +135,19 @@ def test_old_news_from_another_node_does_not_reopen_a_run_that_ended(uri: str, t
     assert tracking.send_outbox(uri, tmp_path / "late")
     run = client(uri).get_run(job.id)
     assert (run.info.status, run.data.tags["saturn.status"]) == ("FINISHED", "finished")
-    assert "node" not in run.data.tags
+    assert not {"node", "saturn.reason"} & set(run.data.tags)
     assert sorted(step for step, _ in history(uri, job.id)) == list(range(20))
+
+
+def test_steps_repeated_while_mlflow_was_away_are_recorded_once(embedded_uri: str, tmp_path: Path) -> None:
+    sweep = open_sweep(embedded_uri, tmp_path)
+    for first, last in ((0, 20), (15, 30)):
+        away = tracking.open_job("http://127.0.0.1:9", sweep, "a", {}, {}, tmp_path / "a")
+        train(away, first, last, later=first)
+        away.leave()
+    job = open_job(embedded_uri, tmp_path, sweep)
+    assert job.close()
+    assert [step for step, _ in history(embedded_uri, job.id)] == list(range(31))
 
 
 @pytest.mark.parametrize(
