@@ -140,7 +140,10 @@ def get(name: str) -> BaseTechnique:
     if path := _files().get(name):
         return _made(_class_in(path), name)
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
-        technique = point.load()
+        try:
+            technique = point.load()
+        except Exception as error:
+            raise InvalidSweepError(f"technique {name!r}: {point.value} can't be loaded: {error}") from error
         register(name, technique)
         return _made(technique, name)
     raise InvalidSweepError(f"technique {name!r} is not in the library; it has {', '.join(names())}")
@@ -164,17 +167,22 @@ def _class_in(path: Path) -> type[BaseTechnique]:
         sys.modules[module_name] = module
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except Exception as error:
             del sys.modules[module_name]
-            raise
+            reason = f"{type(error).__name__}: {error}"
+            raise InvalidSweepError(f"technique {path.stem!r}: {path} can't be imported: {reason}") from error
     classes = [
         value
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, BaseTechnique) and value.__module__ == module_name
+        if isinstance(value, type)
+        and issubclass(value, BaseTechnique)
+        and value.__module__ == module_name
+        and not value.__name__.startswith("_")
     ]
     if len(classes) != 1:
         raise InvalidSweepError(
-            f"{path} defines {len(classes)} techniques; a technique's file defines exactly one"
+            f"{path} defines {len(classes)} techniques; a technique's file defines exactly one "
+            "(names of base classes start with an underscore)"
         )
     return classes[0]
 

@@ -75,9 +75,9 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
         return Failure(status="out_of_memory", reason=_one_line(cause), traceback=text, rank=rank)
     if isinstance(error, NotANumberError):
         return Failure(status="not_a_number", reason=str(error), whose="job", rank=rank)
-    if isinstance(error, InvalidSweepError) or (isinstance(error, JobError) and error.__cause__ is None):
-        return Failure(status="failed", reason=str(error), whose="job", rank=rank)
-    if isinstance(error, JobError):
+    if isinstance(error, InvalidSweepError | JobError):
+        # Without a cause the message says it all.
+        text = text if error.__cause__ is not None else ""
         return Failure(status="failed", reason=str(error), traceback=text, whose="job", rank=rank)
     return Failure(
         status="failed",

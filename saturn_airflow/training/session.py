@@ -6,12 +6,13 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from saturn_airflow import library
 from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.training import launching
+from saturn_airflow.training import failures, launching
 from saturn_airflow.training.failures import Failure, RanksFailedError
 from saturn_airflow.training.launching import Link
 from saturn_airflow.training.request import DoesNotFit, Measure, TrainRequest
@@ -29,11 +30,11 @@ class Session:
     :ivar folder: where files go that the job keeps between runs.
     """
 
-    def __init__(self, link: Link, spec: RunSpec) -> None:
+    def __init__(self, link: Link, spec: RunSpec, deadline: float) -> None:
         self.folder = Path(spec.folder)
         self._link = link
         self._spec = spec
-        self._deadline = time.monotonic() + spec.trial_seconds
+        self._deadline = deadline
         self._measured: dict[str, dict[str, Any]] = {}
         self._result: dict[str, Any] | None = None
         self._told_to_stop = False
@@ -165,17 +166,19 @@ class Session:
         return ranks
 
 
-def drive(link: Link, spec_data: Mapping[str, Any], device_ids: Sequence[int]) -> dict[str, Any]:
+def drive(
+    link: Link, spec_data: Mapping[str, Any], device_ids: Sequence[int], deadline: float
+) -> dict[str, Any]:
     """Call the technique: what the process between the supervisor and the ranks does.
 
     It is a process of its own because a technique's ``search`` and ``execute`` may do anything.
     """
     spec = RunSpec.from_dict(spec_data)
-    session = Session(link, spec)
+    session = Session(link, spec, deadline)
     try:
         technique = library.get(spec.technique)
     except InvalidSweepError as error:
-        failure = Failure(status="failed", reason=str(error), whose="technique")
+        failure = replace(failures.describe(error), whose="technique")
         raise RanksFailedError(failure) from None
     if spec.mode == "train":
         technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)

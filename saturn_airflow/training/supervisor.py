@@ -25,6 +25,8 @@ from saturn_airflow.training.runs import RunSpec
 
 # A run whose starter is gone has this long to save what it has.
 _ORPHAN_SECONDS = 3.0
+# A trial keeps to its time by itself; one that does not is ended this much later.
+_TRIAL_GRACE_SECONDS = 5.0
 
 
 class StoppedError(Exception):
@@ -93,24 +95,25 @@ class Supervisor:
             {"event": "leased", "devices": [device.id for device in mine], "names": list(lease.devices)}
         )
         _guard()
-        if spec.mode == "trial":
-            self._deadline = time.monotonic() + 1.2 * spec.trial_seconds
         os.environ.update(devices.environment(mine))
         threads = devices.threads_per_device(spec.slots)
         os.environ["OMP_NUM_THREADS"] = str(threads)
         keep_open = [*lease.files, state]
         leased_at = time.monotonic()
+        deadline = leased_at + spec.trial_seconds
+        if spec.mode == "trial":
+            self._deadline = deadline + _TRIAL_GRACE_SECONDS
         ready_seconds: list[float] = []
 
         def launch_ranks(what: Any, asker_is_alive: Callable[[], bool]) -> Any:
             call, seconds = what
             ready_seconds.append(time.monotonic() - leased_at)
-            deadline = time.monotonic() + seconds if seconds is not None else float("inf")
+            end_by = time.monotonic() + seconds if seconds is not None else float("inf")
 
             def poll() -> bool:
                 if not asker_is_alive():
                     raise StoppedError("the technique's own process is gone")
-                if time.monotonic() > deadline:
+                if time.monotonic() > end_by:
                     raise RanksFailedError(
                         Failure(status="hung", reason=f"not measured within {seconds:.0f} s")
                     )
@@ -134,7 +137,7 @@ class Supervisor:
 
         (result,) = launching.launch(
             "saturn_airflow.training.session:drive",
-            [(spec.to_dict(), [device.id for device in mine])],
+            [(spec.to_dict(), [device.id for device in mine], deadline)],
             on_event=self.emit,
             on_request=launch_ranks,
             poll=self._poll,

@@ -129,7 +129,7 @@ def test_a_killed_rank_is_lost_and_the_next_try_goes_on(
         (small_job("broken_loss"), "ddp", "failed", "job", "the user's own mistake"),
         (small_job("not_a_number"), "ddp", "not_a_number", "job", "nan at step 1"),
         (small_job("hungry"), "ddp", "out_of_memory", "", "memory"),
-        (small_job(), "absent", "failed", "technique", "'absent' is not in the library; it has ddp"),
+        (small_job(), "absent", "failed", "technique", "'absent' is not in the library; it has"),
         (small_job(), "two", "failed", "technique", "two.py defines 2 techniques"),
         (small_job(), "no_import", "failed", "technique", "a_module_that_is_not_there"),
     ],

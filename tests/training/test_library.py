@@ -1,0 +1,125 @@
+"""The library: where techniques are found, and what is said of those that can't be used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import USERLAND
+
+from saturn_airflow import library
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.library import BaseTechnique
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's techniques."""
+    monkeypatch.setenv(library.FOLDERS_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(library, "_registered", {})
+    return tmp_path
+
+
+def write(path: Path, name: str = "Mine", more: str = "") -> None:
+    path.write_text(
+        f"from saturn_airflow import BaseTechnique\nclass {name}(BaseTechnique):\n    version = '7'\n{more}"
+    )
+
+
+def test_the_techniques_that_come_with_saturn_are_there() -> None:
+    assert {"ddp", "fsdp", "single"} <= set(library.names())
+    for name in library.names():
+        assert library.get(name).name == name
+
+
+def test_a_file_dropped_into_the_folder_is_in_the_library(folder: Path) -> None:
+    assert "mine" not in library.names()
+    write(folder / "mine.py")
+    write(folder / "_helper.py")
+    assert "mine" in library.names()
+    assert "_helper" not in library.names()
+    assert (library.get("mine").name, library.get("mine").version) == ("mine", "7")
+
+
+def test_the_users_file_goes_before_saturns(folder: Path) -> None:
+    write(folder / "ddp.py")
+    assert library.get("ddp").version == "7"
+
+
+def test_registering(folder: Path) -> None:
+    class Mine(BaseTechnique):
+        pass
+
+    library.register("mine", Mine)
+    assert isinstance(library.get("mine"), Mine)
+    with pytest.raises(InvalidSweepError, match="'mine': 3 is not a subclass of BaseTechnique"):
+        library.register("mine", 3)  # type: ignore[arg-type]
+
+
+def test_entry_points(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = folder / "site" / "other_package"
+    package.mkdir(parents=True)
+    write(package / "__init__.py")
+    info = folder / "site" / "other_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: other-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[saturn_airflow.techniques]\nfrom_package = other_package:Mine\nbroken = other_package:Absent\n"
+    )
+    monkeypatch.syspath_prepend(str(folder / "site"))
+    assert "from_package" in library.names()
+    assert library.get("from_package").version == "7"
+    with pytest.raises(InvalidSweepError, match="technique 'broken': other_package:Absent can't be loaded"):
+        library.get("broken")
+
+
+def test_a_technique_that_is_not_there() -> None:
+    with pytest.raises(InvalidSweepError, match="technique 'ddq' is not in the library; it has ddp, fsdp"):
+        library.get("ddq")
+    with pytest.raises(InvalidSweepError, match="job 'x': technique 'ddq' is not in the library; it has ddp"):
+        library.check_names(["ddp", "ddq"], "job 'x'")
+
+
+def test_a_file_that_is_no_technique(folder: Path) -> None:
+    write(folder / "two.py", more="class Other(BaseTechnique):\n    pass\n")
+    with pytest.raises(InvalidSweepError, match=r"two\.py defines 2 techniques; .* exactly one"):
+        library.get("two")
+    (folder / "none.py").write_text("from saturn_airflow import BaseTechnique\n")
+    with pytest.raises(InvalidSweepError, match=r"none\.py defines 0 techniques"):
+        library.get("none")
+
+
+def test_a_technique_may_derive_from_another(folder: Path) -> None:
+    write(folder / "mine.py", more="class _Base(BaseTechnique):\n    pass\n")
+    assert library.get("mine").version == "7"
+
+
+def test_a_technique_with_nothing_in_it_says_so() -> None:
+    class Empty(BaseTechnique):
+        pass
+
+    library.register("empty", Empty)
+    technique: Any = library.get("empty")
+    with pytest.raises(NotImplementedError, match="'empty' has neither parallelize nor search and execute"):
+        technique.parallelize(None, None)
+
+
+def test_names_are_known_without_importing_anything() -> None:
+    code = (
+        "import sys; from saturn_airflow import library; print(library.names());"
+        "assert not {'torch', 'numpy', 'mlflow', 'pyomo', 'pandas'} & set(sys.modules)"
+    )
+    environment = {"PATH": "", library.FOLDERS_VARIABLE: str(USERLAND / "techniques")}
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=Path(library.__file__).parent.parent,
+        check=True,
+    )
+    assert "no_import" in found.stdout
+    assert "ddp" in found.stdout

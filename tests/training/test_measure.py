@@ -1,0 +1,126 @@
+"""Trials: what they measure, and which ways of failing are answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import USERLAND, small_job
+
+from saturn_airflow.cluster import Node
+from saturn_airflow.errors import JobError, SaturnError
+from saturn_airflow.estimates import Estimate, Trial
+from saturn_airflow.jobs import Job
+from saturn_airflow.profiling.measure import measure
+from saturn_airflow.training import leases
+from saturn_airflow.training.request import Measure
+
+pytestmark = pytest.mark.ranks
+
+
+def run(
+    tmp_path: Path,
+    job: Job,
+    technique: str = "single",
+    devices: int = 1,
+    node: Node | None = None,
+    **how: Any,
+) -> Estimate:
+    trial = Trial(
+        job=job, technique=technique, devices=devices, node="local", covers=(job.name,), fingerprint="abc"
+    )
+    try:
+        return measure(
+            trial,
+            node or Node("local", devices=2, kind="cpu"),
+            folder=tmp_path / "trial",
+            leases_folder=str(tmp_path / "leases"),
+            technique_folders=(str(USERLAND / "techniques"),),
+            path=(str(USERLAND),),
+            **how,
+        )
+    finally:
+        assert leases.holders(tmp_path / "leases") == {}
+
+
+def test_a_trial_measures_what_training_does(tmp_path: Path) -> None:
+    estimate = run(tmp_path, small_job("slow"), "ddp", devices=2, how=Measure(1, 4))
+    assert estimate.reason is None
+    assert (estimate.fingerprint, estimate.technique, estimate.devices) == ("abc", "ddp", 2)
+    assert (estimate.kind, estimate.source) == ("cpu", "measured")
+    assert estimate.seconds_per_batch >= 0.02, "the loss sleeps that long"
+    assert estimate.setup_seconds > 0
+    assert (estimate.batches, estimate.batches_per_epoch) == (4, 500)
+    assert estimate.peak_host_bytes > estimate.peak_device_bytes > 0
+    assert not (tmp_path / "trial" / "checkpoints").exists(), "a trial leaves nothing to resume from"
+    assert Estimate.from_dict(estimate.to_dict()) == estimate
+
+
+def test_the_fastest_that_fits_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PICKY_CANDIDATES", "memory,slow,bug,refuse,quick")
+    lines: list[str] = []
+    estimate = run(tmp_path, small_job(), "picky", how=Measure(1, 3), log=lines.append)
+    assert estimate.parameters == {"how": "quick"}
+    assert estimate.seconds_per_batch < 0.05
+    assert [line.split(":")[1].strip(" '}") for line in lines] == ["slow", "quick"]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "words"),
+    [
+        ("refuse,memory,bug", "out of memory (RuntimeError"),
+        ("refuse", "this model is not to my taste"),
+        ("bug", "technique 'picky' failed: AttributeError: the technique's own mistake"),
+    ],
+)
+def test_when_none_works_the_reason_is_the_estimate(
+    candidates: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PICKY_CANDIDATES", candidates)
+    estimate = run(tmp_path, small_job(), "picky")
+    assert estimate.reason is not None
+    assert estimate.reason.startswith(words)
+
+
+def test_a_candidate_that_hangs_does_not_hold_up_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PICKY_CANDIDATES", "hang,quick")
+    assert run(tmp_path, small_job(), "picky", seconds=10).parameters == {"how": "quick"}
+
+
+def test_a_trial_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PICKY_CANDIDATES", "hang")
+    estimate = run(tmp_path, small_job(), "picky", seconds=4)
+    assert estimate.reason is not None
+    assert estimate.reason.startswith("not measured within")
+
+
+def test_a_technique_says_why_not(tmp_path: Path) -> None:
+    assert run(tmp_path, small_job(), "single", devices=2).reason == "single uses one device"
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ("broken_loss", 'raise ValueError("the user\'s own mistake")'),
+        ("not_a_number", "loss is nan at step 1"),
+        ("absent", "has no 'absent'"),
+    ],
+)
+def test_the_jobs_own_mistakes_are_raised(loss: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(JobError) as caught:
+        run(tmp_path, small_job(loss), "ddp", devices=2)
+    assert words in str(caught.value)
+
+
+def test_a_model_that_can_not_be_loaded(tmp_path: Path) -> None:
+    job = Job("x", load_model="small_jobs:broken_model", load_dataloader="small_jobs:noise")
+    with pytest.raises(JobError, match=r"weights\.pt is not where it was"):
+        run(tmp_path, job)
+
+
+def test_gpus_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SaturnError, match=r"is said to have 64 a100 devices, but . GPUs are visible"):
+        run(tmp_path, small_job(), node=Node("local", devices=64, kind="a100"))
