@@ -42,6 +42,8 @@ class Plan:
     :param makespan: seconds from the plan's start until the last job ends.
     :param lower_bound: seconds that no plan can be shorter than (for the makespan objective).
     :param seconds: wall time that planning took.
+    :param value: for another objective than the makespan, what it comes to: seconds or device-seconds.
+    :param value_bound: what it can't be less than.
     """
 
     name: str
@@ -50,17 +52,23 @@ class Plan:
     lower_bound: float
     seconds: float
     assignments: tuple[Assignment, ...] = field(default_factory=tuple)
+    value: float | None = None
+    value_bound: float | None = None
 
     @property
     def gap(self) -> float:
-        """How much longer than the best conceivable plan this one may be, as a share: 0 is proven optimal."""
+        """How much worse than the best conceivable plan this one may be, as a share: 0 is proven optimal."""
+        if self.value is not None and self.value_bound is not None:
+            return self.value / self.value_bound - 1 if self.value_bound > 0 else float("inf")
         return self.makespan / self.lower_bound - 1 if self.lower_bound > 0 else float("inf")
 
     def to_dict(self) -> dict[str, Any]:
         """This plan as JSON-ready data, in the format of plan files."""
+        others = {"value": self.value, "value_bound": self.value_bound}
         return {
             "name": self.name,
             "objective": self.objective,
+            **{key: value for key, value in others.items() if value is not None},
             "makespan": self.makespan,
             "lower_bound": self.lower_bound,
             "gap": self.gap,
@@ -78,4 +86,6 @@ class Plan:
             lower_bound=data["lower_bound"],
             seconds=data["seconds"],
             assignments=tuple(Assignment.from_dict(a) for a in data["assignments"]),
+            value=data.get("value"),
+            value_bound=data.get("value_bound"),
         )

@@ -6,10 +6,10 @@ import dataclasses
 import time
 
 from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.planning.bounds import simple_bound
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instance import Instance, group
 from saturn_airflow.planning.listing import first_come, list_schedule
-from saturn_airflow.planning.relaxation import simple_bound
 from saturn_airflow.planning.schedule import assignments
 from saturn_airflow.problem import PlannedJob, Problem
 

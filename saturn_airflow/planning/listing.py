@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instance import Instance
@@ -40,19 +41,31 @@ def list_schedule(instance: Instance, lower: float, clock: Clock) -> Schedule:
     return best
 
 
-def first_come(instance: Instance) -> Schedule:
-    """Each job in the order given, wherever and under whichever mode it ends first."""
-    return _for_target(instance, 0.0, in_order=True)[0]
+def first_come(instance: Instance, *, shortest_first: bool = False) -> Schedule:
+    """Each job in the order given, wherever and under whichever mode it ends first.
+
+    :param shortest_first: the least area for its weight first, instead.
+    """
+    order = list(range(len(instance.modes)))
+    if shortest_first:
+        groups = instance.classes
+        order.sort(
+            key=lambda job: groups[instance.class_of[job]].least_area / (_weight(instance, job) or 1e-9)
+        )
+    return _for_target(instance, 0.0, order)[0]
 
 
-def _for_target(instance: Instance, target: float, *, in_order: bool = False) -> tuple[Schedule, float]:
+def _weight(instance: Instance, job: int) -> float:
+    return instance.problem.jobs[job].weight
+
+
+def _for_target(
+    instance: Instance, target: float, order: Sequence[int] | None = None
+) -> tuple[Schedule, float]:
     free = [[0.0] * node.devices for node in instance.problem.nodes]
     schedule: Schedule = [[] for _ in free]
     latest = 0.0
-    jobs = list(range(len(instance.modes)))
-    if not in_order:
-        jobs.sort(key=lambda job: _rank(instance, job, target))
-    for job in jobs:
+    for job in order or sorted(range(len(instance.modes)), key=lambda job: _rank(instance, job, target)):
         release = instance.problem.jobs[job].release
         in_time: tuple[float, float] = (math.inf, math.inf)
         late = math.inf

@@ -1,36 +1,80 @@
-"""The one entry: from a problem to a plan."""
+"""The one entry: from a problem to a plan, within a time limit."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.plan import Plan
 from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.incumbent import Incumbent, Progress
 from saturn_airflow.planning.instance import group
-from saturn_airflow.planning.listing import list_schedule
-from saturn_airflow.planning.relaxation import bound, simple_bound
-from saturn_airflow.planning.schedule import assignments
+from saturn_airflow.planning.minimise import minimise_makespan, minimise_other
+from saturn_airflow.planning.objectives import MAKESPAN, checked
+from saturn_airflow.planning.replanning import carry_on
+from saturn_airflow.planning.schedule import assignments, makespan
 from saturn_airflow.problem import Problem
 
-Progress = Callable[[float, float, float], None]
+_FINISHING = 0.02
 
 
 def solve(
     problem: Problem,
     *,
-    objective: str = "makespan",
+    objective: str = MAKESPAN,
     time_limit: float = 10.0,
     gap: float = 0.0,
     seed: int = 0,
     processes: int = 1,
     previous: Plan | None = None,
-    on_progress: Callable[..., None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    deadline: float | None = None,
+    started: float | None = None,
 ) -> Plan:
-    """Plan ``problem``."""
-    clock = Clock(time_limit)
+    """Plan ``problem``: stops at the time limit, at the asked gap, or when the plan is optimal.
+
+    :param objective: ``"makespan"``, ``"mean-completion"`` or ``"device-time"``.
+    :param time_limit: seconds, importing and building models included.
+    :param gap: how far from optimal the plan may be, as a share (0.01: one per cent).
+    :param processes: how many to search with; one is enough.
+    :param previous: a plan whose strategies, nodes and order are to be carried on where nothing better is
+        found; jobs it does not know are added, jobs that are gone are left out.
+    :param on_progress: called with each better plan and each higher bound.
+    :param deadline: seconds by which all must have ended, for ``"device-time"``.
+    :param started: :func:`time.monotonic` of the moment the user began to wait.
+    :raises InvalidSweepError: for an unknown objective, a time limit or gap that is no number above or
+        from 0, or a deadline that can't be met.
+    """
+    _check(time_limit, gap, processes)
+    clock = Clock(time_limit * (1 - _FINISHING), started)
+    aim = checked(objective, deadline)
     instance = group(problem)
-    schedule = list_schedule(instance, simple_bound(instance), clock)
-    lower = bound(instance, clock, relaxed=False)
-    assigned = assignments(instance, schedule)
-    end = max(a.end for a in assigned)
-    return Plan(problem.name, objective, end, min(end, lower), clock.elapsed, assigned)
+    carried = None if previous is None else carry_on(instance, previous)
+    if aim.name == MAKESPAN:
+        best = Incumbent(instance, aim, clock, gap, on_progress)
+        minimise_makespan(best, seed, processes, carried)
+        bound = best.bound
+    else:
+        best, bound = minimise_other(instance, aim, clock, gap, seed, processes, carried, on_progress)
+    assigned = assignments(instance, best.schedule)
+    end = makespan(instance, best.schedule)
+    return Plan(
+        name=problem.name,
+        objective=objective,
+        makespan=end,
+        lower_bound=min(bound, end),
+        seconds=clock.elapsed,
+        assignments=assigned,
+        value=None if aim.name == MAKESPAN else best.value,
+        value_bound=None if aim.name == MAKESPAN else best.bound,
+    )
+
+
+def _check(time_limit: float, gap: float, processes: int) -> None:
+    if not 0 < time_limit < math.inf:
+        raise InvalidSweepError(f"the time limit is {time_limit!r}; give the seconds to plan for, above 0")
+    if not 0 <= gap < math.inf:
+        raise InvalidSweepError(f"the gap is {gap!r}; give a share such as 0.01 for one per cent, from 0")
+    if processes < 1:
+        raise InvalidSweepError(f"processes is {processes!r}; give at least 1")

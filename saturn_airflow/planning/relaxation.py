@@ -12,31 +12,20 @@ Its optimum bounds the makespan from below, and so does that of its linear relax
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyomo.environ as pyo
 
 from saturn_airflow.planning import dual_feasible, highs
+from saturn_airflow.planning.bounds import simple_bound
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instance import Instance
-
-
-def simple_bound(instance: Instance) -> float:
-    """The least that needs no model: the longest job at its fastest, and all least areas on all devices."""
-    area = sum(len(group.jobs) * group.least_area for group in instance.classes)
-    longest = max(group.release + group.shortest for group in instance.classes)
-    return max(longest, area / instance.devices)
 
 
 def model(instance: Instance) -> pyo.ConcreteModel:
     """R as a Pyomo model."""
     m = pyo.ConcreteModel()
-    m.modes = pyo.Set(
-        initialize=[
-            (k, i, j)
-            for k, group in enumerate(instance.classes)
-            for i, modes in enumerate(group.modes)
-            for j in range(len(modes))
-        ]
-    )
+    m.modes = pyo.Set(initialize=list(mode_keys(instance)), ordered=True)
     m.x = pyo.Var(m.modes, domain=pyo.NonNegativeIntegers)
     m.makespan = pyo.Var(bounds=(simple_bound(instance), None))
     m.objective = pyo.Objective(expr=m.makespan)
@@ -44,25 +33,30 @@ def model(instance: Instance) -> pyo.ConcreteModel:
     m.no_longer = pyo.ConstraintList()
     for k, group in enumerate(instance.classes):
         own = [(i, j) for i, modes in enumerate(group.modes) for j in range(len(modes))]
-        m.placed.add(sum(m.x[k, i, j] for i, j in own) == len(group.jobs))
-        m.no_longer.add(
-            sum(group.modes[i][j].seconds * m.x[k, i, j] for i, j in own) <= len(group.jobs) * m.makespan
-        )
+        m.placed.add(pyo.quicksum(m.x[k, i, j] for i, j in own) == len(group.jobs))
+        seconds = pyo.quicksum(group.modes[i][j].seconds * m.x[k, i, j] for i, j in own)
+        m.no_longer.add(seconds <= len(group.jobs) * m.makespan)
     m.capacity = pyo.ConstraintList()
     for i, kind in enumerate(instance.types):
-        on_type = [
-            (k, j, mode) for k, group in enumerate(instance.classes) for j, mode in enumerate(group.modes[i])
-        ]
-        widths = {mode.devices / kind.devices for _, _, mode in on_type}
+        keys = [key for key in m.modes if key[1] == i]
+        widths = {instance.classes[k].modes[i][j].devices / kind.devices for k, _, j in keys}
         for u in dual_feasible.family(widths):
-            terms = [
-                u(mode.devices / kind.devices) * mode.seconds * m.x[k, i, j]
-                for k, j, mode in on_type
-                if u(mode.devices / kind.devices) > 0
-            ]
+            terms = []
+            for k, _, j in keys:
+                mode = instance.classes[k].modes[i][j]
+                if (share := u(mode.devices / kind.devices)) > 0:
+                    terms.append(share * mode.seconds * m.x[k, i, j])
             if terms:
-                m.capacity.add(sum(terms) <= len(kind.nodes) * m.makespan)
+                m.capacity.add(pyo.quicksum(terms) <= len(kind.nodes) * m.makespan)
     return m
+
+
+def mode_keys(instance: Instance) -> Iterator[tuple[int, int, int]]:
+    """(k, i, m) for each mode m of class k on nodes of type i."""
+    for k, group in enumerate(instance.classes):
+        for i, modes in enumerate(group.modes):
+            for j in range(len(modes)):
+                yield k, i, j
 
 
 def bound(instance: Instance, clock: Clock, *, relaxed: bool) -> float:

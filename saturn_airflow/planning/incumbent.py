@@ -1,0 +1,95 @@
+"""The best schedule so far and the best bound so far: what every part of a solve reads and improves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.instance import Instance
+from saturn_airflow.planning.objectives import Objective
+from saturn_airflow.planning.schedule import Schedule, left_shift
+
+
+class Progress(NamedTuple):
+    """How far a solve has come.
+
+    :param seconds: since its start.
+    :param value: of the best plan so far (seconds; device-seconds for the device-time objective).
+    :param bound: proven: no plan is better.
+    """
+
+    seconds: float
+    value: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """How much worse than the best conceivable plan the best so far may be, as a share."""
+        return self.value / self.bound - 1 if self.bound > 0 else math.inf
+
+
+class Incumbent:
+    """Keeps the better schedule, the higher bound, and tells ``on_progress`` of each.
+
+    :param enough: the gap at which to stop.
+    :param target: the value at which to stop.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        objective: Objective,
+        clock: Clock,
+        enough: float = 0.0,
+        on_progress: Callable[[Progress], None] | None = None,
+        target: float = 0.0,
+    ) -> None:
+        self.instance = instance
+        self.objective = objective
+        self.clock = clock
+        self.enough = enough
+        self.on_progress = on_progress
+        self.target = target
+        self.schedule: Schedule = []
+        self.value = math.inf
+        self.bound = 0.0
+        self.version = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the plan is optimal or good enough, or the time is up."""
+        return self.clock.expired or self.proven
+
+    @property
+    def proven(self) -> bool:
+        """Whether the plan is as good as was asked for."""
+        return self.value <= max(self.target, self.bound * (1 + max(self.enough, _EXACT)))
+
+    def offer(self, schedule: Schedule) -> bool:
+        """Take ``schedule``, shifted left, if it is better."""
+        shifted = [left_shift(self.instance, node, row) for node, row in enumerate(schedule)]
+        value = self.objective.value(self.instance, shifted)
+        if not value < self.value:
+            return False
+        self.schedule, self.value = shifted, value
+        self.version += 1
+        self._tell()
+        return True
+
+    def raise_bound(self, bound: float) -> None:
+        """Take ``bound``, rounded up to what a value can be, if it is higher."""
+        if not math.isfinite(bound):
+            return
+        bound = self.objective.round_up(self.instance, bound)
+        if bound > self.bound:
+            self.bound = min(bound, self.value)
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.on_progress is not None and math.isfinite(self.value):
+            self.on_progress(Progress(self.clock.elapsed, self.value, self.bound))
+
+
+_EXACT = 2e-8

@@ -1,0 +1,130 @@
+"""How a solve spends its time: which bound and which search when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.planning import exact
+from saturn_airflow.planning.bounds import mean_completion_bound, simple_bound
+from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.incumbent import Incumbent, Progress
+from saturn_airflow.planning.instance import Instance
+from saturn_airflow.planning.listing import first_come, list_schedule
+from saturn_airflow.planning.node_packing import NotSettledError
+from saturn_airflow.planning.objectives import DEVICE_TIME, MAKESPAN, Objective
+from saturn_airflow.planning.schedule import Schedule
+from saturn_airflow.planning.search import Searcher
+from saturn_airflow.planning.team import Team
+
+#: Shares of the time: for a good plan before costly bounds, for the bounds by fractions, by whole jobs.
+_SEARCH_FIRST = 0.06
+_BY_FRACTIONS = 0.2
+_BY_WHOLE_JOBS = 0.2
+_PROOF = 0.6
+#: Where between bound and makespan proofs are tried: the higher, the harder, and the more they prove.
+_LADDER = (0.25, 0.5, 0.7, 0.85, 1.0)
+
+
+def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Schedule | None) -> None:
+    """Improve ``best`` until it is proven good enough or the time is up."""
+    instance, clock = best.instance, best.clock
+    best.raise_bound(simple_bound(instance))
+    if carried is not None:
+        best.offer(carried)
+    best.offer(list_schedule(instance, best.bound, clock))
+    if best.done:
+        return
+    with Team(best, processes - 1, seed) as team:
+        searcher = Searcher(best, seed, team.exchange)
+        team.exchange()
+        # HiGHS and Pyomo are imported here: a solve that needs no model does without them.
+        from saturn_airflow.planning import destructive, relaxation
+
+        best.raise_bound(relaxation.bound(instance, clock.within(clock.limit * _BY_FRACTIONS), relaxed=True))
+        team.exchange()
+        searcher.run(clock.within(clock.limit * _SEARCH_FIRST))
+        if best.done:
+            return
+        by_fractions = clock.within(clock.limit * _BY_FRACTIONS)
+        best.raise_bound(destructive.bisect(instance, best.bound, best.value, by_fractions, steps=10))
+        team.exchange()
+        if exact.is_small(instance):
+            _prove(best, clock if processes > 1 else clock.within(clock.left * _PROOF), team)
+        elif not best.done:
+            whole = clock.within(clock.limit * _BY_WHOLE_JOBS)
+            best.raise_bound(destructive.bisect(instance, best.bound, best.value, whole, steps=8, whole=True))
+        team.exchange()
+        searcher.run(clock)
+
+
+def _prove(best: Incumbent, clock: Clock, team: Team) -> None:
+    """Settle one makespan after another between the bound and the best, until none is left."""
+    while not (best.done or clock.expired):
+        for rung in _LADDER:
+            if best.done:
+                return
+            highest = best.objective.just_below(best.instance, best.value)
+            end = best.bound + (highest - best.bound) * rung
+            try:
+                schedule = exact.schedule_by(best.instance, end, clock)
+            except NotSettledError:
+                return
+            if schedule is None:
+                best.raise_bound(end)
+            else:
+                best.offer(schedule)
+            team.exchange()
+
+
+def minimise_other(
+    instance: Instance,
+    aim: Objective,
+    clock: Clock,
+    gap: float,
+    seed: int,
+    processes: int,
+    carried: Schedule | None,
+    on_progress: Callable[[Progress], None] | None,
+) -> tuple[Incumbent, float]:
+    """The best found for another objective than the makespan, and a bound of the makespan.
+
+    :raises InvalidSweepError: when the deadline can't be met, or no plan that meets it was found.
+    """
+    best = Incumbent(instance, aim, clock, gap, on_progress)
+    bound = simple_bound(instance)
+    if carried is not None:
+        best.offer(carried)
+    if aim.name == DEVICE_TIME:
+        _meet_deadline(best, aim, seed, processes)
+    else:
+        best.offer(first_come(instance, shortest_first=True))
+        best.offer(list_schedule(instance, bound, clock))
+        best.raise_bound(mean_completion_bound(instance))
+    with Team(best, processes - 1, seed) as team:
+        team.exchange()
+        Searcher(best, seed, team.exchange).run(clock)
+    return best, bound
+
+
+def _meet_deadline(best: Incumbent, aim: Objective, seed: int, processes: int) -> None:
+    """Bound the device-time, and find a first plan that ends in time."""
+    from saturn_airflow.planning import destructive
+
+    instance, clock = best.instance, best.clock
+    least = destructive.least_area(instance, aim.deadline, clock.within(clock.limit * _BY_FRACTIONS))
+    if least is None:
+        raise InvalidSweepError(
+            f"no plan can end by {aim.deadline:g} s: the longest job, or all jobs together, take longer. "
+            "Give a later deadline or more devices"
+        )
+    best.raise_bound(least)
+    fast = Incumbent(instance, Objective(MAKESPAN), clock.within(clock.left * _PROOF), target=aim.deadline)
+    if best.schedule:
+        return
+    minimise_makespan(fast, seed, processes, None)
+    if not best.offer(fast.schedule):
+        raise InvalidSweepError(
+            f"no plan was found that ends by {aim.deadline:g} s; the best ends after {fast.value:g} s. "
+            "Give a later deadline, more devices, or a longer time limit"
+        )

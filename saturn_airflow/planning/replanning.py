@@ -1,0 +1,46 @@
+"""Re-planning: carrying a plan on, and changing it only for the better."""
+
+from __future__ import annotations
+
+from saturn_airflow.plan import Plan
+from saturn_airflow.planning.instance import Instance
+from saturn_airflow.planning.schedule import Placed, Schedule, times
+
+
+def carry_on(instance: Instance, previous: Plan) -> Schedule:
+    """The schedule of ``previous`` for the jobs of ``instance``: same strategies, nodes and order.
+
+    Jobs that are gone are left out. Jobs that are new, or whose strategy or node is gone, follow where
+    they end first.
+    """
+    problem = instance.problem
+    jobs = {job.name: index for index, job in enumerate(problem.jobs)}
+    nodes = {node.name: index for index, node in enumerate(problem.nodes)}
+    schedule: Schedule = [[] for _ in problem.nodes]
+    waiting = set(jobs.values())
+    for a in sorted(previous.assignments, key=lambda a: (a.start, a.end)):
+        job, node = jobs.get(a.job), nodes.get(a.node)
+        if job is None or node is None:
+            continue
+        options = problem.jobs[job].options
+        for index, mode in enumerate(instance.modes[job][instance.type_of[node]]):
+            technique = options[mode.option].technique
+            # A wider or slower strategy than need be is no mode; the one that dominates it takes its place.
+            same = technique == a.technique and mode.devices == a.devices
+            if same and job in waiting:
+                schedule[node].append(Placed(job, index))
+                waiting.remove(job)
+    for job in sorted(waiting):
+        schedule = min(_with(instance, schedule, job), key=lambda found: found[0])[1]
+    return schedule
+
+
+def _with(instance: Instance, schedule: Schedule, job: int) -> list[tuple[float, Schedule]]:
+    """``schedule`` with ``job`` at the end of each node under each mode, and when it ends there."""
+    found = []
+    for node, row in enumerate(schedule):
+        for index in range(len(instance.modes[job][instance.type_of[node]])):
+            longer = [*row, Placed(job, index)]
+            end = times(instance, node, longer)[-1].end
+            found.append((end, [*schedule[:node], longer, *schedule[node + 1 :]]))
+    return found
