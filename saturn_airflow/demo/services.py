@@ -41,6 +41,7 @@ class Services:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             **(settings or {}),
         }
+        self._commands: dict[str, tuple[str, ...]] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, timeout: float = 120.0) -> None:
@@ -62,6 +63,16 @@ class Services:
         deadline = time.monotonic() + timeout
         self._wait("mlflow", f"{self.mlflow_url}/health", deadline)
         self._wait("airflow-api", f"{self.airflow_url}/api/v2/version", deadline)
+
+    def kill(self, name: str) -> None:
+        """End one service at once, as a fault would; :meth:`revive` starts it again."""
+        process = self._running.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def revive(self, name: str) -> None:
+        """Start a service again that was killed."""
+        self._launch(name, *self._commands[name])
 
     def check(self) -> None:
         """Raise when a service has ended by itself.
@@ -98,7 +109,8 @@ class Services:
         self.stop()
 
     def _launch(self, name: str, *command: str) -> None:
-        with (self.logs / f"{name}.log").open("wb") as log:
+        self._commands[name] = command
+        with (self.logs / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 command,
                 env=self.environment,

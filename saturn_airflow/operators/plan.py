@@ -158,6 +158,7 @@ def entries(
             {
                 **assignment.to_dict(),
                 "name": job.name,
+                "kind": node.kind,
                 "job": job.to_dict(),
                 "parameters": dict(estimate.parameters),
                 "seconds_per_batch": estimate.seconds_per_batch,

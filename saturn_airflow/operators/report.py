@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
+from saturn_airflow.estimates import Estimate
 from saturn_airflow.operators.context import SweepContext, mlflow_uri, pull_all
 from saturn_airflow.operators.train import OUTCOME_KEY
 from saturn_airflow.plan import Plan
 from saturn_airflow.plugin.links import MlflowRunLink
+from saturn_airflow.profiling.fingerprints import speed_versions
 
 
 class ReportOperator(BaseOperator):
@@ -74,9 +79,11 @@ class ReportOperator(BaseOperator):
         uri = mlflow_uri()
         parent = ti.xcom_pull(task_ids=self.trials_task, key="sweep", map_indexes=-1)
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
-        for name in names:
-            if (folder := sweep.job_folder(name)).is_dir():
-                tracking.send_outbox(uri, folder)
+        # What a job's task could not send; where MLflow is still away, one look is enough.
+        for folder in filter(Path.is_dir, map(sweep.job_folder, names)):
+            if not tracking.send_outbox(uri, folder):
+                break
+        tracking.estimates.update(uri, actual_speeds(outcomes), sweep.folder, speed_versions())
         run.log_report(result)
         run.close("finished" if not result["failed"] else "failed")
         self.mlflow_url = run.url
@@ -127,7 +134,43 @@ def summarize(
         "planning_seconds": plan.seconds if plan else None,
         "actual_seconds": makespan,
         "utilisation": busy / (makespan * devices) if makespan else 0.0,
+        **estimate_errors(trained),
     }
+
+
+def estimate_errors(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """How far the finished jobs' seconds were from the planned ones: median and 90th percentile."""
+    errors = sorted(
+        abs(o["actual_seconds"] / o["planned_seconds"] - 1) for o in outcomes if o["status"] == "finished"
+    )
+    if not errors:
+        return {}
+    return {
+        "estimate_error_median": statistics.median(errors),
+        "estimate_error_p90": errors[math.ceil(0.9 * len(errors)) - 1],
+    }
+
+
+def actual_speeds(outcomes: Sequence[Mapping[str, Any]]) -> list[Estimate]:
+    """What the finished jobs' training says of their strategies, for later sweeps."""
+    return [
+        Estimate(
+            fingerprint=o["fingerprint"],
+            technique=o["technique"],
+            devices=o["devices"],
+            kind=o["kind"],
+            parameters=o["parameters"],
+            setup_seconds=o["ready_seconds"] + o["setup_seconds"],
+            seconds_per_batch=o["seconds_per_batch"],
+            spread=o["spread"],
+            batches=o["batches"],
+            batches_per_epoch=o["batches_per_epoch"],
+            peak_device_bytes=o["peak_device_bytes"],
+            peak_host_bytes=o["peak_host_bytes"],
+        )
+        for o in outcomes
+        if o["status"] == "finished" and o.get("batches")
+    ]
 
 
 def best_of(outcomes: Sequence[Mapping[str, Any]], metric: str | None, mode: str) -> dict[str, Any] | None:
@@ -169,6 +212,11 @@ def table(result: Mapping[str, Any]) -> str:
             f"actual {result['actual_seconds']:.1f} s, "
             f"devices busy {100 * result['utilisation']:.0f}% of it; "
             f"one after another on whole nodes: {result['current_practice_seconds']:.1f} s"
+        )
+    if "estimate_error_median" in result:
+        lines.append(
+            f"seconds per job were off by {100 * result['estimate_error_median']:.0f}% (median), "
+            f"{100 * result['estimate_error_p90']:.0f}% (90th percentile)"
         )
     if best := result["best"]:
         lines.append(f"best: {best['job']} ({best['metric']} {best['value']:.4f}) {best['model_uri'] or ''}")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import time
 
+import httpx
 import mlflow
 import pytest
+
+from saturn_airflow import tracking
 
 pytestmark = pytest.mark.services
 
 
 @pytest.fixture(scope="module")
 def broken(deployment):
-    """The result of a sweep in which three of five jobs go wrong."""
+    """The result of a sweep in which four of six jobs go wrong."""
     run_id = deployment.start("broken_sweep")
     state = deployment.wait("broken_sweep", run_id)
     result = deployment.airflow.xcom("broken_sweep", run_id, "sweep.report")
@@ -31,8 +35,9 @@ def test_the_other_jobs_finish_and_the_result_says_which_are_missing(deployment,
         "not-a-number": "not_a_number",
         "no-model": "not_planned",
         "bad-sample": "failed",
+        "fits-nowhere": "not_planned",
     }
-    assert result["missing"] == ["not-a-number", "no-model", "bad-sample"]
+    assert result["missing"] == ["not-a-number", "no-model", "bad-sample", "fits-nowhere"]
     assert result["best"]["job"] in ("good", "good <script>")
     assert deployment.airflow.xcom("broken_sweep", broken["run_id"], "use") == result["missing"]
 
@@ -42,6 +47,7 @@ def test_every_failure_names_its_reason(broken):
     assert "weights/latest.pt is not there" in reasons["no-model"]
     assert "loss is nan at step 41" in reasons["not-a-number"]
     assert "sample 3 is damaged" in reasons["bad-sample"]
+    assert "ddp x 1: on one device ddp does what single does" in reasons["fits-nowhere"]
 
 
 def test_a_sweep_with_failed_jobs_is_a_failed_task(deployment, broken):
@@ -102,6 +108,35 @@ def test_a_retry_goes_on_from_the_last_checkpoint(deployment):
     client = mlflow.MlflowClient(deployment.services.mlflow_url)
     losses = client.get_metric_history(result["jobs"][0]["run_id"], "loss")
     assert sorted({m.step for m in losses}) == list(range(1, steps[-1] + 1))
+
+
+def test_a_sweep_without_mlflow_trains_and_its_records_are_sent_later(deployment):
+    deployment.services.kill("mlflow")
+    run_id = deployment.start("small_sweep")
+    try:
+        assert deployment.wait("small_sweep", run_id) == "success"
+    finally:
+        deployment.services.revive("mlflow")
+    result = deployment.airflow.xcom("small_sweep", run_id, "sweep.report")
+    assert result["failed"] == []
+    url = deployment.services.mlflow_url
+    _wait_until(lambda: _answers(f"{url}/health"), 60)
+    folder = deployment.job_folder("small_sweep", run_id, "small")
+    assert tracking.send_outbox(url, folder)
+    assert tracking.send_outbox(url, folder.parent)
+    client = mlflow.MlflowClient(url)
+    experiment = client.get_experiment_by_name("small_sweep")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    losses = client.get_metric_history(runs["small"].info.run_id, "loss")
+    assert [m.step for m in losses] == list(range(1, 31))
+    (parent,) = [run for name, run in runs.items() if name != "small"]
+    assert runs["small"].data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert parent.info.status == "FINISHED"
+
+
+def _answers(url):
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(url).is_success
 
 
 def _events(folder, kind):

@@ -9,24 +9,30 @@ from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 TINY = HParams(batch_size=16, batches=60)
 
 
+def job(name, **fields):
+    usual = {
+        "load_model": "faulty:linear",
+        "load_dataloader": "faulty:points",
+        "loss_function": "faulty:loss",
+        "hparams": TINY,
+        "techniques": ["single"],
+    }
+    return Job(name, **{**usual, **fields})
+
+
 @dag(schedule=None, tags=["test"])
 def broken_sweep():
     sweep = SaturnSweepOperator(
         task_id="sweep",
         jobs=[
-            Job("good", "faulty:linear", "faulty:points", "faulty:loss", hparams=TINY),
-            Job("good <script>", "faulty:linear", "faulty:points", "faulty:loss", hparams=TINY),
-            Job("not-a-number", "faulty:linear", "faulty:points", "faulty:diverging_loss", hparams=TINY),
-            Job("no-model", "faulty:missing_weights", "faulty:points", "faulty:loss", hparams=TINY),
-            Job(
-                "bad-sample",
-                "faulty:linear",
-                "faulty:poisoned_points",
-                "faulty:loss",
-                hparams=HParams(batch_size=16),
-            ),
+            job("good"),
+            job("good <script>"),
+            job("not-a-number", loss_function="faulty:diverging_loss"),
+            job("no-model", load_model="faulty:missing_weights"),
+            job("bad-sample", load_dataloader="faulty:poisoned_points", hparams=HParams(batch_size=16)),
+            job("fits-nowhere", techniques=["ddp"], nodes=["a"], model_args={"inputs": 4}),
         ],
-        techniques=["single"],
+        techniques=["single", "ddp"],
         cluster=Cluster(Node("a", devices=1, kind="cpu"), Node("b", devices=2, kind="cpu")),
         retries=0,
     )

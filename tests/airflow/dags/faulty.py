@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def linear() -> nn.Module:
-    return nn.Linear(4, 2)
+def linear(inputs: int = 4) -> nn.Module:
+    return nn.Linear(inputs, 2)
 
 
 def missing_weights() -> nn.Module:
