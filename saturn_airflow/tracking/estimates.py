@@ -19,7 +19,7 @@ from saturn_airflow.tracking import parameters, server, unique
 from saturn_airflow.tracking.outbox import Outbox, Record
 from saturn_airflow.tracking.runs import send_patiently
 from saturn_airflow.tracking.sender import Sender
-from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
+from saturn_airflow.tracking.server import RecordRefusedError, RunGoneError, TrackingError
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -52,7 +52,7 @@ def record(
     estimates: Iterable[Estimate],
     folder: str | Path,
     versions: Mapping[str, str] | None = None,
-    patience: float = 10.0,
+    patience: float = 5.0,
 ) -> bool:
     """Keep measured estimates.
 
@@ -69,7 +69,7 @@ def update(
     estimates: Iterable[Estimate],
     folder: str | Path,
     versions: Mapping[str, str] | None = None,
-    patience: float = 10.0,
+    patience: float = 5.0,
 ) -> bool:
     """Keep the speeds that training really had; ``batches`` says how many batches each was seen over."""
     return _keep(uri, estimates, "trained", folder, versions, patience)
@@ -90,7 +90,7 @@ def find(uri: str, fingerprints: Iterable[str], versions: Mapping[str, str] | No
                 estimate = _combined(_observations(run, versions or {}))
                 if estimate is not None:
                     found.append(estimate)
-    except MlflowAwayError as error:
+    except TrackingError as error:
         log.warning("MLflow does not answer (%s): no estimates from earlier sweeps", error)
         return []
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,11 @@ from saturn_airflow.tracking.server import MlflowAwayError
 
 log = logging.getLogger(__name__)
 
+_SECONDS_LEFT_ALONE = 30.0
+
 SWEEP_TAG = "saturn.sweep"
+#: Figures of the result that :meth:`SweepRun.log_plan` logs, once per round.
+_IN_PLAN = ("planned_seconds", "lower_bound", "planning_seconds", "gap")
 #: How a job or sweep may end, and what MLflow calls it.
 STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "pruned": "KILLED"}
 
@@ -91,6 +96,7 @@ class SweepRun(_Run):
     def __init__(self, uri: str, folder: str | Path, description: Mapping[str, Any], patience: float) -> None:
         super().__init__(uri, folder, description)
         self._patience = patience
+        self._gave_up = -math.inf
         self.flush()
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,7 +133,7 @@ class SweepRun(_Run):
         :param table: one mapping per job; it becomes the table ``jobs.json``, which MLflow's UI shows
             (default: ``result["jobs"]``).
         """
-        self.log_metrics({k: v for k, v in result.items() if _is_number(v)})
+        self.log_metrics({k: v for k, v in result.items() if _is_number(v) and k not in _IN_PLAN})
         self.log_bytes(json.dumps(result, indent=2, default=str).encode(), "report.json")
         rows = [dict(row) for row in (table if table is not None else result.get("jobs") or [])]
         if rows:
@@ -147,9 +153,18 @@ class SweepRun(_Run):
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what waits. Returns whether all was sent."""
+        """Send what waits. Returns whether all was sent.
+
+        For some seconds after MLflow did not answer it is not asked again: a task must not wait for each
+        thing it logs.
+        """
         self._outbox.sync()
-        return send_patiently(self._sender, self._patience)
+        if time.monotonic() - self._gave_up < _SECONDS_LEFT_ALONE:
+            return False
+        sent = send_patiently(self._sender, self._patience)
+        if not sent:
+            self._gave_up = time.monotonic()
+        return sent
 
 
 class JobRun(_Run):
@@ -212,7 +227,7 @@ def open_sweep(
     tags: Mapping[str, Any],
     params: Mapping[str, Any],
     folder: str | Path,
-    patience: float = 10.0,
+    patience: float = 5.0,
 ) -> SweepRun:
     """The run of a sweep, created where it does not exist; retries and later tasks get the same one.
 
@@ -225,7 +240,7 @@ def open_sweep(
     return SweepRun(uri, folder, description, patience)
 
 
-def reopen_sweep(uri: str, sweep: Mapping[str, Any], folder: str | Path, patience: float = 10.0) -> SweepRun:
+def reopen_sweep(uri: str, sweep: Mapping[str, Any], folder: str | Path, patience: float = 5.0) -> SweepRun:
     """The run that :meth:`SweepRun.to_dict` described."""
     return SweepRun(uri, folder, _identity(sweep), patience)
 
@@ -254,7 +269,7 @@ def open_job(
     return JobRun(uri, folder, {**description, "parent": parent})
 
 
-def send_outbox(uri: str, folder: str | Path, patience: float = 10.0) -> bool:
+def send_outbox(uri: str, folder: str | Path, patience: float = 5.0) -> bool:
     """Send what is left in a folder and in the folders right below it: those of a sweep and of its jobs.
 
     :param patience: seconds to try for, all in all, while MLflow does not answer.

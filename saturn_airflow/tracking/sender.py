@@ -158,6 +158,8 @@ class Sender:
                 case _:
                     pass  # a line that was never finished
         except RecordRefusedError as error:
+            if record["kind"] == "run":  # without it nothing else can be sent
+                raise MlflowAwayError(str(error)) from error
             self.outbox.refuse(record, str(error))
 
     def _run(self) -> str:
@@ -232,6 +234,7 @@ class BackgroundSender:
         self._tries = 0
         self._sending = False
         self._all_sent = False
+        self._away = False
         self._hurry = False
         self._thread = threading.Thread(target=self._work, name="saturn-mlflow", daemon=True)
         self._thread.start()
@@ -244,11 +247,18 @@ class BackgroundSender:
     def flush(self) -> bool:
         """Send what waits now. Returns whether all was sent; waits for as long as MLflow answers."""
         with self._changed:
+            before = self._tries
             # A try under way may have begun before the last record came: the next one counts.
-            wanted = self._tries + (2 if self._sending else 1)
+            wanted = before + (2 if self._sending else 1)
             self._hurry = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._tries >= wanted or not self._thread.is_alive())
+            self._changed.wait_for(
+                lambda: (
+                    self._tries >= wanted
+                    or (self._tries > before and self._away)
+                    or not self._thread.is_alive()
+                )
+            )
             return self._all_sent
 
     def stop(self) -> None:
@@ -270,9 +280,11 @@ class BackgroundSender:
                 self._sending = True
             pause = self._pause
             all_sent = False
+            away = True
             try:
                 self.sender.outbox.sync()
                 all_sent = self.sender.send()
+                away = False
                 if away_since is not None:
                     log.info("MLflow answers again after %.0f s", time.monotonic() - away_since)
                     away_since = None
@@ -284,8 +296,8 @@ class BackgroundSender:
                         error,
                         self.sender.outbox.folder,
                     )
-                away = time.monotonic() - away_since
-                pause = min(self._longest_pause, self._pause + away / 2) * random.uniform(0.8, 1.2)
+                gone = time.monotonic() - away_since
+                pause = min(self._longest_pause, self._pause + gone / 2) * random.uniform(0.8, 1.2)
             except Exception:
                 log.exception(
                     "Sending records to MLflow failed; they are kept in %s", self.sender.outbox.folder
@@ -295,6 +307,7 @@ class BackgroundSender:
                 self._tries += 1
                 self._sending = False
                 self._all_sent = all_sent
+                self._away = away
                 self._changed.notify_all()
 
 

@@ -30,15 +30,19 @@ _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _import_lock = threading.Lock()
 
 
-class MlflowAwayError(SaturnError):
+class TrackingError(SaturnError):
+    """MLflow could not do what it was asked to."""
+
+
+class MlflowAwayError(TrackingError):
     """MLflow does not answer, or can't take records at the moment; they may be sent again later."""
 
 
-class RecordRefusedError(SaturnError):
+class RecordRefusedError(TrackingError):
     """MLflow answered that it will never take this record."""
 
 
-class RunGoneError(SaturnError):
+class RunGoneError(TrackingError):
     """The run was deleted, or belongs to another server."""
 
 
@@ -66,14 +70,14 @@ def run_url(uri: str, experiment_id: str, run_id: str) -> str | None:
 def client(uri: str) -> MlflowClient:
     """A client for the server or store at ``uri``. Imports MLflow, which takes seconds.
 
-    :raises MlflowAwayError: when the store can't be opened.
+    :raises TrackingError: when the store can't be opened, or ``uri`` is not one MLflow knows.
     """
     import_mlflow()
     from mlflow import MlflowClient
 
-    if (database := sqlite_file(uri)) is None:
-        return MlflowClient(tracking_uri=uri)
     with answers():
+        if (database := sqlite_file(uri)) is None:
+            return MlflowClient(tracking_uri=uri)
         database.parent.mkdir(parents=True, exist_ok=True)
         # The first to come creates the schema; write-ahead logging lets readers and a writer work at once.
         with locked(database.with_name(database.name + ".lock")):

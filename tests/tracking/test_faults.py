@@ -19,6 +19,8 @@ from saturn_airflow.tracking.runs import JobRun, SweepRun
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["mlflow", "mlflow.store.tracking.sqlalchemy_store"])
 
+pytestmark = pytest.mark.services
+
 NOBODY = "http://127.0.0.1:9"
 
 
@@ -50,7 +52,6 @@ def runs(uri: str) -> list[Any]:
     return list(client(uri).search_runs(experiments))
 
 
-@pytest.mark.services
 def test_a_server_that_is_away_from_the_start_gets_everything_once_it_is_there(
     own_server: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,7 +82,6 @@ def test_a_server_that_is_away_from_the_start_gets_everything_once_it_is_there(
     assert tracking.reopen_sweep(own_server.uri, sweep.to_dict(), tmp_path / "later").id == parent
 
 
-@pytest.mark.services
 def test_a_server_killed_and_started_again_while_training_goes_on(own_server: Any, tmp_path: Path) -> None:
     own_server.start()
     sweep = open_sweep(own_server.uri, tmp_path)

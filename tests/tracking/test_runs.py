@@ -14,6 +14,7 @@ import pytest
 from saturn_airflow import tracking
 from saturn_airflow.cluster import Node
 from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.runs import JobRun, SweepRun
 
 PLAN = Plan(
@@ -271,6 +272,26 @@ def test_names_of_any_kind_are_kept(uri: str, tmp_path: Path) -> None:
     assert again.close()
     assert job.id == again.id
     assert client(uri).get_run(job.id).info.run_name == name
+
+
+def test_an_experiment_mlflow_does_not_take_loses_nothing(embedded_uri: str, tmp_path: Path) -> None:
+    sweep = tracking.open_sweep(embedded_uri, "x" * 1000, "sweep", {"saturn.sweep": "k"}, {}, tmp_path, 0)
+    sweep.log_metrics({"actual_seconds": 1.0})
+    assert not sweep.close()
+    assert sweep.id is None
+    kinds = [record["kind"] for record, _ in Outbox(tmp_path).read(0)]
+    assert kinds == ["run", "metrics", "end"]
+    assert not (tmp_path / "mlflow" / "refused.jsonl").exists()
+
+
+@pytest.mark.parametrize("address", ["nonsense://x", "http://127.0.0.1:9", "sqlite:////dev/null/x/mlflow.db"])
+def test_an_address_where_nobody_answers_is_no_error(address: str, tmp_path: Path) -> None:
+    sweep = tracking.open_sweep(address, "e", "sweep", {"saturn.sweep": "k"}, {}, tmp_path / "s", 0)
+    job = tracking.open_job(address, sweep, "a", {}, {}, tmp_path / "a")
+    job.follow({"event": "step", "step": 1, "epoch": 0, "loss": 1.0})
+    assert not job.close()
+    assert not sweep.close()
+    assert tracking.estimates.find(address, ["f"]) == []
 
 
 @pytest.mark.services
