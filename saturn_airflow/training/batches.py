@@ -42,8 +42,8 @@ class Cut:
 
     def of(self, samples: int) -> list[range]:
         """This rank's samples of each micro-batch; an empty range where there are too few for every rank."""
-        micro_batches = _split(range(samples), min(self.accumulate, samples))
-        return [_split(micro_batch, self.shares)[self.share] for micro_batch in micro_batches]
+        micro_batches = split(range(samples), min(self.accumulate, samples))
+        return [split(micro_batch, self.shares)[self.share] for micro_batch in micro_batches]
 
 
 class MicroBatch(NamedTuple):
@@ -231,7 +231,7 @@ class _Stream:
                 empty = False
                 if position >= start:
                     samples = sample_count(data)
-                    micro_batches = [_take(data, samples, rows) for rows in cut.of(samples)]
+                    micro_batches = [take(data, samples, rows) for rows in cut.of(samples)]
                     yield GlobalBatch(position, samples, micro_batches, ends_epoch)
             if empty:
                 raise JobError(f"{self._name!r}: the data is empty; a job needs at least one batch")
@@ -254,7 +254,7 @@ class _Stream:
             yield Position(epoch, number), data, upcoming is nothing
 
 
-def _take(data: Any, samples: int, rows: range) -> MicroBatch:
+def take(data: Any, samples: int, rows: range) -> MicroBatch:
     """The samples ``rows`` of a collated batch."""
     chosen = rows or range(1)
 
@@ -282,7 +282,7 @@ def _takes(function: Any, name: str) -> bool:
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _split(rows: range, parts: int) -> list[range]:
+def split(rows: range, parts: int) -> list[range]:
     """``rows`` in ``parts`` pieces as ``torch.tensor_split`` cuts them."""
     size, larger = divmod(len(rows), parts)
     edges = [part * size + min(part, larger) for part in range(parts + 1)]

@@ -63,9 +63,11 @@ class _Training:
             blocks.compile_blocks(model)
         returned = technique.parallelize(model, ranks, **request.parameters)
         self.parallel = parallel.adapt(returned, model, ranks, request.technique)
-        self.optimizer = optimizers.make_optimizer(hparams, groups, self.parallel)
-
         self.data = batches.load(job, job.load_dataloader)
+        if self.parallel.wants_example:
+            first = next(self.data.batches(Position(), Cut(hparams.accumulate), 1)).micro_batches[0]
+            self.parallel.prepare(self.objective, first.data, first.samples)
+        self.optimizer = optimizers.make_optimizer(hparams, groups, self.parallel)
         self.eval_data = (
             batches.load(job, job.load_eval_dataloader, in_order=True) if job.load_eval_dataloader else None
         )

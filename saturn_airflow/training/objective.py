@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,6 +28,12 @@ class Objective:
         self._own_loss_is_causal = getattr(own_loss, "__name__", "") == "ForCausalLMLoss"
         self._precision = job.hparams.precision
         self._device = device
+
+    def on(self, device: torch.device) -> Objective:
+        """The same objective on another device."""
+        other = copy.copy(self)
+        other._device = device
+        return other
 
     def prepare(self, batch: Any, samples: int) -> tuple[Any, int]:
         """A batch on the device, and what the mean of its loss is taken over: samples, or its own tokens."""
@@ -79,8 +86,13 @@ class Objective:
     def __call__(self, module: nn.Module, batch: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Run ``module`` on a prepared batch; the sum of the losses and what it is a sum over, as scalars."""
         with precision.autocast(self._precision, self._device):
-            args, kwargs = self.inputs(batch)
-            return self.loss(module(*args, **kwargs), batch, count)
+            return self.loss(self.run(module, batch), batch, count)
+
+    def run(self, module: nn.Module, batch: Any) -> Any:
+        """Run ``module`` on a prepared batch; its outputs."""
+        args, kwargs = self.inputs(batch)
+        with precision.autocast(self._precision, self._device):
+            return module(*args, **kwargs)
 
     def _check_scalar(self, loss: Any) -> None:
         if not isinstance(loss, torch.Tensor):

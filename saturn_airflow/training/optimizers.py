@@ -59,8 +59,10 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
     cls = references.load(str(hparams.optimizer))
     here = parallel.trainable()
     arguments: dict[str, Any] = {"lr": hparams.lr, **hparams.optimizer_args}
-    if isinstance(cls, type) and cls in _FUSED and parallel.fused_optimizer:
-        arguments.setdefault("fused", arguments.get("foreach") is None)
+    if parallel.optimizer_kernels == "fused" and cls in _FUSED and "foreach" not in arguments:
+        arguments.setdefault("fused", True)
+    if parallel.optimizer_kernels == "one by one" and "foreach" in inspect.signature(cls).parameters:
+        arguments["foreach"] = False
     own = [{**group, "params": [here[name] for name in group["params"] if name in here]} for group in groups]
     try:
         optimizer = cls(own, **arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.users_code import of_the_job
 
+Kernels = Literal["fused", "many at once", "one by one"]
+
 
 class Parallel:
     """A model on this rank's device, and how it computes losses and gradients together with the others.
@@ -30,12 +32,14 @@ class Parallel:
     :param module: what is called with the inputs, if not ``model`` itself.
     :param share: which of the batch's shares this rank computes, and
     :param shares: how many there are; gradients are then means over the shares.
+    :param optimizer_kernels: how the optimizer may update the parameters: ``fused`` where all are plain
+        tensors, ``many at once`` where all are of one kind, or ``one by one``.
     """
 
     #: Whether training goes wrong when a trainable parameter gets no gradient.
     needs_every_gradient = False
-    #: Whether all of a rank's parameters are plain tensors, which fused optimizers are for.
-    fused_optimizer = True
+    #: Whether :meth:`prepare` is to be called.
+    wants_example = False
 
     def __init__(
         self,
@@ -45,12 +49,17 @@ class Parallel:
         *,
         share: int = 0,
         shares: int = 1,
+        optimizer_kernels: Kernels = "fused",
     ) -> None:
         self.model = model
         self.module = model if module is None else module
         self.ranks = ranks
         self.share = share
         self.shares = shares
+        self.optimizer_kernels = optimizer_kernels
+
+    def prepare(self, objective: Objective, batch: Any, samples: int) -> None:
+        """Look at a first micro-batch, before the optimizer is made; called if :attr:`wants_example`."""
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """This rank's trainable parameters by name, each once."""
@@ -137,8 +146,6 @@ class Replicated(Parallel):
 class Sharded(Parallel):
     """Every rank holds a shard of each parameter and gathers the whole when it is needed (torch's FSDP2)."""
 
-    fused_optimizer = False
-
     @contextmanager
     def _gradient_sync(self, last: bool) -> Iterator[None]:
         assert isinstance(self.module, FSDPModule)
@@ -156,7 +163,10 @@ def adapt(returned: Any, model: nn.Module, ranks: Ranks, technique: str) -> Para
     if isinstance(returned, DistributedDataParallel):
         return Replicated(model, ranks, returned, share=ranks.rank, shares=ranks.size)
     if isinstance(returned, FSDPModule) and isinstance(returned, nn.Module):
-        return Sharded(model, ranks, returned, share=ranks.rank, shares=ranks.size)
+        one_kind: Kernels = "many at once"
+        return Sharded(
+            model, ranks, returned, share=ranks.rank, shares=ranks.size, optimizer_kernels=one_kind
+        )
     if isinstance(returned, nn.Module) and ranks.size == 1:
         return Parallel(model, ranks, returned)
     raise JobError(

@@ -21,6 +21,10 @@ SINGLE = Strategy("single")
 STRATEGIES = [
     *[Strategy("ddp", k) for k in (1, 2, 4)],
     *[Strategy("fsdp", k) for k in (1, 2, 4)],
+    *[Strategy("tensor", k) for k in (1, 2, 4)],
+    *[Strategy("pipeline", k) for k in (1, 2, 4)],
+    Strategy("pipeline", 2, {"schedule": "gpipe", "micro_batches": 3}),
+    Strategy("pipeline", 2, {"micro_batches": 2, "recompute": True}),
     Strategy("fsdp", 2, {"keep_gathered": True}),
     Strategy("fsdp", 2, {"recompute": True, "offload": True}),
 ]
@@ -86,6 +90,9 @@ def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, str], Outcome]:
 def test_trains_as_one_device_does(
     name: str, strategy: Strategy, outcomes: dict[tuple[str, str], Outcome], record_deviation: Record
 ) -> None:
+    if strategy.technique == "tensor" and name.startswith("gpt2"):
+        assert "fused" in str(outcomes[name, str(strategy)].refused)
+        return
     losses, weights = deviation(outcomes[name, "single@1"], outcomes[name, str(strategy)])
     # Hugging Face computes a causal model's own loss in float32, whatever the model computes in.
     in_float32 = name == "gpt2, own loss"

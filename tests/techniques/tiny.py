@@ -78,11 +78,18 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
-def plain(width: int = 8, depth: int = 4, classes: int = 5) -> nn.Module:
-    """A module that has nothing to do with Hugging Face."""
-    return nn.Sequential(
-        nn.Linear(16, width), *[Block(width) for _ in range(depth)], nn.Linear(width, classes)
-    )
+class Plain(nn.Sequential):
+    """A module that has nothing to do with Hugging Face, with a plan of its own for tensor parallelism."""
+
+    def __init__(self, width: int = 8, depth: int = 4, classes: int = 5) -> None:
+        super().__init__(
+            nn.Linear(16, width), *[Block(width) for _ in range(depth)], nn.Linear(width, classes)
+        )
+        self.tp_plan = {"*.up": "colwise", "*.down": "rowwise"}
+
+
+def plain(depth: int = 4) -> nn.Module:
+    return Plain(depth=depth)
 
 
 def frozen_gpt2(n_layer: int = 4) -> nn.Module:
