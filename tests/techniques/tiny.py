@@ -100,6 +100,18 @@ def frozen_gpt2(n_layer: int = 4) -> nn.Module:
     return model
 
 
+def tied_llama() -> nn.Module:
+    return llama(tied=True)
+
+
+def frozen_llama() -> nn.Module:
+    """Llama with a frozen embedding and a frozen first block."""
+    model = llama()
+    for module in (model.model.embed_tokens, model.model.layers[0]):
+        module.requires_grad_(False)
+    return model
+
+
 def two_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Weight decay for matrices only."""
     trained = [p for p in model.parameters() if p.requires_grad]

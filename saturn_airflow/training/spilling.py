@@ -1,0 +1,231 @@
+"""Streaming a model's blocks between the host's memory and the device."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from saturn_airflow.training.blocks import find_blocks
+from saturn_airflow.training.objective import Objective
+from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.request import DoesNotFit
+
+Weights = tuple[torch.Tensor, ...]
+
+
+class Spilled(Parallel):
+    """A model on one device whose blocks' weights and gradients are in the host's memory.
+
+    A block is computed with copies of its weights that live until it is done, and again in the backward
+    pass, so at most ``resident`` blocks are on the device at any time.
+
+    :param folder: keep weights and gradients of the blocks in files there; None for memory.
+    :raises DoesNotFit: when the model has no blocks, or they share weights with something.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, resident: int, folder: str | None) -> None:
+        blocks = find_blocks(model)
+        if not blocks:
+            raise DoesNotFit("the model has no repeated blocks that could be spilled")
+        in_blocks = [p for _, block in blocks for p in block.parameters()]
+        spilled = set(in_blocks)
+        outside = _named_outside(model, [block for _, block in blocks])
+        if len(spilled) < len(in_blocks) or any(p in spilled for p in outside):
+            raise DoesNotFit("the model's blocks share weights with each other or with other parts of it")
+        super().__init__(model, ranks)
+        self._home = _Home(ranks.device, folder)
+        for parameter in outside:
+            parameter.data = parameter.data.to(ranks.device)
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(ranks.device)
+        for parameter in spilled:
+            parameter.data = self._home.place(parameter.data)
+        self._stream = _Stream(
+            [tuple(block.parameters()) for _, block in blocks], ranks.device, resident, self._home
+        )
+        for index, (_, block) in enumerate(blocks):
+            _spill(block, index, self._stream)
+
+    def backward(
+        self, objective: Objective, batch: Any, samples: int, scale: float, last: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        prepared, count = objective.prepare(batch, samples)
+        self._stream.direction = 1
+        with self._whose_fault():
+            total, over = objective(self.module, prepared, count)
+        self._stream.direction = -1
+        (total * scale).backward()  # type: ignore[no-untyped-call]
+        return self._part(total.detach()), self._part(over)
+
+    def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self._stream.direction = 1
+        return super().evaluate(objective, batch, samples)
+
+    def finish_gradients(self) -> None:
+        self._stream.finish()
+
+
+class _Home:
+    """Where spilled tensors live: pinned memory for a GPU, files, or plain memory."""
+
+    def __init__(self, device: torch.device, folder: str | None) -> None:
+        self._pin = device.type == "cuda" and folder is None
+        self._folder = folder
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of ``tensor`` at home."""
+        return self.empty_like(tensor).copy_(tensor)
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._folder is None:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pin)
+        # The file has no name any more once it is open, so it goes when the tensor goes.
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix="spilled-") as file:
+            size = max(1, tensor.numel())
+            flat = torch.from_file(file.name, shared=True, size=size, dtype=tensor.dtype)
+        return flat[: tensor.numel()].view(tensor.shape)
+
+
+class _Stream:
+    """Copies of blocks' weights on their way to the device, and of gradients on their way back.
+
+    :ivar direction: 1 while blocks are used from first to last, -1 while from last to first.
+    """
+
+    def __init__(
+        self, weights: Sequence[tuple[nn.Parameter, ...]], device: torch.device, resident: int, home: _Home
+    ):
+        self.direction = 1
+        self._weights = weights
+        self._device = device
+        self._resident = max(2, resident)
+        self._home = home
+        self._here: OrderedDict[int, tuple[Weights, Any]] = OrderedDict()
+        self._homes: dict[nn.Parameter, torch.Tensor] = {}
+        on_gpu = device.type == "cuda"
+        self._fetching = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._returning = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._used: list[Any] = []
+
+    def fetch(self, index: int) -> Weights:
+        """The weights of a block on the device; those of the next one start on their way."""
+        copies, arrived = self._here.pop(index) if index in self._here else self._start(index)
+        self._here[index] = copies, arrived
+        self._wait_for_space()
+        following = index + self.direction
+        if 0 <= following < len(self._weights) and following not in self._here:
+            while len(self._here) >= self._resident:
+                self._here.popitem(last=False)
+            self._here[following] = self._start(following)
+            self._here.move_to_end(index)
+        if arrived is not None:
+            compute = torch.cuda.current_stream(self._device)
+            compute.wait_event(arrived)
+            for copy in copies:
+                copy.record_stream(compute)
+        # Callers get tensors of their own, that autograd may mark.
+        return tuple(copy.detach() for copy in copies)
+
+    def store(self, index: int, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Add gradients to those of a block at home."""
+        if self._returning is not None:
+            self._returning.wait_stream(torch.cuda.current_stream(self._device))
+        for parameter, gradient in zip(self._weights[index], gradients, strict=True):
+            if gradient is None or not parameter.requires_grad:
+                continue
+            if parameter.grad is not None:
+                if self._returning is not None:
+                    self._returning.synchronize()
+                parameter.grad.add_(gradient.to(parameter.device))
+                continue
+            if parameter not in self._homes:
+                self._homes[parameter] = self._home.empty_like(parameter)
+            home = parameter.grad = self._homes[parameter]
+            if self._returning is None:
+                home.copy_(gradient)
+            else:
+                with torch.cuda.stream(self._returning):
+                    home.copy_(gradient, non_blocking=True)
+                gradient.record_stream(self._returning)
+
+    def finish(self) -> None:
+        """Wait for all gradients; weights on the device are old from here on."""
+        if self._returning is not None:
+            self._returning.synchronize()
+        self._here.clear()
+        self._used.clear()
+
+    def _start(self, index: int) -> tuple[Weights, Any]:
+        if self._fetching is None:
+            return tuple(weight.detach().clone() for weight in self._weights[index]), None
+        with torch.cuda.stream(self._fetching):
+            copies = tuple(
+                weight.detach().to(self._device, non_blocking=True) for weight in self._weights[index]
+            )
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(self._fetching)
+        return copies, arrived
+
+    def _wait_for_space(self) -> None:
+        """Keep the host from running so far ahead that blocks pile up on the device."""
+        if self._fetching is None:
+            return
+        used = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        used.record(torch.cuda.current_stream(self._device))
+        self._used.append(used)
+        if len(self._used) >= self._resident:
+            self._used.pop(0).synchronize()
+
+
+class _Fetch(torch.autograd.Function):
+    """From weights at home to copies on the device, and from the copies' gradients to gradients at home."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: _Stream, index: int, *weights: torch.Tensor) -> Weights:
+        ctx.stream, ctx.index = stream, index
+        return stream.fetch(index)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
+        ctx.stream.store(ctx.index, gradients)
+        return (None, None, *(None for _ in gradients))
+
+
+def _spill(block: nn.Module, index: int, stream: _Stream) -> None:
+    """Have ``block`` computed with fetched weights, and again in the backward pass."""
+    names = [name for name, _ in block.named_parameters()]
+    weights = tuple(block.parameters())
+    own_forward = block.forward
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        fetched = _Fetch.apply(stream, index, *weights)  # type: ignore[no-untyped-call]
+        block.forward = own_forward
+        try:
+            return functional_call(block, dict(zip(names, fetched, strict=True)), args, kwargs)
+        finally:
+            block.forward = spilled
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return compute(*args, **kwargs)
+        return checkpoint(compute, *args, use_reentrant=False, **kwargs)
+
+    spilled: Callable[..., Any] = functools.wraps(own_forward)(forward)
+    block.forward = spilled
+
+
+def _named_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Parameters of the modules that are in no block."""
+    inside = {module for block in blocks for module in block.modules()}
+    return [p for module in model.modules() if module not in inside for p in module.parameters(recurse=False)]

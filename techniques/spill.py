@@ -1,0 +1,47 @@
+"""Spilling: a model far larger than the device's memory trains on one device.
+
+The blocks' weights, gradients and optimizer state live in the host's memory. While one block is computed the
+next one's weights are fetched; in the backward pass each block is fetched and computed again, and its
+gradients go back to the host. The idea is Hydra's (Nagrecha and Kumar, 2021) and ZeRO-Offload's (Ren et al.,
+2021). What is outside of the blocks, such as embeddings, stays on the device.
+
+How that is done is told in ``saturn_airflow.training.spilling``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from saturn_airflow.jobs import Job
+from saturn_airflow.library import BaseTechnique, Parameters
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from saturn_airflow.training.parallel import Parallel
+    from saturn_airflow.training.ranks import Ranks
+
+
+class Spill(BaseTechnique):
+    """Blocks streamed from the host's memory.
+
+    Its parameters: ``resident``, how many blocks may be on the device at once, at least two; and ``folder``,
+    where the host's memory does not suffice either: weights and gradients are then in files there.
+    """
+
+    def why_not(self, job: Job, devices: int) -> str | None:
+        return None if devices == 1 else "spill uses one device"
+
+    def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:
+        return [{"resident": 2}, {"resident": 4}]
+
+    def parallelize(
+        self, model: nn.Module, ranks: Ranks, resident: int = 2, folder: str | None = None, **parameters: Any
+    ) -> Parallel:
+        from saturn_airflow.training.request import DoesNotFit
+        from saturn_airflow.training.spilling import Spilled
+
+        if ranks.size != 1:
+            raise DoesNotFit("spill uses one device")
+        return Spilled(model, ranks, resident, folder)

@@ -1,0 +1,99 @@
+"""Resumed is uninterrupted: a job stopped under one strategy continues under any other as if nothing happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cells import Outcome, Strategy, deviation, job, run
+from cells import request as train_request
+
+from saturn_airflow.jobs import HParams, Job
+
+Record = Callable[[str, float, float], None]
+pytestmark = pytest.mark.ranks
+
+LOSSES, WEIGHTS = 1e-12, 1e-11
+STOPPED_AT = 3  # of 8 steps, in the middle of an epoch
+
+STRATEGIES = [
+    Strategy("single"),
+    Strategy("spill"),
+    Strategy("ddp", 2),
+    Strategy("ddp", 4),
+    Strategy("fsdp", 2),
+    Strategy("fsdp", 4),
+    Strategy("tensor", 2),
+    Strategy("tensor", 4),
+    Strategy("pipeline", 2),
+    Strategy("pipeline", 4),
+]
+SOME = [STRATEGIES[0], STRATEGIES[1], STRATEGIES[3], STRATEGIES[4], STRATEGIES[6], STRATEGIES[9]]
+
+ADAMW = HParams(
+    epochs=2,
+    precision="float64",
+    lr=1e-2,
+    accumulate=2,
+    parameter_groups="tiny:two_groups",
+    lr_scheduler="torch.optim.lr_scheduler:OneCycleLR",
+    lr_scheduler_args={"max_lr": 0.02, "total_steps": 20},
+)
+SGD = HParams(
+    epochs=2, precision="float64", lr=0.1, optimizer="torch.optim:SGD", optimizer_args={"momentum": 0.9}
+)
+
+# Llama is what every technique can train; its output is tied to its embedding where that is said.
+JOBS: dict[str, tuple[Job, list[Strategy]]] = {
+    "adamw, two groups, tied": (job(load_model="tiny:tied_llama", hparams=ADAMW), STRATEGIES),
+    "momentum, frozen": (job(load_model="tiny:frozen_llama", hparams=SGD), SOME),
+}
+PAIRS = [
+    (name, before, after)
+    for name, (_, strategies) in JOBS.items()
+    for before in strategies
+    for after in strategies
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[tuple[str, str, str], Outcome]:
+    """What the resumed run of every ordered pair did; the uninterrupted one is resumed from nothing."""
+    with tempfile.TemporaryDirectory() as root:
+        keys: list[tuple[str, str, str]] = []
+        requests = []
+        first = []
+        for name, (a_job, strategies) in JOBS.items():
+            keys.append((name, "", "single@1"))
+            requests.append((train_request(a_job, Strategy("single"), Path(root, name, "whole")), 1))
+            for before in strategies:
+                folder = Path(root, name, str(before))
+                first.append((train_request(a_job, before, folder, batch_count=STOPPED_AT), before.devices))
+        run(first)
+        for name, before, after in PAIRS:
+            folder = Path(root, name, f"{before} to {after}")
+            shutil.copytree(Path(root, name, str(before)), folder)
+            keys.append((name, str(before), str(after)))
+            requests.append((train_request(JOBS[name][0], after, folder), after.devices))
+        return dict(zip(keys, run(requests), strict=True))
+
+
+@pytest.mark.parametrize(("name", "before", "after"), PAIRS, ids=str)
+def test_continues_as_if_uninterrupted(
+    name: str,
+    before: Strategy,
+    after: Strategy,
+    outcomes: dict[tuple[str, str, str], Outcome],
+    record_deviation: Record,
+) -> None:
+    resumed, whole = outcomes[name, str(before), str(after)], outcomes[name, "", "single@1"]
+    assert list(resumed.losses) == [step for step in whole.losses if step > STOPPED_AT]
+    rest = {step: loss for step, loss in whole.losses.items() if step > STOPPED_AT}
+    losses, weights = deviation(resumed, dataclasses.replace(whole, losses=rest))
+    record_deviation("resume", losses, weights)
+    assert losses <= LOSSES
+    assert weights <= WEIGHTS
