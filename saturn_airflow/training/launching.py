@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import connection, reduction
+from multiprocessing import connection, forkserver, reduction
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -32,17 +32,6 @@ from saturn_airflow.training.failures import Failure, RanksFailedError
 
 Event = dict[str, Any]
 
-# What the server imports before it forks; what is missing is imported by the processes themselves.
-_PRELOAD = [
-    "torch",
-    "torch.distributed",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "saturn_airflow.training.ranks",
-    "saturn_airflow.training.session",
-    "saturn_airflow.training.loop",
-]
 # After the first failure the others may still say what they saw.
 _GRACE_SECONDS = 1.0
 
@@ -139,6 +128,12 @@ def launch(
         group.end()
 
 
+def warm_up() -> None:
+    """Start the server that processes are forked from; it imports what they need while others go on."""
+    forkserver.set_forkserver_preload(["saturn_airflow.training.warm_server"])
+    forkserver.ensure_running()
+
+
 def launch_ranks(
     call: bytes,
     size: int,
@@ -186,7 +181,7 @@ class _Member:
 
     def __init__(self, number: int, entry: str, arguments: Sequence[Any], keep_open: Sequence[int]) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
+        warm_up()
         self.number = number
         self.pipe, theirs = context.Pipe()
         stack, self.stack_path = tempfile.mkstemp(prefix="saturn-stack-")

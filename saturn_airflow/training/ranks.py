@@ -106,6 +106,8 @@ def run(
         # Whoever watches the ranks notices first, and can say which one hangs.
         timeout=timedelta(seconds=hang_seconds + 60),
     )
+    # Who is connected first might be done and gone before the others are.
+    dist.barrier()
     if technique:
         library.get(technique)
     function, arguments = launching.unpack(call)

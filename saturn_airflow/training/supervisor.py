@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.training import devices, failures, launching, leases
+from saturn_airflow.training import devices, failures, launching, leases, warm
 from saturn_airflow.training.failures import Failure, RanksFailedError
 from saturn_airflow.training.runs import RunSpec
 
@@ -77,6 +77,17 @@ class Supervisor:
         state = held.enter_context(self._hold_state())
         found = devices.find(spec.node, spec.kind, spec.slots)
         wanted = found if spec.device_ids is None else [found[i] for i in spec.device_ids]
+        threads = devices.threads_per_device(spec.slots)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        job = spec.job
+        warm.prepare(map(str, filter(None, [job.load_model, job.load_dataloader, job.loss_function])))
+
+        def warm_up() -> None:
+            # Where any devices will do they are not known yet, and what is started now must see no others.
+            if spec.device_ids is not None and spec.mode == "train":
+                os.environ.update(devices.environment(wanted))
+                launching.warm_up()
+
         try:
             lease = leases.acquire(
                 [device.name for device in wanted],
@@ -85,6 +96,7 @@ class Supervisor:
                 priority=spec.priority,
                 folder=Path(spec.leases_folder) if spec.leases_folder else None,
                 on_wait=lambda holders: self.emit({"event": "waiting", "for": holders}),
+                on_next=warm_up,
                 give_up=self._poll,
             )
         except leases.GivenUpError:
@@ -96,8 +108,6 @@ class Supervisor:
         )
         _guard()
         os.environ.update(devices.environment(mine))
-        threads = devices.threads_per_device(spec.slots)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
         keep_open = [*lease.files, state]
         leased_at = time.monotonic()
         deadline = leased_at + spec.trial_seconds

@@ -1,0 +1,74 @@
+"""What the server of launched processes imports before it forks.
+
+Torch, Saturn's own loop, and the heavy libraries that the job's modules import, as far as those are known to
+be harmless to fork after. The job's modules themselves are never imported here: they might touch CUDA, or
+start threads, and what is forked afterwards would be broken.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_VARIABLE = "SATURN_WARM_IMPORTS"
+_ALWAYS = ["saturn_airflow.training.ranks", "saturn_airflow.training.session", "saturn_airflow.training.loop"]
+_HARMLESS = {"datasets", "numpy", "pandas", "PIL", "scipy", "sklearn", "torch", "torchvision", "transformers"}
+
+
+def prepare(references: Iterable[str | None]) -> None:
+    """Let servers started from now on import what ``"module:name"`` references will import."""
+    wanted = dict.fromkeys(name for reference in references if reference for name in _imports(reference))
+    os.environ[_VARIABLE] = ",".join(wanted)
+
+
+def _imports(reference: str) -> Iterator[str]:
+    """What a module and its named function import of what is harmless, as ``module`` or ``module:name``."""
+    module, _, function = reference.partition(":")
+    if module.split(".")[0] in _HARMLESS or (source := _source(module)) is None:
+        return
+    try:
+        statements = ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return
+    named = [node for node in statements if isinstance(node, ast.FunctionDef) and node.name == function]
+    for node in [*statements, *(inner for outer in named for inner in ast.walk(outer))]:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if _is_harmless(alias.name))
+        elif isinstance(node, ast.ImportFrom) and not node.level and _is_harmless(node.module or ""):
+            yield from (f"{node.module}:{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def _is_harmless(module: str) -> bool:
+    return module.split(".")[0] in _HARMLESS
+
+
+def _source(module: str) -> bytes | None:
+    """The source of ``module``, found without importing anything."""
+    top, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+        if spec is None or spec.origin is None:
+            return None
+        if not rest:
+            return Path(spec.origin).read_bytes()
+        path = Path(spec.origin).parent.joinpath(*rest)
+        return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_bytes()
+    except (ImportError, OSError, ValueError):
+        return None
+
+
+def import_all() -> None:
+    """Import it all, here."""
+    for name in [*_ALWAYS, *filter(None, os.environ.get(_VARIABLE, "").split(","))]:
+        module, _, attribute = name.partition(":")
+        # What is missing or broken is met again, and told, where it is needed.
+        with contextlib.suppress(Exception):
+            imported = importlib.import_module(module)
+            if attribute:
+                # Libraries such as transformers import the parts they are asked for.
+                getattr(imported, attribute)
