@@ -1,1 +1,1 @@
-"""Running a strategy: leases, ranks, the training loop, checkpoints. Imports torch, never Airflow or MLflow."""
+"""Running a strategy: leases, ranks, the loop, checkpoints. Imports torch, never Airflow or MLflow."""
