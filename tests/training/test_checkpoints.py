@@ -1,0 +1,249 @@
+"""Checkpoints: whole or recognised as damaged, never pickled, and never lost to a failed save."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from saturn_airflow.jobs import HParams
+from saturn_airflow.training import checkpoints, optimizers
+from saturn_airflow.training.checkpoints import CheckpointError, Checkpoints, State, read_weights
+from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.training.ranks import Ranks
+
+
+class Tied(nn.Module):
+    """Tied weights, a buffer, a parameter without dimensions, a frozen one."""
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, width)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.frozen = nn.Parameter(torch.randn(width), requires_grad=False)
+        self.head = nn.Linear(width, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.head(self.embed(x) * self.scale + self.frozen).logsumexp(-1).mean()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    meeting = tmp_path_factory.mktemp("meeting") / "file"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield Ranks(rank=0, size=1, device=torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+class Training:
+    """A model and an optimizer that have done some steps."""
+
+    def __init__(
+        self, ranks: Ranks, steps: int, width: int = 3, optimizer: str = "torch.optim:AdamW"
+    ) -> None:
+        torch.manual_seed(steps)
+        self.model = Tied(width)
+        parallel = Parallel(self.model, ranks)
+        hparams = HParams(optimizer=optimizer, lr=0.1)
+        groups = optimizers.parameter_groups(hparams, self.model)
+        self.optimizer = optimizers.make_optimizer(hparams, groups, parallel)
+        for _ in range(steps):
+            self.model(torch.arange(5)).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.state = State(parallel, self.optimizer, checkpoints.aliases(self.model))
+
+    def contents(self) -> dict[str, Any]:
+        state = self.optimizer.state
+        named = {f"{n}.{k}": v for n, p in self.model.named_parameters() for k, v in state.get(p, {}).items()}
+        return {**self.model.state_dict(), **named}
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+class Folder:
+    """Checkpoints in a folder, and what they warned of."""
+
+    def __init__(self, path: Path, ranks: Ranks, keep: int = 2) -> None:
+        self.path = path
+        self.warnings: list[str] = []
+        self.checkpoints = Checkpoints(path, ranks, keep, self.warnings.append)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> dict[str, bytes]:
+    """The files of a folder with checkpoints of steps 1 and 2."""
+    folder = Folder(tmp_path_factory.mktemp("two"), ranks)
+    for step in (1, 2):
+        folder.checkpoints.save(step, Training(ranks, step).state, {"step": step})
+    return {
+        str(path.relative_to(folder.path)): path.read_bytes()
+        for path in folder.path.rglob("*")
+        if path.is_file()
+    }
+
+
+def lay(files: dict[str, bytes], folder: Path) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("optimizer", ["torch.optim:AdamW", "torch.optim:SGD", "torch.optim:Adagrad"])
+def test_what_is_loaded_is_what_was_saved(tmp_path: Path, ranks: Ranks, optimizer: str) -> None:
+    folder = Folder(tmp_path, ranks)
+    saved, loaded = Training(ranks, 3, optimizer=optimizer), Training(ranks, 0, optimizer=optimizer)
+    assert folder.checkpoints.load(loaded.state) is None
+    path = folder.checkpoints.save(3, saved.state, {"note": [1, None]})
+    assert folder.checkpoints.load(loaded.state) == (path, {"note": [1, None]})
+    assert equal(saved.contents(), loaded.contents())
+    assert folder.warnings == []
+    weights = read_weights(path)
+    assert set(weights) == {"embed.weight", "scale", "frozen", "seen"}
+    assert torch.equal(weights["embed.weight"], saved.model.head.weight)
+
+
+def test_nothing_is_pickled(two: dict[str, bytes]) -> None:
+    assert {Path(name).suffix for name in two} == {".safetensors", ".json"}
+    for name, content in two.items():
+        if name.endswith(".json"):
+            json.loads(content)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_flipped_bit_is_noticed(
+    two: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, ranks: Ranks, data: st.DataObject
+) -> None:
+    newest = sorted(name for name in two if name.startswith("step-00000002"))
+    name = data.draw(st.sampled_from(newest))
+    position = data.draw(st.integers(0, len(two[name]) - 1))
+    broken = bytearray(two[name])
+    broken[position] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path_factory.mktemp("flipped")
+    lay({**two, name: bytes(broken)}, path)
+    check_falls_back(path, ranks)
+
+
+@pytest.mark.parametrize("how", ["truncated", "no tensors", "no manifest", "empty", "only a folder"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    two: dict[str, bytes], tmp_path: Path, ranks: Ranks, how: str
+) -> None:
+    files = dict(two)
+    tensors = next(name for name in two if name.startswith("step-00000002") and name.endswith("safetensors"))
+    if how == "truncated":
+        files[tensors] = files[tensors][:-1]
+    elif how == "no tensors":
+        del files[tensors]
+    elif how == "no manifest":
+        del files["step-00000002/manifest.json"]
+    elif how == "empty":
+        files[tensors] = b""
+    else:
+        files = {name: content for name, content in files.items() if name.startswith("step-00000001")}
+        (tmp_path / "step-00000002").mkdir()
+    lay(files, tmp_path)
+    check_falls_back(tmp_path, ranks)
+
+
+def check_falls_back(path: Path, ranks: Ranks) -> None:
+    folder = Folder(path, ranks)
+    loaded = Training(ranks, 0)
+    found = folder.checkpoints.load(loaded.state)
+    assert found == (path / "step-00000001", {"step": 1})
+    assert equal(Training(ranks, 1).contents(), loaded.contents())
+    (warning,) = folder.warnings
+    assert f"checkpoint {path / 'step-00000002'} is damaged" in warning
+    assert "using the one before it" in warning
+    # It is not tried again, and it makes way once there is a newer one.
+    assert sorted(p.name for p in path.iterdir()) == ["damaged-step-00000002", "step-00000001"]
+    folder.checkpoints.save(2, loaded.state, {})
+    assert sorted(p.name for p in path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_starts_over_when_nothing_is_whole(two: dict[str, bytes], tmp_path: Path, ranks: Ranks) -> None:
+    lay({name: content[:-1] for name, content in two.items()}, tmp_path)
+    folder = Folder(tmp_path, ranks)
+    training = Training(ranks, 0)
+    before = {name: value.clone() for name, value in training.contents().items()}
+    assert folder.checkpoints.load(training.state) is None
+    assert len(folder.warnings) == 3
+    assert folder.warnings[-1] == f"no checkpoint in {tmp_path} is whole; starting from the beginning"
+    assert equal(before, training.contents())
+
+
+def test_the_newest_stay_and_leftovers_go(tmp_path: Path, ranks: Ranks) -> None:
+    (tmp_path / ".saving-step-00000001").mkdir()
+    (tmp_path / ".saving-step-00000001" / "half").touch()
+    folder = Folder(tmp_path, ranks, keep=3)
+    training = Training(ranks, 1)
+    for step in range(1, 13):
+        folder.checkpoints.save(step, training.state, {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000010", "step-00000011", "step-00000012"]
+
+
+def test_another_model_is_told(two: dict[str, bytes], tmp_path: Path, ranks: Ranks) -> None:
+    lay(two, tmp_path)
+    with pytest.raises(CheckpointError, match=r"does not fit the job's model .* give the job another name"):
+        Folder(tmp_path, ranks).checkpoints.load(Training(ranks, 0, width=4).state)
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, ranks: Ranks) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint can be written to .*/file/checkpoints .*check the folder"
+    ):
+        Folder(tmp_path / "file" / "checkpoints", ranks)
+
+
+@pytest.mark.parametrize("fails", ["write", "manifest", "rename"])
+def test_a_failed_save_leaves_the_one_before(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    folder = Folder(tmp_path, ranks)
+    training = Training(ranks, 1)
+    folder.checkpoints.save(1, training.state, {"step": 1})
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patched:
+        if fails == "write":
+            patched.setattr("torch.distributed.checkpoint.filesystem.os.fsync", full)
+        elif fails == "manifest":
+            patched.setattr(checkpoints, "_write_manifest", full)
+        else:
+            patched.setattr(Path, "rename", full)
+        with pytest.raises(CheckpointError, match=r"No space left.*; free some space"):
+            folder.checkpoints.save(2, training.state, {"step": 2})
+    found = folder.checkpoints.load(training.state)
+    assert found == (tmp_path / "step-00000001", {"step": 1})
+    assert folder.checkpoints.save(2, training.state, {"step": 2}).is_dir()
+
+
+def test_tensors_are_spread_over_files_of_bounded_size(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "_FILE_BYTES", 64)
+    folder = Folder(tmp_path, ranks)
+    saved, loaded = Training(ranks, 2), Training(ranks, 0)
+    path = folder.checkpoints.save(2, saved.state, {})
+    assert len(list(path.glob("*.safetensors"))) > 2
+    folder.checkpoints.load(loaded.state)
+    assert equal(saved.contents(), loaded.contents())
