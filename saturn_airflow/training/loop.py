@@ -88,7 +88,7 @@ class _Training:
         self.scheduler_step = optimizers.make_scheduler(hparams, self.optimizer, self.step)
         self.first_step = self.step
         self.saved_step = self.step if self.checkpoint else -1
-        self.saved_at = time.perf_counter()
+        self.tried_step, self.tried_at = self.step, time.perf_counter()
 
     @property
     def total(self) -> int | None:
@@ -249,8 +249,8 @@ class _Training:
 
     def _save_due(self, now: float) -> bool:
         every, seconds = self.request.checkpoint_batches, self.request.checkpoint_seconds
-        by_count = every is not None and (self.step + 1 - max(self.saved_step, 0)) >= every
-        by_time = seconds is not None and now - self.saved_at >= seconds
+        by_count = every is not None and self.step + 1 - self.tried_step >= every
+        by_time = seconds is not None and now - self.tried_at >= seconds
         return by_count or by_time
 
     def _save(self, *, final: bool) -> None:
@@ -276,10 +276,11 @@ class _Training:
             if final:
                 raise
             self.warn(f"{error}; training goes on")
-            self.saved_at = time.perf_counter()
-            return
-        self.checkpoint, self.saved_step, self.saved_at = str(path), self.step, time.perf_counter()
-        self.ranks.emit("checkpoint", step=self.step, path=self.checkpoint, seconds=self.saved_at - began)
+        else:
+            self.checkpoint, self.saved_step = str(path), self.step
+            seconds = time.perf_counter() - began
+            self.ranks.emit("checkpoint", step=self.step, path=self.checkpoint, seconds=seconds)
+        self.tried_step, self.tried_at = self.step, time.perf_counter()
 
     def _resume(self, saved: checkpoints.Checkpoints) -> None:
         found = saved.load(self.state)

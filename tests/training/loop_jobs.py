@@ -1,0 +1,114 @@
+"""Jobs for the tests of the training loop: small, and some of them wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def line(unused: bool = False, dropout: float = 0.0, norm: bool = False, frozen: bool = False) -> nn.Module:
+    """Some layers in a row."""
+    layers: list[nn.Module] = [
+        nn.Linear(4, 8),
+        nn.Tanh(),
+        nn.Dropout(dropout),
+        nn.Linear(8, 8),
+        nn.Linear(8, 3),
+    ]
+    if norm:
+        layers.insert(1, nn.BatchNorm1d(8))
+    model = nn.Sequential(*layers)
+    if unused:
+        model.extra = nn.Parameter(torch.zeros(2))
+    return model.requires_grad_(not frozen)
+
+
+def different_on_each_rank() -> nn.Module:
+    import torch.distributed as dist
+
+    torch.manual_seed(dist.get_rank())
+    return line()
+
+
+def no_module() -> str:
+    return "gpt2"
+
+
+def refuses() -> nn.Module:
+    raise OSError("the weights are not here")
+
+
+class Broken(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("attention_mask")
+
+
+def broken() -> nn.Module:
+    return Broken(4, 3)
+
+
+class Named(nn.Module):
+    """Takes a mapping and computes its own loss, as Hugging Face's models do."""
+
+    def __init__(self, silent: bool = False) -> None:
+        super().__init__()
+        self.line = line()
+        self.silent = silent
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        logits = self.line(x)
+        loss = None if labels is None or self.silent else cross_entropy(logits, labels)
+        return SimpleNamespace(logits=logits, loss=loss)
+
+
+def points(samples: int = 20, batch_size: int = 8, named: bool = False, nan_at: int | None = None) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, 4, generator=generator)
+    y = (x.sum(1) > 0).long()
+    if nan_at is not None:
+        x[nan_at] = torch.nan
+    if named:
+        return DataLoader([{"x": a, "labels": b} for a, b in zip(x, y, strict=True)], batch_size=batch_size)
+    return DataLoader(TensorDataset(x, y), batch_size=batch_size, shuffle=nan_at is None)
+
+
+def triples(batch_size: int = 8) -> Any:
+    x = torch.zeros(16, 4)
+    return DataLoader(TensorDataset(x, x, x), batch_size=batch_size)
+
+
+def loss(outputs: Any, batch: Any) -> torch.Tensor:
+    if isinstance(batch, Mapping):
+        return cross_entropy(outputs.logits, batch["labels"])
+    return cross_entropy(outputs, batch)
+
+
+def loss_per_sample(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+def loss_as_number(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    return cross_entropy(outputs, targets).item()
+
+
+def loss_detached(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(outputs, targets).detach()
+
+
+def loss_raises(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    raise ZeroDivisionError("division by zero")
+
+
+def no_groups(model: nn.Module) -> list[Any]:
+    return [{"params": [torch.zeros(1)]}]
+
+
+class NeedsClosure(torch.optim.SGD):
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        return super().step(closure)

@@ -1,0 +1,321 @@
+"""The training loop: what it reports, when it stops and saves, and how it names mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saturn_airflow.errors import JobError
+from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.training import ranks as ranks_module
+from saturn_airflow.training.checkpoints import read_weights
+from saturn_airflow.training.loop import train
+from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.request import DoesNotFit, Measure, TrainRequest
+
+pytestmark = pytest.mark.ranks
+
+Told = dict[str, Any]
+
+
+def job(hparams: dict[str, Any] | None = None, **fields: Any) -> Job:
+    given = {
+        "load_model": "loop_jobs:line",
+        "load_dataloader": "loop_jobs:points",
+        "loss_function": "loop_jobs:loss",
+    }
+    return Job("j", hparams=HParams(**{"lr": 0.1, **(hparams or {})}), **{**given, **fields})
+
+
+def request(a_job: Job, folder: Path | str = "", technique: str = "single", **changes: Any) -> TrainRequest:
+    defaults: dict[str, Any] = {"checkpoint_seconds": None}
+    return TrainRequest(
+        job=a_job.to_dict(), technique=technique, folder=str(folder), **{**defaults, **changes}
+    )
+
+
+def try_each(requests: list[TrainRequest], stop_after: int | None, ranks: Ranks) -> list[Told]:
+    """Train each in turn: the result and the events, or the error."""
+    told = []
+    for one in requests:
+        events: list[dict[str, Any]] = []
+        asked = [0]
+
+        def stop_requested(asked: list[int] = asked) -> bool:
+            asked[0] += 1
+            # Only the last rank hears of it: the others must stop at the same step.
+            return stop_after is not None and ranks.rank == ranks.size - 1 and asked[0] >= stop_after
+
+        watched = dataclasses.replace(ranks, _emit=events.append, _stop_requested=stop_requested)
+        try:
+            told.append({"result": train(one, watched), "events": events})
+        except (JobError, DoesNotFit) as error:
+            told.append({"error": type(error).__name__, "says": str(error), "events": events})
+    return told
+
+
+def launch(requests: list[TrainRequest], size: int = 1, stop_after: int | None = None) -> list[list[Told]]:
+    return ranks_module.launch(try_each, requests, stop_after, size=size)
+
+
+def steps(told: Told) -> list[float]:
+    return [event["loss"] for event in told["events"] if event["event"] == "step"]
+
+
+def test_reports_its_progress(tmp_path: Path) -> None:
+    whole = job({"epochs": 3, "batch_size": 8}, load_eval_dataloader="loop_jobs:points")
+    ((told,),) = launch([request(whole, tmp_path, checkpoint_batches=4)])
+    kinds = [event["event"] for event in told["events"]]
+    expected = (
+        "start step step step eval step checkpoint step step eval step step checkpoint step eval checkpoint"
+    )
+    assert kinds == expected.split()
+    events = {kind: [e for e in told["events"] if e["event"] == kind] for kind in set(kinds)}
+    assert events["start"][0]["total_batches"] == 9
+    assert [e["step"] for e in events["step"]] == list(range(1, 10))
+    assert [e["epoch"] for e in events["step"]] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert all(e["seconds"] > 0 and e["samples_per_second"] > 0 and e["lr"] == 0.1 for e in events["step"])
+    assert events["step"][-1]["eta_seconds"] == 0
+    assert events["eval"][2]["eval_loss"] < events["eval"][0]["eval_loss"] < steps(told)[0]
+    result = told["result"]
+    assert result["status"] == "finished"
+    assert (result["steps"], result["batches_per_epoch"], result["total_batches"]) == (9, 3, 9)
+    assert result["loss"] == steps(told)[-1]
+    assert result["epoch_loss"] == pytest.approx(sum(steps(told)[-3:]) / 3)
+    assert result["eval_loss"] == events["eval"][-1]["eval_loss"]
+    assert result["checkpoint"] == str(tmp_path / "checkpoints" / "step-00000009")
+    assert result["seconds"] > result["setup_seconds"] > 0
+    assert result["seconds_per_batch"] > 0
+
+
+def test_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole = job({"batches": 8, "batch_size": 8}, model_args={"dropout": 0.5})
+    parts = [request(whole, tmp_path / "parts", batch_count=3)] * 4
+    ((uninterrupted, *told),) = launch([request(whole, tmp_path / "whole"), *parts])
+    assert [t["result"]["status"] for t in told] == ["stopped", "stopped", "finished", "finished"]
+    assert [t["result"]["steps"] for t in told] == [3, 6, 8, 8]
+    assert [loss for t in told for loss in steps(t)] == steps(uninterrupted)
+    assert told[2]["result"]["epoch_loss"] == uninterrupted["result"]["epoch_loss"]
+    assert told[3]["result"]["loss"] == uninterrupted["result"]["loss"]
+
+
+def test_all_ranks_stop_at_the_same_step_with_a_checkpoint(tmp_path: Path) -> None:
+    told = launch([request(job({"epochs": 50}), tmp_path, "ddp")], size=2, stop_after=4)
+    results = [rank[0]["result"] for rank in told]
+    assert [r["status"] for r in results] == ["stopped", "stopped"]
+    assert results[0]["steps"] == results[1]["steps"] == 4
+    assert read_weights(tmp_path / "checkpoints" / "step-00000004")
+
+
+def test_a_trial_leaves_nothing_behind(tmp_path: Path) -> None:
+    measure = Measure(warmups=2, batches=4, seconds=60.0)
+    short = Measure(warmups=1, batches=100, seconds=0.0)
+    folder = tmp_path / "untouched"
+    requests = [request(job({"batches": 1}), folder, "ddp", measure=m) for m in (measure, short)]
+    told = launch(requests, size=2)
+    for rank in told:
+        assert rank[0]["result"]["batches"] == 4
+        assert rank[0]["result"]["seconds_per_batch"] > 0
+        assert rank[1]["result"]["batches"] == 1
+    assert not folder.exists()
+
+
+def test_data_without_length_and_an_own_loss() -> None:
+    named = job(
+        {"epochs": 2, "lr": 0.2},
+        load_model="loop_jobs:Named",
+        loss_function=None,
+        data_args={"named": True},
+    )
+    ((told, with_function),) = launch(
+        [
+            request(named, "/nowhere", measure=Measure(0, 6)),
+            request(dataclasses.replace(named, loss_function="loop_jobs:loss"), measure=Measure(0, 6)),
+        ]
+    )
+    assert steps(told) == steps(with_function)
+    assert steps(told)[-1] < steps(told)[0]
+
+
+def test_bf16_and_compiled_models_learn_the_same(tmp_path: Path) -> None:
+    variants: list[dict[str, Any]] = [{}, {"precision": "bf16"}, {"compile": True}]
+    requests = [request(job({"epochs": 2, **v}), tmp_path / str(n)) for n, v in enumerate(variants)]
+    ((plain, bf16, compiled),) = launch(requests)
+    assert steps(bf16) != steps(plain)
+    assert steps(bf16) == pytest.approx(steps(plain), abs=0.02)
+    assert steps(compiled) == pytest.approx(steps(plain), abs=1e-5)
+    weights = [read_weights(t["result"]["checkpoint"]) for t in (plain, bf16, compiled)]
+    assert weights[0].keys() == weights[1].keys() == weights[2].keys()
+    assert all(w.dtype == next(iter(weights[0].values())).dtype for w in weights[1].values())
+
+
+MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
+    "no model": (
+        request(job(load_model="loop_jobs:no_module")),
+        "JobError",
+        "load_model 'loop_jobs:no_module' returned a str, not a torch.nn.Module",
+    ),
+    "load_model raises": (
+        request(job(load_model="loop_jobs:refuses")),
+        "JobError",
+        "load_model 'loop_jobs:refuses' raised OSError: the weights are not here",
+    ),
+    "the model raises": (
+        request(job(load_model="loop_jobs:broken")),
+        "JobError",
+        "the model raised KeyError: 'attention_mask'",
+    ),
+    "no loss": (
+        request(
+            job(
+                load_model="loop_jobs:Named",
+                loss_function=None,
+                data_args={"named": True},
+                model_args={"silent": True},
+            )
+        ),
+        "JobError",
+        "the model returned no loss (but a SimpleNamespace); give the job a loss_function",
+    ),
+    "no loss of outputs": (
+        request(job(loss_function=None)),
+        "JobError",
+        "the model returned no loss (but a Tensor); give the job a loss_function",
+    ),
+    "no scalar": (
+        request(job(loss_function="loop_jobs:loss_per_sample")),
+        "JobError",
+        "loss_function 'loop_jobs:loss_per_sample' returned a loss of shape (8,), which is no scalar",
+    ),
+    "no tensor": (
+        request(job(loss_function="loop_jobs:loss_as_number")),
+        "JobError",
+        "loss_function 'loop_jobs:loss_as_number' returned float as its loss; return the mean over the",
+    ),
+    "detached": (
+        request(job(loss_function="loop_jobs:loss_detached")),
+        "JobError",
+        "returned a loss that no trainable parameter takes part in; compute it from the model's outputs",
+    ),
+    "the loss raises": (
+        request(job(loss_function="loop_jobs:loss_raises")),
+        "JobError",
+        "loss_function 'loop_jobs:loss_raises' raised ZeroDivisionError: division by zero",
+    ),
+    "nothing to train": (
+        request(job(model_args={"frozen": True})),
+        "JobError",
+        "the model has no trainable parameter; leave requires_grad=True on what is to be trained",
+    ),
+    "no batch": (
+        request(job(load_dataloader="loop_jobs:triples")),
+        "JobError",
+        "the dataloader gave a list of 3 as a batch; give a mapping of the model's arguments, or a pair",
+    ),
+    "wrong groups": (
+        request(job({"parameter_groups": "loop_jobs:no_groups"})),
+        "JobError",
+        "parameter_groups 'loop_jobs:no_groups' returned something that is no parameter of the model",
+    ),
+    "wrong optimizer argument": (
+        request(job({"optimizer_args": {"momentum": 0.9}})),
+        "JobError",
+        "optimizer 'torch.optim:AdamW' does not take",
+    ),
+    "closure": (
+        request(job({"optimizer": "loop_jobs:NeedsClosure"})),
+        "JobError",
+        "optimizer 'loop_jobs:NeedsClosure' needs a closure; choose one that steps on gradients alone",
+    ),
+    "plateau": (
+        request(job({"lr_scheduler": "torch.optim.lr_scheduler:ReduceLROnPlateau"})),
+        "JobError",
+        "wants 'metrics' in each step; choose one that follows the steps alone",
+    ),
+    "nan": (
+        request(job({"batch_size": 4}, data_args={"nan_at": 9})),
+        "NotANumberError",
+        "loss is nan at step 3 (epoch 0); the job stopped there: lower lr, set clip_grad_norm, or check",
+    ),
+}
+# What can only go wrong on several devices.
+MISTAKES_OF_TWO: dict[str, tuple[TrainRequest, str, str]] = {
+    "single": (request(job()), "DoesNotFit", "single uses one device"),
+    "spill": (request(job(), technique="spill"), "DoesNotFit", "spill uses one device"),
+    "unused parameter": (
+        request(job(model_args={"unused": True}), technique="ddp"),
+        "JobError",
+        "parameter 'extra' gets no gradient, and ddp needs one for each; use it in the forward pass, set its "
+        "requires_grad to False, or choose another technique",
+    ),
+    "batch norm": (
+        request(job(model_args={"norm": True}), technique="ddp"),
+        "DoesNotFit",
+        "1 is a BatchNorm1d, whose statistics would be those of each device's share of the batch",
+    ),
+    "different weights": (
+        request(job(load_model="loop_jobs:different_on_each_rank"), technique="fsdp"),
+        "JobError",
+        "load_model gave different weights on different ranks (of '0.weight')",
+    ),
+    "nothing to cut": (
+        request(job(), technique="tensor"),
+        "DoesNotFit",
+        "Sequential can't be cut for tensor parallelism: it has no tp_plan",
+    ),
+    "nan on one rank": (
+        request(job({"batch_size": 4}, data_args={"nan_at": 9}), technique="fsdp"),
+        "NotANumberError",
+        "loss is nan at step 3",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def told_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
+    folder = tmp_path_factory.mktemp("mistakes")
+    told = {}
+    for size, mistakes in ((1, MISTAKES), (2, MISTAKES_OF_TWO)):
+        requests = [
+            dataclasses.replace(one, folder=str(folder / f"{size}-{name}"))
+            for name, (one, _, _) in mistakes.items()
+        ]
+        told.update(zip(mistakes, launch(requests, size=size)[0], strict=True))
+    return told
+
+
+@pytest.mark.parametrize("name", [*MISTAKES, *MISTAKES_OF_TWO])
+def test_names_the_mistake(name: str, told_of: dict[str, Told]) -> None:
+    _, error, says = {**MISTAKES, **MISTAKES_OF_TWO}[name]
+    assert told_of[name].get("error") == error, told_of[name]
+    assert says in told_of[name]["says"]
+
+
+def test_a_full_disk_costs_a_checkpoint_not_the_training(tmp_path: Path) -> None:
+    (told,) = ranks_module.launch(
+        train_on_a_full_disk, request(job({"batches": 6}), tmp_path, checkpoint_batches=2), size=1
+    )
+    assert [e["step"] for e in told["events"] if e["event"] == "checkpoint"] == [2, 6]
+    (warning,) = [e["message"] for e in told["events"] if e["event"] == "warning"]
+    assert "No space left on device" in warning
+    assert warning.endswith("free some space; training goes on")
+
+
+def train_on_a_full_disk(one: TrainRequest, ranks: Ranks) -> Told:
+    """The second save meets a full disk."""
+    from saturn_airflow.training import checkpoints
+
+    write, calls = checkpoints._write_manifest, [0]
+
+    def sometimes(*args: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise OSError(28, "No space left on device")
+        write(*args)
+
+    checkpoints._write_manifest = sometimes
+    (told,) = try_each([one], None, ranks)
+    return told
