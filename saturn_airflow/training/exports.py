@@ -1,0 +1,68 @@
+"""The trained model by itself: what a checkpoint holds of it, as one file that people know how to load."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_model as load_tensors
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+
+from saturn_airflow import references
+from saturn_airflow.errors import SaturnError
+from saturn_airflow.jobs import Job
+
+WEIGHTS, JOB = "model.safetensors", "job.json"
+
+
+def export_model(checkpoint: str | Path, job: Job, folder: str | Path) -> Path:
+    """Write the model of a checkpoint to ``folder``: its weights and the job that trained it.
+
+    Weights have the names they have in the job's model, tied ones the first of their names. The file is
+    whole or not there. Called by one process alone; the weights must fit into its memory.
+
+    :returns: ``folder``.
+    """
+    folder = Path(folder)
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        load_distributed(tensors, storage_reader=reader, no_dist=True)
+    temporary = folder.with_name(f".{folder.name}-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+    (temporary / JOB).write_text(json.dumps(job.to_dict(), indent=2))
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+    return folder
+
+
+def load_exported(folder: str | Path) -> nn.Module:
+    """The trained model that :func:`export_model` wrote, on the CPU and in evaluation mode.
+
+    :param folder: the folder, such as ``mlflow.artifacts.download_artifacts(result["best"]["model_uri"])``.
+    :raises SaturnError: when the folder holds no exported model.
+    :raises InvalidSweepError: when the module of the job's ``load_model`` can't be found here.
+    """
+    path = Path(folder)
+    if not (path / WEIGHTS).is_file() or not (path / JOB).is_file():
+        raise SaturnError(f"{path} holds no trained model: {WEIGHTS} and {JOB} are expected there")
+    job = Job.from_dict(json.loads((path / JOB).read_text()))
+    model: nn.Module = references.load(str(job.load_model))(**job.model_args)
+    load_tensors(model, str(path / WEIGHTS))
+    return model.eval()
