@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 KEY_TAG = "saturn.key"
 _DUPLICATE = "(duplicate)"
 _ATTEMPTS = 20
+_GIVE_WAY = 2  # attempts
 
 
 def find(uri: str, experiment_id: str, key: str, claim: tuple[str, str]) -> Run | None:
@@ -56,18 +57,23 @@ def find_or_create(
             mine = client.create_run(
                 experiment_id, started, {**tags, KEY_TAG: _digest(key)}, run_name=name or None
             )
-        for other in _all(uri, experiment_id, key):
-            if other.info.run_id != mine.info.run_id and not _set(uri, other, (claim[0], _DUPLICATE)):
-                if (winner := _get(uri, other)) is not None and _claimed(winner, claim):
-                    _delete(uri, mine)
-                    return winner
-            elif other.info.run_id != mine.info.run_id:
-                _delete(uri, other)
-        if _set(uri, mine, claim) and (run := _get(uri, mine)) is not None:
-            return run
+        others = [run for run in _all(uri, experiment_id, key) if run.info.run_id != mine.info.run_id]
+        # Give way at first: two that mark each other's runs get nowhere.
+        my_turn = attempt >= _GIVE_WAY or all(mine.info.run_id < other.info.run_id for other in others)
+        if my_turn and all(_discard(uri, other, claim) for other in others) and _set(uri, mine, claim):
+            return _get(uri, mine) or mine
         _delete(uri, mine)
-        time.sleep(random.uniform(0, 0.1 * (attempt + 1)))
+        time.sleep(random.uniform(0.1, 0.3) * (attempt + 1))
     raise MlflowAwayError(f"the run of {key!r} is being created by too many at once")
+
+
+def _discard(uri: str, run: Run, claim: tuple[str, str]) -> bool:
+    """Mark a run as a duplicate and delete it; False when it is the one that counts."""
+    if not _set(uri, run, (claim[0], _DUPLICATE)):
+        now = _get(uri, run)
+        return now is None or not _claimed(now, claim)
+    _delete(uri, run)
+    return True
 
 
 def _all(uri: str, experiment_id: str, key: str) -> list[Run]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import urllib.request
@@ -96,6 +97,18 @@ def test_retries_and_later_tasks_find_the_same_runs(uri: str, tmp_path: Path) ->
     assert first.id == second.id != other.id
     for job in (first, second, other):
         job.close()
+
+
+def test_a_run_whose_creator_died_before_it_counted_is_replaced(uri: str, tmp_path: Path) -> None:
+    sweep = open_sweep(uri, tmp_path)
+    run = client(uri).get_run(sweep.id)
+    key = f"dag/{uuid.uuid4()}/sweep"
+    tags = {"saturn.key": hashlib.sha256(key.encode()).hexdigest()}
+    halves = [client(uri).create_run(run.info.experiment_id, tags=tags).info.run_id for _ in range(3)]
+    opened = open_sweep(uri, tmp_path / "again", key).id
+    assert opened not in halves
+    left = client(uri).search_runs([run.info.experiment_id], f"tags.`saturn.key` = '{tags['saturn.key']}'")
+    assert [run.info.run_id for run in left] == [opened]
 
 
 def test_a_job_that_comes_back_continues_its_run_with_each_step_once(uri: str, tmp_path: Path) -> None:
