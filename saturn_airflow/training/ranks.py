@@ -106,12 +106,12 @@ def run(
         # Whoever watches the ranks notices first, and can say which one hangs.
         timeout=timedelta(seconds=hang_seconds + 60),
     )
+    ranks = Ranks(rank=rank, size=size, device=device, _emit=link.emit, _stop_requested=link.stop_requested)
     # Who is connected first might be done and gone before the others are.
-    dist.barrier()
+    ranks.barrier()
     if technique:
         library.get(technique)
     function, arguments = launching.unpack(call)
-    ranks = Ranks(rank=rank, size=size, device=device, _emit=link.emit, _stop_requested=link.stop_requested)
     memory.reset_peaks(device)
     value = function(*arguments, ranks)
     result = {

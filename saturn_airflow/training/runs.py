@@ -115,6 +115,7 @@ class Run:
     """A run that was started, or found again."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes] | None = None) -> None:
+        #: The run's own folder.
         self.folder = folder
         #: Where :meth:`events` reads on, in bytes; keep it to read on after a reconnect.
         self.offset = 0
@@ -127,8 +128,6 @@ class Run:
 
     def is_alive(self) -> bool:
         """Whether its supervisor is there."""
-        if self._process is not None:
-            return self._process.poll() is None
         return _is_locked(self.folder / "alive")
 
     def events(self, poll: float = 0.1) -> Iterator[Event]:
@@ -143,12 +142,13 @@ class Run:
             # Asked before reading: what a supervisor wrote last is read before it counts as gone.
             alive = self.is_alive()
             for event in self._new_events():
-                yield event
                 if event["event"] == "end":
-                    self._reap()
+                    self._wait_until_gone(5.0)
+                    yield event
                     return
+                yield event
             if not alive:
-                self._reap()
+                self._wait_until_gone(0.0)
                 yield {
                     "event": "end",
                     "time": time.time(),
@@ -174,9 +174,7 @@ class Run:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + timeout
-        while self.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        self._wait_until_gone(timeout)
         self.kill()
 
     def kill(self) -> None:
@@ -186,19 +184,21 @@ class Run:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-        self._reap()
+        self._wait_until_gone(5.0)
 
     def _pid(self) -> int | None:
         if not self.is_alive():
             return None
-        if self._process is not None:
-            return self._process.pid
         text = (self.folder / "alive").read_text()
         return int(text) if text else None
 
-    def _reap(self) -> None:
+    def _wait_until_gone(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while self.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # Waiting for the process itself could lock up in a signal handler that interrupted another wait.
         if self._process is not None:
-            self._process.wait()
+            self._process.poll()
 
     def _new_events(self) -> Iterator[Event]:
         try:
@@ -225,8 +225,30 @@ def start(spec: RunSpec) -> Run:
 
     :raises InvalidSweepError: when its folder can't be written.
     """
-    folder = _new_folder(Path(spec.folder) / "runs")
-    (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
+    try:
+        folder = _new_folder(Path(spec.folder) / "runs")
+        (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
+        return _start(spec, folder)
+    except OSError as error:
+        raise InvalidSweepError(
+            f"job {spec.job.name!r} can't be run in {spec.folder}: {error.strerror}; its state needs a "
+            "folder that every node can write and lock, with room to spare"
+        ) from None
+
+
+def attach(folder: str | Path) -> Run | None:
+    """The run of this job that is alive, if there is one.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    """
+    for run_folder in sorted((Path(folder) / "runs").glob("*"), reverse=True):
+        run = Run(run_folder)
+        if run.is_alive():
+            return run
+    return None
+
+
+def _start(spec: RunSpec, folder: Path) -> Run:
     path = [*spec.path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     folders = [*spec.technique_folders, os.environ.get(library.FOLDERS_VARIABLE, "")]
     environment = os.environ | {
@@ -251,33 +273,15 @@ def start(spec: RunSpec) -> Run:
     return Run(folder, process)
 
 
-def attach(folder: str | Path) -> Run | None:
-    """The run of this job that is alive, if there is one.
-
-    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
-    """
-    for run_folder in sorted((Path(folder) / "runs").glob("*"), reverse=True):
-        run = Run(run_folder)
-        if run.is_alive():
-            return run
-    return None
-
-
 def _new_folder(runs: Path) -> Path:
-    try:
-        runs.mkdir(parents=True, exist_ok=True)
-        number = 1 + max((int(path.name) for path in runs.iterdir() if path.name.isdigit()), default=0)
-        while True:
-            try:
-                (runs / f"{number:04}").mkdir()
-                return runs / f"{number:04}"
-            except FileExistsError:
-                number += 1
-    except OSError as error:
-        raise InvalidSweepError(
-            f"the folder {runs} can't be written ({error.strerror}); "
-            "training state needs a folder that every node can write"
-        ) from None
+    runs.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((int(path.name) for path in runs.iterdir() if path.name.isdigit()), default=0)
+    while True:
+        try:
+            (runs / f"{number:04}").mkdir()
+            return runs / f"{number:04}"
+        except FileExistsError:
+            number += 1
 
 
 def _is_locked(path: Path) -> bool:

@@ -25,6 +25,8 @@ from saturn_airflow.training.runs import RunSpec
 
 # A run whose starter is gone has this long to save what it has.
 _ORPHAN_SECONDS = 3.0
+# How long the end of a run waits for a full disk to have room for it.
+_LAST_WORDS_SECONDS = 30.0
 # A trial keeps to its time by itself; one that does not is ended this much later.
 _TRIAL_GRACE_SECONDS = 5.0
 
@@ -41,6 +43,7 @@ class Supervisor:
         self._starter = starter
         self._spec = RunSpec.from_dict(json.loads((folder / "spec.json").read_text()))
         self._events = os.open(folder / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._unwritten = b""
         self._stop_by: float | None = None
         self._deadline = float("inf")
 
@@ -68,9 +71,18 @@ class Supervisor:
             self.emit({"event": "end", **failure.to_dict(), "result": {}})
 
     def emit(self, event: dict[str, Any]) -> None:
-        """Append one line to the run's events."""
+        """Append one line to the run's events; where the disk is full, they wait for room."""
         line = json.dumps({**event, "time": time.time()}, default=str) + "\n"
-        os.write(self._events, line.encode())
+        self._unwritten += line.encode()
+        self._write_events()
+        give_up_at = time.monotonic() + _LAST_WORDS_SECONDS
+        while self._unwritten and event["event"] == "end" and time.monotonic() < give_up_at:
+            time.sleep(0.1)
+            self._write_events()
+
+    def _write_events(self) -> None:
+        with contextlib.suppress(OSError):
+            self._unwritten = self._unwritten[os.write(self._events, self._unwritten) :]
 
     def _with_devices(self, held: contextlib.ExitStack) -> dict[str, Any]:
         spec = self._spec

@@ -143,6 +143,17 @@ def test_failures_are_told_apart(what: str, status: str, whose: str, words: str)
         assert failure.traceback.endswith("KeyError: 'labels'")
 
 
+def test_a_rank_killed_by_the_kernel_for_want_of_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kills = iter([3, 4])
+    monkeypatch.setattr(launching, "_kernel_kills", lambda: next(kills))
+    with pytest.raises(RanksFailedError) as caught:
+        ranks.launch(fail_on_rank_1, "kill", str(tmp_path), size=2)
+    assert caught.value.failure.status == "out_of_memory"
+    assert caught.value.failure.reason == "rank 1 was killed by the kernel because the host's memory ran out"
+
+
 def test_peak_memory_is_measured() -> None:
     (result,) = launching.launch_ranks(launching.pack(spend_memory), 1)
     (idle,) = launching.launch_ranks(launching.pack(raise_this, ""), 1)

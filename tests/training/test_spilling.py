@@ -1,0 +1,160 @@
+"""Spilling: few blocks on the device at once, weights never stale, and models larger than memory."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.training import spilling
+from saturn_airflow.training.objective import Objective
+from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.ranks import launch as launch_ranks
+from saturn_airflow.training.request import DoesNotFit
+from saturn_airflow.training.spilling import Spilled
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(torch.tanh(self.linear(x)))
+
+
+def deep(width: int = 8, depth: int = 6) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, width), *(Block(width) for _ in range(depth)), nn.Linear(width, 3)
+    ).double()
+
+
+def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    meeting = tmp_path_factory.mktemp("meeting") / "file"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield Ranks(rank=0, size=1, device=torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+def objective(model: nn.Module) -> Objective:
+    job = Job("j", "test_spilling:deep", "x:y", "test_spilling:loss", hparams=HParams(precision="float64"))
+    return Objective(job, model, torch.device("cpu"))
+
+
+BATCH = [torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])]
+
+
+@pytest.mark.parametrize("resident", [2, 3, 99])
+def test_at_most_so_many_blocks_are_on_the_device(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, resident: int
+) -> None:
+    most, fetched = [0], [0]
+    start = spilling._Stream._start
+
+    def count(self: Any, index: int) -> Any:
+        fetched[0] += 1
+        started = start(self, index)
+        most[0] = max(most[0], len(self._here) + 1)
+        return started
+
+    monkeypatch.setattr(spilling._Stream, "_start", count)
+    model = deep()
+    spilled = Spilled(model, ranks, resident, None)
+    spilled.backward(objective(model), BATCH, 5, 0.2, True)
+    assert most[0] <= resident
+    # Forward and backward fetch every block once; what is still there is not fetched again.
+    assert fetched[0] == 2 * 6 - min(resident, 6)
+    spilled.finish_gradients()
+    assert not spilled._stream._here
+
+
+def test_trains_with_dropout_as_if_not_spilled(ranks: Ranks) -> None:
+    model, same = deep(), deep()
+    spilled = Spilled(model, ranks, 2, None)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in (model, same)]
+    for step in range(4):
+        losses = []
+        for micro in range(2):
+            torch.manual_seed(100 * step + micro)
+            total, _ = spilled.backward(objective(model), BATCH, 5, 0.2, micro == 1)
+            torch.manual_seed(100 * step + micro)
+            expected = loss(same(BATCH[0]), BATCH[1]) * 5
+            (expected * 0.2).backward()
+            losses.append((total.item(), expected.item()))
+        spilled.finish_gradients()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        assert all(one == other for one, other in losses)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+
+
+def test_what_cannot_be_spilled_is_refused(ranks: Ranks) -> None:
+    with pytest.raises(DoesNotFit, match="no repeated blocks"):
+        Spilled(nn.Linear(2, 2), ranks, 2, None)
+    tied = deep()
+    tied[1].linear.weight = tied[2].linear.weight
+    with pytest.raises(DoesNotFit, match="share weights"):
+        Spilled(tied, ranks, 2, None)
+
+
+def train_capped(technique: str, folder: str, cap: int, ranks: Ranks) -> str:
+    """Train 16 blocks of 8 MiB with no more than ``cap`` bytes of memory on top of what the process has."""
+    torch.manual_seed(0)
+    width = 1448  # float32: 8 MiB of weights in a block
+    model = nn.Sequential(*(Block(width) for _ in range(16)))
+    job = Job("j", "x:y", "x:y", "test_spilling:mean_square")
+    goal = Objective(job, model, ranks.device)
+    spilled = Spilled(model, ranks, 2, folder) if technique == "spill" else None
+    del spilled
+    return "not used"
+
+
+def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).square().mean()
+
+
+def train_under_a_cap(spill: bool, folder: str, ranks: Ranks) -> tuple[float, float]:
+    """Three steps of SGD on 64 MiB of weights with 16 MiB of memory on top of what the process needs anyway."""
+    from saturn_airflow.training.parallel import Parallel
+
+    width = 1024  # 4 MiB of float32 weights in a block
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(width) for _ in range(16)))
+    x = torch.randn(4, width)
+    goal = Objective(Job("j", "x:y", "x:y", "test_spilling:mean_square"), model, ranks.device)
+    parallel = Spilled(model, ranks, 2, folder) if spill else Parallel(model, ranks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    # Threads, kernels and allocators are set up by one small step.
+    small = nn.Sequential(Block(8))
+    small(torch.randn(2, 8)).sum().backward()
+    import gc
+
+    gc.collect()
+    used = (
+        int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
+    )
+    resource.setrlimit(resource.RLIMIT_DATA, (used + 16 * 2**20 + 3 * 4 * 2**20, resource.RLIM_INFINITY))
+    losses = []
+    for _ in range(3):
+        total, over = parallel.backward(goal, [x, x * 0.5], 4, 0.25, True)
+        parallel.finish_gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((total / over).item())
+    resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return losses[0], losses[-1]
