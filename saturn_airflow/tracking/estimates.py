@@ -6,10 +6,10 @@ own name, so two sweeps that write at once lose nothing; the run's metrics show 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,13 +162,19 @@ def _keep(
             outbox.append(
                 {
                     "kind": "estimate",
-                    "id": uuid.uuid4().hex[:12],
+                    "id": _id(folder, source, estimate),
                     "name": estimate.fingerprint[:8],
                     "observation": observation,
                 }
             )
     outbox.sync()
     return send_patiently(Sender(uri, outbox), patience)
+
+
+def _id(folder: str | Path, source: str, estimate: Estimate) -> str:
+    """The same for a task's retry, another for another sweep."""
+    facts = json.dumps([str(Path(folder).absolute()), source, estimate.to_dict()], sort_keys=True)
+    return hashlib.sha256(facts.encode()).hexdigest()[:12]
 
 
 def _runs_of(uri: str, experiment: str, fingerprint: str) -> list[Run]:

@@ -154,6 +154,13 @@ def test_sending_an_estimate_again_changes_nothing(uri: str, mark: str, tmp_path
     assert runs(uri, mark)[0].data.tags == before
 
 
+def test_the_retry_of_a_task_adds_nothing(embedded_uri: str, mark: str, tmp_path: Path) -> None:
+    for sweep in ("one", "one", "two"):
+        estimates.update(embedded_uri, [estimate(mark, batches=10)], tmp_path / sweep)
+    (found,) = estimates.find(embedded_uri, [mark])
+    assert found.batches == 20
+
+
 def test_the_oldest_observations_make_room(embedded_uri: str, mark: str, tmp_path: Path) -> None:
     for n in range(estimates.KEPT + 3):
         estimates.record(embedded_uri, [estimate(mark, batches=1, seconds_per_batch=float(n))], tmp_path)
@@ -167,8 +174,9 @@ def test_the_oldest_observations_make_room(embedded_uri: str, mark: str, tmp_pat
 
 
 def update_again_and_again(uri: str, fingerprint: str, folder: Path) -> None:
-    for _ in range(4):
-        assert estimates.update(uri, [estimate(fingerprint, batches=10)], folder, patience=60)
+    for n in range(4):
+        seen = estimate(fingerprint, batches=10, setup_seconds=float(n))
+        assert estimates.update(uri, [seen], folder, patience=60)
 
 
 def test_two_sweeps_that_update_the_same_estimate_lose_nothing(uri: str, mark: str, tmp_path: Path) -> None:
