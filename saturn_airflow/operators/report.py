@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
@@ -79,10 +78,7 @@ class ReportOperator(BaseOperator):
         uri = mlflow_uri()
         parent = ti.xcom_pull(task_ids=self.trials_task, key="sweep", map_indexes=-1)
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
-        # What a job's task could not send; where MLflow is still away, one look is enough.
-        for folder in filter(Path.is_dir, map(sweep.job_folder, names)):
-            if not tracking.send_outbox(uri, folder):
-                break
+        tracking.send_outbox(uri, sweep.folder)
         tracking.estimates.update(uri, actual_speeds(outcomes), sweep.folder, speed_versions())
         run.log_report(result)
         run.close("finished" if not result["failed"] else "failed")

@@ -86,6 +86,10 @@ def client(uri: str) -> MlflowClient:
             return MlflowClient(tracking_uri=uri)
 
 
+#: Lets MLflow's UI open the experiment on its runs and charts, not on traces of language models.
+_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
+
+
 def experiment_id(uri: str, name: str) -> str:
     """The id of the experiment called ``name``, which is created, or restored, where need be.
 
@@ -96,7 +100,8 @@ def experiment_id(uri: str, name: str) -> str:
         experiment = mlflow.get_experiment_by_name(name)
         if experiment is None:
             try:
-                return str(mlflow.create_experiment(name, artifact_location=_artifact_location(uri, name)))
+                location = _artifact_location(uri, name)
+                return str(mlflow.create_experiment(name, artifact_location=location, tags=_TRAINING))
             except Exception as error:
                 if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
                     raise
