@@ -18,7 +18,7 @@ from saturn_airflow.planning.node_packing import ClassRow, NotSettledError, Pack
 from saturn_airflow.planning.schedule import Placed, Schedule
 
 Counts = tuple[int, ...]
-_MOST_SHARINGS = 1 << 21
+_MOST_SHARINGS = 1 << 14
 _MOST_NODES = 4
 
 

@@ -26,7 +26,6 @@ from saturn_airflow.planning.schedule import Placed, Schedule, times
 _TEMPERATURE = 0.002
 _GATHERING = 3.0
 _ENOUGH_SLACK = 0.1
-_EFFORT = 60
 _FIRST_EFFORT = 1000
 
 
@@ -34,9 +33,13 @@ class PoolSearch:
     """The search for a schedule that ends by C, which may be changed on the way.
 
     :param schedule: where to start; nodes that end too late lose jobs to the pool.
+    :param effort: branches to spend on packing a set of jobs when it first comes up.
     """
 
-    def __init__(self, instance: Instance, schedule: Schedule, end: float, rng: random.Random) -> None:
+    def __init__(
+        self, instance: Instance, schedule: Schedule, end: float, rng: random.Random, effort: int
+    ) -> None:
+        self.effort = effort
         self.instance = instance
         self.rng = rng
         self.rows: list[ClassRow] = [
@@ -116,7 +119,7 @@ class PoolSearch:
         if not self._worth(change):
             return
         wanted = _exchanged(jobs, out, into)
-        row = packer.pack(wanted, _EFFORT)
+        row = packer.pack(wanted, self.effort)
         if row is None:
             return
         self._settle(node, wanted, row, slack)
@@ -149,7 +152,7 @@ class PoolSearch:
         ]
         found = []
         for slack, node, jobs in sorted(wanted):
-            row = self.packers[node].pack(jobs, _EFFORT)
+            row = self.packers[node].pack(jobs, self.effort)
             if row is None:
                 return
             found.append((node, jobs, row, slack))

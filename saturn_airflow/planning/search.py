@@ -2,7 +2,8 @@
 
 Where a node runs few jobs, packing sets of jobs to a target makespan (:mod:`pool_search`) finds far better
 plans than moving jobs around; where it runs many, or there is but one node, orders are searched
-(:mod:`annealing`). Both start from the best schedule known, whoever found it.
+(:mod:`annealing`). Both start from the best schedule known, whoever found it. Small problems are also
+modelled whole, with new random trees each time (:mod:`tree_packing`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from saturn_airflow.planning.incumbent import Incumbent
 from saturn_airflow.planning.objectives import DEVICE_TIME, MEAN_COMPLETION
 from saturn_airflow.planning.pool_search import PoolSearch
 
+Search = Callable[[Clock], None]
+
 _FEW_JOBS = 9
-_SLICE = 0.5
+_FEW_NODES = 4
+_TREES_JOBS = 40
 _FIRST_STEP = 0.01
 _LEAST_STEP = 0.0002
+_EFFORTS = (40, 300, 2000)
 
 
 class Searcher:
@@ -39,25 +44,50 @@ class Searcher:
         self.exchange = exchange
         self.jobs = len(best.instance.problem.jobs)
         self.nodes = len(best.instance.problem.nodes)
-        self.heat = 1.0
         self.pool: PoolSearch | None = None
         self.seen = -1
         self.patience = 0.0
+        self.shares = self._shares()
+        self.spent = {search: self.rng.random() * 0.1 for search in self.shares}
 
     def run(self, clock: Clock) -> None:
         """Search until the plan is good enough or either clock is up."""
-        turn = 0
-        packs = self.best.objective.name not in (MEAN_COMPLETION, DEVICE_TIME) and self.nodes > 1
-        few = self.jobs <= _FEW_JOBS * self.nodes
+        long = max(1.5, 0.15 * self.best.clock.limit)
+        slices: dict[Search, float] = {}
+        slices[self._pack] = 0.5
+        slices[self._anneal] = long if self.nodes <= _FEW_NODES else 1.5
+        slices[self._grow_trees] = long
         while not (self.best.done or clock.expired):
-            turn += 1
-            if packs and (turn % 8 if few else not turn % 4):
-                self._pack(clock.within(min(self.best.clock.left, _SLICE)))
-            else:
-                self._anneal(
-                    clock.within(min(self.best.clock.left, _SLICE * (3 if not few or self.nodes == 1 else 1)))
-                )
+            search = min(self.shares, key=lambda search: self.spent[search] / self.shares[search])
+            part = clock.within(min(self.best.clock.left, slices[search]))
+            search(part)
+            self.spent[search] += part.elapsed
             self.exchange()
+
+    def _shares(self) -> dict[Search, float]:
+        """What share of the time each search gets."""
+        if self.best.objective.name in (MEAN_COMPLETION, DEVICE_TIME):
+            return {self._anneal: 1.0}
+        if self.nodes == 1:
+            shares: dict[Search, float] = {self._anneal: 0.8}
+        elif self.jobs <= _FEW_JOBS * self.nodes:
+            shares = {self._pack: 0.85, self._anneal: 0.15}
+        else:
+            shares = {self._pack: 0.2, self._anneal: 0.6}
+        if self.jobs <= _TREES_JOBS:
+            shares[self._grow_trees] = 0.3
+        return shares
+
+    def _grow_trees(self, clock: Clock) -> None:
+        # Pyomo is imported only where there is a model to solve.
+        from saturn_airflow.planning import tree_packing
+
+        best = self.best
+        seed = self.rng.randrange(1 << 30)
+        # Shifting left often makes up for more than this.
+        schedule = tree_packing.pack(best.instance, clock, seed=seed, below=best.value * 1.01)
+        if schedule is not None:
+            best.offer(schedule)
 
     def _anneal(self, clock: Clock) -> None:
         best, instance = self.best, self.best.instance
@@ -72,7 +102,7 @@ class Searcher:
             energy = makespan_energy(max(best.bound, best.value * 0.9))
             hot, cold, whole = 3.0, 0.03, max
         # Sometimes far afield, sometimes close to what is known.
-        hot = max(hot * self.rng.choice((0.03, 0.3, 1.0)), cold * 2)
+        hot = max(hot * self.rng.choice((0.1, 0.3, 1.0)), cold * 2)
         best.offer(anneal(instance, best.schedule, energy, self.rng, clock, whole=whole, hot=hot, cold=cold))
 
     def _pack(self, clock: Clock) -> None:
@@ -103,7 +133,9 @@ class Searcher:
         best = self.best
         gap = best.value / best.bound - 1 if best.bound > 0 else 1.0
         step = min(_FIRST_STEP, max(gap * 0.3, _LEAST_STEP)) * self.rng.uniform(0.3, 1.0)
-        self.pool = PoolSearch(best.instance, best.schedule, best.value * (1 - step), self.rng)
+        # With few nodes the same sets come again and again: look at them harder.
+        effort = _EFFORTS[0] if self.nodes > _FEW_NODES else self.rng.choice(_EFFORTS)
+        self.pool = PoolSearch(best.instance, best.schedule, best.value * (1 - step), self.rng, effort)
         self.seen = best.version
         self._wait()
 
