@@ -147,7 +147,7 @@ def test_stages_after_another_give_what_the_model_gives() -> None:
     for own in (range(2), range(2, 3)):
         model = Model()
         model.load_state_dict(whole.state_dict())
-        stages.cut(model, anatomy(model), own, torch.device("cpu"), lambda like: carried)
+        stages.cut(model, anatomy(model), own, torch.device("cpu"), lambda like, carried=carried: carried)
         try:
             result = model(x)
         except stages.LeaveForward as left:
