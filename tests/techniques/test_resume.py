@@ -1,4 +1,4 @@
-"""Resumed is uninterrupted: a job stopped under one strategy continues under any other as if nothing happened."""
+"""Resumed is uninterrupted: a job stopped under one strategy goes on under any other as if nothing happened."""
 
 from __future__ import annotations
 
@@ -97,3 +97,30 @@ def test_continues_as_if_uninterrupted(
     record_deviation("resume", losses, weights)
     assert losses <= LOSSES
     assert weights <= WEIGHTS
+
+
+WITH_DROPOUT = job(
+    load_model="tiny:dropping",
+    load_dataloader="tiny:vectors",
+    loss_function="tiny:vector_loss",
+    hparams=HParams(epochs=2, precision="float64", lr=1e-2, accumulate=2),
+)
+# Where ranks have shares of the batch or stages of the model, they draw other masks than one device does.
+OWN_MASKS = [Strategy("ddp", 2), Strategy("fsdp", 2), Strategy("pipeline", 2)]
+SAME_MASKS = [Strategy("spill"), Strategy("tensor", 2), Strategy("fsdp", 1)]
+
+
+@pytest.mark.parametrize("strategies", [[Strategy("single"), *OWN_MASKS, *SAME_MASKS]], ids=["all"])
+def test_with_dropout_the_same_strategy_continues_exactly(strategies: list[Strategy], tmp_path: Path) -> None:
+    whole = run([(train_request(WITH_DROPOUT, s, tmp_path / f"{s} whole"), s.devices) for s in strategies])
+    first = [
+        (train_request(WITH_DROPOUT, s, tmp_path / f"{s}", batch_count=3), s.devices) for s in strategies
+    ]
+    rest = [(train_request(WITH_DROPOUT, s, tmp_path / f"{s}"), s.devices) for s in strategies]
+    for strategy, one, before, after in zip(strategies, whole, run(first), run(rest), strict=True):
+        parts = dataclasses.replace(after, losses={**before.losses, **after.losses})
+        assert deviation(one, parts) == (0.0, 0.0), strategy
+        if strategy in SAME_MASKS:
+            losses, weights = deviation(one, whole[0])
+            assert losses <= LOSSES, strategy
+            assert weights <= WEIGHTS, strategy

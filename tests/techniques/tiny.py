@@ -92,6 +92,15 @@ def plain(depth: int = 4) -> nn.Module:
     return Plain(depth=depth)
 
 
+def dropping() -> nn.Module:
+    """Plain, with dropout after each block."""
+    model = Plain()
+    for block in list(model)[1:-1]:
+        block.down = nn.Sequential(block.down, nn.Dropout(0.2))
+    model.tp_plan = {"*.up": "colwise", "*.down.0": "rowwise"}
+    return model
+
+
 def frozen_gpt2(n_layer: int = 4) -> nn.Module:
     """GPT-2 with frozen embeddings and a frozen first block."""
     model = gpt2(n_layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import HParams, Job
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.checkpoints import read_weights
+from saturn_airflow.training.failures import RanksFailedError
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.request import DoesNotFit, Measure, TrainRequest
@@ -319,3 +321,33 @@ def train_on_a_full_disk(one: TrainRequest, ranks: Ranks) -> Told:
     checkpoints._write_manifest = sometimes
     (told,) = try_each([one], None, ranks)
     return told
+
+
+def die_while_saving(one: TrainRequest, where: str, ranks: Ranks) -> None:
+    """The process is gone in the middle of the second save, as if by SIGKILL or a power failure."""
+    from saturn_airflow.training import checkpoints
+
+    owner, name = (checkpoints, where) if where != "rename" else (Path, "rename")
+    original, calls = getattr(owner, name), [0]
+
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2 and ranks.is_first:
+            os._exit(9)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, deadly)
+    train(one, ranks)
+
+
+@pytest.mark.parametrize("where", ["_describe", "_write_manifest", "rename"])
+def test_whoever_dies_while_saving_loses_only_that_save(tmp_path: Path, where: str) -> None:
+    one = request(job({"batches": 6}), tmp_path, checkpoint_batches=2)
+    with pytest.raises(RanksFailedError):
+        ranks_module.launch(die_while_saving, one, where, size=1)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000002"]
+    ((told,),) = launch([one])
+    assert told["events"][0]["step"] == 2
+    assert not [e for e in told["events"] if e["event"] == "warning"]
+    assert told["result"]["status"] == "finished"
+    assert not list((tmp_path / "checkpoints").glob(".saving-*"))
