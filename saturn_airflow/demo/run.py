@@ -94,7 +94,7 @@ def _run_sweep(services: Services, console: Console) -> int:
     console.print(
         f"Airflow {services.airflow_url}/dags/{DAG_ID}/runs/{run_id}", highlight=False, soft_wrap=True
     )
-    console.print(f"MLflow  {services.mlflow_url}/#/experiments", highlight=False, soft_wrap=True)
+    console.print(f"MLflow  {result['mlflow_url']}", highlight=False, soft_wrap=True)
     for outcome in result["jobs"]:
         if outcome["status"] != "finished":
             console.print(

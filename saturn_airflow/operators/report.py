@@ -23,7 +23,7 @@ class ReportOperator(BaseOperator):
 
     The result is a mapping: ``best`` (job, metric, value, model_uri, run_id), ``jobs`` (one outcome per
     job), ``failed`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``, ``gap``,
-    ``utilisation`` and more. It is pushed before the task fails for failed jobs.
+    ``utilisation``, ``mlflow_url`` and more. It is pushed before the task fails for failed jobs.
     """
 
     operator_extra_links = (MlflowRunLink(),)
@@ -82,7 +82,7 @@ class ReportOperator(BaseOperator):
         tracking.estimates.update(uri, actual_speeds(outcomes), sweep.folder, speed_versions())
         run.log_report(result)
         run.close("finished" if not result["failed"] else "failed")
-        self.mlflow_url = run.url
+        self.mlflow_url = result["mlflow_url"] = run.url
 
         self.log.info("%s", table(result))
         ti.xcom_push("return_value", result)
