@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from saturn_airflow.planning.annealing import (
     anneal,
@@ -21,6 +22,9 @@ from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.incumbent import Incumbent
 from saturn_airflow.planning.objectives import DEVICE_TIME, MEAN_COMPLETION
 from saturn_airflow.planning.pool_search import PoolSearch
+
+if TYPE_CHECKING:
+    from saturn_airflow.planning.tree_packing import TreePacker
 
 Search = Callable[[Clock], None]
 
@@ -47,6 +51,8 @@ class Searcher:
         self.pool: PoolSearch | None = None
         self.seen = -1
         self.patience = 0.0
+        self.step = _FIRST_STEP
+        self.trees: TreePacker | None = None
         self.shares = self._shares()
         self.spent = {search: self.rng.random() * 0.1 for search in self.shares}
 
@@ -80,12 +86,13 @@ class Searcher:
 
     def _grow_trees(self, clock: Clock) -> None:
         # Pyomo is imported only where there is a model to solve.
-        from saturn_airflow.planning import tree_packing
+        from saturn_airflow.planning.tree_packing import TreePacker
 
         best = self.best
-        seed = self.rng.randrange(1 << 30)
+        if self.trees is None:
+            self.trees = TreePacker(best.instance, self.rng)
         # Shifting left often makes up for more than this.
-        schedule = tree_packing.pack(best.instance, clock, seed=seed, below=best.value * 1.01)
+        schedule = self.trees.pack(clock, below=best.value * 1.01)
         if schedule is not None:
             best.offer(schedule)
 
@@ -106,10 +113,10 @@ class Searcher:
         best.offer(anneal(instance, best.schedule, energy, self.rng, clock, whole=whole, hot=hot, cold=cold))
 
     def _pack(self, clock: Clock) -> None:
-        """One slice towards the present target; targets come down from the best makespan known.
+        """One slice towards a target below the best makespan known.
 
-        Found: down by another step. Not found for a while: half way up to the best makespan, keeping what
-        is packed; and from there, in the end, afresh.
+        Found: the next target is a longer step down. Not found for a while: a shorter step, keeping what
+        is packed; and after the shortest, afresh from the best schedule.
         """
         best = self.best
         if self.pool is None or self.seen != best.version:
@@ -117,27 +124,30 @@ class Searcher:
         assert self.pool is not None
         schedule = self.pool.run(clock)
         if schedule is not None:
+            self.step = min(_FIRST_STEP, self.step * 1.5)
             best.offer(schedule)
             return
         self.patience -= clock.elapsed
         if self.patience > 0:
             return
-        step = (best.value - self.pool.end) / best.value / 2
-        if step < _LEAST_STEP:
+        self.step /= 2
+        if self.step < _LEAST_STEP:
+            self.step = _FIRST_STEP / 4
             self.pool = None
         else:
-            self.pool.aim(best.value * (1 - step))
+            self.pool.aim(best.value * (1 - self.step))
             self._wait()
 
     def _aim(self) -> None:
         best = self.best
-        gap = best.value / best.bound - 1 if best.bound > 0 else 1.0
-        step = min(_FIRST_STEP, max(gap * 0.3, _LEAST_STEP)) * self.rng.uniform(0.3, 1.0)
+        if best.bound > 0:
+            self.step = min(self.step, max((1 - best.bound / best.value) * 0.5, _LEAST_STEP))
         # With few nodes the same sets come again and again: look at them harder.
         effort = _EFFORTS[0] if self.nodes > _FEW_NODES else self.rng.choice(_EFFORTS)
-        self.pool = PoolSearch(best.instance, best.schedule, best.value * (1 - step), self.rng, effort)
+        end = best.value * (1 - self.step * self.rng.uniform(0.5, 1.0))
+        self.pool = PoolSearch(best.instance, best.schedule, end, self.rng, effort)
         self.seen = best.version
         self._wait()
 
     def _wait(self) -> None:
-        self.patience = max(1.0, self.best.clock.limit * 0.08)
+        self.patience = max(1.0, self.best.clock.limit * 0.06)

@@ -47,45 +47,63 @@ class Block:
         return self.last - self.first
 
 
-def blocks(instance: Instance, rng: random.Random) -> list[Block]:
-    """Both trees of every node, parents before their parts. Halves, unless half is no whole number."""
+class TreePacker:
+    """Solves L again and again: with new random trees, or, where all widths are powers of two and so the
+    trees always halves, going on from the solution before."""
+
+    def __init__(self, instance: Instance, rng: random.Random) -> None:
+        self.instance = instance
+        self.rng = rng
+        widths = {m.devices for group in instance.classes for modes in group.modes for m in modes}
+        self.halves = all(width & (width - 1) == 0 for width in widths)
+        self.counts: dict[tuple[int, int], int] = {}
+
+    def pack(self, clock: Clock, *, below: float) -> Schedule | None:
+        """The best schedule found in time that ends by ``below``, before shifting."""
+        instance = self.instance
+        tree = blocks(instance, None if self.halves else self.rng)
+        fastest: dict[tuple[int, int], tuple[float, int]] = {}
+        for k, group in enumerate(instance.classes):
+            for at, block in enumerate(tree):
+                modes = group.modes[instance.type_of[block.node]]
+                fitting = [
+                    (m.seconds, j)
+                    for j, m in enumerate(modes)
+                    if m.devices <= block.width and m.seconds < below
+                ]
+                if fitting:
+                    fastest[k, at] = min(fitting)
+        if len(fastest) > _MOST_VARIABLES or len({k for k, _ in fastest}) < len(instance.classes):
+            return None
+        m = model(instance, tree, fastest)
+        m.makespan.setub(below)
+        warm = bool(self.counts) and self.halves
+        if warm:
+            for key in fastest:
+                m.x[key].value = self.counts.get(key, 0)
+        if highs.solve(m, clock, warm=warm, seed=self.rng.randrange(1 << 30)).objective is None:
+            return None
+        self.counts = {key: round(m.x[key].value) for key in fastest}
+        return _schedule(instance, tree, fastest, self.counts, m.makespan.value)
+
+
+def blocks(instance: Instance, rng: random.Random | None) -> list[Block]:
+    """Both trees of every node, parents before their parts.
+
+    :param rng: draws where to cut; None for halves.
+    """
     found: list[Block] = []
     for node, kind in enumerate(instance.type_of):
-        widths = {m.devices for group in instance.classes for m in group.modes[kind]}
-        buddies = all(w & (w - 1) == 0 for w in widths)
         for front in (True, False):
             waiting = [(0, instance.types[kind].devices, -1)]
             while waiting:
                 first, last, parent = waiting.pop()
                 found.append(Block(node, first, last, front, parent))
                 if last - first > 1:
-                    half = (last - first) // 2
-                    cut = first + (half if buddies else rng.randint(1, last - first - 1))
+                    cut = (first + last) // 2 if rng is None else rng.randint(first + 1, last - 1)
                     here = len(found) - 1
                     waiting += [(first, cut, here), (cut, last, here)]
     return found
-
-
-def pack(instance: Instance, clock: Clock, *, seed: int, below: float) -> Schedule | None:
-    """The best schedule of random trees, if one that ends by ``below`` before shifting is found in time."""
-    tree = blocks(instance, random.Random(seed))
-    fastest: dict[tuple[int, int], tuple[float, int]] = {}
-    for k, group in enumerate(instance.classes):
-        for at, block in enumerate(tree):
-            modes = group.modes[instance.type_of[block.node]]
-            fitting = [
-                (m.seconds, j) for j, m in enumerate(modes) if m.devices <= block.width and m.seconds < below
-            ]
-            if fitting:
-                fastest[k, at] = min(fitting)
-    if len(fastest) > _MOST_VARIABLES:
-        return None
-    m = model(instance, tree, fastest)
-    m.makespan.setub(below)
-    if highs.solve(m, clock, seed=seed).objective is None:
-        return None
-    counts = {key: round(m.x[key].value) for key in fastest}
-    return _schedule(instance, tree, fastest, counts, m.makespan.value)
 
 
 def model(
@@ -102,7 +120,7 @@ def model(
     m.placed = pyo.ConstraintList()
     for k, group in enumerate(instance.classes):
         own = [m.x[key] for key in fastest if key[0] == k]
-        m.placed.add(pyo.quicksum(own) == len(group.jobs) if own else pyo.Constraint.Infeasible)
+        m.placed.add(pyo.quicksum(own) == len(group.jobs))
     of_block: dict[int, list[tuple[int, int]]] = {}
     for key in fastest:
         of_block.setdefault(key[1], []).append(key)
