@@ -42,6 +42,12 @@ def step_until_stopped(folder: str, ranks: Ranks) -> int:
     return step
 
 
+def sleep_for_ever(ranks: Ranks) -> None:
+    ranks.barrier()
+    ranks.emit("asleep")
+    time.sleep(1000)
+
+
 def fail_on_rank_1(how: str, folder: str, ranks: Ranks) -> None:
     Path(folder, f"pid-{os.getpid()}").touch()
     ranks.barrier()
@@ -54,6 +60,10 @@ def fail_on_rank_1(how: str, folder: str, ranks: Ranks) -> None:
             os._exit(3)
         if how == "hang":
             time.sleep(1000)
+        if how == "late":
+            dist.destroy_process_group()
+            time.sleep(0.3)
+            raise ValueError("rank 1 was on its way out")
     dist.all_reduce(torch.ones(1))
     ranks.barrier()
 
@@ -103,6 +113,7 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
     ("how", "status", "words"),
     [
         ("raise", "failed", "ValueError: rank 1 does not like this"),
+        ("late", "failed", "ValueError: rank 1 was on its way out"),
         ("kill", "lost", "rank 1 was killed by SIGKILL"),
         ("exit", "lost", "rank 1 exited with code 3"),
         ("hang", "hung", "rank 1 has not moved for 2 s"),
@@ -114,7 +125,7 @@ def test_the_first_failing_rank_is_named(how: str, status: str, words: str, tmp_
     failure = caught.value.failure
     assert (failure.status, failure.rank) == (status, 1)
     assert failure.reason.startswith(words)
-    if how in ("raise", "hang"):
+    if how in ("raise", "late", "hang"):
         assert "fail_on_rank_1" in failure.traceback
     assert "saturn_airflow/training/ranks.py" not in failure.traceback.split("fail_on_rank_1")[0]
     pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
@@ -168,8 +179,8 @@ def test_no_rank_survives_its_launcher(tmp_path: Path) -> None:
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from saturn_airflow.training import ranks
         if __name__ == "__main__":
-            ranks.launch("test_ranks:step_until_stopped", {str(tmp_path)!r}, size=2,
-                         on_event=lambda event: print("step", flush=True))
+            ranks.launch("test_ranks:sleep_for_ever", size=2,
+                         on_event=lambda event: print("asleep", flush=True))
         """)
     )
     launcher = subprocess.Popen(
@@ -183,4 +194,3 @@ def test_no_rank_survives_its_launcher(tmp_path: Path) -> None:
     launcher.wait()
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive
-    assert not list(tmp_path.glob("stopped-*"))
