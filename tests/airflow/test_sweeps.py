@@ -134,6 +134,16 @@ def test_a_sweep_without_mlflow_trains_and_its_records_are_sent_later(deployment
     assert parent.info.status == "FINISHED"
 
 
+def test_what_an_earlier_sweep_measured_is_not_measured_again(deployment):
+    for first in (True, False):
+        run_id = deployment.start("familiar_sweep")
+        assert deployment.wait("familiar_sweep", run_id) == "success"
+        tasks = deployment.airflow.tasks("familiar_sweep", run_id)
+        profile = [(t["map_index"], t["state"]) for t in tasks if t["task_id"] == "sweep.profile"]
+        assert profile == ([(0, "success")] if first else [(-1, "skipped")])
+        assert deployment.airflow.xcom("familiar_sweep", run_id, "sweep.report")["failed"] == []
+
+
 def _answers(url):
     with contextlib.suppress(httpx.TransportError):
         return httpx.get(url).is_success

@@ -1,4 +1,4 @@
-"""The smallest sweep: one job, one strategy."""
+"""The smallest sweeps: one job, one strategy."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from airflow.sdk import dag
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 
 
-@dag(schedule=None, tags=["test"])
-def small_sweep():
+def sweep(job, **hparams):
     SaturnSweepOperator(
         task_id="sweep",
         jobs=[
-            Job(
-                "small",
-                "faulty:linear",
-                "faulty:points",
-                "faulty:loss",
-                hparams=HParams(batch_size=16, batches=30),
-            )
+            Job(job, "faulty:linear", "faulty:points", "faulty:loss", hparams=HParams(batches=30, **hparams))
         ],
         techniques=["single"],
         cluster=Cluster(Node("a", devices=1, kind="cpu")),
     )
 
 
+@dag(schedule=None, tags=["test"])
+def small_sweep():
+    sweep("small", batch_size=16)
+
+
+@dag(schedule=None, tags=["test"])
+def familiar_sweep():
+    sweep("familiar", batch_size=32)
+
+
 small_sweep()
+familiar_sweep()
