@@ -10,7 +10,7 @@ from saturn_airflow.planning.bounds import simple_bound
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instance import Instance, group
 from saturn_airflow.planning.listing import first_come, list_schedule
-from saturn_airflow.planning.schedule import assignments
+from saturn_airflow.planning.schedule import assignments, left_shift
 from saturn_airflow.problem import PlannedJob, Problem
 
 
@@ -60,6 +60,19 @@ def listed(problem: Problem) -> Plan:
     instance = group(problem)
     schedule = list_schedule(instance, simple_bound(instance), Clock(60.0))
     return _plan(instance, assignments(instance, schedule), started)
+
+
+def upstream(problem: Problem, time_limit: float) -> Plan | None:
+    """The MILP of the Saturn paper, solved by HiGHS; None where it finds nothing in time."""
+    from saturn_airflow.planning import upstream as paper
+
+    started = time.monotonic()
+    instance = group(problem)
+    schedule = paper.schedule(instance, Clock(time_limit))
+    if schedule is None:
+        return None
+    shifted = [left_shift(instance, node, row) for node, row in enumerate(schedule)]
+    return _plan(instance, assignments(instance, shifted), started)
 
 
 def _fewest(problem: Problem, job: PlannedJob) -> int:

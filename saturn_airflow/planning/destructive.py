@@ -23,12 +23,14 @@ import pyomo.environ as pyo
 from saturn_airflow.planning import dual_feasible, highs
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instance import Instance, Mode
+from saturn_airflow.planning.relaxation import mode_keys
 
 Key = tuple[int, int, int]
 
 _TOLERANCE = 5e-6
 _ROWS_A_ROUND = 8
 _ROUNDS = 40
+_MOST_WHOLE = 2500
 
 
 class Answer(Enum):
@@ -58,8 +60,9 @@ class Refuter:
         pairs = [_Pairs(instance, i, keys, modes, end) for i in range(len(instance.types))]
         for each in pairs:
             each.add(m, each.identities())
+        solver = highs.Solver(m)
         for _ in range(_ROUNDS):
-            outcome = highs.solve(m, clock, relaxed=True)
+            outcome = solver.solve(clock, relaxed=True)
             if outcome.bound > _TOLERANCE:
                 return Answer.REFUTED
             if outcome.objective is None or clock.expired:
@@ -71,8 +74,9 @@ class Refuter:
             return Answer.POSSIBLE
         for variable in m.x.values():
             variable.domain = pyo.NonNegativeIntegers
+        solver = highs.Solver(m)
         while not clock.expired:
-            outcome = highs.solve(m, clock, target=_TOLERANCE / 2, objective_bound=_TOLERANCE * 4)
+            outcome = solver.solve(clock, target=_TOLERANCE / 2, objective_bound=_TOLERANCE * 4)
             if outcome.bound > _TOLERANCE:
                 return Answer.REFUTED
             if outcome.objective is None or outcome.objective > _TOLERANCE:
@@ -95,8 +99,9 @@ def least_area(instance: Instance, end: float, clock: Clock) -> float | None:
     for each in pairs:
         each.add(m, each.identities())
     least = sum(len(group.jobs) * group.least_area for group in instance.classes)
+    solver = highs.Solver(m)
     for _ in range(_ROUNDS):
-        outcome = highs.solve(m, clock, relaxed=True)
+        outcome = solver.solve(clock, relaxed=True)
         if outcome.infeasible:
             return None
         if outcome.objective is None:
@@ -190,6 +195,7 @@ def bisect(
     :param high: a makespan that is possible.
     """
     refuter = Refuter(instance)
+    whole = whole and sum(1 for _ in mode_keys(instance)) <= _MOST_WHOLE
     for _ in range(steps):
         middle = (low + high) / 2
         if clock.expired or high <= low * (1 + 1e-4):

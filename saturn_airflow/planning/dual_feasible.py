@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable
 Function = Callable[[float], float]
 
 _ROUNDING = 1e-9
+_MANY_POINTS = 2000
+_FEW_THRESHOLDS = 8
 
 
 def identity(x: float) -> float:
@@ -70,6 +72,8 @@ def family(values: Iterable[float], thresholds: int = 24) -> list[Function]:
     :param thresholds: how many eps to take, evenly from those at which something changes.
     """
     points = sorted({round(value, 12) for value in values})
+    if len(points) > _MANY_POINTS:
+        thresholds = min(thresholds, _FEW_THRESHOLDS)
     steps = sorted({min(x, 1 - x) for x in points if 0 < min(x, 1 - x) <= 0.5})
     if len(steps) > thresholds:
         steps = [steps[i * (len(steps) - 1) // (thresholds - 1)] for i in range(thresholds)]

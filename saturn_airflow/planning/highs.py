@@ -27,43 +27,56 @@ class Outcome:
     optimal: bool
 
 
-def solve(
-    model: pyo.ConcreteModel,
-    clock: Clock,
-    *,
-    warm: bool = False,
-    target: float | None = None,
-    gap: float = 0.0,
-    relaxed: bool = False,
-    seed: int = 0,
-    **options: Any,
-) -> Outcome:
-    """Solve a minimisation model.
+class Solver:
+    """HiGHS for one model: solved again after rows were added, it goes on from where it was."""
 
-    :param warm: start from the values its variables hold.
-    :param target: stop at a solution this good.
-    :param relaxed: only the linear relaxation.
-    """
-    solver = Highs()
-    solver.config.load_solution = False
-    solver.config.time_limit = max(clock.left, 0.01)
-    solver.config.warmstart = warm
-    solver.config.mip_gap = gap
-    solver.highs_options = {"threads": 1, "random_seed": seed, **options}
-    if target is not None:
-        solver.highs_options["objective_target"] = target
-    if relaxed:
-        solver.highs_options["solve_relaxation"] = True
-    results = solver.solve(model)
-    condition = results.termination_condition
-    objective = results.best_feasible_objective
-    if objective is not None and math.isfinite(objective):
-        solver.load_vars()
-    else:
-        objective = None
-    bound = results.best_objective_bound
-    infeasible = condition in (TerminationCondition.infeasible, TerminationCondition.infeasibleOrUnbounded)
-    optimal = condition == TerminationCondition.optimal
-    if bound is None or (relaxed and not optimal):
-        bound = -math.inf
-    return Outcome(objective, bound, infeasible, optimal)
+    def __init__(self, model: pyo.ConcreteModel) -> None:
+        self.model = model
+        self.highs = Highs()
+        self.highs.config.load_solution = False
+        update = self.highs.update_config
+        # Models here only gain rows.
+        update.check_for_new_or_removed_params = False
+        update.update_params = False
+        update.update_named_expressions = False
+        update.update_constraints = False
+
+    def solve(
+        self,
+        clock: Clock,
+        *,
+        warm: bool = False,
+        target: float | None = None,
+        relaxed: bool = False,
+        seed: int = 0,
+        **options: Any,
+    ) -> Outcome:
+        """Solve the model, a minimisation.
+
+        :param warm: start from the values its variables hold.
+        :param target: stop at a solution this good.
+        :param relaxed: only the linear relaxation.
+        """
+        solver = self.highs
+        solver.config.time_limit = max(clock.left, 0.01)
+        solver.config.warmstart = warm
+        solver.config.mip_gap = 0.0
+        solver.highs_options = {"threads": 1, "random_seed": seed, "solve_relaxation": relaxed, **options}
+        if target is not None:
+            solver.highs_options["objective_target"] = target
+        results = solver.solve(self.model)
+        condition = results.termination_condition
+        objective = results.best_feasible_objective
+        if objective is not None and math.isfinite(objective):
+            solver.load_vars()
+        else:
+            objective = None
+        bound = results.best_objective_bound
+        infeasible = condition in (
+            TerminationCondition.infeasible,
+            TerminationCondition.infeasibleOrUnbounded,
+        )
+        optimal = condition == TerminationCondition.optimal
+        if bound is None or (relaxed and not optimal):
+            bound = -math.inf
+        return Outcome(objective, bound, infeasible, optimal)

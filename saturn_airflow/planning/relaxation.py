@@ -64,5 +64,5 @@ def bound(instance: Instance, clock: Clock, *, relaxed: bool) -> float:
 
     :param relaxed: of the linear relaxation only, which takes milliseconds.
     """
-    outcome = highs.solve(model(instance), clock, relaxed=relaxed)
+    outcome = highs.Solver(model(instance)).solve(clock, relaxed=relaxed)
     return max(simple_bound(instance), outcome.bound)

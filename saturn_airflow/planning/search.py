@@ -78,8 +78,10 @@ class Searcher:
             shares: dict[Search, float] = {self._anneal: 0.8}
         elif self.jobs <= _FEW_JOBS * self.nodes:
             shares = {self._pack: 0.85, self._anneal: 0.15}
-        else:
+        elif self.jobs <= 2 * _FEW_JOBS * self.nodes:
             shares = {self._pack: 0.2, self._anneal: 0.6}
+        else:
+            shares = {self._anneal: 1.0}
         if self.jobs <= _TREES_JOBS:
             shares[self._grow_trees] = 0.3
         return shares

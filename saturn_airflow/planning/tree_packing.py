@@ -81,7 +81,7 @@ class TreePacker:
         if warm:
             for key in fastest:
                 m.x[key].value = self.counts.get(key, 0)
-        if highs.solve(m, clock, warm=warm, seed=self.rng.randrange(1 << 30)).objective is None:
+        if highs.Solver(m).solve(clock, warm=warm, seed=self.rng.randrange(1 << 30)).objective is None:
             return None
         self.counts = {key: round(m.x[key].value) for key in fastest}
         return _schedule(instance, tree, fastest, self.counts, m.makespan.value)

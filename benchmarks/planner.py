@@ -1,0 +1,206 @@
+"""Measures ``saturn plan`` against CP-SAT (OR-tools): same problems, same seconds, same cores, same run.
+
+    python benchmarks/planner.py [--instances NAME ...] [--limits 5 30] [--processes 2]
+
+Both get whole processes: starting Python, importing and building the model count in the time. Every plan
+goes through ``plan_checker``. Results are merged into ``benchmarks/results/planner.json``, so that it can be
+run in parts; ``--table`` prints them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "planner.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--instances", nargs="*", help="names of files in benchmarks/instances; all if not given"
+    )
+    parser.add_argument("--limits", nargs="*", type=float, default=[5.0, 30.0], help="seconds")
+    parser.add_argument("--processes", type=int, default=2, help="processes of saturn, workers of CP-SAT")
+    parser.add_argument("--note", default="", help="what to say of the machine")
+    parser.add_argument("--table", action="store_true", help="print the results there are, run nothing")
+    parser.add_argument("--cp-sat", nargs=3, metavar=("FILE", "SECONDS", "WORKERS"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.cp_sat:
+        print(json.dumps(cp_sat(json.loads(Path(args.cp_sat[0]).read_text()), *map(float, args.cp_sat[1:]))))
+        return 0
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"machine": {}, "rows": []}
+    if args.table:
+        print(table(results))
+        return 0
+    results["machine"] = machine(args.note or results["machine"].get("note", ""))
+    for name in args.instances or sorted(path.stem for path in (HERE / "instances").glob("*.json")):
+        for limit in args.limits:
+            row = measure(name, limit, args.processes)
+            print(json.dumps(row), flush=True)
+            same = (name, limit, args.processes)
+            rows = [r for r in results["rows"] if (r["instance"], r["limit"], r["processes"]) != same]
+            results["rows"] = sorted([*rows, row], key=lambda r: (r["instance"], r["limit"]))
+            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def measure(name: str, limit: float, processes: int) -> dict[str, Any]:
+    """One problem under one limit, by both."""
+    file = HERE / "instances" / f"{name}.json"
+    saturn = [sys.executable, "-m", "saturn_airflow.cli", "plan", str(file), "--json"]
+    saturn += ["--time-limit", str(limit), "--processes", str(processes)]
+    other = [sys.executable, __file__, "--cp-sat", str(file), str(limit), str(processes)]
+    return {
+        "instance": name,
+        "limit": limit,
+        "processes": processes,
+        "saturn": run(saturn, file),
+        "cp_sat": run(other, file),
+    }
+
+
+def run(command: list[str], file: Path) -> dict[str, Any]:
+    """Run one planner and check its plan."""
+    from plan_checker import faults
+
+    with tempfile.TemporaryFile() as out:
+        started = time.monotonic()
+        process = subprocess.Popen(command, stdout=out)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.monotonic() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        text = out.read()
+    assert process.returncode == 0, f"{command} failed"
+    plan = json.loads(text)
+    found = {"wall_seconds": round(wall, 2), "peak_mib": round(usage.ru_maxrss / 1024)}
+    if plan is None:
+        return {**found, "makespan": None, "lower_bound": None, "gap": None}
+    wrong = faults(json.loads(file.read_text()), plan)
+    assert not wrong, wrong
+    return {**found, **{key: round(plan[key], 6) for key in ("makespan", "lower_bound", "gap")}}
+
+
+def cp_sat(problem: dict[str, Any], limit: float, workers: float) -> dict[str, Any] | None:
+    """Optional intervals, one cumulative resource per node, area cuts: the plan, in the format of plans."""
+    started = time.monotonic()
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    nodes, jobs = problem["nodes"], problem["jobs"]
+    choices = []
+    for j, job in enumerate(jobs):
+        for n, node in enumerate(nodes):
+            for s in job["strategies"]:
+                if s["devices"] <= node["devices"] and node["kind"] in s["seconds"]:
+                    choices.append((j, n, s, int(s["seconds"][node["kind"]])))
+    horizon = sum(max(r for j_, _, _, r in choices if j_ == j) for j in range(len(jobs)))
+    makespan = model.new_int_var(0, horizon, "makespan")
+    starts = [model.new_int_var(0, horizon, f"start{j}") for j in range(len(jobs))]
+    present, intervals, demands = [], [[] for _ in nodes], [[] for _ in nodes]
+    for j, n, s, seconds in choices:
+        chosen = model.new_bool_var("")
+        present.append(chosen)
+        intervals[n].append(model.new_optional_fixed_size_interval_var(starts[j], seconds, chosen, ""))
+        demands[n].append(s["devices"])
+        model.add(makespan >= starts[j] + seconds).only_enforce_if(chosen)
+    for j in range(len(jobs)):
+        model.add_exactly_one(p for p, c in zip(present, choices, strict=True) if c[0] == j)
+    for n, node in enumerate(nodes):
+        model.add_cumulative(intervals[n], demands[n], node["devices"])
+        area = sum(c[2]["devices"] * c[3] * p for p, c in zip(present, choices, strict=True) if c[1] == n)
+        model.add(area <= node["devices"] * makespan)
+    model.minimize(makespan)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = int(workers)
+    solver.parameters.max_time_in_seconds = max(0.1, limit - (time.monotonic() - started) - 0.3)
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    taken = [
+        (solver.value(starts[c[0]]), c) for p, c in zip(present, choices, strict=True) if solver.value(p)
+    ]
+    free = [[0] * node["devices"] for node in nodes]
+    assignments = []
+    for start, (j, n, s, seconds) in sorted(taken, key=lambda t: t[0]):
+        ids = [d for d, at in enumerate(free[n]) if at <= start][: s["devices"]]
+        for d in ids:
+            free[n][d] = start + seconds
+        assignments.append(
+            {
+                "job": jobs[j]["name"],
+                "technique": s["technique"],
+                "devices": s["devices"],
+                "node": nodes[n]["name"],
+                "device_ids": ids,
+                "start": start,
+                "end": start + seconds,
+            }
+        )
+    end, bound = max(a["end"] for a in assignments), solver.best_objective_bound
+    return {"makespan": end, "lower_bound": bound, "gap": end / bound - 1, "assignments": assignments}
+
+
+def machine(note: str) -> dict[str, Any]:
+    """What the figures were measured on."""
+    import highspy
+    import ortools
+    import pyomo
+
+    processor = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line
+        ]
+        processor = models[0] if models else processor
+    return {
+        "processor": processor,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "pyomo": pyomo.version.version,
+        "highs": ".".join(
+            str(v)
+            for v in (highspy.HIGHS_VERSION_MAJOR, highspy.HIGHS_VERSION_MINOR, highspy.HIGHS_VERSION_PATCH)
+        ),
+        "ortools": ortools.__version__,
+        "note": note,
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as a Markdown table."""
+    lines = [
+        "| instance | limit (s) | makespan | bound | gap | wall (s) | MiB "
+        "| CP-SAT makespan | its bound | its gap |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in results["rows"]:
+        own, other = row["saturn"], row["cp_sat"]
+        theirs = (
+            f"{other['makespan']:.0f} | {other['lower_bound']:.0f} | {other['gap']:.2%}"
+            if other["makespan"]
+            else "no plan | - | -"
+        )
+        lines.append(
+            f"| {row['instance']} | {row['limit']:g} | {own['makespan']:.0f} | {own['lower_bound']:.0f} "
+            f"| {own['gap']:.2%} | {own['wall_seconds']} | {own['peak_mib']} | {theirs} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
