@@ -6,15 +6,17 @@ and ``torch.nn.parallel.DistributedDataParallel``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.jobs import Job
-from saturn_airflow.library import BaseTechnique
+from saturn_airflow.library import BaseTechnique, Parameters
 
 if TYPE_CHECKING:
     from torch import nn
 
     from saturn_airflow.training.ranks import Ranks
+    from saturn_airflow.training.session import Session
 
 
 class DDP(BaseTechnique):
@@ -22,6 +24,12 @@ class DDP(BaseTechnique):
 
     def why_not(self, job: Job, devices: int) -> str | None:
         return "on one device ddp does what single does" if devices == 1 else None
+
+    def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        from saturn_airflow.training.searching import refuse_hopeless
+
+        refuse_hopeless(self.name, job, len(devices), session)
+        return super().search(job, devices, session)
 
     def parallelize(self, model: nn.Module, ranks: Ranks, **parameters: Any) -> nn.Module:
         from torch.nn.parallel import DistributedDataParallel

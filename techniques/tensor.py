@@ -12,17 +12,18 @@ of your own may have an attribute ``tp_plan`` such as ``{"blocks.*.up": "colwise
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.jobs import Job
-from saturn_airflow.library import BaseTechnique
+from saturn_airflow.library import BaseTechnique, Parameters
 
 if TYPE_CHECKING:
     from torch import nn
 
     from saturn_airflow.training.parallel import Parallel
     from saturn_airflow.training.ranks import Ranks
+    from saturn_airflow.training.session import Session
 
 # Models of transformers that can be cut but bring no plan, by config.model_type.
 _PLANS = {
@@ -44,6 +45,12 @@ class Tensor(BaseTechnique):
 
     def why_not(self, job: Job, devices: int) -> str | None:
         return "on one device tensor has nothing to cut" if devices == 1 else None
+
+    def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        from saturn_airflow.training.searching import refuse_hopeless
+
+        refuse_hopeless(self.name, job, len(devices), session)
+        return super().search(job, devices, session)
 
     def parallelize(self, model: nn.Module, ranks: Ranks, **parameters: Any) -> Parallel:
         from torch.distributed.device_mesh import init_device_mesh

@@ -67,6 +67,17 @@ def gpu_processes() -> dict[str, list[int]]:
         return found
 
 
+def smallest_gpu_bytes() -> int | None:
+    """The memory of the smallest GPU that this process may use; None where there is none."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        handles = [
+            nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpu_uuids() if not uuid.startswith("MIG-")
+        ]
+        return min((int(nvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
+
+
 def environment(devices: Sequence[Device]) -> dict[str, str]:
     """Environment variables under which a process sees these devices and no others."""
     return {

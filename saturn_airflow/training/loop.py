@@ -143,8 +143,9 @@ class _Training:
                 seconds.append(took)
             self._report_step(batch, took, seconds)
             if measure is not None:
-                enough = time.perf_counter() - timed_since >= measure.seconds
-                stop = self.ranks.any(stop_asked or len(seconds) >= measure.batches or enough)
+                timed = time.perf_counter() - timed_since
+                enough = len(seconds) >= measure.batches and timed >= measure.least_seconds
+                stop = self.ranks.any(stop_asked or enough or timed >= measure.seconds)
                 continue
             if batch.ends_epoch or self.finished:
                 self._end_epoch(batch.position.epoch)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from saturn_airflow.jobs import Job
 from saturn_airflow.library import Parameters
+from saturn_airflow.training import devices
 from saturn_airflow.training.failures import RanksFailedError
-from saturn_airflow.training.request import DoesNotFit
+from saturn_airflow.training.request import DoesNotFit, TrainRequest
 from saturn_airflow.training.session import Session
 
 
@@ -28,3 +30,25 @@ def first_that_fits(session: Session, *tiers: Sequence[Parameters]) -> tuple[Par
             if error.failure.status not in ("out_of_memory", "lost"):
                 raise
     return session.fastest(last)
+
+
+def refuse_hopeless(technique: str, job: Job, count: int, session: Session) -> None:
+    """Refuse what can't fit in the GPUs' memory, before it is tried; on CPU slots nothing is refused.
+
+    For techniques without parameters that save memory.
+
+    :raises DoesNotFit: when the tensors alone would take more than a device has.
+    """
+    device_bytes = devices.smallest_gpu_bytes()
+    if device_bytes is None:
+        return
+    request = TrainRequest(job=job.to_dict(), technique=technique)
+    try:
+        peak, *_ = session.launch("saturn_airflow.training.memory_prediction:predict", request)
+    except RanksFailedError:
+        return  # whatever went wrong, the trial itself will tell
+    if peak is not None and peak > device_bytes:
+        raise DoesNotFit(
+            f"its tensors alone take {peak / 2**30:.1f} GiB on each of {count} devices, "
+            f"which have {device_bytes / 2**30:.1f} GiB"
+        )

@@ -1,0 +1,78 @@
+"""How much memory training will take, told without taking it.
+
+The training step is run on fake tensors, which have shapes and no data, as rank 0 of ranks that do not exist.
+``torch.distributed._tools``, the fake tensors and the fake process group are private parts of torch (seen in
+2.13): nothing else in Saturn may use them, and when they fail, there is no prediction and nothing is lost.
+
+Predictions are of what tensors take. What allocators and libraries need comes on top (up to a fifth was
+seen), so they serve to reject what is hopeless, never to promise that something fits.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from saturn_airflow import library, references
+from saturn_airflow.jobs import Job
+from saturn_airflow.training import batches, optimizers, parallel, precision
+from saturn_airflow.training.batches import Cut, Position
+from saturn_airflow.training.objective import Objective
+from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.request import TrainRequest
+
+_STEPS = 2  # the optimizer's state comes with the first
+
+
+def predict(request: TrainRequest, ranks: Ranks) -> int | None:
+    """Bytes that tensors take at most on one of ``ranks.size`` devices; None where that can't be told.
+
+    Every rank calls this; the first one predicts, and the ranks can't talk to each other any more.
+    """
+    if not ranks.is_first:
+        return None
+    dist.destroy_process_group()
+    job = Job.from_dict(request.job)
+    # Fake tensors on "cuda" need a build with CUDA; what counts is how many there are, not where.
+    ranks = Ranks(rank=0, size=ranks.size, device=torch.device("cpu"))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks.size)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    data = batches.load(job, job.load_dataloader)
+    with mode:
+        model = precision.cast_model(
+            references.load(str(job.load_model))(**job.model_args), job.hparams.precision
+        )
+        if getattr(getattr(model, "config", None), "use_cache", False):
+            model.config.use_cache = False  # type: ignore[union-attr]
+        # It is there already, and fake weights can't be swapped.
+        model.to = lambda *args, **kwargs: model  # type: ignore[method-assign]
+        groups = optimizers.parameter_groups(job.hparams, model)
+        objective = Objective(job, model, ranks.device)
+    if request.technique == "ddp":
+        # It looks at the data of weights. Each rank needs what one device needs for its share of the batch.
+        adapted = parallel.Parallel(model, ranks, shares=ranks.size)
+    else:
+        returned = library.get(request.technique).parallelize(model, ranks, **request.parameters)
+        adapted = parallel.adapt(returned, model, ranks, request.technique)
+    if adapted.wants_example or request.technique == "spill" or request.parameters.get("offload"):
+        return None
+    with mode:
+        optimizer = optimizers.make_optimizer(job.hparams, groups, adapted)
+    cut = Cut(job.hparams.accumulate, adapted.share, adapted.shares)
+    batch = next(data.batches(Position(), cut, 1))
+    prepared, count = objective.prepare(batch.micro_batches[0].data, max(1, batch.micro_batches[0].samples))
+    fake_batch = precision.map_tensors(mode.from_tensor, prepared)
+    tracker = MemTracker()
+    tracker.track_external(adapted.module, optimizer)
+    with mode, tracker:
+        for _ in range(_STEPS):
+            total, _ = objective(adapted.module, fake_batch, count)
+            (total / count).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            tracker.reset_mod_stats()
+    peak = tracker.get_tracker_snapshot("peak")
+    return sum(int(kinds["Total"]) for kinds in peak.values())
