@@ -13,6 +13,8 @@ from saturn_airflow.training import runs
 from saturn_airflow.training.request import Measure
 from saturn_airflow.training.runs import RunSpec
 
+# Short batches are counted for this long, if five are done sooner.
+_LEAST_SECONDS = 0.5
 _ANSWERS = ("out_of_memory", "does_not_fit", "hung", "lost")
 
 
@@ -39,7 +41,7 @@ def measure(
     :param holder: who holds the devices, in words for people.
     :param priority: as in :class:`~saturn_airflow.training.runs.RunSpec`.
     :param path: folders of the user's modules.
-    :param how: warm-up batches, timed batches.
+    :param how: what to count; two batches to warm up and five or half a second of them where not given.
     :param seconds: how long the trial may take once it has its devices.
     :param log: called with lines for the task's log.
     :raises JobError: when the job's own code raises or its loss is not a number; the message ends with the
@@ -60,7 +62,7 @@ def measure(
         leases_folder=leases_folder,
         technique_folders=technique_folders,
         path=path,
-        measure=how or Measure(),
+        measure=how or Measure(least_seconds=_LEAST_SECONDS),
         trial_seconds=seconds,
     )
     run = runs.start(spec)

@@ -11,11 +11,16 @@ from saturn_airflow.errors import JobError
 
 
 class Measure(NamedTuple):
-    """How a trial measures: batches that only warm up, batches that count, and when to stop counting."""
+    """How a trial measures: batches that only warm up, batches that count, and when to stop counting.
+
+    :param seconds: stop before ``batches`` when this long was counted.
+    :param least_seconds: go on after ``batches`` until this long was counted, for short batches vary more.
+    """
 
     warmups: int = 2
     batches: int = 5
     seconds: float = 60.0
+    least_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,7 +118,7 @@ class Session:
 
     def _measure(self, parameters: Parameters, seconds: float) -> float:
         begun = time.monotonic()
-        how = Measure(self._spec.measure.warmups, self._spec.measure.batches, seconds / 2)
+        how = self._spec.measure._replace(seconds=seconds / 2)
         request = self._request(parameters, None, how)
         ranks = self._launch(launching.pack(_LOOP, request), seconds)
         value = ranks[0]["value"]

@@ -57,6 +57,10 @@ def test_a_trial_measures_what_training_does(tmp_path: Path) -> None:
     assert Estimate.from_dict(estimate.to_dict()) == estimate
 
 
+def test_short_batches_are_counted_for_longer(tmp_path: Path) -> None:
+    assert run(tmp_path, small_job()).batches > 20
+
+
 def test_the_fastest_that_fits_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PICKY_CANDIDATES", "memory,slow,bug,refuse,quick")
     lines: list[str] = []
