@@ -1,0 +1,62 @@
+"""The node's devices, and how processes are kept from all but theirs."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.training import devices
+from saturn_airflow.training.devices import Device
+
+UUIDS = ["GPU-aa11", "GPU-bb22", "GPU-cc33", "GPU-dd44"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "visible"),
+    [
+        (None, UUIDS),
+        ("", []),
+        ("2,0", ["GPU-cc33", "GPU-aa11"]),
+        ("GPU-bb22, 3", ["GPU-bb22", "GPU-dd44"]),
+        ("GPU-b", ["GPU-bb22"]),
+        ("MIG-1234", ["MIG-1234"]),
+        ("0,7,1", ["GPU-aa11"]),
+        ("-1", []),
+    ],
+)
+def test_what_the_worker_may_see(variable: str | None, visible: list[str]) -> None:
+    assert devices._visible(UUIDS, variable) == visible
+
+
+def test_gpus_are_shown_by_uuid_in_the_plans_order() -> None:
+    chosen = [Device(3, "GPU-dd44", "GPU-dd44"), Device(1, "GPU-bb22", "GPU-bb22")]
+    assert devices.environment(chosen)["CUDA_VISIBLE_DEVICES"] == "GPU-dd44,GPU-bb22"
+
+
+def test_cpu_slots_see_no_gpu() -> None:
+    slots = devices.find("local", "cpu", 3)
+    assert [slot.name for slot in slots] == ["local-cpu0", "local-cpu1", "local-cpu2"]
+    assert devices.environment(slots)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_cores_are_shared_among_the_slots() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert devices.threads_per_device(1) == cores
+    assert devices.threads_per_device(2 * cores) == 1
+
+
+def test_fewer_gpus_than_the_node_is_said_to_have() -> None:
+    with pytest.raises(InvalidSweepError, match=r"node 'a' is said to have 99 h100 devices, but \d+ GPUs"):
+        devices.find("a", "h100", 99)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not devices.gpu_uuids(), reason="there is no GPU")
+def test_gpus_as_nvml_and_cuda_see_them() -> None:
+    uuids = devices.gpu_uuids()
+    assert len(uuids) == torch.cuda.device_count()
+    assert [device.uuid for device in devices.find("here", "gpu", len(uuids))] == uuids
+    assert set(uuids) <= set(devices.gpu_processes())
