@@ -1,4 +1,4 @@
-"""Resumed is uninterrupted: a job stopped under one strategy goes on under any other as if nothing happened."""
+"""Resumed is uninterrupted: a job stopped under one strategy goes on under any other as if it never was."""
 
 from __future__ import annotations
 

@@ -1,0 +1,74 @@
+"""What the docs say runs, runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cells import Strategy, deviation, job, run
+from cells import request as train_request
+
+from saturn_airflow import library
+from saturn_airflow.jobs import HParams
+from saturn_airflow.training import ranks
+
+DOCS = Path(__file__).parents[2] / "docs"
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture
+def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The techniques of the page, as files of the user's folder."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "own_technique.md").read_text(), re.DOTALL)
+    names = ["half_gradients", "hf_trainer"]
+    for name, block in zip(names, blocks, strict=True):
+        (tmp_path / f"{name}.py").write_text(block)
+    monkeypatch.setenv("SATURN_TECHNIQUES_FOLDER", str(tmp_path))
+    return names
+
+
+def test_the_one_method_example_trains(examples: list[str], tmp_path: Path) -> None:
+    assert set(examples) <= set(library.names())
+    a_job = job(hparams=HParams(lr=1e-2))
+    strategies = [Strategy("ddp", 2), Strategy("half_gradients", 2)]
+    requests = [
+        (train_request(a_job, s, tmp_path / s.technique, technique_folders=(str(tmp_path),)), 2)
+        for s in strategies
+    ]
+    ddp, own = run(requests)
+    losses, _ = deviation(ddp, own)
+    assert 0 < losses < 0.05
+
+
+class DirectSession:
+    """Launches ranks as a session does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def launch(self, function: Any, *arguments: Any) -> list[Any]:
+        return ranks.launch(function, *arguments, size=2, technique="hf_trainer")
+
+
+def test_the_two_method_example_trains(examples: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    technique = library.get("hf_trainer")
+    a_job = job(loss_function=None, hparams=HParams(batches=6, batch_size=6))
+    session: Any = DirectSession(tmp_path)
+    parameters, seconds = technique.search(a_job, [0, 1], session)
+    assert seconds > 0
+    technique.execute(a_job, [0, 1], session, parameters, 2)
+    technique.execute(a_job, [0, 1], session, parameters)
+    assert (tmp_path / "hf" / "checkpoint-6").is_dir()
+
+
+def test_spill_trains_beyond_memory() -> None:
+    command = [sys.executable, str(DOCS / "spill_beyond_memory.py"), "--memory-mib", "16"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    spilled, alone = done.stdout.strip().splitlines()
+    assert re.match(r"spill: 64 MiB of weights trained in 16 MiB; loss 1\.\d+ to 0\.\d+ in 10 steps", spilled)
+    assert alone == "single: out of memory in 16 MiB"
