@@ -89,7 +89,7 @@ def acquire(
     :param count: how many of them, any that are free; None for all of them.
     :param priority: smaller goes first: when the plan was made (seconds since the epoch), place in the plan.
     :param on_wait: called with the words of those waited for, whenever they change.
-    :param on_next: called while waiting with nobody before it in the line.
+    :param on_next: called while it waits for running processes alone, nobody being before it in the line.
     :param give_up: asked again and again; when it says True the wait ends.
     :raises GivenUpError: when ``give_up`` said so.
     :raises InvalidSweepError: when there are fewer devices than asked for, or the folder can't be used.
@@ -126,7 +126,7 @@ class Waiter:
     """Someone in the line for devices; takes the arguments of :func:`acquire`.
 
     :ivar blockers: words of those it waits for, as of the last :meth:`take`.
-    :ivar ahead: how many are before it in the line.
+    :ivar ahead: how many before it in the line want devices that it wants.
     """
 
     def __init__(
@@ -162,9 +162,9 @@ class Waiter:
                 files = tuple(room.lock_device(device, ticket.holder) for device in mine)
                 ticket.close()
                 return Lease(mine, files)
-        self.ahead = len(line)
         users = [held[device].who for device in ticket.wanted if device in held]
         before = [other.holder.who for other in line if set(other.wanted) & set(ticket.wanted)]
+        self.ahead = len(before)
         self.blockers = list(dict.fromkeys([*users, *before]))
         return None
 

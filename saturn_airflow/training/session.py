@@ -58,7 +58,8 @@ class Session:
 
         :param candidates: the likeliest first: time may not suffice for all.
         :returns: the fastest parameters, and the seconds of one global batch under them.
-        :raises DoesNotFit: when none of them runs.
+        :raises RanksFailedError: when none of them runs: why, and that the memory ran out if it did.
+        :raises DoesNotFit: when there are none.
         """
         if not candidates:
             raise DoesNotFit("the technique has no parameters to try")

@@ -252,7 +252,7 @@ class Line(RuleBasedStateMachine):
         lease = waiter.take()
         if lease is None:
             assert before or len(free) < waiter.need, "the first in line takes what is free"
-            assert waiter.ahead == len(before)
+            assert waiter.ahead == sum(bool(set(other.wanted) & set(waiter.wanted)) for other in before)
             return
         self.waiting.remove(waiter)
         assert len(lease.devices) == waiter.need
