@@ -11,13 +11,14 @@ from saturn_airflow.training.runs import RunSpec
 USERLAND = Path(__file__).parent / "userland"
 
 
-def small_job(loss: str = "squared", **hparams: Any) -> Job:
+def small_job(loss: str = "squared", data_args: dict[str, Any] | None = None, **hparams: Any) -> Job:
     """A job of the user's that takes milliseconds a batch."""
     return Job(
         f"small-{loss}",
         load_model="small_jobs:linear",
         load_dataloader="small_jobs:noise",
         loss_function=f"small_jobs:{loss}",
+        data_args=data_args or {},
         hparams=HParams(**{"batches": 50, "lr": 0.01, **hparams}),
     )
 

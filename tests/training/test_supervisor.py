@@ -114,7 +114,8 @@ def test_a_killed_rank_is_lost_and_the_next_try_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMALL_JOBS_MARK", str(tmp_path / "mark"))
-    spec = spec_for(tmp_path, small_job("killed_once"), "ddp", devices=2, checkpoint_batches=10)
+    job = small_job("killed_once", data_args={"workers": 1})
+    spec = spec_for(tmp_path, job, "ddp", devices=2, checkpoint_batches=10)
     _, end, events = finish(spec)
     assert (end["status"], end["rank"]) == ("lost", 0)
     assert "rank 0 was killed by SIGKILL" in end["reason"]
@@ -148,6 +149,13 @@ def test_how_it_failed_is_told(
     if job.name == "small-broken_loss":
         assert "small_jobs.py" in end["traceback"]
         assert "saturn_airflow" not in end["traceback"].split("small_jobs.py")[1]
+
+
+def test_a_rank_that_hangs_is_named_with_its_place(tmp_path: Path) -> None:
+    _, end, _ = finish(spec_for(tmp_path, small_job("stuck"), "ddp", devices=2, hang_seconds=5))
+    assert (end["status"], end["rank"]) == ("hung", 1)
+    assert end["reason"] == "rank 1 has not moved for 5 s"
+    assert "small_jobs.py" in end["traceback"].splitlines()[1]
 
 
 def test_a_technique_of_search_and_execute_alone(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ def linear(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
 
 
-def noise(batch_size: int = 8, samples: int = 4000, width: int = 8) -> DataLoader[Any]:
+def noise(batch_size: int = 8, samples: int = 4000, width: int = 8, workers: int = 0) -> DataLoader[Any]:
     inputs = torch.randn(samples, width, generator=torch.Generator().manual_seed(1))
-    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=batch_size)
+    data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    return DataLoader(data, batch_size=batch_size, num_workers=workers)
 
 
 def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -30,6 +31,12 @@ def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def slow(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     time.sleep(0.02)
+    return squared(outputs, targets)
+
+
+def stuck(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if os.environ["RANK"] == "1":
+        time.sleep(1000)
     return squared(outputs, targets)
 
 
