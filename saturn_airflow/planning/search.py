@@ -33,7 +33,7 @@ _FEW_NODES = 4
 _TREES_JOBS = 40
 _FIRST_STEP = 0.01
 _LEAST_STEP = 0.0002
-_EFFORTS = (40, 300, 2000)
+_EFFORTS = (40, 150, 400, 1500)
 
 
 class Searcher:
@@ -68,6 +68,9 @@ class Searcher:
             part = clock.within(min(self.best.clock.left, slices[search]))
             search(part)
             self.spent[search] += part.elapsed
+            if self.nodes <= _FEW_NODES and search != self._pack:
+                # Slow cooling and long branching reach what short ones never do.
+                slices[search] *= 1.5
             self.exchange()
 
     def _shares(self) -> dict[Search, float]:
@@ -77,7 +80,8 @@ class Searcher:
         if self.nodes == 1:
             shares: dict[Search, float] = {self._anneal: 0.8}
         elif self.jobs <= _FEW_JOBS * self.nodes:
-            shares = {self._pack: 0.85, self._anneal: 0.15}
+            few = self.nodes <= _FEW_NODES
+            shares = {self._pack: 0.5 if few else 0.85, self._anneal: 0.3 if few else 0.15}
         elif self.jobs <= 2 * _FEW_JOBS * self.nodes:
             shares = {self._pack: 0.2, self._anneal: 0.6}
         else:
@@ -111,7 +115,7 @@ class Searcher:
             energy = makespan_energy(max(best.bound, best.value * 0.9))
             hot, cold, whole = 3.0, 0.03, max
         # Sometimes far afield, sometimes close to what is known.
-        hot = max(hot * self.rng.choice((0.1, 0.3, 1.0)), cold * 2)
+        hot = max(hot * self.rng.choice((0.3, 1.0)), cold * 2)
         best.offer(anneal(instance, best.schedule, energy, self.rng, clock, whole=whole, hot=hot, cold=cold))
 
     def _pack(self, clock: Clock) -> None:
@@ -145,7 +149,7 @@ class Searcher:
         if best.bound > 0:
             self.step = min(self.step, max((1 - best.bound / best.value) * 0.5, _LEAST_STEP))
         # With few nodes the same sets come again and again: look at them harder.
-        effort = _EFFORTS[0] if self.nodes > _FEW_NODES else self.rng.choice(_EFFORTS)
+        effort = _EFFORTS[0] if self.nodes > _FEW_NODES else self.rng.choice(_EFFORTS[1:])
         end = best.value * (1 - self.step * self.rng.uniform(0.5, 1.0))
         self.pool = PoolSearch(best.instance, best.schedule, end, self.rng, effort)
         self.seen = best.version
