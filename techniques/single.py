@@ -16,20 +16,30 @@ if TYPE_CHECKING:
 
 
 class Single(BaseTechnique):
-    """The whole model and the whole batch on one device."""
+    """The whole model and the whole batch on one device.
+
+    Its parameter ``recompute`` computes the blocks' activations again in the backward pass instead of keeping
+    them.
+    """
 
     def why_not(self, job: Job, devices: int) -> str | None:
         return None if devices == 1 else "single uses one device"
 
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
-        from saturn_airflow.training.searching import refuse_hopeless
+        from saturn_airflow.training.searching import first_that_fits, refuse_hopeless
 
-        refuse_hopeless(self.name, job, len(devices), session)
-        return super().search(job, devices, session)
+        # To recompute saves memory and costs time: it is only measured where the rest does not fit.
+        refuse_hopeless(self.name, {"recompute": True}, job, len(devices), session)
+        return first_that_fits(session, self.candidates(job, len(devices)), [{"recompute": True}])
 
-    def parallelize(self, model: nn.Module, ranks: Ranks, **parameters: Any) -> nn.Module:
+    def parallelize(
+        self, model: nn.Module, ranks: Ranks, recompute: bool = False, **parameters: Any
+    ) -> nn.Module:
+        from saturn_airflow.training.blocks import recompute_blocks
         from saturn_airflow.training.request import DoesNotFit
 
         if ranks.size != 1:
             raise DoesNotFit("single uses one device")
+        if recompute:
+            recompute_blocks(model)
         return model.to(ranks.device)

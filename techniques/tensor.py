@@ -49,7 +49,7 @@ class Tensor(BaseTechnique):
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
         from saturn_airflow.training.searching import refuse_hopeless
 
-        refuse_hopeless(self.name, job, len(devices), session)
+        refuse_hopeless(self.name, {}, job, len(devices), session)
         return super().search(job, devices, session)
 
     def parallelize(self, model: nn.Module, ranks: Ranks, **parameters: Any) -> Parallel:

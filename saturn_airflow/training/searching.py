@@ -32,17 +32,16 @@ def first_that_fits(session: Session, *tiers: Sequence[Parameters]) -> tuple[Par
     return session.fastest(last)
 
 
-def refuse_hopeless(technique: str, job: Job, count: int, session: Session) -> None:
+def refuse_hopeless(technique: str, most_frugal: Parameters, job: Job, count: int, session: Session) -> None:
     """Refuse what can't fit in the GPUs' memory, before it is tried; on CPU slots nothing is refused.
 
-    For techniques without parameters that save memory.
-
+    :param most_frugal: the parameters with which the technique takes least.
     :raises DoesNotFit: when the tensors alone would take more than a device has.
     """
     device_bytes = devices.smallest_gpu_bytes()
     if device_bytes is None:
         return
-    request = TrainRequest(job=job.to_dict(), technique=technique)
+    request = TrainRequest(job=job.to_dict(), technique=technique, parameters=most_frugal)
     try:
         peak, *_ = session.launch("saturn_airflow.training.memory_prediction:predict", request)
     except RanksFailedError:

@@ -28,6 +28,8 @@ STRATEGIES = [
     Strategy("spill", 1, {"folder": "/tmp"}),
     Strategy("pipeline", 2, {"schedule": "gpipe", "micro_batches": 3}),
     Strategy("pipeline", 2, {"micro_batches": 2, "recompute": True}),
+    Strategy("single", 1, {"recompute": True}),
+    Strategy("ddp", 2, {"recompute": True}),
     Strategy("fsdp", 2, {"keep_gathered": True}),
     Strategy("fsdp", 2, {"recompute": True, "offload": True}),
 ]
