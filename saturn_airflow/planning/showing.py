@@ -59,7 +59,6 @@ def plan(problem: Problem, plan: Plan) -> None:
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("start", justify="right")
     table.add_column("end", justify="right")
-    table.add_column("why")
     for reason in explained.reasons:
         a = reason.assignment
         table.add_row(
@@ -69,10 +68,16 @@ def plan(problem: Problem, plan: Plan) -> None:
             _ranges(a.device_ids),
             duration(a.start),
             duration(a.end),
-            reason.text,
         )
     console.print(table)
     _chart(console, problem, plan, colours)
+    console.print("\nWhy these strategies:")
+    for reason in explained.reasons:
+        a = reason.assignment
+        line = Text("  ").append(a.job, style=colours[a.job])
+        line.append(f" on {a.technique} x {a.devices}: {reason.text}")
+        console.print(line)
+    console.print()
     console.print(_worth(plan))
     console.print(f"Bounded by {explained.bounded_by}.")
     busy = ", ".join(f"{node} {share:.0%}" for node, share in explained.utilisation.items())
@@ -127,12 +132,15 @@ def _chart(console: Console, problem: Problem, plan: Plan, colours: dict[str, st
 
 
 def comparison(problem: Problem, plan: Plan, time_limit: float, *, as_json: bool = False) -> None:
-    """Print ``plan`` beside the baselines; the MILP gets the same time."""
+    """Print ``plan`` beside the baselines; the MILP gets the same time.
+
+    Current practice: each job on a whole node, one after another.
+    """
     found: dict[str, Plan | None] = {
-        "current practice: whole nodes, one after another": baselines.current_practice(problem),
-        "as few devices as each job can": baselines.one_device(problem),
+        "current practice": baselines.current_practice(problem),
+        "one device per job": baselines.one_device(problem),
         "list scheduling": baselines.listed(problem),
-        "MILP of the paper (start times, big-M)": baselines.upstream(problem, time_limit),
+        "MILP of the paper": baselines.upstream(problem, time_limit),
         "saturn": plan,
     }
     if as_json:
@@ -140,7 +148,7 @@ def comparison(problem: Problem, plan: Plan, time_limit: float, *, as_json: bool
         return
     table = Table(title=f"Ways to run {problem.name}", title_justify="left")
     table.add_column("how")
-    for name in ("makespan", "against saturn", "devices train", "device-hours", "planned in"):
+    for name in ("makespan", "ratio", "busy", "device-hours", "planned in"):
         table.add_column(name, justify="right")
     for name, other in found.items():
         if other is None:

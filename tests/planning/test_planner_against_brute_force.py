@@ -1,0 +1,113 @@
+"""Small problems against every schedule there is: plans are valid, bounds hold, and small means optimal."""
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from planning_problems import (
+    assert_valid,
+    device_time_by,
+    makespan,
+    mean_completion,
+    optimum,
+    problems,
+)
+
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.planning import baselines, solve
+from saturn_airflow.planning.bounds import mean_completion_bound, simple_bound
+from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.destructive import Answer, Refuter, least_area
+from saturn_airflow.planning.instance import group
+from saturn_airflow.planning.relaxation import bound
+from saturn_airflow.problem import Problem
+
+CLOSE = 1 + 1e-6
+slow = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@slow
+@given(problems())
+def test_makespan_of_small_problems_is_optimal_and_proven(problem: Problem) -> None:
+    plan = solve(problem, time_limit=10.0)
+    assert_valid(problem, plan)
+    best = optimum(problem, makespan)
+    assert plan.makespan == pytest.approx(best, rel=1e-6)
+    assert plan.lower_bound <= best * CLOSE
+    assert plan.gap < 1e-6
+
+
+@slow
+@given(problems(most_jobs=3))
+def test_mean_completion_is_between_its_bound_and_what_was_found(problem: Problem) -> None:
+    plan = solve(problem, objective="mean-completion", time_limit=0.3)
+    assert_valid(problem, plan)
+    best = optimum(problem, mean_completion)
+    assert plan.value is not None
+    assert plan.value_bound is not None
+    assert plan.value_bound <= best * CLOSE
+    assert best <= plan.value * CLOSE
+    assert plan.value <= best * 1.02
+
+
+@slow
+@given(problems(most_jobs=3), st.floats(0.5, 2.0))
+def test_device_time_keeps_the_deadline(problem: Problem, share: float) -> None:
+    shortest = optimum(problem, makespan)
+    deadline = shortest * share
+    # A deadline that is the optimum to the last digit may be refused or met.
+    assume(abs(share - 1) > 1e-3)
+    if share < 1:
+        with pytest.raises(InvalidSweepError, match=r"ends? by"):
+            solve(problem, objective="device-time", deadline=deadline, time_limit=0.5)
+        return
+    plan = solve(problem, objective="device-time", deadline=deadline, time_limit=0.6)
+    assert_valid(problem, plan)
+    assert plan.makespan <= deadline * CLOSE
+    best = optimum(problem, device_time_by(deadline))
+    assert plan.value is not None
+    assert plan.value_bound is not None
+    assert plan.value_bound <= best * CLOSE
+    assert best <= plan.value * CLOSE
+
+
+@quick
+@given(problems())
+def test_every_bound_is_below_every_optimum(problem: Problem) -> None:
+    instance = group(problem)
+    shortest = optimum(problem, makespan)
+    assert simple_bound(instance) <= shortest * CLOSE
+    assert bound(instance, Clock(10), relaxed=True) <= shortest * CLOSE
+    assert bound(instance, Clock(10), relaxed=False) <= shortest * CLOSE
+    assert mean_completion_bound(instance) <= optimum(problem, mean_completion) * CLOSE
+
+
+@quick
+@given(problems(), st.floats(1.0, 1.5), st.booleans())
+def test_a_makespan_that_is_possible_is_never_refuted(problem: Problem, share: float, whole: bool) -> None:
+    instance = group(problem)
+    end = optimum(problem, makespan) * share * (1 + 1e-9)
+    assert Refuter(instance).ask(end, Clock(10), whole=whole) is not Answer.REFUTED
+    least = least_area(instance, end, Clock(10))
+    assert least is not None
+    assert least <= optimum(problem, device_time_by(end)) * CLOSE
+
+
+@quick
+@given(problems())
+def test_a_makespan_below_the_longest_job_is_refuted(problem: Problem) -> None:
+    instance = group(problem)
+    longest = max(each.release + each.shortest for each in instance.classes)
+    assert Refuter(instance).ask(longest * 0.99, Clock(10), whole=False) is Answer.REFUTED
+
+
+@slow
+@given(problems(most_jobs=3))
+def test_baselines_are_plans_and_never_beat_the_optimum(problem: Problem) -> None:
+    shortest = optimum(problem, makespan)
+    made = [baselines.current_practice(problem), baselines.one_device(problem), baselines.listed(problem)]
+    paper = baselines.upstream(problem, 5.0)
+    assert paper is not None
+    for plan in [*made, paper]:
+        assert_valid(problem, plan)
+        assert shortest <= plan.makespan * CLOSE

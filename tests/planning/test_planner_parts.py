@@ -1,0 +1,161 @@
+"""The planner's parts, each held to what it promises."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planning_problems import assert_valid, makespan, optimum, problems
+
+from saturn_airflow.plan import Plan
+from saturn_airflow.planning import annealing, dual_feasible, exact
+from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.instance import Instance, group
+from saturn_airflow.planning.listing import list_schedule
+from saturn_airflow.planning.node_packing import NotSettledError, Packer
+from saturn_airflow.planning.pool_search import PoolSearch
+from saturn_airflow.planning.schedule import Placed, Schedule, assignments, colour, left_shift, times
+from saturn_airflow.planning.schedule import makespan as ends_at
+from saturn_airflow.planning.tree_packing import TreePacker
+from saturn_airflow.problem import Problem
+
+many = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@many
+@given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=7))
+def test_dual_feasible_functions_keep_what_fits_within_one(values: list[float]) -> None:
+    total = sum(values)
+    fitting = [value / max(total, 1.0) for value in values]
+    for u in dual_feasible.family([*fitting, 1 - fitting[0], 0.5]):
+        assert all(0 <= u(x) <= 1 for x in fitting)
+        assert sum(u(x) for x in fitting) <= 1 + 1e-6
+
+
+@many
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=8))
+def test_dual_feasible_functions_of_device_counts(widths: list[int]) -> None:
+    total = max(8, sum(widths))
+    for u in dual_feasible.family([width / total for width in widths]):
+        assert sum(u(width / total) for width in widths) <= 1 + 1e-9
+
+
+def drawn_schedule(instance: Instance, rng: random.Random) -> Schedule:
+    """All jobs in random order, on random nodes, under random modes."""
+    schedule: Schedule = [[] for _ in instance.problem.nodes]
+    for job in rng.sample(range(len(instance.modes)), len(instance.modes)):
+        able = [node for node, kind in enumerate(instance.type_of) if instance.modes[job][kind]]
+        node = rng.choice(able)
+        mode = rng.randrange(len(instance.modes[job][instance.type_of[node]]))
+        schedule[node].append(Placed(job, mode))
+    return schedule
+
+
+def as_plan(instance: Instance, schedule: Schedule) -> Plan:
+    return Plan("drawn", "makespan", ends_at(instance, schedule), 0.0, 0.0, assignments(instance, schedule))
+
+
+@many
+@given(problems(most_jobs=8), st.randoms(use_true_random=False))
+def test_any_order_is_a_valid_plan(problem: Problem, rng: random.Random) -> None:
+    instance = group(problem)
+    assert_valid(problem, as_plan(instance, drawn_schedule(instance, rng)))
+
+
+@many
+@given(problems(most_jobs=8), st.randoms(use_true_random=False))
+def test_left_shift_delays_no_job_and_settles(problem: Problem, rng: random.Random) -> None:
+    instance = group(problem)
+    for node, row in enumerate(drawn_schedule(instance, rng)):
+        before = {run.job: run.start for run in times(instance, node, row)}
+        shifted = left_shift(instance, node, row)
+        after = {run.job: run.start for run in times(instance, node, shifted)}
+        assert after.keys() == before.keys()
+        assert all(after[job] <= before[job] for job in before)
+        assert left_shift(instance, node, shifted) == shifted
+
+
+@many
+@given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9), st.integers(1, 9))))
+def test_colouring_gives_each_job_devices_of_its_own(
+    devices: int, wanted: list[tuple[int, int, int]]
+) -> None:
+    spans: list[tuple[float, float, int]] = []
+    for start, length, width in sorted(wanted):
+        running = sum(w for s, e, w in spans if s <= start < e)
+        if running + width <= devices:
+            spans.append((start, start + length, width))
+    ids = colour(spans, devices)
+    for (start, end, width), own in zip(spans, ids, strict=True):
+        assert len(set(own)) == width
+        assert set(own) <= set(range(devices))
+        for (s, e, _), other in zip(spans, ids, strict=True):
+            if own is not other and s < end and start < e:
+                assert not set(own) & set(other)
+
+
+@some
+@given(problems(most_jobs=4), st.floats(0.8, 1.2))
+def test_exact_finds_a_schedule_where_there_is_one_and_only_there(problem: Problem, share: float) -> None:
+    instance = group(problem)
+    shortest = optimum(problem, makespan)
+    end = shortest * (share if abs(share - 1) > 1e-3 else 1.001)
+    found = exact.schedule_by(instance, end, Clock(60))
+    assert (found is not None) == (end > shortest)
+    if found is not None:
+        assert ends_at(instance, found) <= end * (1 + 1e-9)
+        assert_valid(problem, as_plan(instance, found))
+
+
+def test_packing_says_when_it_did_not_settle() -> None:
+    instance = group(twelve_jobs())
+    with pytest.raises(NotSettledError):
+        Packer(instance, 0, 200.0).search(tuple(range(12)), effort=2)
+
+
+def twelve_jobs() -> Problem:
+    rng = random.Random(3)
+    jobs = []
+    for j in range(12):
+        base = rng.uniform(20, 90)
+        strategies = [
+            {"technique": "t", "devices": g, "seconds": {"a": base / g**0.8 * rng.uniform(0.95, 1.05)}}
+            for g in (1, 2, 3, 4)
+        ]
+        jobs.append({"name": f"j{j}", "strategies": strategies})
+    nodes = [{"name": f"n{i}", "devices": 4, "kind": "a"} for i in range(3)]
+    return Problem.from_dict({"name": "twelve", "nodes": nodes, "jobs": jobs})
+
+
+def test_every_search_improves_on_list_scheduling() -> None:
+    problem = twelve_jobs()
+    instance = group(problem)
+    listed = list_schedule(instance, 0.0, Clock(10))
+    before = ends_at(instance, listed)
+
+    pool = PoolSearch(instance, listed, before * 0.99, random.Random(1), effort=400).run(Clock(10))
+    assert pool is not None
+    assert ends_at(instance, pool) <= before * 0.99 * (1 + 1e-9)
+
+    energy = annealing.makespan_energy(before * 0.9)
+    annealed = annealing.anneal(
+        instance, listed, energy, random.Random(1), Clock(1.0), whole=max, hot=3.0, cold=0.03
+    )
+    assert ends_at(instance, annealed) < before
+
+    trees = TreePacker(instance, random.Random(1)).pack(Clock(10), below=before * 1.2)
+    assert trees is not None
+    for schedule in (listed, pool, annealed, trees):
+        assert_valid(problem, as_plan(instance, schedule))
+
+
+def test_equal_nodes_and_jobs_are_grouped_and_those_bound_elsewhere_are_not() -> None:
+    data = twelve_jobs().to_dict()
+    data["jobs"][1]["strategies"] = data["jobs"][0]["strategies"]
+    assert len(group(Problem.from_dict(data)).classes) == 11
+    assert len(group(Problem.from_dict(data)).types) == 1
+    data["jobs"][1]["nodes"] = ["n2"]
+    bound = group(Problem.from_dict(data))
+    assert len(bound.classes) == 12
+    assert [kind.nodes for kind in bound.types] == [(0, 1), (2,)]

@@ -1,0 +1,153 @@
+"""A solve as its user sees it: valid plans, progress, stopping, warm starts, many processes."""
+
+import dataclasses
+import itertools
+import random
+import subprocess
+import sys
+
+import pytest
+from planning_problems import INSTANCES, assert_valid
+
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.planning import baselines, solve
+from saturn_airflow.planning.explaining import explain
+from saturn_airflow.planning.incumbent import Progress
+from saturn_airflow.problem import Problem
+
+NAMES = sorted(path.stem for path in INSTANCES.glob("*.json"))
+
+
+def read(name: str) -> Problem:
+    return Problem.read(INSTANCES / f"{name}.json")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_instance_in_a_second(name: str) -> None:
+    problem = read(name)
+    plan = solve(problem, time_limit=1.0)
+    assert_valid(problem, plan)
+    assert plan.lower_bound > 0
+    assert plan.makespan <= baselines.current_practice(problem).makespan
+
+
+@pytest.mark.parametrize(
+    ("name", "shortest"), [("txt-2x8", 42604), ("txt-8-4-4", 42604), ("img-2x8", 44551), ("img-8-4-4", 44617)]
+)
+def test_paper_workloads_on_many_nodes_are_solved_to_optimality(name: str, shortest: float) -> None:
+    plan = solve(read(name), time_limit=30.0)
+    assert (plan.makespan, plan.lower_bound) == (shortest, shortest)
+
+
+def test_progress_only_ever_gets_better() -> None:
+    seen: list[Progress] = []
+    plan = solve(read("mix50-8x8"), time_limit=2.0, on_progress=seen.append)
+    assert len(seen) > 2
+    for before, after in itertools.pairwise(seen):
+        assert after.value <= before.value
+        assert after.bound >= before.bound
+    assert (seen[-1].value, seen[-1].bound) == (plan.makespan, plan.lower_bound)
+
+
+def test_stops_at_the_asked_gap() -> None:
+    seen: list[Progress] = []
+    plan = solve(read("mix50-8x8"), time_limit=60.0, gap=0.3, on_progress=seen.append)
+    assert plan.gap <= 0.3
+    assert all(progress.gap > 0.3 for progress in seen[:-1])
+
+
+@pytest.mark.ranks
+def test_processes_share_what_they_find() -> None:
+    problem = read("mix50-8x8")
+    assert_valid(problem, solve(problem, time_limit=3.0, processes=3))
+
+
+def test_a_solve_survives_the_loss_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = read("mix50-8x8")
+    for broken in ("/bin/false", "/nowhere/python"):
+        monkeypatch.setattr(sys, "executable", broken)
+        assert_valid(problem, solve(problem, time_limit=1.0, processes=2))
+
+
+def test_a_plan_made_from_another_is_never_worse() -> None:
+    problem = read("mix50-8x8")
+    good = solve(problem, time_limit=3.0)
+    again = solve(problem, time_limit=0.05, previous=good)
+    assert_valid(problem, again)
+    assert again.makespan <= good.makespan
+
+
+def test_a_previous_plan_is_carried_over_to_what_is_left() -> None:
+    problem = read("mix50-8x8")
+    previous = solve(problem, time_limit=1.0)
+    late = dataclasses.replace(problem.jobs[0], name="late")
+    changed = dataclasses.replace(problem, nodes=problem.nodes[1:], jobs=(*problem.jobs[10:], late))
+    plan = solve(changed, time_limit=0.5, previous=previous)
+    assert_valid(changed, plan)
+
+
+def test_priorities_and_releases() -> None:
+    data = read("distinct12-1x8").to_dict()
+    data["jobs"][3]["release"] = 50_000
+    data["jobs"][5]["weight"] = 100.0
+    problem = Problem.from_dict(data)
+    plan = solve(problem, objective="mean-completion", time_limit=2.0)
+    assert_valid(problem, plan)
+    first = min(plan.assignments, key=lambda a: a.end)
+    assert first.job == data["jobs"][5]["name"]
+
+
+def test_devices_of_many_counts_and_a_large_node() -> None:
+    rng = random.Random(1)
+    jobs = []
+    for j in range(60):
+        base = rng.uniform(1e3, 1e5)
+        widths = rng.sample(range(1, 50), 5)
+        jobs.append(
+            {
+                "name": f"j{j}",
+                "strategies": [
+                    {"technique": "t", "devices": g, "seconds": {"a": base / g**0.8}} for g in sorted(widths)
+                ],
+            }
+        )
+    nodes = [{"name": "large", "devices": 50, "kind": "a"}, {"name": "odd", "devices": 7, "kind": "a"}]
+    problem = Problem.from_dict({"name": "odd", "nodes": nodes, "jobs": jobs})
+    assert_valid(problem, solve(problem, time_limit=2.0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"objective": "speed"}, "no objective 'speed'"),
+        ({"objective": "device-time"}, "needs a deadline"),
+        ({"objective": "device-time", "deadline": -1.0}, "deadline is -1.0"),
+        ({"deadline": 10.0}, "goes with the objective device-time"),
+        ({"time_limit": 0}, "time limit is 0"),
+        ({"gap": -0.1}, "gap is -0.1"),
+        ({"processes": 0}, "processes is 0"),
+        ({"objective": "device-time", "deadline": 10.0}, "no plan can end by 10 s"),
+    ],
+)
+def test_what_can_not_be_solved_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidSweepError, match=message):
+        solve(read("txt-1x8"), **arguments)  # type: ignore[arg-type]
+
+
+def test_explanations_name_what_was_given_up() -> None:
+    problem = read("txt-2x8")
+    plan = solve(problem, time_limit=5.0)
+    explained = explain(problem, plan)
+    assert [reason.assignment for reason in explained.reasons] == list(plan.assignments)
+    assert all(reason.text for reason in explained.reasons)
+    for reason in explained.reasons:
+        # The plan is optimal: no single change makes it shorter.
+        assert all(other.makespan >= plan.makespan for other in reason.alternatives)
+    assert set(explained.utilisation) == {"node00", "node01"}
+    assert 0.5 < explained.overall <= 1
+    assert "job" in explained.bounded_by
+
+
+def test_the_package_and_the_command_line_import_no_model() -> None:
+    code = "import sys, saturn_airflow.cli as _; sys.exit(any(n in sys.modules for n in ('pyomo', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
