@@ -11,11 +11,13 @@ damaged later; the checksums tell.
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,105 +30,24 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
-from torch.distributed.tensor import DTensor
 
 from saturn_airflow.errors import JobError
-from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.state import State, Tensors
 
 FORMAT = 1
 _FILE_BYTES = 2**30  # the tensors of one file are in memory twice while it is written
 _MANIFEST = "manifest.json"
 _HASH = "sha256"
 
-Tensors = dict[str, torch.Tensor]
+Numbers = dict[str, dict[str, Any]]
 
 
 class CheckpointError(JobError):
     """A checkpoint that can't be written or read."""
-
-
-class State:
-    """Model and optimizer as a checkpoint sees them.
-
-    :param aliases: for every name a parameter or buffer has in the whole model, the first of its names;
-        tied weights have several.
-    """
-
-    def __init__(
-        self, parallel: Parallel, optimizer: torch.optim.Optimizer, aliases: Mapping[str, str]
-    ) -> None:
-        self._optimizer = optimizer
-        persistent = set(parallel.model.state_dict(keep_vars=True))
-        self._parameters = {aliases[name]: p for name, p in parallel.model.named_parameters()}
-        self._buffers = {
-            aliases[name]: buffer for name, buffer in parallel.model.named_buffers() if name in persistent
-        }
-
-    def model_tensors(self) -> Tensors:
-        """Parameters and persistent buffers; writing into the tensors changes the model."""
-        tensors = {**self._parameters, **self._buffers}
-        return {f"model.{name}": _at_least_1d(tensor.detach()) for name, tensor in tensors.items()}
-
-    def optimizer_tensors(self) -> Tensors:
-        """The optimizer's state of each parameter, as far as it is tensors with dimensions."""
-        return {
-            f"optimizer.{name}.{key}": value
-            for name, key, value in self._optimizer_entries()
-            if isinstance(value, torch.Tensor) and value.ndim
-        }
-
-    def optimizer_numbers(self) -> dict[str, dict[str, Any]]:
-        """The optimizer's state of each parameter, as far as it is single numbers."""
-        numbers: dict[str, dict[str, Any]] = {}
-        for name, key, value in self._optimizer_entries():
-            if not isinstance(value, torch.Tensor):
-                numbers.setdefault(name, {})[key] = value
-            elif not value.ndim:
-                dtype = str(value.dtype).removeprefix("torch.")
-                numbers.setdefault(name, {})[key] = {"value": value.item(), "dtype": dtype}
-        return numbers
-
-    def make_optimizer_tensors(self, shapes: Mapping[str, list[int]]) -> Tensors:
-        """Tensors to read the optimizer's state into, for those of ``shapes`` that belong to this rank."""
-        tensors: Tensors = {}
-        for full_name, shape in shapes.items():
-            name = full_name.removeprefix("optimizer.").rpartition(".")[0]
-            parameter = self._parameters.get(name)
-            if parameter is not None:
-                like_parameter = list(parameter.shape) == shape
-                tensors[full_name] = (
-                    torch.zeros_like(parameter.detach())
-                    if like_parameter
-                    else torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
-                )
-        return tensors
-
-    def set_optimizer(self, tensors: Tensors, numbers: Mapping[str, Mapping[str, Any]]) -> None:
-        """Continue with this state of the optimizer."""
-        states: dict[str, dict[str, Any]] = {}
-        for full_name, tensor in tensors.items():
-            name, _, key = full_name.removeprefix("optimizer.").rpartition(".")
-            states.setdefault(name, {})[key] = tensor
-        for name, entries in numbers.items():
-            for key, value in entries.items():
-                if isinstance(value, Mapping):
-                    value = torch.tensor(value["value"], dtype=getattr(torch, value["dtype"]))
-                states.setdefault(name, {})[key] = value
-        name_of = {parameter: name for name, parameter in self._parameters.items()}
-        state_dict = self._optimizer.state_dict()
-        for group, indices in zip(self._optimizer.param_groups, state_dict["param_groups"], strict=True):
-            for parameter, index in zip(group["params"], indices["params"], strict=True):
-                if state := states.get(name_of[parameter]):
-                    state_dict["state"][index] = state
-        self._optimizer.load_state_dict(state_dict)
-
-    def _optimizer_entries(self) -> Iterator[tuple[str, str, Any]]:
-        for name, parameter in self._parameters.items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                yield name, key, value
 
 
 class Checkpoints:
@@ -134,14 +55,22 @@ class Checkpoints:
 
     :param keep: how many of the newest stay.
     :param warn: called on every rank with what the user should know.
+    :param beside: write while training goes on, from a copy on the host; None for where it pays, on GPUs.
     :raises CheckpointError: when the folder can't be written.
     """
 
-    def __init__(self, folder: Path, ranks: Ranks, keep: int, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, ranks: Ranks, keep: int, warn: Callable[[str], None], beside: bool | None = None
+    ) -> None:
         self._folder = folder
         self._ranks = ranks
         self._keep = keep
         self._warn = warn
+        self._beside = ranks.device.type == "cuda" if beside is None else beside
+        # What is said while training goes on must not get between what training says.
+        self._group = dist.new_group(backend="gloo") if self._beside and ranks.size > 1 else None
+        self._writer: threading.Thread | None = None
+        self._error: BaseException | None = None
         with self._explained():
             if ranks.is_first:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -149,13 +78,64 @@ class Checkpoints:
                 trial.touch()
                 trial.unlink()
 
-    def save(self, step: int, state: State, extra: Mapping[str, Any]) -> Path:
+    def save(
+        self,
+        step: int,
+        state: State,
+        extra: Mapping[str, Any],
+        saved: Callable[[Path, float], None] | None = None,
+    ) -> None:
         """Write a checkpoint; every rank must call this together.
+
+        When the one before this is still being written, this waits for it.
 
         :param step: optimizer steps done; names the folder.
         :param extra: what else belongs to the checkpoint, JSON-ready.
-        :raises CheckpointError: on every rank, when it can't be written; those before it stay.
+        :param saved: called with the checkpoint's path and the seconds it took, once it is whole.
+        :raises CheckpointError: on every rank, when it can't be written; those before it stay. What goes
+            wrong while training goes on is told by the next call of this or :meth:`finish`.
         """
+        try:
+            self.finish()
+        except CheckpointError as error:
+            self._warn(f"{error}; training goes on")
+        began = time.perf_counter()
+        tensors: Tensors = {**state.model_tensors(), **state.optimizer_tensors()}
+        numbers = copy.deepcopy(state.optimizer_numbers())
+        extra = copy.deepcopy(dict(extra))
+        if self._beside:
+            tensors = BlockingAsyncStager().stage(tensors)
+
+        def write() -> None:
+            path = self._write(step, tensors, numbers, extra)
+            if saved is not None:
+                saved(path, time.perf_counter() - began)
+
+        def write_and_keep_error() -> None:
+            try:
+                write()
+            except BaseException as error:
+                self._error = error
+
+        if not self._beside:
+            write()
+            return
+        self._writer = threading.Thread(target=write_and_keep_error, name="saturn-checkpoint", daemon=True)
+        self._writer.start()
+
+    def finish(self) -> None:
+        """Wait until nothing is being written any more; every rank must call this together.
+
+        :raises CheckpointError: on every rank, when what was being written could not be.
+        """
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _write(self, step: int, tensors: Tensors, numbers: Numbers, extra: Mapping[str, Any]) -> Path:
         final = self._folder / f"step-{step:08d}"
         temporary = self._folder / f".saving-step-{step:08d}"
         with self._explained():
@@ -163,11 +143,10 @@ class Checkpoints:
                 for leftover in self._folder.glob(".saving-*"):
                     shutil.rmtree(leftover)
                 temporary.mkdir()
-        tensors = {**state.model_tensors(), **state.optimizer_tensors()}
-        sizes, manifest = self._contents(tensors, state)
+        sizes, manifest = self._contents(tensors, numbers)
         with self._explained():
             writer = HuggingFaceStorageWriter(str(temporary), _file_of(sizes), save_distributed=True)
-            save_distributed(tensors, storage_writer=writer)
+            save_distributed(tensors, storage_writer=writer, process_group=self._group)
         own_files: dict[str, Any] = {}
         with self._explained():
             paths = sorted(temporary.glob("*.safetensors"))
@@ -175,7 +154,7 @@ class Checkpoints:
         files = {name: described for part in self._everyones(own_files) for name, described in part.items()}
         with self._explained():
             if self._ranks.is_first:
-                _write_manifest(temporary, {**manifest, "step": step, "files": files, "extra": dict(extra)})
+                _write_manifest(temporary, {**manifest, "step": step, "files": files, "extra": extra})
                 if final.exists():
                     shutil.rmtree(final)
                 temporary.rename(final)
@@ -208,14 +187,14 @@ class Checkpoints:
             self._warn(f"no checkpoint in {self._folder} is whole; starting from the beginning")
         return None
 
-    def _contents(self, tensors: Tensors, state: State) -> tuple[dict[str, int], dict[str, Any]]:
+    def _contents(self, tensors: Tensors, numbers_here: Numbers) -> tuple[dict[str, int], dict[str, Any]]:
         """Bytes of every tensor of all ranks, and the manifest without what is known later."""
         shapes_here = {name: list(t.shape) for name, t in tensors.items()}
         sizes_here = {name: t.numel() * t.element_size() for name, t in tensors.items()}
         shapes: dict[str, list[int]] = {}
         sizes: dict[str, int] = {}
         numbers: dict[str, dict[str, Any]] = {}
-        for part in self._everyones((shapes_here, sizes_here, state.optimizer_numbers())):
+        for part in self._everyones((shapes_here, sizes_here, numbers_here)):
             shapes.update(part[0])
             sizes.update(part[1])
             numbers.update(part[2])
@@ -272,7 +251,7 @@ class Checkpoints:
         values: list[Any] = [value]
         if self._ranks.size > 1:
             values = [None] * self._ranks.size
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
     @contextmanager
@@ -292,20 +271,6 @@ class Checkpoints:
                 "free some space" if os.strerror(errno.ENOSPC) in first else "check the folder and its rights"
             )
             raise CheckpointError(f"no checkpoint can be written to {self._folder} ({first}); {fix}")
-
-
-def aliases(model: torch.nn.Module) -> dict[str, str]:
-    """For every name of a parameter or buffer of ``model``, the first of its names."""
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            names[name] = first.setdefault(id(tensor), name)
-    return names
-
-
-def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.ndim or isinstance(tensor, DTensor) else tensor.view(1)
 
 
 def _file_of(sizes: Mapping[str, int]) -> dict[str, int]:

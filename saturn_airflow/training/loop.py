@@ -7,6 +7,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 from saturn_airflow import library, references
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import Job
-from saturn_airflow.training import batches, blocks, checkpoints, optimizers, parallel, precision, rng
+from saturn_airflow.training import batches, blocks, checkpoints, optimizers, parallel, precision, rng, state
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
@@ -57,7 +58,7 @@ class _Training:
         model = _load_model(job)
         _check_equal_everywhere(model, ranks)
         groups = optimizers.parameter_groups(hparams, model)
-        aliases = checkpoints.aliases(model)
+        aliases = state.aliases(model)
         self.objective = Objective(job, model, ranks.device)
         if hparams.compile:
             blocks.compile_blocks(model)
@@ -80,7 +81,7 @@ class _Training:
         self.checkpoint: str | None = None
         self.checkpoints: checkpoints.Checkpoints | None = None
         if request.measure is None:
-            self.state = checkpoints.State(self.parallel, self.optimizer, aliases)
+            self.state = state.State(self.parallel, self.optimizer, aliases)
             self.checkpoints = checkpoints.Checkpoints(
                 request.checkpoints, ranks, request.keep_checkpoints, self.warn
             )
@@ -153,7 +154,7 @@ class _Training:
             stop = self.finished or stop_asked or reached
             if stop or save:
                 self._save(final=stop)
-        if measure is None and self.saved_step != self.step:
+        if measure is None:
             self._save(final=True)
         return self._result(seconds, setup_seconds)
 
@@ -256,32 +257,35 @@ class _Training:
 
     def _save(self, *, final: bool) -> None:
         assert self.checkpoints is not None
-        if self.saved_step == self.step:
-            return
-        began = time.perf_counter()
-        extra = {
-            "seed": self.hparams.seed,
-            "step": self.step,
-            "epoch": self.position.epoch,
-            "batch": self.position.batch,
-            "epoch_sum": self.epoch_sum,
-            "epoch_batches": self.epoch_batches,
-            "metrics": self.metrics,
-            "lr": [float(group["lr"]) for group in self.optimizer.param_groups],
-            "technique": self.request.technique,
-            "devices": self.ranks.size,
-        }
-        try:
-            path = self.checkpoints.save(self.step, self.state, extra)
-        except checkpoints.CheckpointError as error:
-            if final:
-                raise
-            self.warn(f"{error}; training goes on")
-        else:
-            self.checkpoint, self.saved_step = str(path), self.step
-            seconds = time.perf_counter() - began
-            self.ranks.emit("checkpoint", step=self.step, path=self.checkpoint, seconds=seconds)
-        self.tried_step, self.tried_at = self.step, time.perf_counter()
+        if self.saved_step != self.step:
+            step = self.step
+            extra = {
+                "seed": self.hparams.seed,
+                "step": step,
+                "epoch": self.position.epoch,
+                "batch": self.position.batch,
+                "epoch_sum": self.epoch_sum,
+                "epoch_batches": self.epoch_batches,
+                "metrics": self.metrics,
+                "lr": [float(group["lr"]) for group in self.optimizer.param_groups],
+                "technique": self.request.technique,
+                "devices": self.ranks.size,
+            }
+
+            def saved(path: Path, seconds: float) -> None:
+                self.checkpoint = str(path)
+                self.ranks.emit("checkpoint", step=step, path=str(path), seconds=seconds)
+
+            try:
+                self.checkpoints.save(step, self.state, extra, saved)
+                self.saved_step = step
+            except checkpoints.CheckpointError as error:
+                if final:
+                    raise
+                self.warn(f"{error}; training goes on")
+            self.tried_step, self.tried_at = step, time.perf_counter()
+        if final:
+            self.checkpoints.finish()
 
     def _resume(self, saved: checkpoints.Checkpoints) -> None:
         found = saved.load(self.state)

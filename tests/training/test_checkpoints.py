@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from torch import nn
 
 from saturn_airflow.jobs import HParams
 from saturn_airflow.training import checkpoints, optimizers
-from saturn_airflow.training.checkpoints import CheckpointError, Checkpoints, State, read_weights
+from saturn_airflow.training.checkpoints import CheckpointError, Checkpoints, read_weights
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.state import State, aliases
 
 
 class Tied(nn.Module):
@@ -64,7 +66,7 @@ class Training:
             self.model(torch.arange(5)).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-        self.state = State(parallel, self.optimizer, checkpoints.aliases(self.model))
+        self.state = State(parallel, self.optimizer, aliases(self.model))
 
     def contents(self) -> dict[str, Any]:
         state = self.optimizer.state
@@ -79,10 +81,16 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 class Folder:
     """Checkpoints in a folder, and what they warned of."""
 
-    def __init__(self, path: Path, ranks: Ranks, keep: int = 2) -> None:
+    def __init__(self, path: Path, ranks: Ranks, keep: int = 2, beside: bool = False) -> None:
         self.path = path
         self.warnings: list[str] = []
-        self.checkpoints = Checkpoints(path, ranks, keep, self.warnings.append)
+        self.checkpoints = Checkpoints(path, ranks, keep, self.warnings.append, beside)
+
+    def save(self, step: int, state: State, extra: dict[str, Any]) -> Path:
+        written: list[Path] = []
+        self.checkpoints.save(step, state, extra, lambda path, seconds: written.append(path))
+        self.checkpoints.finish()
+        return written[0]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +98,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> dict[str, byt
     """The files of a folder with checkpoints of steps 1 and 2."""
     folder = Folder(tmp_path_factory.mktemp("two"), ranks)
     for step in (1, 2):
-        folder.checkpoints.save(step, Training(ranks, step).state, {"step": step})
+        folder.save(step, Training(ranks, step).state, {"step": step})
     return {
         str(path.relative_to(folder.path)): path.read_bytes()
         for path in folder.path.rglob("*")
@@ -110,7 +118,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path, ranks: Ranks, optimize
     folder = Folder(tmp_path, ranks)
     saved, loaded = Training(ranks, 3, optimizer=optimizer), Training(ranks, 0, optimizer=optimizer)
     assert folder.checkpoints.load(loaded.state) is None
-    path = folder.checkpoints.save(3, saved.state, {"note": [1, None]})
+    path = folder.save(3, saved.state, {"note": [1, None]})
     assert folder.checkpoints.load(loaded.state) == (path, {"note": [1, None]})
     assert equal(saved.contents(), loaded.contents())
     assert folder.warnings == []
@@ -173,7 +181,7 @@ def check_falls_back(path: Path, ranks: Ranks) -> None:
     assert "using the one before it" in warning
     # It is not tried again, and it makes way once there is a newer one.
     assert sorted(p.name for p in path.iterdir()) == ["damaged-step-00000002", "step-00000001"]
-    folder.checkpoints.save(2, loaded.state, {})
+    folder.save(2, loaded.state, {})
     assert sorted(p.name for p in path.iterdir()) == ["step-00000001", "step-00000002"]
 
 
@@ -194,7 +202,7 @@ def test_the_newest_stay_and_leftovers_go(tmp_path: Path, ranks: Ranks) -> None:
     folder = Folder(tmp_path, ranks, keep=3)
     training = Training(ranks, 1)
     for step in range(1, 13):
-        folder.checkpoints.save(step, training.state, {})
+        folder.save(step, training.state, {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000010", "step-00000011", "step-00000012"]
 
 
@@ -212,13 +220,14 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, ranks: Ranks) -
         Folder(tmp_path / "file" / "checkpoints", ranks)
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("fails", ["write", "manifest", "rename"])
 def test_a_failed_save_leaves_the_one_before(
-    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, fails: str
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, fails: str, beside: bool
 ) -> None:
-    folder = Folder(tmp_path, ranks)
+    folder = Folder(tmp_path, ranks, beside=beside)
     training = Training(ranks, 1)
-    folder.checkpoints.save(1, training.state, {"step": 1})
+    folder.save(1, training.state, {"step": 1})
 
     def full(*args: Any, **kwargs: Any) -> Any:
         raise OSError(28, os.strerror(28))
@@ -231,10 +240,10 @@ def test_a_failed_save_leaves_the_one_before(
         else:
             patched.setattr(Path, "rename", full)
         with pytest.raises(CheckpointError, match=r"No space left.*; free some space"):
-            folder.checkpoints.save(2, training.state, {"step": 2})
+            folder.save(2, training.state, {"step": 2})
     found = folder.checkpoints.load(training.state)
     assert found == (tmp_path / "step-00000001", {"step": 1})
-    assert folder.checkpoints.save(2, training.state, {"step": 2}).is_dir()
+    assert folder.save(2, training.state, {"step": 2}).is_dir()
 
 
 def test_tensors_are_spread_over_files_of_bounded_size(
@@ -243,7 +252,56 @@ def test_tensors_are_spread_over_files_of_bounded_size(
     monkeypatch.setattr(checkpoints, "_FILE_BYTES", 64)
     folder = Folder(tmp_path, ranks)
     saved, loaded = Training(ranks, 2), Training(ranks, 0)
-    path = folder.checkpoints.save(2, saved.state, {})
+    path = folder.save(2, saved.state, {})
     assert len(list(path.glob("*.safetensors"))) > 2
     folder.checkpoints.load(loaded.state)
     assert equal(saved.contents(), loaded.contents())
+
+
+def test_what_is_saved_beside_training_is_what_was_there_then(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path, ranks, beside=True)
+    training = Training(ranks, 2)
+    then = {name: value.clone() for name, value in training.contents().items()}
+    go_on = threading.Event()
+    write = checkpoints._write_manifest
+
+    def slowly(*args: Any) -> None:
+        assert go_on.wait(10)
+        write(*args)
+
+    monkeypatch.setattr(checkpoints, "_write_manifest", slowly)
+    extra = {"step": 2, "list": [1]}
+    folder.checkpoints.save(2, training.state, extra)
+    extra["list"].append(2)
+    with torch.no_grad():
+        for parameter in training.model.parameters():
+            parameter.zero_()
+    training.model(torch.arange(5)).backward()
+    training.optimizer.step()
+    go_on.set()
+    folder.checkpoints.finish()
+    loaded = Training(ranks, 0)
+    assert folder.checkpoints.load(loaded.state) == (tmp_path / "step-00000002", {"step": 2, "list": [1]})
+    assert equal(loaded.contents(), then)
+
+
+def test_a_save_that_failed_beside_training_is_told_with_the_next(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path, ranks, beside=True)
+    training = Training(ranks, 1)
+
+    def full(*args: Any) -> None:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "_write_manifest", full)
+        folder.checkpoints.save(1, training.state, {})
+        folder.checkpoints._writer.join()  # type: ignore[union-attr]
+    assert folder.warnings == []
+    folder.save(2, training.state, {"step": 2})
+    assert len(folder.warnings) == 1
+    assert "No space left on device" in folder.warnings[0]
+    assert folder.checkpoints.load(training.state) == (tmp_path / "step-00000002", {"step": 2})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -351,3 +352,23 @@ def test_whoever_dies_while_saving_loses_only_that_save(tmp_path: Path, where: s
     assert not [e for e in told["events"] if e["event"] == "warning"]
     assert told["result"]["status"] == "finished"
     assert not list((tmp_path / "checkpoints").glob(".saving-*"))
+
+
+def train_saving_beside(one: TrainRequest, ranks: Ranks) -> list[Told]:
+    """Save as on GPUs: while training goes on."""
+    from saturn_airflow.training import checkpoints
+
+    checkpoints.Checkpoints = functools.partial(checkpoints.Checkpoints, beside=True)  # type: ignore[misc]
+    return try_each([one], None, ranks)
+
+
+@pytest.mark.parametrize("technique", ["ddp", "fsdp"])
+def test_saves_beside_training_are_whole(tmp_path: Path, technique: str) -> None:
+    whole = job({"batches": 9, "precision": "float64"})
+    start = request(whole, tmp_path, technique, checkpoint_batches=2, batch_count=5)
+    (told,), _ = ranks_module.launch(train_saving_beside, start, size=2)
+    saved = [e["step"] for e in told["events"] if e["event"] == "checkpoint"]
+    assert saved == [2, 4, 5]
+    (rest,), _ = launch([request(whole, tmp_path, technique)], size=2)
+    (uninterrupted,), _ = launch([request(whole, tmp_path / "other", technique)], size=2)
+    assert steps(told) + steps(rest) == steps(uninterrupted)
