@@ -205,6 +205,8 @@ class _Member:
 
     def messages(self) -> Iterator[tuple[Any, ...]]:
         """What it has said and not yet been heard of."""
+        # Asked first: what it said last is read before it counts as gone.
+        alive = self.process.is_alive()
         try:
             while not self.ended and self.pipe.poll():
                 message = self.pipe.recv()
@@ -218,7 +220,7 @@ class _Member:
                     yield message
         except (EOFError, OSError):
             pass
-        if not self.ended and not self.process.is_alive():
+        if not self.ended and not alive:
             self.ended, self.failed_at = True, time.monotonic()
 
     def where(self) -> str:
