@@ -9,7 +9,7 @@ Jobs are placed in order of start (every left-shifted schedule has such an order
 before the last start can never be used earlier than it: they waste until then. A branch ends when
 
 - more is wasted than W, counting for each job left the least area among the modes that still end by C;
-- the same jobs are left with devices free no earlier than in a branch that failed.
+- the same jobs are left with devices free at the same times as in a branch already searched.
 
 Jobs that start together are placed in one order only.
 """
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
 from typing import NamedTuple
 
 from saturn_airflow.planning.clock import Clock
@@ -102,7 +101,6 @@ class Packer:
         end = self.end
         positions = range(len(kinds))
         seen: set[tuple[tuple[int, ...], tuple[float, ...], tuple[int, int]]] = set()
-        failed: dict[tuple[int, ...], deque[list[float]]] = {}
         path: ClassRow = []
         branches = 0
 
@@ -142,12 +140,6 @@ class Packer:
             if state in seen:
                 return False
             seen.add(state)
-            for earlier in failed.get(counts, ()):
-                for mine, theirs in zip(free, earlier, strict=True):
-                    if mine < theirs:
-                        break
-                else:
-                    return False
             branching = []
             for k, fitting in usable:
                 thriftiest = areas[k]
@@ -178,15 +170,11 @@ class Packer:
                 if place(then, fewer, left - waste, start, (k, mode)):
                     return True
                 path.pop()
-            if first > last_start:
-                # All orders were tried from here: devices free no earlier would fail as well.
-                failed.setdefault(counts, deque(maxlen=_FAILURES_KEPT)).appendleft(free)
             return False
 
         counts = tuple([jobs.count(k) for k in kinds])
         return path if place([0.0] * self.devices, counts, allowance, 0.0, _FIRST) else None
 
 
-_FAILURES_KEPT = 40
 _ASKED_AGAIN = 8
 _FIRST = (-1, -1)

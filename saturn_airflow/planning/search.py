@@ -33,7 +33,9 @@ _FEW_NODES = 4
 _TREES_JOBS = 40
 _FIRST_STEP = 0.01
 _LEAST_STEP = 0.0002
-_EFFORTS = (40, 150, 400, 1500)
+_MANY_NODES = 16
+_EFFORTS = (40, 150, 400)
+_FEW_EFFORTS = (150, 400, 1500)
 
 
 class Searcher:
@@ -148,8 +150,10 @@ class Searcher:
         best = self.best
         if best.bound > 0:
             self.step = min(self.step, max((1 - best.bound / best.value) * 0.5, _LEAST_STEP))
-        # With few nodes the same sets come again and again: look at them harder.
-        effort = _EFFORTS[0] if self.nodes > _FEW_NODES else self.rng.choice(_EFFORTS[1:])
+        # With fewer nodes the same sets come again sooner: look at them harder.
+        effort = self.rng.choice(_FEW_EFFORTS if self.nodes <= _FEW_NODES else _EFFORTS)
+        if self.nodes > _MANY_NODES:
+            effort = _EFFORTS[0]
         end = best.value * (1 - self.step * self.rng.uniform(0.5, 1.0))
         self.pool = PoolSearch(best.instance, best.schedule, end, self.rng, effort)
         self.seen = best.version
