@@ -68,6 +68,11 @@ class Cluster:
         names = [node.name for node in nodes]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise InvalidSweepError(f"two nodes are named {twice[0]!r}; every node needs a name of its own")
+        queues = [node.queue for node in nodes]
+        if shared := sorted({queue for queue in queues if queues.count(queue) > 1}):
+            raise InvalidSweepError(
+                f"two nodes listen on the queue {shared[0]!r}; every node needs a queue of its own"
+            )
         object.__setattr__(self, "nodes", tuple(nodes))
 
     def __iter__(self) -> Iterator[Node]:

@@ -61,6 +61,7 @@ class Estimate:
     :param peak_device_bytes: largest memory of one device (one rank's resident memory on CPU slots).
     :param peak_host_bytes: largest resident memory of all ranks together.
     :param reason: why the strategy can't run: out of memory, or the technique's own words.
+    :param passing: whether that may be otherwise next time: a trial that hung, was lost or met a bug.
     """
 
     fingerprint: str
@@ -76,6 +77,7 @@ class Estimate:
     peak_device_bytes: int = 0
     peak_host_bytes: int = 0
     reason: str | None = None
+    passing: bool = False
     source: Source = "measured"
 
     def to_dict(self) -> dict[str, Any]:

@@ -118,12 +118,13 @@ def names() -> list[str]:
     return sorted(found)
 
 
-def check_names(wanted: Sequence[str], what: str) -> None:
+def check_names(wanted: Sequence[str], what: str, known: Sequence[str] | None = None) -> None:
     """Check that techniques are in the library.
 
+    :param known: what :func:`names` returned, for those who check often.
     :raises InvalidSweepError: naming the first that is not, and those that are.
     """
-    known = names()
+    known = names() if known is None else known
     if unknown := [name for name in wanted if name not in known]:
         raise InvalidSweepError(
             f"{what}: technique {unknown[0]!r} is not in the library; it has {', '.join(known)}"

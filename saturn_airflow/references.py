@@ -92,7 +92,8 @@ def check(reference: str, what: str) -> None:
             return
         raise InvalidSweepError(
             f"{what}: there is no module {module_name!r} (of {reference!r}); "
-            "check the spelling, or put it where DAGs are parsed (beside the DAG file, in plugins/)"
+            "check the spelling, put it where DAGs are parsed (beside the DAG file, in plugins/), "
+            "or leave the check to the nodes with [saturn] check_references = False"
         )
     names = _top_level_names(spec.origin)
     if names is not None and name not in names:

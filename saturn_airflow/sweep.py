@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -17,6 +19,9 @@ from saturn_airflow.operators.profile import ProfileOperator
 from saturn_airflow.operators.report import ReportOperator
 from saturn_airflow.operators.train import TrainOperator
 from saturn_airflow.operators.trials import PickOperator, TrialsOperator, check_against
+
+#: What Saturn's training loop measures, and a sweep can choose its best job by.
+METRICS = ("eval_loss", "epoch_loss", "loss")
 
 
 class SaturnSweepOperator(TaskGroup):
@@ -44,6 +49,7 @@ class SaturnSweepOperator(TaskGroup):
     :param asset: the asset whose event tells downstream DAGs of a successful sweep, with the best job in
         its ``extra`` (default: ``saturn://<dag_id>/<task_id>``).
     :param experiment: the MLflow experiment (default: the DAG's id).
+    :param group_arguments: what else a ``TaskGroup`` takes: ``tooltip``, ``doc_md``, ``default_args``...
     :raises InvalidSweepError: when something about the sweep can't be right.
     """
 
@@ -67,7 +73,15 @@ class SaturnSweepOperator(TaskGroup):
     ) -> None:
         what = f"sweep {task_id!r}"
         try:
-            _check(jobs, cluster, techniques, planning_seconds, mode, checkpoint_every)
+            _check_jobs(jobs, cluster, techniques, metric)
+            _check_choice("metric", metric, (None, *METRICS))
+            _check_choice("mode", mode, ("min", "max"))
+            _check_number("planning_seconds", planning_seconds)
+            _check_number("checkpoint_every", checkpoint_every)
+            _check_count("keep_checkpoints", keep_checkpoints, 1)
+            _check_count("retries", retries, 0)
+            _check_count("allowed_failures", allowed_failures, 0)
+            _check_argument_names(group_arguments)
         except InvalidSweepError as error:
             raise InvalidSweepError(f"{what}: {error}") from None
         super().__init__(group_id=task_id, **group_arguments)
@@ -190,13 +204,8 @@ def _mapped(
     ).expand(**{mapped: XComArg(source)})
 
 
-def _check(
-    jobs: Sequence[Job] | XComArg,
-    cluster: Cluster,
-    techniques: Sequence[str] | None,
-    planning_seconds: float,
-    mode: str,
-    checkpoint_every: float,
+def _check_jobs(
+    jobs: Sequence[Job] | XComArg, cluster: Cluster, techniques: Sequence[str] | None, metric: str | None
 ) -> None:
     from saturn_airflow import library
 
@@ -207,19 +216,41 @@ def _check(
         if isinstance(techniques, str) or not techniques:
             raise InvalidSweepError(f"techniques is {techniques!r}; give a list of names, or leave it out")
         library.check_names(techniques, "techniques")
-    if mode not in ("min", "max"):
-        raise InvalidSweepError(f"mode is {mode!r}; it is 'min' or 'max'")
-    for name, value in (("planning_seconds", planning_seconds), ("checkpoint_every", checkpoint_every)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise InvalidSweepError(f"{name} is {value!r}; give a number of seconds above 0")
     if isinstance(jobs, XComArg):
         return
     if isinstance(jobs, Job) or not isinstance(jobs, Sequence) or isinstance(jobs, str):
         raise InvalidSweepError(
-            f"jobs is {jobs!r:.60}; give a list of jobs, grid(...), or an upstream task's output"
+            f"jobs is {jobs!r:.60}; give a list of jobs, grid(...), or the output of an upstream task"
         )
     check_jobs(jobs)
-    check_against(jobs, cluster)
+    check_against(jobs, cluster, techniques)
+    if metric == "eval_loss" and (without := [job.name for job in jobs if job.load_eval_dataloader is None]):
+        raise InvalidSweepError(f"metric is 'eval_loss', but job {without[0]!r} has no load_eval_dataloader")
     if conf.getboolean("saturn", "check_references", fallback=True):
         for job in jobs:
             job.check_references()
+
+
+def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        raise InvalidSweepError(f"{name} is {value!r}; it is {' or '.join(map(repr, choices))}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InvalidSweepError(f"{name} is {value!r}; give a number of seconds above 0")
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidSweepError(f"{name} is {value!r}; give a whole number of at least {least}")
+
+
+def _check_argument_names(arguments: Mapping[str, object]) -> None:
+    own = inspect.signature(SaturnSweepOperator).parameters
+    known = [*own, *inspect.signature(TaskGroup).parameters]
+    for name in arguments:
+        if name not in known:
+            likely = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {likely[0]!r}?" if likely else f"; known are {', '.join(own)}"
+            raise InvalidSweepError(f"there is no argument {name!r}{hint}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -33,10 +35,12 @@ def run_demo(state: Path, dags: Path, keep: bool = False, console: Console | Non
         raise SaturnError(
             f"{dags} has no {DAG_ID}.py; run the demo from a clone of the repository, or give --dags"
         )
+    # Whoever ends the demo ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     services = Services(state, dags)
-    with console.status("Starting MLflow and Airflow ..."):
-        services.start()
     try:
+        with console.status("Starting MLflow and Airflow ..."):
+            services.start()
         console.print(f"Airflow {services.airflow_url}   MLflow {services.mlflow_url}", highlight=False)
         status = _run_sweep(services, console)
         if keep:
@@ -62,12 +66,14 @@ def _run_sweep(services: Services, console: Console) -> int:
     with Live(console=console, refresh_per_second=4, transient=False) as screen:
         while True:
             services.check()
-            with suppress(httpx.TimeoutException):
+            ended = False
+            with suppress(httpx.HTTPError):  # a busy API server answers the next time
                 _update(progress, airflow, run_id, services)
+                ended = airflow.state(DAG_ID, run_id) in ("success", "failed")
             _time_stages(progress, stage_started, console)
             if console.is_terminal:
                 screen.update(view.live(progress, time.monotonic() - started))
-            if airflow.state(DAG_ID, run_id) in ("success", "failed"):
+            if ended:
                 break
             time.sleep(0.5)
         _update(progress, airflow, run_id, services)

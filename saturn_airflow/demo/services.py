@@ -131,7 +131,7 @@ class Services:
         while time.monotonic() < deadline:
             self.check()
             with suppress(httpx.TransportError):
-                if httpx.get(url, timeout=2).is_success:
+                if httpx.get(url, timeout=2, trust_env=False).is_success:
                     return
             time.sleep(0.3)
         raise SaturnError(f"{name} did not answer at {url} in time:\n{self._tail(name)}")

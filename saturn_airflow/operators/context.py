@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
-import re
 import sys
+import sysconfig
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
-from airflow.sdk import BaseHook, Context, conf
-from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk import BaseHook, Context, TaskInstanceState, conf
+from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowSkipException
 
 from saturn_airflow import library
 from saturn_airflow.errors import InvalidSweepError
@@ -84,9 +87,12 @@ def use_techniques_folder() -> None:
 
 def user_path() -> tuple[str, ...]:
     """The entries of ``sys.path`` that a fresh interpreter would not have: DAG bundles, plugins, config."""
-    own = (str(Path(sys.prefix).resolve()), str(Path(os.__file__).parent))
+    stdlib = Path(os.__file__).parent
+    paths = sysconfig.get_paths()
+    own = {stdlib, stdlib / "lib-dynload", Path(paths["purelib"]), Path(paths["platlib"])}
+    own.add(Path(sys.executable).parent)
     entries = [entry for entry in dict.fromkeys(sys.path) if entry and not entry.endswith(".zip")]
-    return tuple(entry for entry in entries if not str(Path(entry).resolve()).startswith(own))
+    return tuple(entry for entry in entries if Path(entry) not in own)
 
 
 def mlflow_uri() -> str:
@@ -101,20 +107,66 @@ def mlflow_uri() -> str:
         connection = BaseHook.get_connection(MLFLOW_CONNECTION)
     except AirflowNotFoundException:
         return tracking.resolve_uri(str(home()))
-    host = connection.host or ""
-    if not host:
+    if not connection.host:
         raise InvalidSweepError(f"the connection {MLFLOW_CONNECTION!r} has no host; give MLflow's address")
     if connection.login:
         os.environ["MLFLOW_TRACKING_USERNAME"] = connection.login
         os.environ["MLFLOW_TRACKING_PASSWORD"] = connection.password or ""
+    return tracking_address(connection.conn_type, connection.host, connection.schema, connection.port)
+
+
+def tracking_address(conn_type: str | None, host: str, schema: str | None, port: int | None) -> str:
+    """MLflow's address as the fields of a connection give it; ``host`` may be a whole URL.
+
+    The scheme stands in the host, in the schema, or is the connection's type, as in
+    ``https://user:password@mlflow.example.com``.
+    """
     if "://" not in host:
-        host = f"{connection.schema or 'http'}://{host}"
-    if connection.port and not re.search(r":\d+$", host):
-        host = f"{host}:{connection.port}"
-    return host
+        schemes = [name for name in (schema, conn_type) if name in ("http", "https")]
+        host = f"{schemes[0] if schemes else 'http'}://{host}"
+    parts = urlsplit(host)
+    if port and parts.port is None:
+        parts = parts._replace(netloc=f"{parts.netloc}:{port}")
+    return urlunsplit(parts)
 
 
-def pull_all(context: Context, task_ids: list[str], key: str) -> list[Any]:
-    """What the (mapped) tasks pushed under ``key``, those that pushed nothing left out."""
+def pull_all(context: Context, task_ids: list[str], key: str, attempt: float) -> list[Any]:
+    """What the (mapped) tasks pushed under ``key``, in this ``attempt`` at what made them.
+
+    When a task upstream is cleared and maps anew, Airflow keeps what instances pushed that are no longer
+    there; the attempt tells them apart.
+    """
     values = context["ti"].xcom_pull(task_ids=task_ids, key=key)
-    return [value for value in values or [] if value is not None]
+    return [value for value in values or [] if value is not None and value["attempt"] == attempt]
+
+
+def pull_from_trials(context: Context, trials_task: str, key: str) -> Any:
+    """What the sweep's first task pushed under ``key``.
+
+    :raises AirflowSkipException: when that task was skipped, as in a branch that was not taken.
+    :raises AirflowFailException: when it failed.
+    """
+    ti = context["ti"]
+    value = ti.xcom_pull(task_ids=trials_task, key=key, map_indexes=-1)
+    if value is not None:
+        return value
+    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[trials_task], run_ids=[ti.run_id])
+    if states.get(ti.run_id, {}).get(trials_task) == TaskInstanceState.SKIPPED:
+        raise AirflowSkipException(f"{trials_task} was skipped")
+    raise AirflowFailException(f"{trials_task} did not succeed; its log says why")
+
+
+def hide_secrets(params: Mapping[str, str]) -> dict[str, str]:
+    """``params`` without the values of keys that Airflow takes for secrets, such as ``data.password``."""
+    from airflow.sdk.log import redact  # type: ignore[attr-defined]
+
+    return {key: str(redact(value, key.rpartition(".")[2])) for key, value in params.items()}
+
+
+def finite(value: Any) -> Any:
+    """``value`` with None for numbers that JSON lacks (NaN, infinity), which XComs refuse."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

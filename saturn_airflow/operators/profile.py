@@ -13,6 +13,7 @@ from saturn_airflow.estimates import Trial
 from saturn_airflow.folders import slug
 from saturn_airflow.operators.context import (
     SweepContext,
+    finite,
     leases_folder,
     technique_folders,
     user_path,
@@ -41,7 +42,8 @@ class ProfileOperator(BaseOperator):
         from saturn_airflow.profiling.measure import measure
 
         sweep = SweepContext.of(context, self.group)
-        trial = Trial.from_dict(self.trial)
+        attempt, data = self.trial["attempt"], {k: v for k, v in self.trial.items() if k != "attempt"}
+        trial = Trial.from_dict(data)
         node = Node(**self.node)
         ti = context["ti"]
         names = ", ".join(trial.covers)
@@ -50,7 +52,9 @@ class ProfileOperator(BaseOperator):
             estimate = measure(
                 trial,
                 node,
-                folder=sweep.folder / "trials" / slug(f"{trial.job.name} {trial.technique} {trial.devices}"),
+                folder=sweep.folder
+                / "trials"
+                / slug(f"{trial.job.name} {trial.technique} {trial.devices} {node.name}"),
                 holder=f"{sweep.key}: trial of {trial.job.name} under {trial.technique} x {trial.devices}",
                 priority=(ti.start_date.timestamp(), ti.map_index or 0),
                 leases_folder=leases_folder(),
@@ -59,9 +63,9 @@ class ProfileOperator(BaseOperator):
                 log=self.log.info,
             )
         except JobError as error:
-            ti.xcom_push(ESTIMATE_KEY, {"jobs": list(trial.covers), "error": str(error)})
+            ti.xcom_push(ESTIMATE_KEY, {"attempt": attempt, "jobs": list(trial.covers), "error": str(error)})
             raise AirflowFailException(f"{names}: {error}") from None
-        ti.xcom_push(ESTIMATE_KEY, estimate.to_dict())
+        ti.xcom_push(ESTIMATE_KEY, {"attempt": attempt, "estimate": finite(estimate.to_dict())})
         if estimate.reason:
             self.log.info("%s x %d can't run: %s", trial.technique, trial.devices, estimate.reason)
         else:

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.estimates import Estimate
-from saturn_airflow.operators.context import SweepContext, mlflow_uri, pull_all
+from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_all, pull_from_trials
 from saturn_airflow.operators.train import OUTCOME_KEY
 from saturn_airflow.plan import Plan
 from saturn_airflow.plugin.links import MlflowRunLink
@@ -61,32 +61,32 @@ class ReportOperator(BaseOperator):
 
         ti = context["ti"]
         sweep = SweepContext.of(context, self.group)
-        jobs = ti.xcom_pull(task_ids=self.trials_task, key="jobs", map_indexes=-1)
-        if jobs is None:
-            raise AirflowFailException(f"{self.trials_task} did not succeed; its log says why")
+        jobs, parent = (pull_from_trials(context, self.trials_task, key) for key in ("jobs", "sweep"))
         names = [job["name"] for job in jobs]
-        planned = ti.xcom_pull(task_ids=self.plan_task, key="plan", map_indexes=-1)
-        unplanned = ti.xcom_pull(task_ids=self.plan_task, key="unplanned", map_indexes=-1) or []
-        outcomes = pull_all(context, self.train_tasks, OUTCOME_KEY)
+        planned, unplanned, attempt = (
+            ti.xcom_pull(task_ids=self.plan_task, key=key, map_indexes=-1)
+            for key in ("plan", "unplanned", "attempt")
+        )
+        outcomes = pull_all(context, self.train_tasks, OUTCOME_KEY, attempt)
         result = summarize(
-            names, Plan.from_dict(planned) if planned else None, unplanned, outcomes, self.devices
+            names, Plan.from_dict(planned) if planned else None, unplanned or [], outcomes, self.devices
         )
         if planned:
             result["current_practice_seconds"] = planned["current_practice"]
         result["best"] = best_of(result["jobs"], self.metric, self.mode)
 
         uri = mlflow_uri()
-        parent = ti.xcom_pull(task_ids=self.trials_task, key="sweep", map_indexes=-1)
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
         tracking.send_outbox(uri, sweep.folder)
         tracking.estimates.update(uri, actual_speeds(outcomes), sweep.folder, speed_versions())
         run.log_report(result)
-        run.close("finished" if not result["failed"] else "failed")
+        too_many = len(result["failed"]) > self.allowed_failures
+        run.close("failed" if too_many else "finished")
         self.mlflow_url = result["mlflow_url"] = run.url
 
         self.log.info("%s", table(result))
-        ti.xcom_push("return_value", result)
-        if len(result["failed"]) > self.allowed_failures:
+        ti.xcom_push("return_value", finite(result))
+        if too_many:
             reasons = "\n".join(
                 f"  {o['job']}: {o['reason']}" for o in result["jobs"] if o["status"] != "finished"
             )
@@ -96,7 +96,7 @@ class ReportOperator(BaseOperator):
             )
         for asset in self.outlets:
             context["outlet_events"][asset].extra = {"best": result["best"], "failed": result["failed"]}
-        return result
+        return dict(finite(result))
 
 
 def summarize(
@@ -135,10 +135,8 @@ def summarize(
 
 
 def estimate_errors(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How far the finished jobs' seconds were from the planned ones: median and 90th percentile."""
-    errors = sorted(
-        abs(o["actual_seconds"] / o["planned_seconds"] - 1) for o in outcomes if o["status"] == "finished"
-    )
+    """How far the seconds of jobs that ran in one go were from the planned: median and 90th percentile."""
+    errors = sorted(abs(o["actual_seconds"] / o["planned_seconds"] - 1) for o in outcomes if _in_one_go(o))
     if not errors:
         return {}
     return {
@@ -165,8 +163,13 @@ def actual_speeds(outcomes: Sequence[Mapping[str, Any]]) -> list[Estimate]:
             peak_host_bytes=o["peak_host_bytes"],
         )
         for o in outcomes
-        if o["status"] == "finished" and o.get("batches")
+        if _in_one_go(o) and o["batches"]
     ]
+
+
+def _in_one_go(outcome: Mapping[str, Any]) -> bool:
+    """Whether Saturn's own loop trained the job from start to end in one run."""
+    return bool(outcome["status"] == "finished" and outcome.get("batches") == outcome.get("steps", -1))
 
 
 def best_of(outcomes: Sequence[Mapping[str, Any]], metric: str | None, mode: str) -> dict[str, Any] | None:
@@ -178,7 +181,7 @@ def best_of(outcomes: Sequence[Mapping[str, Any]], metric: str | None, mode: str
     finished = [o for o in outcomes if o["status"] == "finished"]
     if metric is None:
         metric = "eval_loss" if all(o.get("eval_loss") is not None for o in finished) else "epoch_loss"
-    having = [o for o in finished if o.get(metric) is not None]
+    having = [o for o in finished if o.get(metric) is not None and math.isfinite(o[metric])]
     if not having:
         return None
     best = (min if mode == "min" else max)(having, key=lambda o: o[metric])

@@ -12,8 +12,11 @@ from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import (
     SweepContext,
+    finite,
+    hide_secrets,
     leases_folder,
     mlflow_uri,
+    pull_from_trials,
     technique_folders,
     user_path,
 )
@@ -22,7 +25,8 @@ from saturn_airflow.plugin.links import MlflowRunLink
 OUTCOME_KEY = "outcome"
 #: Seconds between lines of progress in the task's log.
 LOG_SECONDS = 10.0
-#: What a further try can mend; the job's own errors are not among them.
+#: What a further try may mend, from the last checkpoint on. The job's own code is given another try too: data
+#: that can't be reached for a moment is the commonest failure of a long training.
 WORTH_A_RETRY = ("stopped", "lost", "hung", "failed")
 
 
@@ -60,70 +64,76 @@ class TrainOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Train.
 
-        :raises AirflowFailException: when the job's own code raises or its loss is not a number.
-        :raises AirflowException: when training ended otherwise than by finishing; a retry resumes it.
+        :raises AirflowException: when training ended without finishing; a retry resumes it.
+        :raises AirflowFailException: when no retry can help: the loss is not a number, memory ran out.
         """
+        from saturn_airflow import tracking
         from saturn_airflow.training import runs
 
         ti = context["ti"]
         sweep = SweepContext.of(context, self.group)
         entry, node = self.entry, Node(**self.node)
         job = Job.from_dict(entry["job"])
-        spec = runs.RunSpec(
-            mode="train",
-            job=job,
-            technique=entry["technique"],
-            parameters=entry["parameters"],
-            node=node.name,
-            kind=node.kind,
-            slots=node.devices,
-            devices=entry["devices"],
-            device_ids=tuple(entry["device_ids"]),
-            priority=(entry["priority"][0], entry["priority"][1]),
-            holder=f"{sweep.key}: {job.name}",
-            folder=str(sweep.job_folder(job.name)),
-            checkpoint_seconds=self.checkpoint_seconds,
-            keep_checkpoints=self.keep_checkpoints,
-            leases_folder=leases_folder(),
-            technique_folders=technique_folders(),
-            path=user_path(),
-        )
-        outcome: dict[str, Any] = {
-            "job": job.name,
-            "technique": entry["technique"],
-            "devices": entry["devices"],
-            "node": node.name,
-            "device_ids": entry["device_ids"],
-            "kind": node.kind,
-            "parameters": entry["parameters"],
-            "fingerprint": entry["fingerprint"],
-            "planned_seconds": entry["end"] - entry["start"],
-            "status": "lost",
-            "reason": "the task was ended",
+        folder = sweep.job_folder(job.name)
+        outcome = {
+            key: entry[key]
+            for key in ("attempt", "technique", "devices", "node", "device_ids", "kind", "parameters")
         }
-        job_run = None
+        outcome.update(
+            job=job.name,
+            fingerprint=entry["fingerprint"],
+            planned_seconds=entry["end"] - entry["start"],
+            status="lost",
+            reason="the task was ended",
+        )
         try:
+            uri = mlflow_uri()
+            parent = pull_from_trials(context, self.trials_task, "sweep")
+            spec = runs.RunSpec(
+                mode="train",
+                job=job,
+                technique=entry["technique"],
+                parameters=entry["parameters"],
+                node=node.name,
+                kind=node.kind,
+                slots=node.devices,
+                devices=entry["devices"],
+                device_ids=tuple(entry["device_ids"]),
+                priority=(entry["attempt"], entry["position"]),
+                holder=f"{sweep.key}: {job.name}",
+                folder=str(folder),
+                checkpoint_seconds=self.checkpoint_seconds,
+                keep_checkpoints=self.keep_checkpoints,
+                leases_folder=leases_folder(),
+                technique_folders=technique_folders(),
+                path=user_path(),
+            )
             self._run = runs.start(spec)
         except InvalidSweepError as error:
+            ti.xcom_push(OUTCOME_KEY, {**outcome, "status": "failed", "reason": str(error)})
             raise AirflowFailException(str(error)) from None
+
+        job_run: tracking.JobRun | None = None
         for event in self._run.events():
             self._say(event)
             if event["event"] == "waiting":
                 continue
             if job_run is None:
-                job_run = self._open_job(context, sweep, job)
-            if event["event"] == "leased":
-                outcome["started_at"] = event["time"]
-            elif event["event"] == "end":
-                outcome.update(event.get("result") or {})
-                outcome.update(status=event["status"], reason=event.get("reason"), ended_at=event["time"])
-                outcome["actual_seconds"] = event["time"] - outcome.get("started_at", event["time"])
+                strategy = {key: entry[key] for key in ("technique", "devices", "node")}
+                params = hide_secrets(tracking.job_params(job, **strategy))
+                job_run = tracking.open_job(uri, parent, job.name, params, sweep.tags(context), folder)
             job_run.follow(event)
+            if event["event"] == "end":
+                outcome.update(event.get("result") or {})
+                outcome.update(status=event["status"], reason=event.get("reason"))
+        outcome.update(runs.time_on_devices(folder))
+        # What became of the job must not depend on MLflow; its run and model are added when they are known.
+        ti.xcom_push(OUTCOME_KEY, finite(outcome))
         if job_run is not None:
             self._finish(ti, job_run, outcome)
-        ti.xcom_push(OUTCOME_KEY, outcome)
+            ti.xcom_push(OUTCOME_KEY, finite(outcome))
         if outcome["status"] == "finished":
-            return outcome
+            return dict(finite(outcome))
         message = f"{job.name} {outcome['status'].replace('_', ' ')}: {outcome['reason']}"
         if outcome["status"] in WORTH_A_RETRY:
             raise AirflowException(message)
@@ -134,22 +144,13 @@ class TrainOperator(BaseOperator):
         if self._run is not None:
             self._run.stop()
 
-    def _open_job(self, context: Context, sweep: SweepContext, job: Job) -> Any:
-        from saturn_airflow import tracking
-
-        parent = context["ti"].xcom_pull(task_ids=self.trials_task, key="sweep", map_indexes=-1)
-        strategy = {key: self.entry[key] for key in ("technique", "devices", "node")}
-        params = tracking.job_params(job, **strategy)
-        folder = sweep.job_folder(job.name)
-        return tracking.open_job(mlflow_uri(), parent, job.name, params, sweep.tags(context), folder)
-
     def _finish(self, ti: Any, job_run: Any, outcome: dict[str, Any]) -> None:
         job_run.wait(10)
         outcome["run_id"] = job_run.id
         self.mlflow_url = job_run.url
-        if outcome["status"] == "finished" and outcome.get("checkpoint"):
-            outcome["model_uri"] = job_run.log_model_folder(outcome["checkpoint"])
-        job_run.log_metrics({key: outcome[key] for key in ("planned_seconds", "actual_seconds")})
+        if outcome.get("model"):
+            outcome["model_uri"] = job_run.log_model_folder(outcome["model"])
+        job_run.log_metrics({key: outcome.get(key) for key in ("planned_seconds", "actual_seconds")})
         if outcome["status"] in WORTH_A_RETRY and ti.try_number <= (ti.max_tries or 0):
             job_run.leave()
         else:

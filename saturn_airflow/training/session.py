@@ -183,12 +183,26 @@ def drive(
         raise RanksFailedError(failure) from None
     if spec.mode == "train":
         technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)
-        return session.result
+        return {**session.result, **_export(session, spec)}
     reason = technique.why_not(spec.job, len(device_ids))
     if reason is not None:
         raise DoesNotFit(reason)
     parameters, seconds = _checked(technique.search(spec.job, device_ids, session), spec.technique)
     return {"parameters": parameters, "seconds_per_batch": seconds, **session.measured(parameters)}
+
+
+def _export(session: Session, spec: RunSpec) -> dict[str, Any]:
+    """Write the finished job's model beside its checkpoints; training is done, whatever becomes of that."""
+    checkpoint = session.result.get("checkpoint")
+    if session.result["status"] != "finished" or checkpoint is None:
+        return {}
+    from saturn_airflow.training.exports import export_model
+
+    try:
+        return {"model": str(export_model(checkpoint, spec.job, session.folder / "model"))}
+    except OSError as error:
+        session.emit("warning", message=f"the model can't be exported ({error}); {checkpoint} holds it")
+        return {}
 
 
 def _checked(found: Any, technique: str) -> tuple[dict[str, Any], float]:

@@ -7,12 +7,15 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import httpx
 import mlflow
 import pytest
+import torch
 
 from saturn_airflow import tracking
+from saturn_airflow.training.exports import load_exported
 
 pytestmark = pytest.mark.services
 
@@ -88,6 +91,18 @@ def test_mlflow_has_a_run_per_trained_job_below_one_parent(deployment, broken):
     assert losses[-1].value < losses[0].value
 
 
+def test_the_best_model_loads_from_its_uri(deployment, broken, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(Path(__file__).parent / "dags")
+    mlflow.set_tracking_uri(deployment.services.mlflow_url)
+    folder = mlflow.artifacts.download_artifacts(
+        broken["result"]["best"]["model_uri"], dst_path=str(tmp_path)
+    )
+    model = load_exported(folder)
+    inputs = torch.randn(512, 4, generator=torch.Generator().manual_seed(1))
+    right = model(inputs).argmax(1) == (inputs[:, 0] > 0)
+    assert right.float().mean() > 0.8
+
+
 def test_a_retry_goes_on_from_the_last_checkpoint(deployment):
     run_id = deployment.start("interrupted_sweep")
     folder = deployment.job_folder("interrupted_sweep", run_id, "long")
@@ -142,6 +157,28 @@ def test_what_an_earlier_sweep_measured_is_not_measured_again(deployment):
         profile = [(t["map_index"], t["state"]) for t in tasks if t["task_id"] == "sweep.profile"]
         assert profile == ([(0, "success")] if first else [(-1, "skipped")])
         assert deployment.airflow.xcom("familiar_sweep", run_id, "sweep.report")["failed"] == []
+
+
+def test_a_successful_sweep_sends_its_asset_event_with_the_best_job(deployment):
+    events = deployment.airflow.get("/assets/events", source_dag_id="familiar_sweep")["asset_events"]
+    assert len(events) == 2
+    assert {event["source_task_id"] for event in events} == {"sweep.report"}
+    assert {event["extra"]["best"]["job"] for event in events} == {"familiar"}
+    assert deployment.airflow.get("/assets/events", source_dag_id="broken_sweep")["asset_events"] == []
+
+
+def test_a_sweep_behind_a_skipped_task_is_skipped(deployment):
+    run_id = deployment.start("skipped_sweep")
+    assert deployment.wait("skipped_sweep", run_id) == "success"
+    states = deployment.states("skipped_sweep", run_id)
+    assert {state for task, state in states.items() if task.startswith("sweep.")} == {"skipped"}
+
+
+def test_jobs_may_be_known_only_at_run_time(deployment):
+    run_id = deployment.start("runtime_sweep")
+    assert deployment.wait("runtime_sweep", run_id) == "success"
+    result = deployment.airflow.xcom("runtime_sweep", run_id, "sweep.report")
+    assert [(o["job"], o["status"]) for o in result["jobs"]] == [("day {{ ds }}", "finished")]
 
 
 def _answers(url):

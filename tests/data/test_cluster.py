@@ -13,6 +13,7 @@ from saturn_airflow import Cluster, InvalidSweepError, Node
         (lambda: Cluster(), "the cluster has no nodes"),
         (lambda: Cluster("gpu-a"), "write Cluster(Node("),
         (lambda: Cluster(Node("a", 1), Node("a", 2)), "two nodes are named 'a'"),
+        (lambda: Cluster(Node("a", 1), Node("b", 2, queue="saturn.a")), "listen on the queue 'saturn.a'"),
         (lambda: Node("a", 0), "node 'a': devices is 0"),
         (lambda: Node("a", "8"), "node 'a': devices is '8'"),
         (lambda: Node("gpu a", 1), "node 'gpu a': a node's name has"),

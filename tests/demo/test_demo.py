@@ -78,6 +78,8 @@ def test_mlflow_holds_one_parent_and_a_child_per_job_with_losses_that_fall(demo)
     client = mlflow.MlflowClient(f"sqlite:///{demo['state']}/mlflow.db")
     experiment = client.get_experiment_by_name("nightly_retrain")
     runs = client.search_runs([experiment.experiment_id])
+    run_id = re.search(r"/runs/(manual\S+)", demo["printed"])[1]
+    runs = [run for run in runs if run.data.tags["airflow.run_id"] == run_id]
     (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     children = [run for run in runs if run is not parent]
     assert len(children) == JOBS

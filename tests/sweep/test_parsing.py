@@ -146,6 +146,13 @@ MISTAKES = [
     ("cluster=Cluster(Node('a', 0))", "node 'a': devices is 0"),
     ("mode='least'", "mode is 'least'; it is 'min' or 'max'"),
     ("planning_seconds=0", "planning_seconds is 0"),
+    ("metric='acuracy'", "metric is 'acuracy'; it is None or 'eval_loss' or 'epoch_loss' or 'loss'"),
+    ("metric='eval_loss'", "metric is 'eval_loss', but job 'a' has no load_eval_dataloader"),
+    ("keep_checkpoints=0", "keep_checkpoints is 0; give a whole number of at least 1"),
+    ("allowed_failures='2'", "allowed_failures is '2'"),
+    ("retries=-1", "retries is -1"),
+    ("tecniques=['ddp']", "there is no argument 'tecniques'; did you mean 'techniques'?"),
+    ("jobs=[job(techniques=['ddp'])], techniques=['fsdp']", "job 'a' may use ddp, the sweep fsdp"),
     ("checkpoint_every='1h'", "checkpoint_every is '1h'"),
     ("jobs=[job('a%d' % i) for i in range(1025)]", "the sweep has 1025 jobs, more than Airflow maps over"),
 ]

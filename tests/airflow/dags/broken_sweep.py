@@ -6,7 +6,7 @@ from airflow.sdk import TriggerRule, dag, task
 
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 
-TINY = HParams(batch_size=16, batches=60)
+TINY = HParams(batch_size=16, batches=60, lr=0.05)
 
 
 def job(name, **fields):

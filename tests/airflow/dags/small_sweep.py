@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from airflow.sdk import dag
+from airflow.sdk import dag, task
+from airflow.sdk.exceptions import AirflowSkipException
 
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 
 
 def sweep(job, **hparams):
-    SaturnSweepOperator(
+    return SaturnSweepOperator(
         task_id="sweep",
         jobs=[
             Job(job, "faulty:linear", "faulty:points", "faulty:loss", hparams=HParams(batches=30, **hparams))
@@ -28,5 +29,39 @@ def familiar_sweep():
     sweep("familiar", batch_size=32)
 
 
+@dag(schedule=None, tags=["test"])
+def skipped_sweep():
+    @task
+    def nothing_today():
+        raise AirflowSkipException("no new data")
+
+    nothing_today() >> sweep("skipped", batch_size=8)
+
+
+@dag(schedule=None, tags=["test"])
+def runtime_sweep():
+    @task
+    def jobs():
+        hparams = HParams(batches=30, batch_size=32)
+        made = Job(
+            "day {{ ds }}",
+            "faulty:linear",
+            "faulty:points",
+            "faulty:loss",
+            hparams,
+            data_args={"samples": 256},
+        )
+        return [made.to_dict()]
+
+    SaturnSweepOperator(
+        task_id="sweep",
+        jobs=jobs(),
+        techniques=["single"],
+        cluster=Cluster(Node("a", devices=1, kind="cpu")),
+    )
+
+
 small_sweep()
 familiar_sweep()
+skipped_sweep()
+runtime_sweep()

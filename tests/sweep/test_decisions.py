@@ -1,0 +1,213 @@
+"""What the tasks of a sweep decide, apart from Airflow: options, outcomes, the best job, addresses."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saturn_airflow import Cluster, HParams, Job, Node
+from saturn_airflow.estimates import Estimate
+from saturn_airflow.operators import context
+from saturn_airflow.operators.plan import options_of, total_batches, why_nowhere
+from saturn_airflow.operators.report import actual_speeds, best_of, estimate_errors, summarize
+from saturn_airflow.plan import Plan
+from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.trials import device_counts, needed_trials
+
+CLUSTER = Cluster(Node("small", 1, kind="cpu"), Node("large", 2, kind="cpu"), Node("gpu", 4, kind="a100"))
+
+
+def job(name="a", epochs=2, **fields):
+    fields = {"hparams": HParams(epochs=epochs), **fields}
+    return Job(name, "shop.models:gpt2", "shop.data:python_text", **fields)
+
+
+def estimate(of, technique="single", devices=1, kind="cpu", per_epoch=10, **fields):
+    usual = {"seconds_per_batch": 0.5, "setup_seconds": 2.0, "batches_per_epoch": per_epoch}
+    return Estimate(
+        fingerprint=fingerprint(of), technique=technique, devices=devices, kind=kind, **{**usual, **fields}
+    )
+
+
+def by_key(*estimates):
+    return {(e.fingerprint, e.technique, e.devices, e.kind): e for e in estimates}
+
+
+def test_options_are_what_works_and_fits():
+    known = by_key(
+        estimate(job()),
+        estimate(job(), "ddp", 2),
+        estimate(job(), "ddp", 4, "a100"),
+        estimate(job(), "fsdp", 2, reason="out of memory"),
+        estimate(job(model_args={"n": 3}), "tensor", 2),
+    )
+    assert {(o.technique, o.devices) for o in options_of(job(), known, CLUSTER)} == {
+        ("single", 1),
+        ("ddp", 2),
+        ("ddp", 4),
+    }
+    bound = job(nodes=["small"])
+    assert [(o.technique, o.seconds) for o in options_of(bound, known, CLUSTER)] == [
+        ("single", {"cpu": 12.0})
+    ]
+    narrow = job(techniques=["ddp"], nodes=["small"])
+    assert options_of(narrow, known, CLUSTER) == ()
+    assert "fsdp x 2: out of memory" in why_nowhere(narrow, list(known.values()), [])
+
+
+def test_a_technique_that_does_not_count_batches_gets_the_count_of_those_that_do():
+    known = by_key(estimate(job()), estimate(job(), "mine", 2, per_epoch=0))
+    assert total_batches(job(), known) == 20
+    assert {o.technique: o.seconds["cpu"] for o in options_of(job(), known, CLUSTER)} == {
+        "single": 12.0,
+        "mine": 12.0,
+    }
+
+
+def test_data_without_a_length_needs_a_number_of_batches():
+    endless = [estimate(job(), per_epoch=0)]
+    assert options_of(job(), by_key(*endless), CLUSTER) == ()
+    assert "HParams(batches=...)" in why_nowhere(job(), endless, [])
+    counted = job(hparams=HParams(batches=4))
+    assert options_of(counted, by_key(estimate(counted, per_epoch=0)), CLUSTER)[0].seconds == {"cpu": 4.0}
+
+
+def test_jobs_that_differ_in_what_cannot_change_the_speed_share_their_trials():
+    jobs = [job(f"lr{lr}", hparams=HParams(lr=lr, seed=seed)) for seed, lr in enumerate([0.1, 0.2])]
+    trials, refusals, _ = needed_trials([*jobs, job("wide", model_args={"n": 9})], CLUSTER, ["single", "ddp"])
+    shared = {(t.technique, t.devices, t.node): t.covers for t in trials if t.covers != ("wide",)}
+    assert set(shared.values()) == {("lr0.1", "lr0.2")}
+    assert {key[:2] for key in shared} == {("single", 1), ("ddp", 2), ("ddp", 4)}
+    assert {(r.technique, r.devices) for r in refusals} >= {("ddp", 1), ("single", 2)}
+    widths = [t.devices for t in trials]
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_history_counts_only_where_the_sweep_would_have_measured():
+    known = [
+        estimate(job()),
+        estimate(job(), "ddp", 2, "h100"),
+        estimate(job(), "fsdp", 2),
+        estimate(job(), "single", 1, "a100"),
+    ]
+    trials, _, used = needed_trials([job()], CLUSTER, ["single", "ddp"], known)
+    assert used == [known[0], known[3]]
+    assert ("single", 1) not in {(t.technique, t.devices) for t in trials}
+
+
+@given(st.integers(1, 64))
+def test_device_counts_hold_one_and_all(devices):
+    counts = device_counts(Node("a", devices))
+    assert counts[0] == 1
+    assert counts[-1] == devices
+    assert len(counts) <= devices.bit_length() + 1
+
+
+def outcome(name="a", status="finished", **fields):
+    usual = {
+        "job": name,
+        "status": status,
+        "devices": 1,
+        "planned_seconds": 10.0,
+        "actual_seconds": 12.0,
+        "started_at": 100.0,
+        "ended_at": 112.0,
+        "batches": 20,
+        "steps": 20,
+    }
+    return {**usual, **fields}
+
+
+def test_every_job_of_the_sweep_is_in_the_result():
+    plan = Plan("p", "makespan", 20.0, 16.0, 0.1)
+    result = summarize(
+        ["a", "b", "c", "d"],
+        plan,
+        [{"job": "b", "reason": "fits nowhere"}],
+        [outcome("a"), outcome("c", "failed", reason="raised", started_at=104.0, ended_at=116.0, devices=2)],
+        devices=4,
+    )
+    assert [(o["job"], o["status"]) for o in result["jobs"]] == [
+        ("a", "finished"),
+        ("b", "not_planned"),
+        ("c", "failed"),
+        ("d", "lost"),
+    ]
+    assert result["missing"] == ["b", "c", "d"]
+    assert result["actual_seconds"] == 16.0
+    assert result["utilisation"] == pytest.approx((12 + 2 * 12) / (16 * 4))
+    assert result["gap"] == pytest.approx(0.25)
+    assert result["estimate_error_median"] == pytest.approx(0.2)
+
+
+def test_a_sweep_that_trained_nothing_has_a_result_too():
+    result = summarize(["a"], None, [], [], devices=4)
+    assert result["failed"] == ["a"]
+    assert result["actual_seconds"] == 0
+    assert best_of(result["jobs"], None, "min") is None
+
+
+def test_what_was_resumed_says_nothing_of_the_estimate():
+    resumed = outcome("b", batches=1, actual_seconds=500.0)
+    assert estimate_errors([outcome(), resumed]) == {
+        "estimate_error_median": pytest.approx(0.2),
+        "estimate_error_p90": pytest.approx(0.2),
+    }
+    assert actual_speeds([resumed]) == []
+
+
+def test_the_best_job():
+    jobs = [
+        outcome("a", loss=1.0, epoch_loss=2.0, eval_loss=4.0),
+        outcome("b", loss=2.0, epoch_loss=1.0, eval_loss=3.0),
+        outcome("c", loss=0.1, epoch_loss=math.nan, eval_loss=None),
+        outcome("d", "failed", loss=0.0, epoch_loss=0.0, eval_loss=0.0),
+    ]
+    assert best_of(jobs[:2], None, "min")["metric"] == "eval_loss"
+    assert best_of(jobs[:2], None, "min")["job"] == "b"
+    assert best_of(jobs, None, "min")["metric"] == "epoch_loss"
+    assert best_of(jobs, None, "min")["job"] == "b"
+    assert best_of(jobs, "loss", "min")["job"] == "c"
+    assert best_of(jobs, "loss", "max")["job"] == "b"
+
+
+@given(
+    st.recursive(
+        st.floats() | st.text() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_what_is_pushed_is_json(value):
+    json.dumps(context.finite(value), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "address"),
+    [
+        (("mlflow", "mlflow", None, 5000), "http://mlflow:5000"),
+        (("https", "mlflow.corp", "", 443), "https://mlflow.corp:443"),
+        (("http", "mlflow.corp", "https", None), "https://mlflow.corp"),
+        (("mlflow", "https://mlflow.corp/team/a", None, 8443), "https://mlflow.corp:8443/team/a"),
+        (("mlflow", "http://mlflow:5000", "", 5000), "http://mlflow:5000"),
+    ],
+)
+def test_the_address_of_mlflow(fields, address):
+    assert context.tracking_address(*fields) == address
+
+
+def test_the_users_folders_travel_and_the_interpreters_do_not(tmp_path, monkeypatch):
+    below_the_prefix = f"{sys.prefix}/airflow/dags"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), below_the_prefix])
+    travels = context.user_path()
+    assert str(tmp_path) in travels
+    assert below_the_prefix in travels
+    assert not any(entry.endswith(("site-packages", "lib-dynload")) for entry in travels)
+
+
+def test_secrets_stay_out_of_mlflow():
+    shown = context.hide_secrets({"data.password": "hunter2", "data.day": "2026-11-21", "lr": "0.1"})
+    assert shown == {"data.password": "***", "data.day": "2026-11-21", "lr": "0.1"}
