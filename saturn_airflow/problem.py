@@ -20,11 +20,18 @@ class Option:
     :param technique: its name.
     :param devices: how many devices it takes, all of one node.
     :param seconds: whole seconds of training, set-up included, by kind of device.
+    :param setup: seconds of them that are set-up, to be paid again whenever the job is launched anew.
     """
 
     technique: str
     devices: int
     seconds: Mapping[str, float]
+    setup: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """This strategy as JSON-ready data."""
+        entry = {"technique": self.technique, "devices": self.devices, "seconds": dict(self.seconds)}
+        return {**entry, "setup": self.setup} if self.setup else entry
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,12 @@ class Problem:
                             f"{what}: {option.technique} on {option.devices} devices takes {seconds!r} "
                             "seconds; seconds are finite and above 0"
                         )
+                shortest = min(option.seconds.values(), default=math.inf)
+                if not _is_number(option.setup) or not 0 <= option.setup < shortest:
+                    raise InvalidSweepError(
+                        f"{what}: {option.technique} has a setup of {option.setup!r} seconds; "
+                        "give 0 or more, and less than its seconds"
+                    )
             if not any(self.fits(job, option, node) for option in job.options for node in self.nodes):
                 needs = sorted({(option.devices, kind) for option in job.options for kind in option.seconds})
                 raise InvalidSweepError(
@@ -119,10 +132,7 @@ class Problem:
         for job in self.jobs:
             entry: dict[str, Any] = {
                 "name": job.name,
-                "strategies": [
-                    {"technique": o.technique, "devices": o.devices, "seconds": dict(o.seconds)}
-                    for o in job.options
-                ],
+                "strategies": [option.to_dict() for option in job.options],
             }
             if job.nodes is not None:
                 entry["nodes"] = list(job.nodes)
@@ -146,7 +156,8 @@ class Problem:
                 PlannedJob(
                     job["name"],
                     tuple(
-                        Option(s["technique"], s["devices"], dict(s["seconds"])) for s in job["strategies"]
+                        Option(s["technique"], s["devices"], dict(s["seconds"]), s.get("setup", 0.0))
+                        for s in job["strategies"]
                     ),
                     tuple(job["nodes"]) if job.get("nodes") else None,
                     job.get("release", 0.0),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.plan import Plan
@@ -12,8 +13,9 @@ from saturn_airflow.planning.incumbent import Incumbent, Progress
 from saturn_airflow.planning.instance import group
 from saturn_airflow.planning.minimise import minimise_makespan, minimise_other
 from saturn_airflow.planning.objectives import MAKESPAN, checked
-from saturn_airflow.planning.replanning import carry_on
+from saturn_airflow.planning.replanning import carry_on, remaining, worth_it
 from saturn_airflow.planning.schedule import assignments, makespan
+from saturn_airflow.planning.schedule import left_shift as shift
 from saturn_airflow.problem import Problem
 
 _FINISHING = 0.02
@@ -78,3 +80,44 @@ def _check(time_limit: float, gap: float, processes: int) -> None:
         raise InvalidSweepError(f"the gap is {gap!r}; give a share such as 0.01 for one per cent, from 0")
     if processes < 1:
         raise InvalidSweepError(f"processes is {processes!r}; give at least 1")
+
+
+def replan(
+    problem: Problem,
+    previous: Plan,
+    *,
+    progress: Mapping[str, float],
+    running: Mapping[str, tuple[str, int]] | None = None,
+    switch: float = 0.0,
+    time_limit: float = 10.0,
+    gap: float = 0.0,
+    seed: int = 0,
+    processes: int = 1,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """Plan what is left of ``problem``: the previous plan carried on, unless another gains enough.
+
+    Seconds count from now. The problem may have changed since: other seconds, other nodes.
+
+    :param previous: the plan that is being run.
+    :param progress: share of its batches that each job has trained; jobs at 1 are done.
+    :param running: technique and number of devices of the jobs that run now; they pay no set-up to go on.
+    :param switch: seconds that changing plans costs: writing checkpoints, stopping, launching.
+    :raises InvalidSweepError: when nothing is left to plan.
+    """
+    left = remaining(problem, progress, running or {})
+    instance = group(left)
+    schedule = [shift(instance, node, row) for node, row in enumerate(carry_on(instance, previous))]
+    new = solve(
+        left,
+        time_limit=time_limit,
+        gap=gap,
+        seed=seed,
+        processes=processes,
+        previous=previous,
+        on_progress=on_progress,
+    )
+    carried = dataclasses.replace(
+        new, makespan=makespan(instance, schedule), assignments=assignments(instance, schedule)
+    )
+    return new if worth_it(new, carried, switch) else carried

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+
 from saturn_airflow.plan import Plan
 from saturn_airflow.planning.instance import Instance
 from saturn_airflow.planning.schedule import Placed, Schedule, times
+from saturn_airflow.problem import Option, PlannedJob, Problem
 
 
 def carry_on(instance: Instance, previous: Plan) -> Schedule:
@@ -33,6 +37,37 @@ def carry_on(instance: Instance, previous: Plan) -> Schedule:
     for job in sorted(waiting):
         schedule = min(_with(instance, schedule, job), key=lambda found: found[0])[1]
     return schedule
+
+
+def remaining(
+    problem: Problem, progress: Mapping[str, float], running: Mapping[str, tuple[str, int]]
+) -> Problem:
+    """What is left to plan when some of ``problem`` has been trained.
+
+    :param progress: the share of its batches that each job has trained; jobs at 1 are left out.
+    :param running: technique and number of devices of the jobs that run now: under that strategy they
+        need no setting up again, under any other they do.
+    :raises InvalidSweepError: when nothing is left.
+    """
+    jobs = []
+    for job in problem.jobs:
+        left = 1 - min(1.0, max(0.0, progress.get(job.name, 0.0)))
+        if left > 0:
+            options = tuple(_left_of(job, option, left, running) for option in job.options)
+            jobs.append(dataclasses.replace(job, options=options))
+    return dataclasses.replace(problem, jobs=tuple(jobs))
+
+
+def _left_of(job: PlannedJob, option: Option, left: float, running: Mapping[str, tuple[str, int]]) -> Option:
+    stays = running.get(job.name) == (option.technique, option.devices)
+    setup = 0.0 if stays else option.setup
+    seconds = {kind: setup + (whole - option.setup) * left for kind, whole in option.seconds.items()}
+    return dataclasses.replace(option, seconds=seconds, setup=setup)
+
+
+def worth_it(new: Plan, carried: Plan, switch: float) -> bool:
+    """Whether to leave ``carried`` for ``new``: it must gain more than the ``switch`` seconds of changing."""
+    return new.makespan + switch < carried.makespan
 
 
 def _with(instance: Instance, schedule: Schedule, job: int) -> list[tuple[float, Schedule]]:

@@ -96,6 +96,7 @@ def change(path: str, value: object) -> str:
         (change("jobs.0.strategies.0.seconds", {}), "job 'one' fits on no node"),
         (change("jobs.0.strategies.0.devices", 3), "job 'one' fits on no node: it needs 3 x a"),
         (change("jobs.0.strategies.0.devices", 0), "on 0 devices"),
+        (change("jobs.0.strategies.0.setup", 10), "setup of 10 seconds"),
         (change("jobs.0.nodes", ["m"]), "bound to node 'm'"),
         (change("jobs.0.release", -1), "release is -1"),
         (change("jobs.0.weight", "much"), "weight is 'much'"),
