@@ -44,7 +44,7 @@ class BaseTechnique:
     """
 
     name: ClassVar[str] = ""
-    #: Raise it when the technique becomes faster or slower: estimates of other versions no longer count.
+    #: For people; raise it when the technique trains otherwise than before.
     version: ClassVar[str] = "1"
 
     def why_not(self, job: Job, devices: int) -> str | None:
