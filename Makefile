@@ -24,7 +24,7 @@ test: install
 
 # No Airflow services, no ranks.
 test-fast: install
-	$(BIN)/python -m pytest -m "not services and not ranks"
+	$(BIN)/python -m pytest -n auto -m "not services and not ranks"
 
 lint: install
 	$(BIN)/ruff check .
