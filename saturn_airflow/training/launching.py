@@ -32,8 +32,10 @@ from saturn_airflow.training.failures import Failure, RanksFailedError
 
 Event = dict[str, Any]
 
-# After the first failure the others may still say what they saw.
+# After the first failure the others may still say what they saw; where all that failed so far lost a peer,
+# the peer has yet to say why.
 _GRACE_SECONDS = 1.0
+_GRACE_SECONDS_FOR_THE_CULPRIT = 5.0
 
 
 class Link:
@@ -262,8 +264,12 @@ class _Group:
 
     def ended(self) -> bool:
         """Whether all have ended, or one has failed and the others had time to say why they failed."""
-        first = min(member.failed_at for member in self.members)
-        return all(member.ended for member in self.members) or time.monotonic() > first + _GRACE_SECONDS
+        failed = [member for member in self.members if member.failed_at < float("inf")]
+        if not failed or all(member.ended for member in self.members):
+            return all(member.ended for member in self.members)
+        echoes = all(member.failure is not None and member.failure.peer_lost for member in failed)
+        grace = _GRACE_SECONDS_FOR_THE_CULPRIT if echoes else _GRACE_SECONDS
+        return time.monotonic() > min(member.failed_at for member in failed) + grace
 
     def messages(self, timeout: float) -> Iterator[tuple[_Member, tuple[Any, ...]]]:
         running = [member for member in self.members if not member.ended]

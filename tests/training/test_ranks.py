@@ -121,7 +121,7 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
 )
 def test_the_first_failing_rank_is_named(how: str, status: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(RanksFailedError) as caught:
-        ranks.launch(fail_on_rank_1, how, str(tmp_path), size=3, hang_seconds=2)
+        ranks.launch(fail_on_rank_1, how, str(tmp_path), size=3, hang_seconds=2 if how == "hang" else 60)
     failure = caught.value.failure
     assert (failure.status, failure.rank) == (status, 1)
     assert failure.reason.startswith(words)
