@@ -22,8 +22,10 @@ _SEARCH_FIRST = 0.06
 _BY_FRACTIONS = 0.2
 _BY_WHOLE_JOBS = 0.2
 _PROOF = 0.6
-#: Where between bound and makespan proofs are tried: the higher, the harder, and the more they prove.
-_LADDER = (0.25, 0.5, 0.7, 0.85, 1.0)
+#: Where between bound and makespan proofs are tried; where they are this near, only just below the makespan.
+_LADDER = (0.5, 0.25, 0.75, 1.0)
+_NEAR = 1.003
+_FIRST_BUDGET = 0.2
 
 
 def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Schedule | None) -> None:
@@ -59,22 +61,31 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
 
 
 def _prove(best: Incumbent, clock: Clock, team: Team) -> None:
-    """Settle one makespan after another between the bound and the best, until none is left."""
+    """Settle makespans between the bound and the best, until none is left.
+
+    Those near the bound are soon refuted, those near the best soon reached, those between take longest: so
+    each gets a little time, and all get more when none was settled.
+    """
+    budget = _FIRST_BUDGET
     while not (best.done or clock.expired):
-        for rung in _LADDER:
-            if best.done:
+        settled = False
+        for rung in _LADDER if best.value > best.bound * _NEAR else (1.0,):
+            if best.done or clock.expired:
                 return
             highest = best.objective.just_below(best.instance, best.value)
             end = best.bound + (highest - best.bound) * rung
             try:
-                schedule = exact.schedule_by(best.instance, end, clock)
+                schedule = exact.schedule_by(best.instance, end, clock.within(budget))
             except NotSettledError:
-                return
+                continue
+            settled = True
             if schedule is None:
                 best.raise_bound(end)
             else:
                 best.offer(schedule)
             team.exchange()
+        if not settled:
+            budget *= 3
 
 
 def minimise_other(
