@@ -111,3 +111,20 @@ def test_single_really_trains(name: str, outcomes: dict[tuple[str, str], Outcome
     losses = outcomes[name, "single@1"].losses
     assert list(losses) == list(range(1, len(losses) + 1))
     assert len(set(losses.values())) == len(losses)
+
+
+def test_bf16_differs_by_its_precision_alone(tmp_path: Path) -> None:
+    """Under every technique the losses are as far from float32's as bfloat16 makes them, and no further."""
+    strategies = [SINGLE, Strategy("spill"), *(Strategy(t, 2) for t in ("ddp", "fsdp", "tensor", "pipeline"))]
+    momentum = {"optimizer": "torch.optim:SGD", "lr": 1e-2, "clip_grad_norm": 1.0}
+    exact, reduced = (
+        job(load_model="tiny:llama", hparams=HParams(precision=precision, **momentum))
+        for precision in ("float32", "bf16")
+    )
+    requests = [(train_request(exact, SINGLE, tmp_path / "exact"), 1)]
+    requests += [(train_request(reduced, s, tmp_path / str(s)), s.devices) for s in strategies]
+    reference, *others = run(requests)
+    for strategy, outcome in zip(strategies, others, strict=True):
+        losses, weights = deviation(reference, outcome)
+        assert 0 < losses < 1e-3, strategy
+        assert 0 < weights < 1e-3, strategy
