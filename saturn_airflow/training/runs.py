@@ -46,7 +46,7 @@ class RunSpec:
     :param checkpoint_batches: save a checkpoint every so many global batches.
     :param leases_folder: where the node's device locks are; None for the node's default.
     :param technique_folders: folders of the user's techniques.
-    :param path: folders of the user's modules, put in front of the module search path.
+    :param path: folders of the user's modules, put at the end of the module search path.
     :param measure: how a trial measures.
     :param trial_seconds: how long a trial may take, once it has its devices.
     :param hang_seconds: training in which nothing moved for this long is ended.
@@ -249,10 +249,8 @@ def attach(folder: str | Path) -> Run | None:
 
 
 def _start(spec: RunSpec, folder: Path) -> Run:
-    path = [*spec.path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     folders = [*spec.technique_folders, os.environ.get(library.FOLDERS_VARIABLE, "")]
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
         library.FOLDERS_VARIABLE: os.pathsep.join(filter(None, folders)),
     }

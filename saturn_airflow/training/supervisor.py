@@ -42,6 +42,9 @@ class Supervisor:
         self._folder = folder
         self._starter = starter
         self._spec = RunSpec.from_dict(json.loads((folder / "spec.json").read_text()))
+        # At the end, as Airflow does, so that a user's queue.py hides no module of Python's. Whatever is
+        # launched from here searches the same path.
+        sys.path.extend(entry for entry in self._spec.path if entry not in sys.path)
         self._events = os.open(folder / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._unwritten = b""
         self._stop_by: float | None = None
