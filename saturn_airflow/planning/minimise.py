@@ -18,7 +18,8 @@ from saturn_airflow.planning.search import Searcher
 from saturn_airflow.planning.team import Team
 
 #: Shares of the time: for a good plan before costly bounds, for the bounds by fractions, by whole jobs.
-_SEARCH_FIRST = 0.06
+_SEARCH_FIRST = 0.15
+_SEARCH_FIRST_MOST = 2.0
 _BY_FRACTIONS = 0.2
 _BY_WHOLE_JOBS = 0.2
 _PROOF = 0.6
@@ -45,7 +46,7 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
 
         best.raise_bound(relaxation.bound(instance, clock.within(clock.limit * _BY_FRACTIONS), relaxed=True))
         team.exchange()
-        searcher.run(clock.within(clock.limit * _SEARCH_FIRST))
+        searcher.run(clock.within(min(_SEARCH_FIRST_MOST, clock.limit * _SEARCH_FIRST)))
         if best.done:
             return
         by_fractions = clock.within(clock.limit * _BY_FRACTIONS)

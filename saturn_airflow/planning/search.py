@@ -100,7 +100,8 @@ class Searcher:
         if self.trees is None:
             self.trees = TreePacker(best.instance, self.rng)
         # Shifting left often makes up for more than this.
-        schedule = self.trees.pack(clock, below=best.value * 1.01)
+        # HiGHS may take longer than it is given.
+        schedule = self.trees.pack(clock.within(clock.left * 0.8), below=best.value * 1.01)
         if schedule is not None:
             best.offer(schedule)
 

@@ -5,14 +5,16 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planning_problems import assert_valid, makespan, optimum, problems
+from planning_problems import INSTANCES, assert_valid, makespan, optimum, problems
 
 from saturn_airflow.plan import Plan
 from saturn_airflow.planning import annealing, dual_feasible, exact
 from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.incumbent import Incumbent
 from saturn_airflow.planning.instance import Instance, group
 from saturn_airflow.planning.listing import list_schedule
 from saturn_airflow.planning.node_packing import NotSettledError, Packer
+from saturn_airflow.planning.objectives import Objective
 from saturn_airflow.planning.pool_search import PoolSearch
 from saturn_airflow.planning.schedule import Placed, Schedule, assignments, colour, left_shift, times
 from saturn_airflow.planning.schedule import makespan as ends_at
@@ -106,6 +108,31 @@ def test_exact_finds_a_schedule_where_there_is_one_and_only_there(problem: Probl
     if found is not None:
         assert ends_at(instance, found) <= end * (1 + 1e-9)
         assert_valid(problem, as_plan(instance, found))
+
+
+@pytest.mark.parametrize(("name", "shortest"), [("txt-1x8", 83054), ("img-2x8", 44551), ("img-8-4-4", 44617)])
+def test_exact_settles_the_paper_workloads_to_the_second(name: str, shortest: float) -> None:
+    instance = group(Problem.read(INSTANCES / f"{name}.json"))
+    found = exact.schedule_by(instance, shortest, Clock(120))
+    assert found is not None
+    assert ends_at(instance, found) == shortest
+    assert exact.schedule_by(instance, shortest - 0.5, Clock(120)) is None
+
+
+def test_an_incumbent_only_ever_improves() -> None:
+    instance = group(twelve_jobs())
+    best = Incumbent(instance, Objective(), Clock(10))
+    rng = random.Random(1)
+    values = []
+    for _ in range(20):
+        best.offer(drawn_schedule(instance, rng))
+        values.append(best.value)
+    assert values == sorted(values, reverse=True)
+    assert len(set(values)) > 1
+    best.raise_bound(best.value * 2)
+    assert best.bound == best.value
+    best.raise_bound(1.0)
+    assert best.bound == best.value
 
 
 def test_packing_says_when_it_did_not_settle() -> None:
