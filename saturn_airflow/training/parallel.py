@@ -108,8 +108,8 @@ class Parallel:
 
     def _squared_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """The squared L2 norm of the whole model's gradient, of which this rank holds ``gradients``."""
-        split = [g for g in gradients if isinstance(g, DTensor) and any(p.is_shard() for p in g.placements)]
-        whole = [g for g in gradients if not any(g is other for other in split)]
+        split = [gradient for gradient in gradients if _is_split(gradient)]
+        whole = [gradient for gradient in gradients if not _is_split(gradient)]
         squared = self._local_squared_norm(split)
         if self.ranks.size > 1 and split:
             dist.all_reduce(squared)
@@ -181,6 +181,10 @@ class _Holder:
 
     def __init__(self, gradient: torch.Tensor) -> None:
         self.grad = gradient
+
+
+def _is_split(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
