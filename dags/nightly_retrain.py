@@ -21,6 +21,7 @@ GPT2 = Job(
     load_eval_dataloader="shop.data:python_text_eval",
     loss_function="shop.models:lm_loss",
     model_args={"n_layer": 2, "n_embd": 64},
+    data_args={"samples": 4096},
     hparams=HParams(epochs=1, batch_size=32, optimizer="torch.optim:AdamW"),
 )
 VIT = Job(
@@ -30,7 +31,7 @@ VIT = Job(
     load_eval_dataloader="shop.data:digits_eval",
     loss_function="shop.models:classification_loss",
     model_args={"hidden_size": 32},
-    hparams=HParams(epochs=4, batch_size=64, optimizer="torch.optim:AdamW"),
+    hparams=HParams(epochs=10, batch_size=64, optimizer="torch.optim:AdamW"),
 )
 
 
