@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import warnings
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_model as load_tensors
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
 from saturn_airflow import references
 from saturn_airflow.errors import SaturnError
 from saturn_airflow.jobs import Job
+from saturn_airflow.training.checkpoints import read_weights
 
 WEIGHTS, JOB = "model.safetensors", "job.json"
 
@@ -32,20 +28,10 @@ def export_model(checkpoint: str | Path, job: Job, folder: str | Path) -> Path:
     :returns: ``folder``.
     """
     folder = Path(folder)
-    reader = HuggingFaceStorageReader(str(checkpoint))
-    tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
-    }
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        load_distributed(tensors, storage_reader=reader, no_dist=True)
     temporary = folder.with_name(f".{folder.name}-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+    save_file(read_weights(checkpoint), temporary / WEIGHTS, metadata={"format": "pt"})
     (temporary / JOB).write_text(json.dumps(job.to_dict(), indent=2))
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)

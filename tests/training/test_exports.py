@@ -1,0 +1,58 @@
+"""A trained model comes back from its export as it was."""
+
+from __future__ import annotations
+
+import glob
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from saturn_airflow import HParams, Job, SaturnError
+from saturn_airflow.training import runs
+from saturn_airflow.training.checkpoints import read_weights
+from saturn_airflow.training.exports import export_model, load_exported
+
+DAGS = Path(__file__).parents[2] / "dags"
+
+
+@pytest.mark.ranks
+def test_a_finished_jobs_model_is_exported_and_loads_with_its_tied_weights(tmp_path, monkeypatch):
+    job = Job(
+        "gpt2",
+        "shop.models:gpt2",
+        "shop.data:python_text",
+        "shop.models:lm_loss",
+        HParams(batches=3, batch_size=8),
+        model_args={"n_embd": 32},
+        data_args={"samples": 64},
+    )
+    spec = runs.RunSpec(
+        job=job,
+        technique="fsdp",
+        folder=str(tmp_path / "job"),
+        node="a",
+        kind="cpu",
+        slots=2,
+        devices=2,
+        leases_folder=str(tmp_path / "leases"),
+        path=(str(DAGS),),
+    )
+    end = runs.start(spec).wait()
+    assert end["status"] == "finished", end
+    monkeypatch.syspath_prepend(DAGS)
+    model = load_exported(end["result"]["model"])
+    (checkpoint,) = glob.glob(str(tmp_path / "job" / "checkpoints" / "step-*"))
+    for name, weight in read_weights(checkpoint).items():
+        assert torch.equal(model.get_parameter(name), weight), name
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert not model.training
+    exported = Path(end["result"]["model"])
+    assert Job.from_dict(json.loads((exported / "job.json").read_text())) == job
+    assert export_model(checkpoint, job, exported) == exported  # a second export replaces the first
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(SaturnError, match=r"holds no trained model: model.safetensors and job.json"):
+        load_exported(tmp_path)
