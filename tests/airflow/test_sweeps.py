@@ -49,7 +49,7 @@ def test_every_failure_names_its_reason(broken):
     reasons = {outcome["job"]: outcome.get("reason") or "" for outcome in broken["result"]["jobs"]}
     assert "weights/latest.pt is not there" in reasons["no-model"]
     assert "loss is nan at step 41" in reasons["not-a-number"]
-    assert "sample 3 is damaged" in reasons["bad-sample"]
+    assert "sample 600 is damaged" in reasons["bad-sample"]
     assert "ddp x 1: on one device ddp does what single does" in reasons["fits-nowhere"]
 
 
@@ -71,7 +71,7 @@ def test_the_log_of_a_failed_job_has_the_users_traceback(deployment, broken):
     )
     text = "\n".join(lines)
     assert "faulty.py" in text
-    assert "sample 3 is damaged" in text
+    assert "sample 600 is damaged" in text
 
 
 def test_mlflow_has_a_run_per_trained_job_below_one_parent(deployment, broken):

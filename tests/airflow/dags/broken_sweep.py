@@ -27,7 +27,7 @@ def broken_sweep():
         jobs=[
             job("good"),
             job("good <script>"),
-            job("not-a-number", loss_function="faulty:diverging_loss"),
+            job("not-a-number", load_dataloader="faulty:slow_points", loss_function="faulty:diverging_loss"),
             job("no-model", load_model="faulty:missing_weights"),
             job("bad-sample", load_dataloader="faulty:poisoned_points", hparams=HParams(batch_size=16)),
             job("fits-nowhere", techniques=["ddp"], nodes=["a"], model_args={"inputs": 4}),

@@ -23,18 +23,30 @@ def points(batch_size: int, samples: int = 256) -> DataLoader:
     return DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=batch_size, shuffle=True)
 
 
-class _Poisoned(TensorDataset):
+class _Slow(TensorDataset):
+    """A tenth of a second per batch of 16, so that a trial sees only the first few batches."""
+
     def __getitem__(self, index):
-        if index == 3:
-            raise KeyError("sample 3 is damaged")
+        time.sleep(0.006)
+        return super().__getitem__(index)
+
+
+def slow_points(batch_size: int) -> DataLoader:
+    inputs = torch.randn(512, 4, generator=torch.Generator().manual_seed(0))
+    return DataLoader(_Slow(inputs, (inputs[:, 0] > 0).long()), batch_size=batch_size, shuffle=True)
+
+
+class _Poisoned(_Slow):
+    def __getitem__(self, index):
+        if index == 600:
+            raise KeyError("sample 600 is damaged")
         return super().__getitem__(index)
 
 
 def poisoned_points(batch_size: int) -> DataLoader:
-    """The damaged sample comes after the batches that a trial measures."""
-    inputs = torch.randn(4096, 4)
-    order = [i for i in range(4096) if i != 3] + [3]
-    return DataLoader(_Poisoned(inputs, (inputs[:, 0] > 0).long()), batch_size=batch_size, sampler=order)
+    """In order: the damaged sample comes long after the batches that a trial measures."""
+    inputs = torch.randn(1024, 4)
+    return DataLoader(_Poisoned(inputs, (inputs[:, 0] > 0).long()), batch_size=batch_size)
 
 
 def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -45,20 +57,8 @@ _batches_seen = 0
 
 
 def diverging_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Not a number from the 40th batch on, which no trial reaches."""
+    """Not a number after 40 batches, which no trial of slow data reaches."""
     global _batches_seen
     _batches_seen += 1
     value = nn.functional.cross_entropy(outputs, targets)
     return value * float("nan") if _batches_seen > 40 else value
-
-
-class _Slow(TensorDataset):
-    def __getitem__(self, index):
-        time.sleep(0.005)
-        return super().__getitem__(index)
-
-
-def slow_points(batch_size: int) -> DataLoader:
-    """About a tenth of a second per batch of 16."""
-    inputs = torch.randn(512, 4, generator=torch.Generator().manual_seed(0))
-    return DataLoader(_Slow(inputs, (inputs[:, 0] > 0).long()), batch_size=batch_size, shuffle=True)
