@@ -92,5 +92,5 @@ def test_mlflow_holds_one_parent_and_a_child_per_job_with_losses_that_fall(demo)
         assert {"technique", "devices", "node", "lr", "batch_size"} <= set(child.data.params)
         assert "eval_loss" in child.data.metrics
     assert {"planned_seconds", "actual_seconds", "gap"} <= set(parent.data.metrics)
-    found = {artifact.path for artifact in client.list_artifacts(parent.info.run_id, "plan/round-1")}
-    assert {"plan/round-1/plan.json", "plan/round-1/plan.png"} <= found
+    (plan,) = demo["state"].glob(f"mlflow-artifacts/*/{parent.info.run_id}/artifacts/plan/round-1")
+    assert {"plan.json", "plan.png", "plan.svg"} == {path.name for path in plan.iterdir()}
