@@ -29,7 +29,8 @@ def nightly():
     SaturnSweepOperator(
         task_id="sweep",
         jobs=grid(Job("gpt2-{lr}-{batch_size}", load_model="shop.models:gpt2",
-                      load_dataloader="shop.data:python_text", loss_function="shop.models:lm_loss"),
+                      load_dataloader="shop.data:python_text", loss_function="shop.models:lm_loss",
+                      techniques=["single", "ddp", "fsdp"]),
                   lr=[i / 1000 for i in range(50)], batch_size=[16, 32]),
         cluster=Cluster(Node("gpu-a", devices=8), Node("gpu-b", devices=8)))
 nightly()
