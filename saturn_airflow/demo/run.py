@@ -37,6 +37,8 @@ def run_demo(state: Path, dags: Path, keep: bool = False, console: Console | Non
         )
     # Whoever ends the demo ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # A shell starts what runs in the background with Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     services = Services(state, dags)
     try:
         with console.status("Starting MLflow and Airflow ..."):
