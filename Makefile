@@ -19,10 +19,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/saturn demo --state $(STATE) $(if $(KEEP),--keep)
 
-# What waits for nothing runs on all cores, what starts services or ranks by itself.
 test: install
-	$(BIN)/python -m pytest -n auto -m "not services and not ranks"
-	$(BIN)/python -m pytest -m "services or ranks"
+	$(BIN)/python -m pytest
 
 # No Airflow services, no ranks.
 test-fast: install
