@@ -23,7 +23,6 @@ class JobProgress:
     batches: int
     step: int = 0
     loss: float | None = None
-    first_loss: float | None = None
     eta_seconds: float | None = None
     status: str = "queued"
     reason: str | None = None
@@ -93,7 +92,6 @@ def read_job(job: JobProgress, folder: Path) -> None:
         elif kind == "step":
             job.status = "running"
             job.step, job.loss = event["step"], event["loss"]
-            job.first_loss = job.loss if job.first_loss is None else job.first_loss
             job.eta_seconds = event.get("eta_seconds")
         elif kind == "end":
             job.status, job.reason, job.eta_seconds = event["status"], event.get("reason"), None
