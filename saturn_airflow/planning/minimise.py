@@ -7,7 +7,7 @@ from collections.abc import Callable
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.planning import exact
 from saturn_airflow.planning.bounds import mean_completion_bound, simple_bound
-from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.clock import Clock, LookClock
 from saturn_airflow.planning.incumbent import Incumbent, Progress
 from saturn_airflow.planning.instance import Instance
 from saturn_airflow.planning.listing import first_come, list_schedule
@@ -41,6 +41,9 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
     with Team(best, processes - 1, seed) as team:
         searcher = Searcher(best, seed, team.exchange)
         team.exchange()
+        if isinstance(clock, LookClock):
+            searcher.run(clock)
+            return
         # HiGHS and Pyomo are imported here: a solve that needs no model does without them.
         from saturn_airflow.planning import destructive, relaxation
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.plan import Plan
-from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.clock import Clock, LookClock
 from saturn_airflow.planning.incumbent import Incumbent, Progress
 from saturn_airflow.planning.instance import group
 from saturn_airflow.planning.minimise import minimise_makespan, minimise_other
@@ -33,6 +33,7 @@ def solve(
     on_progress: Callable[[Progress], None] | None = None,
     deadline: float | None = None,
     started: float | None = None,
+    repeatable: bool = False,
 ) -> Plan:
     """Plan ``problem``: stops at the time limit, at the asked gap, or when the plan is optimal.
 
@@ -45,11 +46,15 @@ def solve(
     :param on_progress: called with each better plan and each higher bound.
     :param deadline: seconds by which all must have ended, for ``"device-time"``.
     :param started: :func:`time.monotonic` of the moment the user began to wait.
+    :param repeatable: count steps of the search, about as many as fit in the time limit, rather than time, so
+        that the same problem and seed always give the same plan. The models of HiGHS, which count time, are
+        left out: the lower bound is a weak one.
     :raises InvalidSweepError: for an unknown objective, a time limit or gap that is no number above or
         from 0, or a deadline that can't be met.
     """
     _check(time_limit, gap, processes)
-    clock = Clock(time_limit * (1 - _FINISHING), started)
+    assert not (repeatable and processes > 1), "processes that exchange plans do so when they happen to"
+    clock = LookClock(time_limit) if repeatable else Clock(time_limit * (1 - _FINISHING), started)
     aim = checked(objective, deadline)
     instance = group(problem)
     carried = None if previous is None else carry_on(instance, previous)

@@ -18,7 +18,7 @@ from saturn_airflow.planning.annealing import (
     device_time_energy,
     makespan_energy,
 )
-from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.clock import Clock, LookClock
 from saturn_airflow.planning.incumbent import Incumbent
 from saturn_airflow.planning.objectives import DEVICE_TIME, MEAN_COMPLETION
 from saturn_airflow.planning.pool_search import PoolSearch
@@ -88,7 +88,7 @@ class Searcher:
             shares = {self._pack: 0.2, self._anneal: 0.6}
         else:
             shares = {self._anneal: 1.0}
-        if self.jobs <= _TREES_JOBS:
+        if self.jobs <= _TREES_JOBS and not isinstance(self.best.clock, LookClock):
             shares[self._grow_trees] = 0.3
         return shares
 
