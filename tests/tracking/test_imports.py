@@ -1,15 +1,15 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 
 def run(code: str, **env: str) -> str:
-    import os
-
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, **env},
+        env={**clean, **env},
         capture_output=True,
         text=True,
         check=True,
