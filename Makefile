@@ -11,8 +11,8 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,torch,transformers]" \
-		"apache-airflow[celery,postgres,redis]==3.3.2" torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cluster,dev,torch,transformers]" \
+		apache-airflow==3.3.2 torch==2.13.0
 	touch $@
 
 # The nightly DAG on this machine, start to end. KEEP=1 leaves the UIs up until Ctrl-C.

@@ -12,14 +12,18 @@ from saturn_airflow.errors import SaturnError
 
 
 class Airflow:
-    """A client of one Airflow that lets everybody in."""
+    """A client of one Airflow.
 
-    def __init__(self, url: str) -> None:
-        token = (
-            httpx.get(f"{url}/auth/token", timeout=30, trust_env=False)
-            .raise_for_status()
-            .json()["access_token"]
-        )
+    :param login: user and password; None for an Airflow that lets everybody in.
+    """
+
+    def __init__(self, url: str, login: tuple[str, str] | None = None) -> None:
+        if login is None:
+            answer = httpx.get(f"{url}/auth/token", timeout=30, trust_env=False)
+        else:
+            body = {"username": login[0], "password": login[1]}
+            answer = httpx.post(f"{url}/auth/token", json=body, timeout=60, trust_env=False)
+        token = answer.raise_for_status().json()["access_token"]
         self._client = httpx.Client(
             base_url=f"{url}/api/v2",
             headers={"Authorization": f"Bearer {token}"},

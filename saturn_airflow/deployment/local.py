@@ -1,0 +1,319 @@
+"""The services of the compose file as processes of this machine.
+
+Commands, environments, dependencies, health checks and volumes come from the compose file. What differs from
+containers is this, and no more:
+
+- every ``<NAME>_HOST`` is 127.0.0.1, every ``<NAME>_PORT`` a free port, and ``LISTEN`` 127.0.0.1;
+- where a command or an environment names the path of a volume, it gets the volume's folder on this machine;
+- the image of Postgres makes the database before its first start: :func:`_prepare_postgres` does that here.
+  Postgres refuses to run as root, so root runs it as the user ``postgres``.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pwd
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from saturn_airflow.deployment.compose import Service, load
+from saturn_airflow.deployment.processes import HOST, Processes, free_port
+from saturn_airflow.errors import SaturnError
+
+#: The ports of the compose file, with their usual numbers.
+PORTS = {"POSTGRES_PORT": 5432, "REDIS_PORT": 6379, "MLFLOW_PORT": 5000, "AIRFLOW_PORT": 8080}
+HOSTS = ("POSTGRES_HOST", "REDIS_HOST", "MLFLOW_HOST", "AIRFLOW_HOST")
+#: As much as one machine needs that also trains.
+SMALL = {
+    "AIRFLOW_API_WORKERS": "1",
+    "MLFLOW_WORKERS": "1",
+    "WORKER_CONCURRENCY": "2",
+    "AIRFLOW_DAGS_REFRESH": "5",
+}
+
+
+class LocalCluster:
+    """A whole deployment on this machine, listening on 127.0.0.1 only; all its state is in one folder.
+
+    :param state: the folder; made when it is not there. A cluster started there again finds its databases.
+    :param compose: the compose file.
+    :param dags: the DAGs folder.
+    :param variables: variables of the compose file that are to differ.
+    :param environment: what is added to, or replaced in, the environment of every service.
+    :raises SaturnError: from :meth:`start`, when a service does not come up, with the end of its log.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        compose: Path,
+        dags: Path,
+        variables: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.state = state.resolve()
+        self.processes = Processes(self.state / "logs")
+        ports = {name: str(free_port(usual)) for name, usual in PORTS.items()}
+        self.airflow_url = f"http://{HOST}:{ports['AIRFLOW_PORT']}"
+        self.mlflow_url = f"http://{HOST}:{ports['MLFLOW_PORT']}"
+        self.variables = {
+            **secrets_of(self.state / "secrets.env"),
+            **SMALL,
+            **ports,
+            **dict.fromkeys(HOSTS, HOST),
+            "LISTEN": HOST,
+            "AIRFLOW_URL": self.airflow_url,
+            "SATURN_DAGS": str(dags.resolve()),
+            **(variables or {}),
+        }
+        self.services = load(compose, self.variables)
+        self._compose = compose
+        self._added = dict(environment or {})
+        self._folders = {
+            "/opt/airflow": self.state / "airflow",
+            **{
+                volume.target: self._volume(volume.source)
+                for service in self.services.values()
+                for volume in service.volumes
+            },
+        }
+        self._ready: set[str] = set()
+
+    @property
+    def home(self) -> Path:
+        """The folder that all nodes see: checkpoints and progress of jobs."""
+        return self._folders["/var/lib/saturn"]
+
+    @property
+    def leases(self) -> Path:
+        """The folder of the device locks."""
+        return self._folders["/var/lock/saturn"]
+
+    @property
+    def login(self) -> tuple[str, str]:
+        """User and password of Airflow's administrator."""
+        return self.variables.get("AIRFLOW_ADMIN_USER", "admin"), self.variables["AIRFLOW_ADMIN_PASSWORD"]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """The environment of a service, for a command that is to run beside it."""
+        path = os.pathsep.join(
+            [str(Path(sys.executable).parent), os.environ.get("PATH", ""), *_postgres_bin()]
+        )
+        own = {key: self._local(value) for key, value in self.services[name].environment.items()}
+        return {**os.environ, **own, "PATH": path, **self._added}
+
+    def start(self, timeout: float = 240.0) -> None:
+        """Start all services, each as soon as those it depends on are ready, and wait until all are.
+
+        :raises SaturnError: when one fails, or they are not ready within ``timeout`` seconds.
+        """
+        for folder in self._folders.values():
+            folder.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + timeout
+        waiting = dict(self.services)
+        checks: dict[str, subprocess.Popen[bytes]] = {}
+        checked: dict[str, float] = {}
+        while len(self._ready) < len(self.services):
+            for service in [s for s in waiting.values() if self._may_start(s)]:
+                self._launch(waiting.pop(service.name))
+            for name in set(self.services) - set(waiting) - self._ready:
+                self._look(self.services[name], checks, checked)
+            self.check()
+            if time.monotonic() > deadline:
+                late = sorted(set(self.services) - self._ready)
+                tails = "\n".join(f"--- {name}\n{self.processes.tail(name)}" for name in late)
+                raise SaturnError(f"not ready after {timeout:.0f} s: {', '.join(late)}\n{tails}")
+            time.sleep(0.1)
+
+    def wait_ready(self, name: str, timeout: float = 120.0) -> None:
+        """Wait until a service that was started again passes its health check.
+
+        :raises SaturnError: when it does not within ``timeout`` seconds.
+        """
+        service = self.services[name]
+        assert service.healthcheck is not None, name
+        deadline = time.monotonic() + timeout
+        while not self._healthy(service):
+            if time.monotonic() > deadline:
+                raise SaturnError(f"{name} is not ready after {timeout:.0f} s\n{self.processes.tail(name)}")
+            time.sleep(0.2)
+
+    def kill(self, name: str, sign: int = signal.SIGKILL, everything: bool = False) -> None:
+        """End one service as a fault would (see :meth:`Processes.kill`)."""
+        self.processes.kill(name, sign, everything)
+
+    def revive(self, name: str, wait: bool = True) -> None:
+        """Start a killed service again, and wait until it is ready."""
+        self.processes.revive(name)
+        if wait:
+            self.wait_ready(name)
+
+    def check(self) -> None:
+        """Raise :class:`SaturnError` when a service has ended by itself."""
+        self.processes.check()
+
+    def stop(self) -> None:
+        """End all services and whatever they started; those that others depend on go last."""
+        signs = {s.name: signal.Signals[s.stop_signal] for s in self.services.values()}
+        needed = {name for service in self.services.values() for name in service.depends_on}
+        self.processes.stop([name for name in self.services if name not in needed], signs)
+        self.processes.stop(None, signs)
+        self._ready.clear()
+
+    def __enter__(self) -> LocalCluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _may_start(self, service: Service) -> bool:
+        started = set(self.processes.running())
+        return all(
+            name in (started if condition == "service_started" else self._ready)
+            for name, condition in service.depends_on.items()
+        )
+
+    def _launch(self, service: Service) -> None:
+        command = tuple(self._local(word) for word in service.command)
+        environment = self.environment(service.name)
+        if service.image.startswith("postgres:"):
+            command = (
+                *_prepare_postgres(service, environment, self._folders),
+                *command[1:],
+                *_POSTGRES_LOCAL,
+            )
+        self.processes.launch(service.name, command, environment, self.state / "airflow")
+
+    def _look(
+        self, service: Service, checks: dict[str, subprocess.Popen[bytes]], checked: dict[str, float]
+    ) -> None:
+        """Note whether a started service is ready, without waiting for its health check to end."""
+        name = service.name
+        if service.healthcheck is None:
+            if self.processes.ended(name) is not None:
+                self.processes.finish(name)
+                self._ready.add(name)
+        elif name not in checks:
+            if time.monotonic() - checked.get(name, 0.0) >= service.healthcheck.interval:
+                checks[name] = self._start_check(service)
+        elif (status := checks[name].poll()) is not None:
+            del checks[name]
+            checked[name] = time.monotonic()
+            if status == 0:
+                self._ready.add(name)
+
+    def _start_check(self, service: Service) -> subprocess.Popen[bytes]:
+        assert service.healthcheck is not None
+        command = ("timeout", str(service.healthcheck.timeout), *service.healthcheck.test)
+        return subprocess.Popen(
+            [self._local(word) for word in command],
+            env=self.environment(service.name),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _healthy(self, service: Service) -> bool:
+        return self._start_check(service).wait() == 0
+
+    def _volume(self, source: str) -> Path:
+        if source.startswith((".", "/")):
+            return (self._compose.parent / source).resolve()
+        return self.state / "volumes" / source
+
+    def _local(self, text: str) -> str:
+        """``text`` with the paths of volumes replaced by their folders here."""
+        for target in sorted(self._folders, key=len, reverse=True):
+            text = re.sub(rf"{re.escape(target)}(?![\w-])", str(self._folders[target]), text)
+        return text
+
+
+def secrets_of(path: Path) -> dict[str, str]:
+    """The secrets kept in ``path``, which is written with new ones when it is not there.
+
+    :return: by the names of the compose file's variables.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write("".join(f"{name}={value}\n" for name, value in new_secrets().items()))
+    lines = (line.strip() for line in path.read_text().splitlines())
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    return {name: value for name, _, value in pairs}
+
+
+def new_secrets() -> dict[str, str]:
+    """Fresh secrets for every variable of the compose file that has no default."""
+    names = ("POSTGRES_PASSWORD", "REDIS_PASSWORD", "AIRFLOW_ADMIN_PASSWORD")
+    keys = ("AIRFLOW_SECRET_KEY", "AIRFLOW_JWT_SECRET")
+    return {
+        **{name: secrets.token_urlsafe(18) for name in names},
+        **{name: secrets.token_hex(32) for name in keys},
+        "AIRFLOW_FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+    }
+
+
+_POSTGRES_LOCAL = ("-c", f"listen_addresses={HOST}", "-c", "unix_socket_directories=")
+
+
+def _prepare_postgres(
+    service: Service, environment: Mapping[str, str], folders: Mapping[str, Path]
+) -> tuple[str, ...]:
+    """Do what the image's entry point does before the first start; the words that run the server.
+
+    :raises SaturnError: when Postgres is not installed, or refuses.
+    """
+    data = Path(environment["PGDATA"])
+    if shutil.which("postgres", path=environment["PATH"]) is None:
+        raise SaturnError("there is no Postgres here; on Debian and Ubuntu: apt-get install postgresql")
+    as_user: tuple[str, ...] = ()
+    if os.geteuid() == 0:
+        account = pwd.getpwnam("postgres")
+        os.chown(data, account.pw_uid, account.pw_gid)
+        # The capability lets it pass through folders of root's on the way to its own.
+        capability = ("--inh-caps=+dac_override", "--ambient-caps=+dac_override")
+        as_user = ("setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", *capability)
+    data.chmod(0o700)
+    program = (*as_user, shutil.which("postgres", path=environment["PATH"]) or "postgres")
+    if not (data / "PG_VERSION").exists():
+        scripts = folders["/docker-entrypoint-initdb.d"].glob("*.sql")
+        statements = [f"CREATE DATABASE {environment['POSTGRES_DB']};\n", *(s.read_text() for s in scripts)]
+        password = f"{environment['POSTGRES_PASSWORD']}\n"
+        initdb = shutil.which("initdb", path=environment["PATH"]) or "initdb"
+        options = ("--auth=scram-sha-256", "--pwfile=/dev/stdin", "--encoding=UTF8", "--locale=C.UTF-8")
+        user = f"--username={environment['POSTGRES_USER']}"
+        _feed((*as_user, initdb, "--no-sync", user, *options), password, environment)
+        plain = "\n".join(line for text in statements for line in text.splitlines() if "--" not in line)
+        _feed((*program, "--single", "-j", "postgres"), plain.replace(";", ";\n\n"), environment)
+    (data / "postmaster.pid").unlink(missing_ok=True)
+    return program
+
+
+def _feed(command: tuple[str, ...], text: str, environment: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        command, input=text, env=dict(environment), cwd="/", text=True, capture_output=True, check=False
+    )
+    if done.returncode != 0 or "ERROR" in done.stderr:
+        raise SaturnError(f"`{' '.join(command)}` failed:\n{done.stdout}{done.stderr}")
+
+
+def _postgres_bin() -> list[str]:
+    """Where Debian keeps the programs of Postgres, newest first."""
+    found = Path("/usr/lib/postgresql").glob("*/bin")
+    return [str(path) for path in sorted(found, key=lambda path: int(path.parent.name), reverse=True)]

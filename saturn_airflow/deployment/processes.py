@@ -1,0 +1,189 @@
+"""Services as local processes, each with a log and a process group of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from saturn_airflow.errors import SaturnError
+
+HOST = "127.0.0.1"
+#: In the environment of a service and of all it starts: whose they are.
+MARK = "SATURN_SERVICE"
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a process is started."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path | None
+
+
+class Processes:
+    """Named processes that can be ended and started again, one by one or all together.
+
+    :param logs: folder of their logs, ``<name>.log``; made when it is not there.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self._starts: dict[str, Start] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def launch(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
+    ) -> None:
+        """Start a process.
+
+        :param folder: its working folder.
+        :raises SaturnError: when there is no such program.
+        """
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._starts[name] = Start(tuple(command), environment, folder)
+        with (self.logs / f"{name}.log").open("ab") as log:
+            try:
+                self._running[name] = subprocess.Popen(
+                    command,
+                    env={**environment, MARK: self._mark(name)},
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except FileNotFoundError:
+                raise SaturnError(f"{name} can't be started: there is no program {command[0]!r}") from None
+
+    def finish(self, name: str) -> None:
+        """Wait for a process that does its work and ends.
+
+        :raises SaturnError: when it fails, with the end of its log.
+        """
+        process = self._running.pop(name)
+        if process.wait() != 0:
+            raise SaturnError(f"`{' '.join(self._starts[name].command)}` failed:\n{self.tail(name)}")
+
+    def ended(self, name: str) -> int | None:
+        """A process's exit status once it has ended, None before that."""
+        return self._running[name].poll()
+
+    def pid(self, name: str) -> int:
+        """The id of a service's main process, which is that of its process group too."""
+        return self._running[name].pid
+
+    def running(self) -> list[str]:
+        """Names of what was launched and neither finished nor killed."""
+        return list(self._running)
+
+    def kill(self, name: str, sign: int = signal.SIGKILL, everything: bool = False) -> None:
+        """End one service as a fault would, and wait until its main process is gone.
+
+        :param everything: also what the service started in sessions of its own, as when a container or a
+            whole machine goes.
+        """
+        process = self._running.pop(name)
+        _signal_group(process.pid, sign)
+        process.wait()
+        if everything:
+            self._end_marked(name)
+
+    def revive(self, name: str) -> None:
+        """Start a service again that was killed, as it was started before."""
+        start = self._starts[name]
+        self.launch(name, start.command, start.environment, start.folder)
+
+    def pause(self, name: str) -> None:
+        """Let a service hang: its processes stay, and do nothing."""
+        _signal_group(self._running[name].pid, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Let a paused service go on."""
+        _signal_group(self._running[name].pid, signal.SIGCONT)
+
+    def check(self) -> None:
+        """Raise when a service has ended by itself.
+
+        :raises SaturnError: naming the service, with the end of its log.
+        """
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                raise SaturnError(f"{name} ended with exit status {process.returncode}:\n{self.tail(name)}")
+
+    def stop(self, names: Sequence[str] | None = None, signs: Mapping[str, int] | None = None) -> None:
+        """End services and whatever they started: politely, and after ten seconds at once.
+
+        :param names: which; all by default.
+        :param signs: the polite signal of those that need another than SIGTERM.
+        """
+        ending = {name: self._running[name] for name in self._running if names is None or name in names}
+        for patience in (10.0, 5.0):
+            for name, process in ending.items():
+                if process.poll() is None:
+                    polite = (signs or {}).get(name, signal.SIGTERM)
+                    _signal_group(process.pid, signal.SIGCONT)
+                    _signal_group(process.pid, polite if patience == 10.0 else signal.SIGKILL)
+            deadline = time.monotonic() + patience
+            for process in ending.values():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, deadline - time.monotonic()))
+        for name, process in ending.items():
+            _signal_group(process.pid, signal.SIGKILL)  # what a main process left in its group
+            self._end_marked(name)
+            del self._running[name]
+
+    def tail(self, name: str, lines: int = 30) -> str:
+        """The end of a service's log."""
+        path = self.logs / f"{name}.log"
+        text = path.read_text(errors="replace").splitlines() if path.exists() else []
+        return "\n".join(text[-lines:])
+
+    def marked(self, name: str) -> list[int]:
+        """Ids of all live processes that a service started, whatever their session."""
+        return list(_with_environment(f"{MARK}={self._mark(name)}"))
+
+    def _end_marked(self, name: str) -> None:
+        deadline = time.monotonic() + 5
+        while (left := self.marked(name)) and time.monotonic() < deadline:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def _mark(self, name: str) -> str:
+        return str(self.logs.resolve() / name)
+
+
+def free_port(usual: int) -> int:
+    """``usual`` when nobody listens there, else a port the system chooses."""
+    for port in (usual, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind((HOST, port))
+                return int(probe.getsockname()[1])
+    raise SaturnError("this machine has no free port")
+
+
+def _signal_group(group: int, sign: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, sign)
+
+
+def _with_environment(entry: str) -> Iterator[int]:
+    wanted = entry.encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            with suppress(OSError):
+                environment = (folder / "environ").read_bytes().split(b"\0")
+                # An ended process that nobody has waited for has no environment any more.
+                if wanted in environment:
+                    yield int(folder.name)
