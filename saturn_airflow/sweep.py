@@ -8,7 +8,17 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
-from airflow.sdk import Asset, BaseOperator, TaskGroup, TriggerRule, XComArg, conf
+from airflow.sdk import (
+    Asset,
+    BaseOperator,
+    ExceptionRetryPolicy,
+    RetryAction,
+    RetryRule,
+    TaskGroup,
+    TriggerRule,
+    XComArg,
+    conf,
+)
 
 from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.errors import InvalidSweepError
@@ -22,6 +32,28 @@ from saturn_airflow.operators.trials import PickOperator, TrialsOperator, check_
 
 #: What Saturn's training loop measures, and a sweep can choose its best job by.
 METRICS = ("eval_loss", "epoch_loss", "loss")
+#: Tries that each task has for what is not its fault, such as a worker that was restarted: with growing
+#: delays they last through half an hour without an API server.
+_TRIES_FOR_AIRFLOW = 10
+_UNLESS_ITS_OWN_FAULT = ExceptionRetryPolicy(
+    rules=[
+        RetryRule(
+            exception=["airflow.sdk.exceptions.AirflowRuntimeError", "builtins.OSError"],
+            reason="Airflow could not be asked",
+        )
+    ],
+    default=RetryAction.FAIL,
+)
+
+
+def _patience(own_tries: int = 0) -> dict[str, Any]:
+    """How often and when a task is tried again."""
+    return {
+        "retries": own_tries + _TRIES_FOR_AIRFLOW,
+        "retry_delay": timedelta(seconds=5),
+        "retry_exponential_backoff": 2.0,
+        "max_retry_delay": timedelta(minutes=5),
+    }
 
 
 class SaturnSweepOperator(TaskGroup):
@@ -43,7 +75,8 @@ class SaturnSweepOperator(TaskGroup):
     :param mode: whether the metric is better small (``"min"``) or large (``"max"``).
     :param checkpoint_every: seconds between checkpoints.
     :param keep_checkpoints: how many checkpoints of a job are kept.
-    :param retries: how often a train task is tried again; it goes on from the last checkpoint.
+    :param retries: how often a job whose training failed is tried again; it goes on from the last
+        checkpoint. What is not the job's fault, such as a restarted worker, does not count.
     :param allowed_failures: how many jobs may fail before the sweep counts as failed. Its result is handed
         on either way; but after a failed sweep, Airflow runs only tasks whose trigger rule allows that.
     :param asset: the asset whose event tells downstream DAGs of a successful sweep, with the best job in
@@ -97,6 +130,8 @@ class SaturnSweepOperator(TaskGroup):
                 techniques=list(techniques) if techniques is not None else None,
                 experiment=experiment,
                 group=group,
+                retry_policy=_UNLESS_ITS_OWN_FAULT,
+                **_patience(),
             )
             profile = _per_node(
                 cluster,
@@ -107,8 +142,8 @@ class SaturnSweepOperator(TaskGroup):
                 part="trials",
                 label="{{ task.trial.job.name }} {{ task.trial.technique }} x {{ task.trial.devices }}",
                 group=group,
-                retries=1,
-                retry_delay=timedelta(seconds=5),
+                retry_policy=_UNLESS_ITS_OWN_FAULT,
+                **_patience(),
             )
             plan = PlanOperator(
                 task_id="plan",
@@ -118,6 +153,8 @@ class SaturnSweepOperator(TaskGroup):
                 time_limit=planning_seconds,
                 group=group,
                 trigger_rule=TriggerRule.ALL_DONE,
+                retry_policy=_UNLESS_ITS_OWN_FAULT,
+                **_patience(),
             )
             train = _per_node(
                 cluster,
@@ -131,9 +168,8 @@ class SaturnSweepOperator(TaskGroup):
                 trials_task=trials.task_id,
                 checkpoint_seconds=checkpoint_every,
                 keep_checkpoints=keep_checkpoints,
-                retries=retries,
-                retry_delay=timedelta(seconds=10),
-                retry_exponential_backoff=2.0,
+                job_retries=retries,
+                **_patience(retries),
             )
             report = ReportOperator(
                 task_id="report",
@@ -147,6 +183,8 @@ class SaturnSweepOperator(TaskGroup):
                 group=group,
                 outlets=[asset],
                 trigger_rule=TriggerRule.ALL_DONE,
+                retry_policy=_UNLESS_ITS_OWN_FAULT,
+                **_patience(),
             )
             profile >> plan
             train >> report
@@ -179,7 +217,13 @@ def _per_node(
     tasks = []
     with TaskGroup(group_id=stage):
         for node in cluster:
-            pick = PickOperator(task_id=f"{node.name}_{part}", items=XComArg(source), node=node.name)
+            pick = PickOperator(
+                task_id=f"{node.name}_{part}",
+                items=XComArg(source),
+                node=node.name,
+                retry_policy=_UNLESS_ITS_OWN_FAULT,
+                **_patience(),
+            )
             tasks.append(_mapped(operator, node.name, pick, node, mapped, label, arguments))
     return tasks
 

@@ -73,6 +73,11 @@ def leases_folder() -> str:
     return conf.get("saturn", "leases_folder", fallback="") or default
 
 
+def outlive_seconds() -> float:
+    """How long training goes on when no task follows it (``[saturn] outlive_seconds``), in seconds."""
+    return float(conf.getfloat("saturn", "outlive_seconds", fallback=1800.0))
+
+
 def technique_folders() -> tuple[str, ...]:
     """Folders of the user's own techniques (``[saturn] techniques_folder``)."""
     value = conf.get("saturn", "techniques_folder", fallback="") or ""

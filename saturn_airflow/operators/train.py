@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk import Context, ResumableJobMixin
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
 from saturn_airflow.cluster import Node
 from saturn_airflow.errors import InvalidSweepError
@@ -16,11 +18,17 @@ from saturn_airflow.operators.context import (
     hide_secrets,
     leases_folder,
     mlflow_uri,
+    outlive_seconds,
     pull_from_trials,
     technique_folders,
     user_path,
 )
+from saturn_airflow.operators.following import FollowingOperator
 from saturn_airflow.plugin.links import MlflowRunLink
+
+if TYPE_CHECKING:
+    from saturn_airflow.tracking import JobRun
+    from saturn_airflow.training.runs import Run, RunSpec
 
 OUTCOME_KEY = "outcome"
 #: Seconds between lines of progress in the task's log.
@@ -28,16 +36,23 @@ LOG_SECONDS = 10.0
 #: What a further try may mend, from the last checkpoint on. The job's own code is given another try too: data
 #: that can't be reached for a moment is the commonest failure of a long training.
 WORTH_A_RETRY = ("stopped", "lost", "hung", "failed")
+#: How long training may take to stop for a user: Airflow looks at a task's state every five seconds, and ten
+#: seconds after the click its devices are free.
+STOP_SECONDS = 4.0
 
 
-class TrainOperator(BaseOperator):
+class TrainOperator(ResumableJobMixin, FollowingOperator):
     """Train one job of a plan on the devices the plan gave it.
 
-    A retried task goes on from the job's last checkpoint. Pushes ``outcome``: how it ended, with the last
-    losses, the seconds it took, and where the model is.
+    Training runs in processes of its own, which this task follows. When the task ends before them, a retry
+    follows them on; when there are none, it starts them again from the job's last checkpoint. Pushes
+    ``outcome``: how it ended, with the last losses, the seconds it took, and where the model is.
+
+    :param job_retries: how often a job whose training failed is tried again.
     """
 
     operator_extra_links = (MlflowRunLink(),)
+    external_id_key = "saturn_run"
 
     def __init__(
         self,
@@ -47,6 +62,7 @@ class TrainOperator(BaseOperator):
         trials_task: str,
         checkpoint_seconds: float,
         keep_checkpoints: int,
+        job_retries: int,
         group: str,
         **kwargs: Any,
     ) -> None:
@@ -56,105 +72,225 @@ class TrainOperator(BaseOperator):
         self.trials_task = trials_task
         self.checkpoint_seconds = checkpoint_seconds
         self.keep_checkpoints = keep_checkpoints
+        self.job_retries = job_retries
         self.group = group
         self.mlflow_url: str | None = None
-        self._run: Any = None
+        self._job_run: JobRun | None = None
+        self._outcome: dict[str, Any] = {}
         self._said_at = 0.0
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Train.
+        """Train, or follow the training that an earlier try began.
 
-        :raises AirflowException: when training ended without finishing; a retry resumes it.
-        :raises AirflowFailException: when no retry can help: the loss is not a number, memory ran out.
+        :raises AirflowException: when training ended without finishing, or this task must go before it; a
+            retry goes on.
+        :raises AirflowFailException: when no retry can help: the loss is not a number, memory ran out, the
+            job failed too often; or when nobody wants the training any more.
         """
-        from saturn_airflow import tracking
         from saturn_airflow.training import runs
 
-        ti = context["ti"]
-        sweep = SweepContext.of(context, self.group)
-        entry, node = self.entry, Node(**self.node)
-        job = Job.from_dict(entry["job"])
-        folder = sweep.job_folder(job.name)
-        outcome = {
-            key: entry[key]
-            for key in ("attempt", "technique", "devices", "node", "device_ids", "kind", "parameters")
-        }
-        outcome.update(
-            job=job.name,
-            fingerprint=entry["fingerprint"],
-            planned_seconds=entry["end"] - entry["start"],
-            status="lost",
-            reason="the task was ended",
-        )
+        job = self.entry["job"]["name"]
+        folder = SweepContext.of(context, self.group).job_folder(job)
+        with runs.sole_follower(folder, self.must_go, self._say_who_follows) as alone:
+            if not alone:
+                raise AirflowException(f"{job}: an earlier try of this task has not let go of it yet")
+            self.execute_resumable(context)
+        return self._outcome
+
+    def submit_job(self, context: Context) -> str:
+        """Start training, after what earlier runs said has been passed on; the run's folder."""
+        from saturn_airflow.training import runs
+
+        spec = self._spec(context)
+        for run in runs.all_of(spec.folder):
+            if run.is_alive():
+                if self._is_of_this_plan(run):
+                    self.log.info("Reconnecting to the training in %s", run.folder)
+                    return str(run.folder)
+                self.log.info("Stopping the training of an earlier plan in %s", run.folder)
+                run.stop(STOP_SECONDS)
+            end = self._pass_on(context, run)
+            assert end is not None
+            if end["status"] != "finished" and not self._is_worth_a_retry(context, end):
+                raise AirflowFailException(self._conclude(context, run, end)["reason"])
+            run.done_with()
         try:
-            uri = mlflow_uri()
-            parent = pull_from_trials(context, self.trials_task, "sweep")
-            spec = runs.RunSpec(
-                mode="train",
-                job=job,
-                technique=entry["technique"],
-                parameters=entry["parameters"],
-                node=node.name,
-                kind=node.kind,
-                slots=node.devices,
-                devices=entry["devices"],
-                device_ids=tuple(entry["device_ids"]),
-                priority=(entry["attempt"], entry["position"]),
-                holder=f"{sweep.key}: {job.name}",
-                folder=str(folder),
-                checkpoint_seconds=self.checkpoint_seconds,
-                keep_checkpoints=self.keep_checkpoints,
-                leases_folder=leases_folder(),
-                technique_folders=technique_folders(),
-                path=user_path(),
-            )
-            self._run = runs.start(spec)
+            return str(runs.start(spec).folder)
         except InvalidSweepError as error:
-            ti.xcom_push(OUTCOME_KEY, {**outcome, "status": "failed", "reason": str(error)})
+            outcome = {**self._planned(), "status": "failed", "reason": str(error)}
+            context["ti"].xcom_push(OUTCOME_KEY, outcome)
             raise AirflowFailException(str(error)) from None
 
-        job_run: tracking.JobRun | None = None
-        for event in self._run.events():
-            self._say(event)
-            if event["event"] == "waiting":
-                continue
-            if job_run is None:
-                strategy = {key: entry[key] for key in ("technique", "devices", "node")}
-                params = hide_secrets(tracking.job_params(job, **strategy))
-                job_run = tracking.open_job(uri, parent, job.name, params, sweep.tags(context), folder)
-            job_run.follow(event)
-            if event["event"] == "end":
-                outcome.update(event.get("result") or {})
-                outcome.update(status=event["status"], reason=event.get("reason"))
-        outcome.update(runs.time_on_devices(folder))
-        # What became of the job must not depend on MLflow; its run and model are added when they are known.
-        ti.xcom_push(OUTCOME_KEY, finite(outcome))
-        if job_run is not None:
-            self._finish(ti, job_run, outcome)
-            ti.xcom_push(OUTCOME_KEY, finite(outcome))
-        if outcome["status"] == "finished":
-            return dict(finite(outcome))
-        message = f"{job.name} {outcome['status'].replace('_', ' ')}: {outcome['reason']}"
-        if outcome["status"] in WORTH_A_RETRY:
+    def get_job_status(self, external_id: Any, context: Context) -> str:
+        """``running``, or how the run ended; ``superseded`` when there is a newer plan."""
+        run = _run(external_id)
+        if not self._is_of_this_plan(run):
+            return "superseded"
+        end = run.end
+        return "running" if end is None else str(end["status"])
+
+    def is_job_active(self, status: str) -> bool:
+        """Whether training goes on."""
+        return status == "running"
+
+    def is_job_succeeded(self, status: str) -> bool:
+        """Whether it finished while nobody followed it."""
+        return status == "finished"
+
+    def poll_until_complete(self, external_id: Any, context: Context) -> None:
+        """Follow the run to its end, or until this task must go."""
+        run = _run(external_id)
+        try:
+            end = self._pass_on(context, run)
+        except AirflowTaskTimeout:
+            run.stop(STOP_SECONDS)
+            raise
+        if end is None:
+            self._leave(context, run)
+        assert end is not None
+        self._outcome = self._conclude(context, run, end)
+        if end["status"] == "finished":
+            return
+        message = f"{run.spec.job.name} {end['status'].replace('_', ' ')}: {end['reason']}"
+        if self._is_worth_a_retry(context, end):
             raise AirflowException(message)
         raise AirflowFailException(message)
 
-    def on_kill(self) -> None:
-        """Let the ranks write a checkpoint and leave."""
-        if self._run is not None:
-            self._run.stop()
+    def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
+        """The outcome of a run that has ended."""
+        if not self._outcome:
+            self.poll_until_complete(external_id, context)
+        return self._outcome
 
-    def _finish(self, ti: Any, job_run: Any, outcome: dict[str, Any]) -> None:
+    def _spec(self, context: Context) -> RunSpec:
+        from saturn_airflow.training import runs
+
+        sweep = SweepContext.of(context, self.group)
+        entry, node = self.entry, Node(**self.node)
+        job = Job.from_dict(entry["job"])
+        return runs.RunSpec(
+            mode="train",
+            job=job,
+            technique=entry["technique"],
+            parameters=entry["parameters"],
+            node=node.name,
+            kind=node.kind,
+            slots=node.devices,
+            devices=entry["devices"],
+            device_ids=tuple(entry["device_ids"]),
+            priority=(entry["attempt"], entry["position"]),
+            holder=f"{sweep.key}: {job.name}",
+            folder=str(sweep.job_folder(job.name)),
+            checkpoint_seconds=self.checkpoint_seconds,
+            keep_checkpoints=self.keep_checkpoints,
+            leases_folder=leases_folder(),
+            technique_folders=technique_folders(),
+            path=user_path(),
+            stop_seconds=STOP_SECONDS,
+            outlive_seconds=outlive_seconds(),
+            try_number=context["ti"].try_number,
+        )
+
+    def _planned(self) -> dict[str, Any]:
+        """What the outcome says of the plan."""
+        entry = self.entry
+        keys = ("attempt", "technique", "devices", "node", "device_ids", "kind", "parameters", "fingerprint")
+        return {
+            **{key: entry[key] for key in keys},
+            "job": entry["job"]["name"],
+            "planned_seconds": entry["end"] - entry["start"],
+        }
+
+    def _is_of_this_plan(self, run: Run) -> bool:
+        return run.spec.priority == (self.entry["attempt"], self.entry["position"])
+
+    def _is_worth_a_retry(self, context: Context, end: dict[str, Any]) -> bool:
+        from saturn_airflow.training import runs
+
+        ti = context["ti"]
+        last_try = ti.max_tries or 0
+        failures = runs.failures(
+            SweepContext.of(context, self.group).job_folder(self.entry["job"]["name"]),
+            # Whoever clears a task has mended something: it has all its tries again.
+            after_try=last_try - (self.retries or 0),
+        )
+        tries_left = ti.try_number <= last_try and failures <= self.job_retries
+        return end["status"] in WORTH_A_RETRY and tries_left
+
+    def _pass_on(self, context: Context, run: Run) -> dict[str, Any] | None:
+        """Tell MLflow and the log what the run says; how it ended, None if this task must go before that."""
+        run.read_on()
+        end = None
+        for event in run.events(give_up=self.must_go):
+            self._say(event)
+            if event["event"] != "waiting":
+                self._mlflow(context).follow(event)
+            if event["event"] == "end":
+                end = event
+        return end or run.end
+
+    def _mlflow(self, context: Context) -> JobRun:
+        from saturn_airflow import tracking
+
+        if self._job_run is None:
+            sweep = SweepContext.of(context, self.group)
+            job = Job.from_dict(self.entry["job"])
+            parent = pull_from_trials(context, self.trials_task, "sweep")
+            strategy = {key: self.entry[key] for key in ("technique", "devices", "node")}
+            params = hide_secrets(tracking.job_params(job, **strategy))
+            folder = sweep.job_folder(job.name)
+            tags = sweep.tags(context)
+            self._job_run = tracking.open_job(mlflow_uri(), parent, job.name, params, tags, folder)
+        return self._job_run
+
+    def _leave(self, context: Context, run: Run) -> NoReturn:
+        """Leave a run that goes on: to the next try, or, where nobody wants it any more, stop it first."""
+        name = run.spec.job.name
+        if self.is_orphan():
+            # Nobody hears what this process says, and the next try waits for it to be gone.
+            os._exit(1)
+        if self.is_wanted(context["ti"]):
+            raise AirflowException(f"{name} trains on without this task; the next try follows it")
+        self.log.info("Airflow does not want this task any more: training writes a checkpoint and ends")
+        run.stop(STOP_SECONDS)
+        end = self._pass_on(context, run)
+        if end is not None:
+            self._conclude(context, run, {**end, "reason": end["reason"] or "the task was stopped"})
+        raise AirflowFailException(f"{name} was stopped")
+
+    def _conclude(self, context: Context, run: Run, end: dict[str, Any]) -> dict[str, Any]:
+        """Push the outcome, and close the job's MLflow run unless it will be gone on with."""
+        from saturn_airflow.training import runs
+
+        ti = context["ti"]
+        outcome = {
+            **self._planned(),
+            **(end.get("result") or {}),
+            "status": end["status"],
+            "reason": end["reason"],
+            **runs.time_on_devices(run.spec.folder),
+        }
+        # What became of the job must not depend on MLflow; its run and model are added when they are known.
+        ti.xcom_push(OUTCOME_KEY, finite(outcome))
+        if "started_at" in outcome:
+            self._close(context, outcome, self._is_worth_a_retry(context, end) and not self.must_go())
+            ti.xcom_push(OUTCOME_KEY, finite(outcome))
+        run.done_with()
+        return dict(finite(outcome))
+
+    def _close(self, context: Context, outcome: dict[str, Any], goes_on: bool) -> None:
+        job_run = self._mlflow(context)
         job_run.wait(10)
         outcome["run_id"] = job_run.id
         self.mlflow_url = job_run.url
         if outcome.get("model"):
             outcome["model_uri"] = job_run.log_model_folder(outcome["model"])
         job_run.log_metrics({key: outcome.get(key) for key in ("planned_seconds", "actual_seconds")})
-        if outcome["status"] in WORTH_A_RETRY and ti.try_number <= (ti.max_tries or 0):
+        if goes_on:
             job_run.leave()
         else:
-            job_run.close("finished" if outcome["status"] == "finished" else "failed", outcome["reason"])
+            status = outcome["status"] if outcome["status"] in ("finished", "stopped") else "failed"
+            job_run.close(status, outcome["reason"])
 
     def _say(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -185,3 +321,12 @@ class TrainOperator(BaseOperator):
             self.log.info("Epoch %d: eval_loss %.4f", event["epoch"], event["eval_loss"])
         elif kind == "end" and event.get("traceback"):
             self.log.error("%s", event["traceback"])
+
+    def _say_who_follows(self) -> None:
+        self.log.info("Waiting for an earlier try of this task to let go of the training")
+
+
+def _run(external_id: Any) -> Run:
+    from saturn_airflow.training import runs
+
+    return runs.Run(Path(str(external_id)))

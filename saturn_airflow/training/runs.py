@@ -1,7 +1,9 @@
 """Runs: one job under one strategy, trained or tried in processes of their own, followed from outside.
 
 A run has a folder with ``spec.json`` (what was asked), ``events.jsonl`` (what happened, one JSON object a
-line) and ``output.log`` (what the processes printed). Whoever starts a run need not import torch.
+line) and ``output.log`` (what the processes printed). Whoever starts a run need not import torch, and need
+not stay: a run that outlives its starter is found again by its folder, and followed from where the one
+before stopped reading.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +56,7 @@ class RunSpec:
     :param hang_seconds: training in which nothing moved for this long is ended.
     :param stop_seconds: how long training may take to stop when asked to.
     :param outlive_seconds: how long the run goes on when nobody follows it; 0 ends it with its starter.
+    :param try_number: which try of the task started it, from 1.
     """
 
     job: Job
@@ -78,6 +83,7 @@ class RunSpec:
     hang_seconds: float = 1800.0
     stop_seconds: float = 60.0
     outlive_seconds: float = 0.0
+    try_number: int = 1
 
     def __post_init__(self) -> None:
         what = f"job {self.job.name!r}"
@@ -117,7 +123,7 @@ class Run:
     def __init__(self, folder: Path, process: subprocess.Popen[bytes] | None = None) -> None:
         #: The run's own folder.
         self.folder = folder
-        #: Where :meth:`events` reads on, in bytes; keep it to read on after a reconnect.
+        #: Where :meth:`events` reads on, in bytes.
         self.offset = 0
         self._process = process
 
@@ -126,41 +132,82 @@ class Run:
         """What the run's processes printed."""
         return self.folder / "output.log"
 
+    @property
+    def spec(self) -> RunSpec:
+        """What was asked of it."""
+        return RunSpec.from_dict(json.loads((self.folder / "spec.json").read_text()))
+
     def is_alive(self) -> bool:
         """Whether its supervisor is there."""
         return _is_locked(self.folder / "alive")
 
-    def events(self, poll: float = 0.1) -> Iterator[Event]:
+    @property
+    def end(self) -> Event | None:
+        """How it ended: its ``end`` event, or one with status ``lost`` where its supervisor left without a
+        word. None for as long as it is alive."""
+        if self.is_alive():
+            return None
+        with contextlib.suppress(OSError), open(self.folder / "events.jsonl", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 20)))
+            last = (file.read().splitlines() or [b""])[-1]
+            with contextlib.suppress(ValueError):
+                event: Event = json.loads(last)
+                if event["event"] == "end":
+                    return event
+        return {
+            "event": "end",
+            "time": time.time(),
+            "status": "lost",
+            "reason": "the run's supervisor is gone without a word; " + self._last_words(),
+            "traceback": "",
+            "result": {},
+        }
+
+    def events(self, poll: float = 0.1, give_up: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Follow the run: everything that happens, up to and including its ``end``.
 
         Each event is a mapping with ``event`` (its name) and ``time`` (seconds since the epoch). A run whose
-        supervisor vanished ends with status ``lost``.
+        supervisor vanished ends with status ``lost``. How far was read is noted, at most once a second, for
+        whoever follows next; an event counts as read when the next one is asked for.
 
         :param poll: seconds between looks.
+        :param give_up: asked at every look; when it says True, following ends without an ``end``.
         """
-        while True:
-            # Asked before reading: what a supervisor wrote last is read before it counts as gone.
-            alive = self.is_alive()
-            for event in self._new_events():
-                if event["event"] == "end":
-                    self._wait_until_gone(5.0)
+        read, noted_at = self.offset, -math.inf
+        try:
+            while True:
+                # Asked before reading: what a supervisor wrote last is read before it counts as gone.
+                alive = self.is_alive()
+                for event in self._new_events():
+                    if event["event"] == "end":
+                        self._wait_until_gone(5.0)
+                        yield event
+                        return
                     yield event
+                    read = self.offset
+                if not alive:
+                    self._wait_until_gone(0.0)
+                    end = self.end
+                    if end is not None and end["status"] == "lost":
+                        yield end
                     return
-                yield event
-            if not alive:
-                self._wait_until_gone(0.0)
-                yield {
-                    "event": "end",
-                    "time": time.time(),
-                    "status": "lost",
-                    "reason": "the run's supervisor is gone without a word; " + self._last_words(),
-                    "traceback": "",
-                    "result": {},
-                }
-                return
-            with contextlib.suppress(OSError):
-                (self.folder / "follower").touch()
-            time.sleep(poll)
+                if give_up():
+                    return
+                if time.monotonic() - noted_at >= 1.0:
+                    noted_at = time.monotonic()
+                    self._note(read)
+                time.sleep(poll)
+        finally:
+            self._note(read)
+
+    def read_on(self) -> None:
+        """Let :meth:`events` begin where the last one who followed this run had come to."""
+        with contextlib.suppress(OSError, ValueError):
+            self.offset = int((self.folder / "followed").read_text())
+
+    def done_with(self) -> None:
+        """Note that nobody need follow this run again: what it said last has been dealt with, too."""
+        self._note(self.offset)
 
     def wait(self) -> Event:
         """Follow the run to its end and return that event."""
@@ -168,17 +215,22 @@ class Run:
         return end
 
     def stop(self, timeout: float = 60.0) -> None:
-        """Ask the run to checkpoint and leave; end it after ``timeout`` seconds. Returns when it is gone."""
-        pid = self._pid()
-        if pid is None:
+        """Ask the run to checkpoint and leave; end it after ``timeout`` seconds. Returns when it is gone.
+
+        A run on another machine that shares the folder is asked, too, but can't be ended from here.
+        """
+        if not self.is_alive():
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(OSError):
+            (self.folder / "stop").touch()
+        if pid := self._pid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         self._wait_until_gone(timeout)
         self.kill()
 
     def kill(self) -> None:
-        """End the run at once, all its processes."""
+        """End the run at once, all its processes; only on the machine it runs on."""
         pid = self._pid()
         if pid is None:
             return
@@ -187,10 +239,14 @@ class Run:
         self._wait_until_gone(5.0)
 
     def _pid(self) -> int | None:
-        if not self.is_alive():
+        if not self.is_alive() or (self.folder / "host").read_text() != socket.gethostname():
             return None
         text = (self.folder / "alive").read_text()
         return int(text) if text else None
+
+    def _note(self, offset: int) -> None:
+        with contextlib.suppress(OSError):
+            (self.folder / "followed").write_text(str(offset))
 
     def _wait_until_gone(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -228,6 +284,7 @@ def start(spec: RunSpec) -> Run:
     try:
         folder = _new_folder(Path(spec.folder) / "runs")
         (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
+        (folder / "host").write_text(socket.gethostname())
         return _start(spec, folder)
     except OSError as error:
         raise InvalidSweepError(
@@ -241,11 +298,57 @@ def attach(folder: str | Path) -> Run | None:
 
     :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
     """
-    for run_folder in sorted((Path(folder) / "runs").glob("*"), reverse=True):
-        run = Run(run_folder)
-        if run.is_alive():
-            return run
-    return None
+    return next((run for run in reversed(all_of(folder)) if run.is_alive()), None)
+
+
+def all_of(folder: str | Path) -> list[Run]:
+    """All runs of a job so far, first to last.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    """
+    return [Run(path) for path in sorted((Path(folder) / "runs").glob("*")) if (path / "alive").exists()]
+
+
+def failures(folder: str | Path, after_try: int = 0) -> int:
+    """How many runs of a job ended badly: not finished, and not because they were told to stop.
+
+    :param after_try: count runs of later tries only.
+    """
+    count = 0
+    for run in all_of(folder):
+        end = run.end
+        bad = end is not None and end["status"] not in ("finished", "stopped")
+        count += bad and run.spec.try_number > after_try
+    return count
+
+
+@contextlib.contextmanager
+def sole_follower(
+    folder: str | Path, give_up: Callable[[], bool] = lambda: False, on_wait: Callable[[], object] = int
+) -> Iterator[bool]:
+    """Be the only one who follows a job's runs and passes on what they say; others wait.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    :param give_up: asked again and again; when it says True the wait ends.
+    :param on_wait: called once where there is somebody to wait for.
+    :returns: whether this is the one; False when ``give_up`` said so.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with open(Path(folder) / "follower", "a") as file:
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    on_wait()
+                    told = True
+                if give_up():
+                    yield False
+                    return
+                time.sleep(0.1)
+        yield True
 
 
 def _start(spec: RunSpec, folder: Path) -> Run:
@@ -279,8 +382,8 @@ def time_on_devices(folder: str | Path) -> dict[str, float]:
         empty where it never had any.
     """
     started, ended, held = [], [], 0.0
-    for path in sorted((Path(folder) / "runs").glob("*")):
-        events = list(Run(path)._new_events())
+    for run in all_of(folder):
+        events = list(run._new_events())
         leased = [event["time"] for event in events if event["event"] == "leased"]
         if leased:
             started.append(leased[0])

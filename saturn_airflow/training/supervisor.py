@@ -23,8 +23,10 @@ from saturn_airflow.training import devices, failures, launching, leases, warm
 from saturn_airflow.training.failures import Failure, RanksFailedError
 from saturn_airflow.training.runs import RunSpec
 
-# A run whose starter is gone has this long to save what it has.
+# A run that must not outlive its starter has this long to save what it has when the starter is gone.
 _ORPHAN_SECONDS = 3.0
+# A run that nobody came back to may take its time: nobody waits for it.
+_FORSAKEN_SECONDS = 300.0
 # How long the end of a run waits for a full disk to have room for it.
 _LAST_WORDS_SECONDS = 30.0
 # A trial keeps to its time by itself; one that does not is ended this much later.
@@ -48,6 +50,7 @@ class Supervisor:
         self._events = os.open(folder / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._unwritten = b""
         self._stop_by: float | None = None
+        self._told_to_stop = False
         self._deadline = float("inf")
 
     def run(self) -> None:
@@ -200,7 +203,10 @@ class Supervisor:
             reason = f"the trial took longer than {self._spec.trial_seconds:g} s"
             raise RanksFailedError(Failure(status="hung", reason=reason, whose="technique"))
         if self._stop_by is None and self._is_forsaken():
-            self._stop_within(_ORPHAN_SECONDS if self._spec.outlive_seconds == 0 else self._spec.stop_seconds)
+            self._stop_within(_ORPHAN_SECONDS if self._spec.outlive_seconds == 0 else _FORSAKEN_SECONDS)
+        if not self._told_to_stop and (self._folder / "stop").exists():
+            self._told_to_stop = True
+            self._stop_within(self._spec.stop_seconds)
         if self._stop_by is not None and now > self._stop_by:
             raise StoppedError("did not stop in time when asked to, and was ended; its last checkpoint stays")
         return self._stop_by is not None
@@ -216,7 +222,7 @@ class Supervisor:
         if self._spec.outlive_seconds == 0:
             return True
         try:
-            followed = (self._folder / "follower").stat().st_mtime
+            followed = (self._folder / "followed").stat().st_mtime
         except FileNotFoundError:
             followed = (self._folder / "spec.json").stat().st_mtime
         return time.time() - followed > self._spec.outlive_seconds
