@@ -381,3 +381,88 @@ def test_killing_the_whole_group_leaves_nothing(tmp_path: Path) -> None:
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
     assert run.wait()["status"] == "lost"
+
+
+def start_elsewhere(tmp_path: Path, **settings: Any) -> Run:
+    """A run that was started by a process which is gone."""
+    starter = textwrap.dedent(f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from running import small_job, spec_for
+        from saturn_airflow.training import runs
+        runs.start(spec_for(Path({str(tmp_path)!r}), small_job("slow", batches=150), **{settings!r}))
+        """)
+    subprocess.run([sys.executable, "-c", starter], check=True, cwd=ROOT)
+    run = runs.attach(tmp_path / "state")
+    assert run is not None
+    return run
+
+
+def test_who_follows_next_reads_on_where_the_last_one_stopped(tmp_path: Path) -> None:
+    first = start_elsewhere(tmp_path, outlive_seconds=60)
+    seen = until(first, "step", 20)
+    second = Run(first.folder)
+    second.read_on()
+    more = list(second.events(poll=0.02))
+    # The last event that was handed out may not have been dealt with: it comes again, and no other does.
+    assert more[0] == seen[-1]
+    assert [e["step"] for e in [*seen, *more[1:]] if e["event"] == "step"] == list(range(1, 151))
+    assert second.end == more[-1]
+    third = Run(first.folder)
+    third.read_on()
+    assert [e["event"] for e in third.events()] == ["end"], "nobody has said that the end was dealt with"
+    third.done_with()
+    third.read_on()
+    assert list(third.events()) == []
+    assert third.end == more[-1]
+
+
+def test_who_must_go_stops_following_and_the_run_goes_on(tmp_path: Path) -> None:
+    run = start_elsewhere(tmp_path, outlive_seconds=60)
+    until(run, "step", 2)
+    assert all(event["event"] != "end" for event in run.events(poll=0.02, give_up=lambda: True))
+    assert run.is_alive()
+    assert run.end is None
+    run.stop()
+
+
+def test_a_run_is_stopped_through_its_folder_from_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start_elsewhere(tmp_path, outlive_seconds=60)
+    until(run, "step", 2)
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(
+        "os.kill", lambda *_: pytest.fail("a process of the same number may be anyone's here")
+    )
+    monkeypatch.setattr(
+        "os.killpg", lambda *_: pytest.fail("a process of the same number may be anyone's here")
+    )
+    run.stop()
+    assert run.wait()["status"] == "stopped"
+    assert run.end is not None
+    assert run.end["result"]["checkpoint"]
+
+
+def test_one_at_a_time_follows_a_job(tmp_path: Path) -> None:
+    waited: list[bool] = []
+    with runs.sole_follower(tmp_path / "state") as alone:
+        assert alone
+        with runs.sole_follower(
+            tmp_path / "state", give_up=lambda: len(waited) > 0, on_wait=lambda: waited.append(True)
+        ) as second:
+            assert not second
+    with runs.sole_follower(tmp_path / "state") as alone:
+        assert alone
+
+
+def test_runs_that_ended_badly_are_counted_by_try(tmp_path: Path) -> None:
+    for try_number in (1, 2):
+        finish(spec_for(tmp_path, small_job("broken_loss"), try_number=try_number))
+    stopped = runs.start(spec_for(tmp_path, small_job("slow", batches=5000), try_number=3))
+    until(stopped, "step")
+    stopped.stop()
+    finish(spec_for(tmp_path, small_job(), try_number=4))
+    assert [runs.failures(tmp_path / "state", after_try=n) for n in (0, 1, 2)] == [2, 1, 0]
+    assert len(runs.all_of(tmp_path / "state")) == 4
