@@ -1,11 +1,11 @@
-# make install | demo | test | test-fast | lint | clean
+# make install | demo | cluster | cluster-demo | test | test-fast | lint | clean
 PYTHON ?= python3
 STATE ?= .saturn
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-fast lint clean
+.PHONY: install demo cluster cluster-demo test test-fast lint clean
 
 install: $(STAMP)
 
@@ -18,6 +18,14 @@ $(STAMP): pyproject.toml constraints.txt
 # The nightly DAG on this machine, start to end. KEEP=1 leaves the UIs up until Ctrl-C.
 demo: install
 	$(BIN)/saturn demo --state $(STATE) $(if $(KEEP),--keep)
+
+# Postgres, Redis, MLflow, Airflow and two nodes, as docker/compose.yaml says, until Ctrl-C.
+cluster: install
+	$(BIN)/saturn cluster --state $(STATE)-cluster
+
+# A sweep over the two nodes of that cluster, start to end.
+cluster-demo: install
+	$(BIN)/saturn demo --cluster --state $(STATE)-cluster $(if $(KEEP),--keep)
 
 test: install
 	$(BIN)/python -m pytest
@@ -33,4 +41,4 @@ lint: install
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(STATE)
+	rm -rf $(STATE) $(STATE)-cluster

@@ -15,6 +15,7 @@ from saturn_airflow.errors import SaturnError
 
 #: Name and one line of help of each subcommand; its module has the same name.
 COMMANDS = {
+    "cluster": "start the services of the compose file on this machine",
     "demo": "run the nightly DAG on this machine, start to end",
     "plan": "plan the jobs of a problem file, and say what the plan is worth",
 }

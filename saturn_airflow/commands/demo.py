@@ -1,9 +1,11 @@
-"""``saturn demo``: the nightly DAG on this machine, start to end."""
+"""``saturn demo``: an example DAG on this machine, start to end."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -17,16 +19,31 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--state", type=Path, default=Path(".saturn"), help="folder for all it writes (%(default)s)"
     )
     parser.add_argument(
-        "--dags",
-        type=Path,
-        default=Path(__file__).parents[2] / "dags",
-        help="folder of the example DAGs (that of the clone)",
+        "--dags", type=Path, default=ROOT / "dags", help="folder of the example DAGs (that of the clone)"
     )
     parser.add_argument("--keep", action="store_true", help="leave both UIs up until Ctrl-C")
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="run the DAG nightly_on_cluster on the services of docker/compose.yaml (Celery, Redis, "
+        "Postgres), with two nodes of two CPU devices",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo."""
     from saturn_airflow.demo.run import run_demo
+    from saturn_airflow.demo.services import Services
+    from saturn_airflow.deployment.local import LocalCluster
+    from saturn_airflow.errors import SaturnError
 
-    return run_demo(args.state, args.dags, args.keep)
+    dag_id = "nightly_on_cluster" if args.cluster else "nightly_retrain"
+    if not (args.dags / f"{dag_id}.py").is_file():
+        raise SaturnError(
+            f"{args.dags} has no {dag_id}.py; run the demo from a clone of the repository, or give --dags"
+        )
+    if args.cluster:
+        return run_demo(
+            LocalCluster(args.state, ROOT / "docker" / "compose.yaml", args.dags), dag_id, args.keep
+        )
+    return run_demo(Services(args.state, args.dags), dag_id, args.keep)

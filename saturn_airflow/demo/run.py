@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,37 +14,35 @@ from saturn_airflow.demo import view
 from saturn_airflow.demo.airflow import Airflow
 from saturn_airflow.demo.progress import SweepProgress, read_job, read_plan, read_stages
 from saturn_airflow.demo.services import Services
+from saturn_airflow.deployment.local import LocalCluster
+from saturn_airflow.deployment.processes import end_on_signals
 from saturn_airflow.errors import SaturnError
 from saturn_airflow.folders import slug
 
-DAG_ID, GROUP = "nightly_retrain", "sweep"
+GROUP = "sweep"
 
 
-def run_demo(state: Path, dags: Path, keep: bool = False, console: Console | None = None) -> int:
+def run_demo(
+    services: Services | LocalCluster, dag_id: str, keep: bool = False, console: Console | None = None
+) -> int:
     """Run the demo; returns the exit status, 0 when every job finished.
 
-    :param state: folder for everything the demo writes.
-    :param dags: folder of the example DAGs.
+    :param services: what it runs on; started here, and stopped.
+    :param dag_id: a DAG with a sweep called ``sweep``.
     :param keep: leave the UIs up until Ctrl-C.
     :raises SaturnError: when a service does not start, with its log's end.
     """
     console = console or Console()
-    if not (dags / f"{DAG_ID}.py").is_file():
-        raise SaturnError(
-            f"{dags} has no {DAG_ID}.py; run the demo from a clone of the repository, or give --dags"
-        )
-    # Whoever ends the demo ends what it started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    # A shell starts what runs in the background with Ctrl-C ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    services = Services(state, dags)
+    end_on_signals()
     try:
         with console.status("Starting MLflow and Airflow ..."):
             services.start()
         console.print(f"Airflow {services.airflow_url}   MLflow {services.mlflow_url}", highlight=False)
-        status = _run_sweep(services, console)
+        status = _run_sweep(services, dag_id, console)
         if keep:
             console.print("\nBoth UIs stay up; Ctrl-C stops them.")
+            if isinstance(services, LocalCluster):
+                console.print(services.how_to_log_in, highlight=False, soft_wrap=True)
             with suppress(KeyboardInterrupt):
                 while True:
                     services.check()
@@ -57,11 +53,11 @@ def run_demo(state: Path, dags: Path, keep: bool = False, console: Console | Non
             services.stop()
 
 
-def _run_sweep(services: Services, console: Console) -> int:
-    airflow = Airflow(services.airflow_url)
+def _run_sweep(services: Services | LocalCluster, dag_id: str, console: Console) -> int:
+    airflow = Airflow(services.airflow_url, services.login)
     with console.status("Airflow is parsing the DAGs ..."):
-        airflow.wait_for_dag(DAG_ID)
-    run_id = airflow.trigger(DAG_ID)
+        airflow.wait_for_dag(dag_id)
+    run_id = airflow.trigger(dag_id)
     started = time.monotonic()
     progress = SweepProgress()
     stage_started: dict[str, float] = {}
@@ -70,21 +66,21 @@ def _run_sweep(services: Services, console: Console) -> int:
             services.check()
             ended = False
             with suppress(httpx.HTTPError):  # a busy API server answers the next time
-                _update(progress, airflow, run_id, services)
-                ended = airflow.state(DAG_ID, run_id) in ("success", "failed")
+                _update(progress, airflow, services.home / "sweeps", dag_id, run_id)
+                ended = airflow.state(dag_id, run_id) in ("success", "failed")
             _time_stages(progress, stage_started, console)
             if console.is_terminal:
                 screen.update(view.live(progress, time.monotonic() - started))
             if ended:
                 break
             time.sleep(0.5)
-        _update(progress, airflow, run_id, services)
+        _update(progress, airflow, services.home / "sweeps", dag_id, run_id)
         _time_stages(progress, stage_started, console)
         screen.update(view.live(progress, time.monotonic() - started))
 
-    result = airflow.xcom(DAG_ID, run_id, f"{GROUP}.report")
+    result = airflow.xcom(dag_id, run_id, f"{GROUP}.report")
     if result is None:
-        raise SaturnError(f"the sweep left no result; see {services.airflow_url}/dags/{DAG_ID}/runs/{run_id}")
+        raise SaturnError(f"the sweep left no result; see {services.airflow_url}/dags/{dag_id}/runs/{run_id}")
     console.print()
     console.print(view.result_table(result))
     if result["planned_seconds"] is not None:
@@ -100,7 +96,7 @@ def _run_sweep(services: Services, console: Console) -> int:
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in progress.stage_seconds.items())
     console.print(f"Stages: {stages}; all together {time.monotonic() - started:.0f} s.", highlight=False)
     console.print(
-        f"Airflow {services.airflow_url}/dags/{DAG_ID}/runs/{run_id}", highlight=False, soft_wrap=True
+        f"Airflow {services.airflow_url}/dags/{dag_id}/runs/{run_id}", highlight=False, soft_wrap=True
     )
     console.print(f"MLflow  {result['mlflow_url']}", highlight=False, soft_wrap=True)
     for outcome in result["jobs"]:
@@ -108,18 +104,18 @@ def _run_sweep(services: Services, console: Console) -> int:
             console.print(
                 f"{outcome['job']} {outcome['status']}: {outcome['reason']}", style="red", markup=False
             )
-    succeeded = airflow.state(DAG_ID, run_id) == "success"
+    succeeded = airflow.state(dag_id, run_id) == "success"
     return 0 if succeeded and not result["failed"] else 1
 
 
-def _update(progress: SweepProgress, airflow: Airflow, run_id: str, services: Services) -> None:
-    read_stages(progress, airflow.tasks(DAG_ID, run_id), GROUP)
+def _update(progress: SweepProgress, airflow: Airflow, sweeps: Path, dag_id: str, run_id: str) -> None:
+    read_stages(progress, airflow.tasks(dag_id, run_id), GROUP)
     if progress.plan is None and progress.stages["plan"] == "done":
-        plan = airflow.xcom(DAG_ID, run_id, f"{GROUP}.plan", "plan")
-        entries = airflow.xcom(DAG_ID, run_id, f"{GROUP}.plan")
+        plan = airflow.xcom(dag_id, run_id, f"{GROUP}.plan", "plan")
+        entries = airflow.xcom(dag_id, run_id, f"{GROUP}.plan")
         if plan and entries:
             read_plan(progress, plan, entries)
-    folder = services.state / "jobs" / "sweeps" / DAG_ID / run_id / GROUP
+    folder = sweeps / slug(dag_id) / slug(run_id) / GROUP
     for job in progress.jobs.values():
         if job.status != "finished":
             read_job(job, folder / slug(job.name))

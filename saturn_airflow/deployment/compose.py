@@ -1,7 +1,7 @@
 """The part of a compose file that is needed to run its services as local processes.
 
 The format is that of the Compose specification (https://github.com/compose-spec/compose-spec), as far as
-docker/compose.yaml uses it: interpolation of ``${NAME}``, ``${NAME:-default}``, ``${NAME:?message}`` and ``$$``,
+docker/compose.yaml uses it: interpolation of ``${NAME}``, ``${NAME:-default}``, ``${NAME:?message}``, ``$$``;
 commands, environments, dependencies, health checks, short volumes.
 """
 

@@ -12,6 +12,7 @@ containers is this, and no more:
 from __future__ import annotations
 
 import base64
+import fcntl
 import os
 import pwd
 import re
@@ -24,6 +25,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from saturn_airflow.deployment.compose import Service, load
 from saturn_airflow.deployment.processes import HOST, Processes, free_port
@@ -62,11 +64,12 @@ class LocalCluster:
     ) -> None:
         self.state = state.resolve()
         self.processes = Processes(self.state / "logs")
+        self._secrets = self.state / "secrets.env"
         ports = {name: str(free_port(usual)) for name, usual in PORTS.items()}
         self.airflow_url = f"http://{HOST}:{ports['AIRFLOW_PORT']}"
         self.mlflow_url = f"http://{HOST}:{ports['MLFLOW_PORT']}"
         self.variables = {
-            **secrets_of(self.state / "secrets.env"),
+            **secrets_of(self._secrets),
             **SMALL,
             **ports,
             **dict.fromkeys(HOSTS, HOST),
@@ -87,6 +90,7 @@ class LocalCluster:
             },
         }
         self._ready: set[str] = set()
+        self._lock: IO[bytes] | None = None
 
     @property
     def home(self) -> Path:
@@ -103,6 +107,11 @@ class LocalCluster:
         """User and password of Airflow's administrator."""
         return self.variables.get("AIRFLOW_ADMIN_USER", "admin"), self.variables["AIRFLOW_ADMIN_PASSWORD"]
 
+    @property
+    def how_to_log_in(self) -> str:
+        """Words for people."""
+        return f"Log in to Airflow as {self.login[0]}; the password is in {self._secrets}."
+
     def environment(self, name: str) -> dict[str, str]:
         """The environment of a service, for a command that is to run beside it."""
         path = os.pathsep.join(
@@ -118,6 +127,7 @@ class LocalCluster:
         """
         for folder in self._folders.values():
             folder.mkdir(parents=True, exist_ok=True)
+        self._be_alone()
         deadline = time.monotonic() + timeout
         waiting = dict(self.services)
         checks: dict[str, subprocess.Popen[bytes]] = {}
@@ -168,6 +178,9 @@ class LocalCluster:
         self.processes.stop([name for name in self.services if name not in needed], signs)
         self.processes.stop(None, signs)
         self._ready.clear()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def __enter__(self) -> LocalCluster:
         try:
@@ -181,6 +194,18 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _be_alone(self) -> None:
+        """Refuse to share the folder with another cluster; end what a killed one left behind."""
+        self._lock = (self.state / "lock").open("wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SaturnError(
+                f"a cluster already runs in {self.state}; end it, or use another folder"
+            ) from None
+        for name in self.services:
+            self.processes.end_marked(name)
 
     def _may_start(self, service: Service) -> bool:
         started = set(self.processes.running())

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -94,10 +95,11 @@ class Processes:
         _signal_group(process.pid, sign)
         process.wait()
         if everything:
-            self._end_marked(name)
+            self.end_marked(name)
 
     def revive(self, name: str) -> None:
         """Start a service again that was killed, as it was started before."""
+        assert name not in self._running, f"{name} is running"
         start = self._starts[name]
         self.launch(name, start.command, start.environment, start.folder)
 
@@ -137,7 +139,7 @@ class Processes:
                     process.wait(max(0.1, deadline - time.monotonic()))
         for name, process in ending.items():
             _signal_group(process.pid, signal.SIGKILL)  # what a main process left in its group
-            self._end_marked(name)
+            self.end_marked(name)
             del self._running[name]
 
     def tail(self, name: str, lines: int = 30) -> str:
@@ -150,7 +152,8 @@ class Processes:
         """Ids of all live processes that a service started, whatever their session."""
         return list(_with_environment(f"{MARK}={self._mark(name)}"))
 
-    def _end_marked(self, name: str) -> None:
+    def end_marked(self, name: str) -> None:
+        """End all that a service started, now or in an earlier life of this folder."""
         deadline = time.monotonic() + 5
         while (left := self.marked(name)) and time.monotonic() < deadline:
             for pid in left:
@@ -171,6 +174,14 @@ def free_port(usual: int) -> int:
                 probe.bind((HOST, port))
                 return int(probe.getsockname()[1])
     raise SaturnError("this machine has no free port")
+
+
+def end_on_signals() -> None:
+    """Let signals that end a process run its ``finally`` blocks, so that what it started ends too."""
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, lambda number, _: sys.exit(128 + number))
+    # A shell starts what runs in the background with Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _signal_group(group: int, sign: int) -> None:

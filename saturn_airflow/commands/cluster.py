@@ -1,0 +1,86 @@
+"""``saturn cluster``: a whole deployment on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = (
+        "Start the services of docker/compose.yaml as processes of this machine (127.0.0.1 only): Postgres, "
+        "Redis, MLflow, Airflow, a worker, and a worker per node. They run until Ctrl-C. Exit status: 0 "
+        "after Ctrl-C, 2 when a service does not start or ends by itself."
+    )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        default=Path(".saturn-cluster"),
+        help="folder for all they write; one used before is taken up again (%(default)s)",
+    )
+    parser.add_argument(
+        "--compose", type=Path, default=ROOT / "docker" / "compose.yaml", help="the compose file"
+    )
+    parser.add_argument(
+        "--dags", type=Path, default=ROOT / "dags", help="the DAGs folder (that of the clone)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable of the compose file, such as NODE_CONCURRENCY=12",
+    )
+    parser.add_argument(
+        "--new-secrets", action="store_true", help="print fresh secrets for docker/.env, and do nothing else"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the cluster and keep it up."""
+    import time
+
+    from rich.console import Console
+
+    from saturn_airflow.deployment.local import LocalCluster, new_secrets
+    from saturn_airflow.deployment.processes import end_on_signals
+    from saturn_airflow.errors import SaturnError
+
+    if args.new_secrets:
+        print("".join(f"{name}={value}\n" for name, value in new_secrets().items()), end="")
+        return 0
+    for path in (args.compose, args.dags):
+        if not path.exists():
+            raise SaturnError(f"there is no {path}; run this from a clone, or say where it is")
+    variables = {}
+    for text in args.set:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise SaturnError(f"--set {text}: write NAME=VALUE")
+        variables[name] = value
+    console = Console()
+    end_on_signals()
+    cluster = LocalCluster(args.state, args.compose, args.dags, variables)
+    begin = time.monotonic()
+    try:
+        with console.status(f"Starting {len(cluster.services)} services ..."):
+            cluster.start()
+        console.print(f"Airflow {cluster.airflow_url}   MLflow {cluster.mlflow_url}", highlight=False)
+        console.print(cluster.how_to_log_in, highlight=False, soft_wrap=True)
+        console.print(
+            f"Up after {time.monotonic() - begin:.0f} s; logs in {cluster.processes.logs}. Ctrl-C stops it.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        with suppress(KeyboardInterrupt):
+            while True:
+                cluster.check()
+                time.sleep(1)
+        return 0
+    finally:
+        with console.status("Stopping ..."):
+            cluster.stop()
