@@ -17,6 +17,7 @@ from saturn_airflow.errors import SaturnError
 COMMANDS = {
     "cluster": "start the services of the compose file on this machine",
     "demo": "run the nightly DAG on this machine, start to end",
+    "devices": "show who holds the devices of this machine, or announce them",
     "plan": "plan the jobs of a problem file, and say what the plan is worth",
 }
 

@@ -50,6 +50,23 @@ class Node:
         """Whether its devices are CPU slots."""
         return self.kind == "cpu"
 
+    def to_dict(self) -> dict[str, Any]:
+        """This node as JSON-ready data."""
+        return {"name": self.name, "devices": self.devices, "kind": self.kind, "queue": self.queue}
+
+    @classmethod
+    def parse(cls, text: str) -> Node:
+        """The node of ``name:devices``, ``name:devices:kind`` or ``name:devices:kind:queue``.
+
+        :raises InvalidSweepError: when it is none of these.
+        """
+        name, *rest = (part.strip() for part in text.split(":"))
+        if not 1 <= len(rest) <= 3 or not rest[0].isdigit():
+            raise InvalidSweepError(
+                f"{text.strip()!r} is not a node; write name:devices or name:devices:kind, as in gpu-a:8:a100"
+            )
+        return cls(name, int(rest[0]), *rest[1:])
+
 
 @dataclass(frozen=True, init=False)
 class Cluster:
@@ -96,11 +113,12 @@ class Cluster:
 
     def to_dict(self) -> dict[str, Any]:
         """This cluster as JSON-ready data."""
-        return {
-            "nodes": [
-                {"name": n.name, "devices": n.devices, "kind": n.kind, "queue": n.queue} for n in self.nodes
-            ]
-        }
+        return {"nodes": [node.to_dict() for node in self.nodes]}
+
+    @classmethod
+    def parse(cls, text: str) -> Cluster:
+        """The cluster of a line of configuration: ``gpu-a:8:a100, gpu-b:8:a100``; see :meth:`Node.parse`."""
+        return cls(*(Node.parse(part) for part in text.split(",") if part.strip()))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:

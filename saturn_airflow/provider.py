@@ -20,6 +20,25 @@ def get_provider_info() -> dict[str, Any]:
                         "move between them. Default: the folder saturn below AIRFLOW_HOME.",
                         "/mnt/shared/saturn",
                     ),
+                    "nodes": _option(
+                        "The nodes of sweeps that name none, each as name:devices:kind. Default: the nodes "
+                        "that announced themselves with `saturn devices --announce` in the home folder.",
+                        "gpu-a:8:a100, gpu-b:8:a100",
+                    ),
+                    "outlive_seconds": _option(
+                        "How long training goes on when its task is gone and no further try has come, in "
+                        "seconds. It then writes a checkpoint and ends.",
+                        "3600",
+                        default="1800",
+                        type_="float",
+                    ),
+                    "keep_sweeps_days": _option(
+                        "How long the files of ended sweeps (checkpoints, progress) are kept, in days. "
+                        "0 keeps them for ever. What MLflow has not taken yet is never removed.",
+                        "90",
+                        default="30",
+                        type_="float",
+                    ),
                     "leases_folder": _option(
                         "Folder of the locks that keep two processes off one device; local to each machine, "
                         "the same for all that use its devices. "

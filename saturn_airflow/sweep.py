@@ -24,6 +24,7 @@ from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.jobs import Job, check_jobs
 from saturn_airflow.operators.context import use_techniques_folder
+from saturn_airflow.operators.inventory import deployed_cluster
 from saturn_airflow.operators.plan import PlanOperator
 from saturn_airflow.operators.profile import ProfileOperator
 from saturn_airflow.operators.report import ReportOperator
@@ -67,7 +68,8 @@ class SaturnSweepOperator(TaskGroup):
     :param task_id: its name in the DAG.
     :param jobs: the jobs; or the output of an upstream task that returns a list of ``Job.to_dict()``. Texts
         in a job's arguments may be templates, such as ``data_args={"day": "{{ ds }}"}``.
-    :param cluster: the nodes to train on.
+    :param cluster: the nodes to train on (default: those of the deployment, which ``[saturn] nodes`` lists or
+        which announced themselves with ``saturn devices --announce``).
     :param techniques: names of the techniques to choose from (default: all in the library).
     :param planning_seconds: the time limit of planning, in seconds.
     :param metric: what the best job is chosen by: ``"eval_loss"``, ``"epoch_loss"`` (the mean training loss
@@ -91,7 +93,7 @@ class SaturnSweepOperator(TaskGroup):
         *,
         task_id: str,
         jobs: Sequence[Job] | XComArg,
-        cluster: Cluster,
+        cluster: Cluster | None = None,
         techniques: Sequence[str] | None = None,
         planning_seconds: float = 10.0,
         metric: str | None = None,
@@ -106,6 +108,7 @@ class SaturnSweepOperator(TaskGroup):
     ) -> None:
         what = f"sweep {task_id!r}"
         try:
+            cluster = deployed_cluster() if cluster is None else cluster
             _check_jobs(jobs, cluster, techniques, metric)
             _check_choice("metric", metric, (None, *METRICS))
             _check_choice("mode", mode, ("min", "max"))
@@ -239,7 +242,7 @@ def _mapped(
 ) -> Any:
     return operator.partial(
         task_id=task_id,
-        node={"name": node.name, "devices": node.devices, "kind": node.kind, "queue": node.queue},
+        node=node.to_dict(),
         queue=node.queue,
         map_index_template=label,
         # Enough that the next job waits at the devices' door when one ends, and no more processes than that.

@@ -6,13 +6,22 @@ sent from there in order, now or whenever MLflow answers again.
 
 from saturn_airflow.tracking import estimates
 from saturn_airflow.tracking.parameters import job_params
-from saturn_airflow.tracking.runs import JobRun, SweepRun, open_job, open_sweep, reopen_sweep, send_outbox
+from saturn_airflow.tracking.runs import (
+    JobRun,
+    SweepRun,
+    has_unsent,
+    open_job,
+    open_sweep,
+    reopen_sweep,
+    send_outbox,
+)
 from saturn_airflow.tracking.server import resolve_uri
 
 __all__ = [
     "JobRun",
     "SweepRun",
     "estimates",
+    "has_unsent",
     "job_params",
     "open_job",
     "open_sweep",

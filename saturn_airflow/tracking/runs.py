@@ -276,12 +276,20 @@ def send_outbox(uri: str, folder: str | Path, patience: float = 5.0) -> bool:
     :returns: whether MLflow has everything.
     """
     deadline = time.monotonic() + patience
-    outboxes = [Outbox(folder), *(Outbox(child) for child in sorted(Path(folder).glob("*/")))]
-    for outbox in outboxes:
+    for outbox in _outboxes(folder):
         # The first that is not taken uses up the patience for all.
         if outbox.size() and not send_patiently(Sender(uri, outbox), deadline - time.monotonic()):
             return False
     return True
+
+
+def has_unsent(folder: str | Path) -> bool:
+    """Whether something is left that :func:`send_outbox` would send; MLflow is not asked."""
+    return any(outbox.size() > outbox.state().get("offset", 0) for outbox in _outboxes(folder))
+
+
+def _outboxes(folder: str | Path) -> list[Outbox]:
+    return [Outbox(folder), *(Outbox(child) for child in sorted(Path(folder).glob("*/")))]
 
 
 def send_patiently(sender: Sender, patience: float) -> bool:

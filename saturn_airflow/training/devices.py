@@ -54,6 +54,15 @@ def gpu_uuids() -> list[str]:
     return _visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
+def gpus() -> dict[str, str]:
+    """The product name of every GPU of this machine, by UUID, in the order of their numbers."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return {}
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        return {_text(nvml.nvmlDeviceGetUUID(h)): _text(nvml.nvmlDeviceGetName(h)) for h in handles}
+
+
 def gpu_processes() -> dict[str, list[int]]:
     """Ids of the processes that NVML sees on each GPU, by UUID."""
     with _nvml() as nvml:

@@ -115,6 +115,11 @@ def holders(folder: Path | None = None) -> dict[str, Holder]:
         return room.holders()
 
 
+def names(folder: Path | None = None) -> list[str]:
+    """The devices that were ever held."""
+    return _Room(folder or default_folder()).names()
+
+
 def waiters(folder: Path | None = None) -> list[Holder]:
     """Who waits for devices, first in line first."""
     room = _Room(folder or default_folder())
@@ -226,6 +231,9 @@ class _Room:
             finally:
                 os.close(file)
         return found
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in (self._folder / "devices").iterdir())
 
     def lock_device(self, device: str, holder: Holder) -> int:
         with _open_to_all():

@@ -1,0 +1,160 @@
+"""``saturn devices``: who holds and who waits for the devices of this machine, and who else is on them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saturn_airflow.errors import InvalidSweepError, SaturnError
+
+if TYPE_CHECKING:
+    from saturn_airflow.training.leases import Holder
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = (
+        "Show the devices of this machine: who holds each since when, who waits, and which processes on a "
+        "GPU are not Saturn's. With --announce, make this machine known to sweeps that name no cluster."
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument(
+        "--leases", type=Path, metavar="FOLDER", help="folder of the device locks ([saturn] leases_folder)"
+    )
+    parser.add_argument("--announce", metavar="NAME", help="announce this machine as the node NAME")
+    parser.add_argument("--cpu", type=int, metavar="N", help="announce N CPU slots instead of the GPUs")
+    parser.add_argument("--kind", help="announce this kind of device (the GPU's name)")
+    parser.add_argument("--queue", default="", help="announce this queue (saturn.NAME)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show, or announce."""
+    if args.announce:
+        return _announce(args)
+    shown = survey(args.leases or _configured_folder())
+    print(json.dumps(shown, indent=2) if args.json else in_words(shown, time.time()))
+    return 0
+
+
+def survey(folder: Path | None) -> dict[str, Any]:
+    """Devices and waiters of this machine.
+
+    :param folder: of the device locks; None for the default.
+    :returns: ``devices`` (name, id of a GPU on this machine, kind, holder, strangers: ids of processes on it
+        that are not its holder's) and ``waiters``; times are seconds since the epoch.
+    """
+    from saturn_airflow.training import devices, leases
+
+    held, processes = leases.holders(folder), devices.gpu_processes()
+    gpus = devices.gpus()
+    names = [*gpus, *(name for name in leases.names(folder) if name not in gpus)]
+    return {
+        "folder": str(folder or leases.default_folder()),
+        "devices": [
+            {
+                "name": name,
+                "id": list(gpus).index(name) if name in gpus else None,
+                "kind": gpus.get(name, "cpu"),
+                "holder": _as_dict(held.get(name)),
+                "strangers": strangers(processes.get(name, []), held.get(name)),
+            }
+            for name in names
+        ],
+        "waiters": [_as_dict(holder) for holder in leases.waiters(folder)],
+    }
+
+
+def strangers(processes: Sequence[int], holder: Holder | None) -> list[int]:
+    """Those of ``processes`` that do not belong to the session of the supervisor that holds the device."""
+    ours = _session(holder.pid) if holder is not None else None
+    return [pid for pid in processes if ours is None or _session(pid) != ours]
+
+
+def in_words(shown: Mapping[str, Any], now: float) -> str:
+    """The survey as a table for people."""
+    rows = [["device", "kind", "holder", "for"]]
+    for device in shown["devices"]:
+        name = device["name"] if device["id"] is None else f"{device['id']}: {device['name']}"
+        holder = device["holder"] or {"who": "-", "pid": 0, "since": now}
+        since = _age(now - holder["since"]) if device["holder"] else "-"
+        who = f"{holder['who']} (process {holder['pid']})" if device["holder"] else "-"
+        rows.append([name, device["kind"], who, since])
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    if len(rows) == 1:
+        lines = [f"No device of this machine was ever held, and there is no GPU (locks: {shown['folder']})"]
+    lines += [
+        f"waiting for {_age(now - waiter['since'])}: {waiter['who']} (process {waiter['pid']})"
+        for waiter in shown["waiters"]
+    ]
+    for device in shown["devices"]:
+        if device["strangers"]:
+            found = ", ".join(_named(pid) for pid in device["strangers"])
+            lines.append(f"not Saturn's on {device['name']}: process {found}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _announce(args: argparse.Namespace) -> int:
+    from saturn_airflow.cluster import Node
+    from saturn_airflow.operators.inventory import announce
+    from saturn_airflow.training import devices
+
+    if args.cpu is not None:
+        count, kind = args.cpu, "cpu"
+    else:
+        visible, kinds = devices.gpu_uuids(), devices.gpus()
+        mine = {kinds[uuid] for uuid in visible if uuid in kinds}
+        if not visible:
+            raise InvalidSweepError("no GPU is visible here; announce CPU slots with --cpu N")
+        if len(mine) > 1 and not args.kind:
+            raise InvalidSweepError(
+                f"this machine has GPUs of several kinds ({', '.join(sorted(mine))}), and a node has one; "
+                "give each its own worker with CUDA_VISIBLE_DEVICES, and announce each"
+            )
+        count, kind = len(visible), re.sub(r"[^a-z0-9]+", "-", next(iter(mine), "gpu").lower()).strip("-")
+    node = Node(args.announce, count, args.kind or kind, args.queue)
+    try:
+        path = announce(node)
+    except OSError as error:
+        raise SaturnError(f"the node can't be announced: {error}; set [saturn] home") from None
+    print(f"{node.name}: {node.devices} x {node.kind}, queue {node.queue} ({path})")
+    return 0
+
+
+def _configured_folder() -> Path | None:
+    try:
+        from saturn_airflow.operators.context import leases_folder
+    except ModuleNotFoundError:  # a machine with torch alone
+        return None
+    return Path(leases_folder())
+
+
+def _as_dict(holder: Holder | None) -> dict[str, Any] | None:
+    return None if holder is None else {"who": holder.who, "pid": holder.pid, "since": holder.since}
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:  # it is gone, or in another container
+        return None
+
+
+def _named(pid: int) -> str:
+    try:
+        return f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+    except OSError:
+        return f"{pid} (of another container)"
+
+
+def _age(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,99 @@
+"""Which nodes a sweep may use where the DAG does not say, and whether a worker listens on each."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from airflow.sdk import conf
+
+from saturn_airflow.cluster import Cluster, Node
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.operators.context import home
+
+#: A worker may be in the middle of a restart.
+PATIENCE_SECONDS = 30.0
+_ANSWER_SECONDS = 2.0
+
+
+def deployed_cluster() -> Cluster:
+    """The nodes of this deployment: those in ``[saturn] nodes``, else those that announced themselves.
+
+    Read when a DAG file is parsed, because the names of the nodes shape the DAG.
+
+    :raises InvalidSweepError: when there are none, or they are written wrongly.
+    """
+    if text := conf.get("saturn", "nodes", fallback=""):
+        try:
+            return Cluster.parse(text)
+        except InvalidSweepError as error:
+            raise InvalidSweepError(f"[saturn] nodes: {error}") from None
+    if nodes := announced_nodes():
+        return Cluster(*nodes)
+    raise InvalidSweepError(
+        "no nodes are known; give the sweep a cluster=Cluster(Node('name', devices=...)), list them in the "
+        "configuration ([saturn] nodes = gpu-a:8:a100, gpu-b:8:a100), or run "
+        "`saturn devices --announce NAME` on each node before its worker starts"
+    )
+
+
+def announce(node: Node) -> Path:
+    """Write down that ``node`` exists, where the DAG processor finds it; the file."""
+    path = _cards() / f"{node.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(node.to_dict()))
+    new.replace(path)
+    return path
+
+
+def announced_nodes() -> list[Node]:
+    """The nodes that announced themselves, by name.
+
+    :raises InvalidSweepError: when a file is not what :func:`announce` writes.
+    """
+    found = []
+    for path in sorted(_cards().glob("*.json")):
+        try:
+            found.append(Node(**json.loads(path.read_text())))
+        except (ValueError, TypeError) as error:
+            raise InvalidSweepError(
+                f"{path} does not describe a node ({error}); remove it, "
+                "or run `saturn devices --announce` again"
+            ) from None
+    return found
+
+
+def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lambda line: None) -> None:
+    """Check that a Celery worker listens on the queue of every node; other executors have no queues.
+
+    :raises InvalidSweepError: naming the node, its queue, and the command that starts a worker for it.
+    """
+    if "Celery" not in conf.get("core", "executor", fallback="").partition(",")[0]:
+        return
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while deaf := [node for node in cluster if node.queue not in (heard := queues_with_a_worker())]:
+        if time.monotonic() > deadline:
+            node = deaf[0]
+            others = f" (nor on {', '.join(n.queue for n in deaf[1:])})" if deaf[1:] else ""
+            raise InvalidSweepError(
+                f"no worker listens on the queue {node.queue!r} of node {node.name!r}{others}; "
+                f"start one on it: airflow celery worker --queues {node.queue}. "
+                f"Queues with a worker are {', '.join(sorted(heard)) or 'none'}"
+            )
+        log(f"No worker listens on {', '.join(node.queue for node in deaf)} yet")
+        time.sleep(1.0)
+
+
+def queues_with_a_worker() -> set[str]:
+    """The Celery queues that a worker listens on now."""
+    from airflow.providers.celery.executors.celery_executor_utils import app
+
+    answers = app.control.inspect(timeout=_ANSWER_SECONDS).active_queues() or {}
+    return {str(queue["name"]) for queues in answers.values() for queue in queues}
+
+
+def _cards() -> Path:
+    return home() / "nodes"

@@ -1,0 +1,131 @@
+"""Where a sweep's nodes come from when the DAG does not name them, and what becomes of old sweeps' files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from airflow.sdk import DAG
+
+from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
+from saturn_airflow.cli import main
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.operators import inventory
+from saturn_airflow.operators.pruning import prune
+from saturn_airflow.tracking.outbox import Outbox
+from saturn_airflow.training import leases
+
+JOB = Job("only", "small_jobs:linear", "small_jobs:noise", "small_jobs:squared", hparams=HParams(batches=5))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW__SATURN__CHECK_REFERENCES", "False")
+    monkeypatch.delenv("AIRFLOW__SATURN__NODES", raising=False)
+    return tmp_path
+
+
+def sweep_tasks() -> set[str]:
+    with DAG("inventory") as dag:
+        SaturnSweepOperator(task_id="sweep", jobs=[JOB])
+    return set(dag.task_ids)
+
+
+def test_nodes_come_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__SATURN__NODES", "gpu-a:8:a100, gpu-b:2:cpu:slow")
+    assert inventory.deployed_cluster() == Cluster(
+        Node("gpu-a", devices=8, kind="a100"), Node("gpu-b", devices=2, kind="cpu", queue="slow")
+    )
+    assert {"sweep.train.gpu-a", "sweep.train.gpu-b"} <= sweep_tasks()
+
+
+@pytest.mark.parametrize(
+    "text", ["gpu-a", "gpu-a:many", "gpu-a:8:a100:q:more", "gpu-a:0", "gpu-a:2, gpu-a:2"]
+)
+def test_a_line_that_is_wrong_is_refused_by_name(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__SATURN__NODES", text)
+    with pytest.raises(InvalidSweepError, match=r"^sweep 'sweep': \[saturn\] nodes: .*gpu-a"):
+        sweep_tasks()
+
+
+def test_nodes_announce_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidSweepError, match="no nodes are known; give the sweep a cluster"):
+        sweep_tasks()
+    assert main(["devices", "--announce", "gpu-b", "--cpu", "2"]) == 0
+    assert main(["devices", "--announce", "gpu-a", "--cpu", "4", "--queue", "fast"]) == 0
+    assert "gpu-a: 4 x cpu, queue fast" in capsys.readouterr().out
+    assert inventory.deployed_cluster() == Cluster(
+        Node("gpu-a", devices=4, kind="cpu", queue="fast"), Node("gpu-b", devices=2, kind="cpu")
+    )
+    assert {"sweep.train.gpu-a", "sweep.train.gpu-b"} <= sweep_tasks()
+
+
+def test_a_damaged_announcement_is_refused_by_name(home: Path) -> None:
+    (home / "nodes").mkdir()
+    (home / "nodes" / "gpu-a.json").write_text("{")
+    with pytest.raises(InvalidSweepError, match=r"gpu-a\.json does not describe a node"):
+        inventory.deployed_cluster()
+
+
+def test_listeners_are_looked_for_only_where_there_are_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
+    inventory.check_listeners(Cluster(Node("gpu-a", devices=1)))
+
+
+def test_devices_shows_holders_and_waiters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AIRFLOW__SATURN__LEASES_FOLDER", str(tmp_path / "leases"))
+    folder = tmp_path / "leases"
+    with leases.acquire(["n-cpu0"], "nightly: job a", folder=folder):
+        waiter = leases.Waiter(["n-cpu0", "n-cpu1"], "weekly: job b", folder=folder)
+        with leases.acquire(["n-cpu2"], "released soon", folder=folder):
+            pass
+        assert main(["devices", "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert main(["devices"]) == 0
+        text = capsys.readouterr().out
+        waiter.close()
+    holders = {device["name"]: device["holder"] and device["holder"]["who"] for device in shown["devices"]}
+    assert holders == {"n-cpu0": "nightly: job a", "n-cpu2": None}
+    assert shown["devices"][0]["holder"]["pid"] == os.getpid()
+    assert [w["who"] for w in shown["waiters"]] == ["weekly: job b"]
+    assert f"nightly: job a (process {os.getpid()})" in text
+    assert "weekly: job b" in text
+
+
+def old_sweep(home: Path, name: str) -> Path:
+    """A sweep whose files are all forty days old."""
+    run = home / "sweeps" / "dag" / name / "sweep" / "job" / "runs" / "0001"
+    run.mkdir(parents=True)
+    (run / "alive").write_text("1")
+    (run / "events.jsonl").touch()
+    sweep = run.parents[2]
+    age(sweep)
+    return sweep
+
+
+def age(sweep: Path, days: float = 40.0) -> None:
+    for path in [*sweep.rglob("*"), sweep]:
+        os.utime(path, (time.time() - days * 86400,) * 2)
+
+
+def test_old_sweeps_are_removed_and_live_ones_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, asking, recent, unsent = (old_sweep(home, name) for name in ("old", "asking", "recent", "unsent"))
+    (recent / "job" / "runs" / "0001" / "events.jsonl").touch()
+    Outbox(unsent / "job").append({"kind": "tags", "values": {"a": "b"}})
+    age(unsent)
+    alive = old_sweep(home, "alive")
+    with open(alive / "job" / "runs" / "0001" / "alive") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        monkeypatch.setenv("AIRFLOW__SATURN__KEEP_SWEEPS_DAYS", "0")
+        assert prune() == []
+        monkeypatch.delenv("AIRFLOW__SATURN__KEEP_SWEEPS_DAYS")
+        assert prune(keep=asking) == [old]
+    assert not old.exists()
+    assert all(sweep.exists() for sweep in (asking, recent, unsent, alive))
