@@ -95,12 +95,12 @@ class LocalCluster:
     @property
     def home(self) -> Path:
         """The folder that all nodes see: checkpoints and progress of jobs."""
-        return self._folders["/var/lib/saturn"]
+        return Path(self.environment("worker")["AIRFLOW__SATURN__HOME"])
 
     @property
     def leases(self) -> Path:
         """The folder of the device locks."""
-        return self._folders["/var/lock/saturn"]
+        return Path(self.environment("worker")["AIRFLOW__SATURN__LEASES_FOLDER"])
 
     @property
     def login(self) -> tuple[str, str]:

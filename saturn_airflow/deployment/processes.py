@@ -61,6 +61,8 @@ class Processes:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
+                # To be found again should this process be killed before it has ended them.
+                (self.logs / f"{name}.pid").write_text(_identity(self._running[name].pid) or "")
             except FileNotFoundError:
                 raise SaturnError(f"{name} can't be started: there is no program {command[0]!r}") from None
 
@@ -149,11 +151,20 @@ class Processes:
         return "\n".join(text[-lines:])
 
     def marked(self, name: str) -> list[int]:
-        """Ids of all live processes that a service started, whatever their session."""
+        """Ids of live processes that a service started, whatever their session.
+
+        Those are missing that overwrote their environment with a title, as Airflow's and Celery's do; they
+        stay in the service's process group.
+        """
         return list(_with_environment(f"{MARK}={self._mark(name)}"))
 
     def end_marked(self, name: str) -> None:
         """End all that a service started, now or in an earlier life of this folder."""
+        note = self.logs / f"{name}.pid"
+        if note.exists() and (identity := note.read_text()):
+            group = int(identity.split()[0])
+            if _identity(group) == identity:
+                _signal_group(group, signal.SIGKILL)
         deadline = time.monotonic() + 5
         while (left := self.marked(name)) and time.monotonic() < deadline:
             for pid in left:
@@ -187,6 +198,15 @@ def end_on_signals() -> None:
 def _signal_group(group: int, sign: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, sign)
+
+
+def _identity(pid: int) -> str | None:
+    """A live process's id and when it started, in clock ticks since boot; ids alone come back."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return f"{pid} {fields[19]}"
 
 
 def _with_environment(entry: str) -> Iterator[int]:
