@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 from typing import Any
 
 from airflow.sdk import BaseOperator, TaskInstanceState
@@ -70,6 +72,18 @@ class FollowingOperator(BaseOperator):
     def is_orphan(self) -> bool:
         """Whether Airflow's process above this one is gone."""
         return bool(self._parent) and os.getppid() != self._parent
+
+
+def go_with_parent() -> None:
+    """From now on, end this process as Airflow would when Airflow's process above it is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="saturn-parent", daemon=True).start()
 
 
 def _quietly(ask: Any) -> None:

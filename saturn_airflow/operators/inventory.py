@@ -74,16 +74,24 @@ def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lamb
     if "Celery" not in conf.get("core", "executor", fallback="").partition(",")[0]:
         return
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while deaf := [node for node in cluster if node.queue not in (heard := queues_with_a_worker())]:
+    while True:
+        heard, trouble = set[str](), ""
+        try:
+            heard = queues_with_a_worker()
+        except Exception as error:  # the broker may be in the middle of a restart, too
+            trouble = f". The broker could not be asked: {error}"
+        deaf = [node for node in cluster if node.queue not in heard]
+        if not deaf:
+            return
         if time.monotonic() > deadline:
             node = deaf[0]
             others = f" (nor on {', '.join(n.queue for n in deaf[1:])})" if deaf[1:] else ""
             raise InvalidSweepError(
                 f"no worker listens on the queue {node.queue!r} of node {node.name!r}{others}; "
                 f"start one on it: airflow celery worker --queues {node.queue}. "
-                f"Queues with a worker are {', '.join(sorted(heard)) or 'none'}"
+                f"Queues with a worker are {', '.join(sorted(heard)) or 'none'}{trouble}"
             )
-        log(f"No worker listens on {', '.join(node.queue for node in deaf)} yet")
+        log(f"No worker listens on {', '.join(node.queue for node in deaf)} yet{trouble}")
         time.sleep(1.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from saturn_airflow.cluster import Node
 from saturn_airflow.errors import JobError
@@ -18,6 +18,7 @@ from saturn_airflow.operators.context import (
     technique_folders,
     user_path,
 )
+from saturn_airflow.operators.following import go_with_parent
 
 ESTIMATE_KEY = "estimate"
 
@@ -41,6 +42,7 @@ class ProfileOperator(BaseOperator):
         """
         from saturn_airflow.profiling.measure import measure
 
+        go_with_parent()
         sweep = SweepContext.of(context, self.group)
         attempt, data = self.trial["attempt"], {k: v for k, v in self.trial.items() if k != "attempt"}
         trial = Trial.from_dict(data)
@@ -78,3 +80,7 @@ class ProfileOperator(BaseOperator):
                 estimate.setup_seconds,
                 estimate.peak_device_bytes / 2**30,
             )
+
+    def on_kill(self) -> None:
+        """End the trial now; a retry measures again."""
+        raise AirflowException("the trial was ended before it had measured anything")

@@ -48,7 +48,7 @@ def _may_go(sweep: Path, before: float) -> bool:
     try:
         if any(path.stat().st_mtime >= before for path in written):
             return False
-    except FileNotFoundError:
+    except OSError:  # somebody else removes it, or may not be looked at
         return False
     jobs = [*sweep.glob("*/"), *sweep.glob("trials/*/")]
     return not any(runs.attach(job) for job in jobs) and not tracking.has_unsent(sweep)

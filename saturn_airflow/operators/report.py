@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.estimates import Estimate
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_all, pull_from_trials
+from saturn_airflow.operators.pruning import prune
 from saturn_airflow.operators.train import OUTCOME_KEY
 from saturn_airflow.plan import Plan
 from saturn_airflow.plugin.links import MlflowRunLink
@@ -85,6 +86,7 @@ class ReportOperator(BaseOperator):
         self.mlflow_url = result["mlflow_url"] = run.url
 
         self.log.info("%s", table(result))
+        prune(sweep.folder, self.log.info)
         ti.xcom_push("return_value", finite(result))
         if too_many:
             reasons = "\n".join(

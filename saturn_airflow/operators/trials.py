@@ -13,6 +13,7 @@ from saturn_airflow.cluster import Cluster
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.jobs import Job, check_jobs
 from saturn_airflow.operators.context import SweepContext, mlflow_uri, use_techniques_folder
+from saturn_airflow.operators.inventory import check_listeners
 from saturn_airflow.plugin.links import MlflowRunLink
 
 
@@ -58,6 +59,7 @@ class TrialsOperator(BaseOperator):
             jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
             check_jobs(jobs)
             check_against(jobs, cluster, self.techniques)
+            check_listeners(cluster, self.log.info)
             uri = mlflow_uri()
             marks = sorted({fingerprint(job) for job in jobs})
             known = tracking.estimates.find(uri, marks, speed_versions())
