@@ -19,6 +19,7 @@ COMMANDS = {
     "demo": "run the nightly DAG on this machine, start to end",
     "devices": "show who holds the devices of this machine, or announce them",
     "plan": "plan the jobs of a problem file, and say what the plan is worth",
+    "simulate": "run the jobs of a problem file on paper, with wrong estimates, failures and rounds",
 }
 
 

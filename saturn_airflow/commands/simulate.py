@@ -1,0 +1,142 @@
+"""``saturn simulate FILE``: run a sweep on paper, to choose its rounds before paying for them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.problem import Problem
+from saturn_airflow.rounds import Rounds
+from saturn_airflow.selection import MedianStopping, Rule, SuccessiveHalving
+
+if TYPE_CHECKING:
+    from saturn_airflow.planning.simulation import Failure, Simulation
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help="a planning problem (JSON)")
+    parser.add_argument("--rounds", type=int, default=4, metavar="K", help="rounds at the most (4)")
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument("--every", type=float, metavar="MIN", help="a round ends after so many minutes")
+    when.add_argument("--share", type=float, help="a round ends after this share of its plan (0.4)")
+    when.add_argument("--off-by", type=float, metavar="SHARE", help="a round ends when a job strays so far")
+    parser.add_argument(
+        "--noise", type=float, default=0.2, metavar="SHARE", help="how far estimates are off (0.2)"
+    )
+    parser.add_argument(
+        "--shape",
+        choices=("job", "make", "strategy", "mixed"),
+        default="mixed",
+        help="what errors have in common: all strategies of a job, all jobs alike, nothing, some of each",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of errors, curves and searches (0)")
+    parser.add_argument(
+        "--fail-node",
+        action="append",
+        default=[],
+        metavar="NAME@SHARE",
+        help="lose this node after this share of the planned makespan; may be given again",
+    )
+    parser.add_argument("--selection", choices=("halving", "median"), help="drop jobs between rounds")
+    parser.add_argument(
+        "--epochs", type=int, default=8, help="of each job, for the learning curves that are made up (8)"
+    )
+    parser.add_argument(
+        "--checkpoint", type=float, default=20.0, metavar="S", help="seconds to save a job that moves (20)"
+    )
+    parser.add_argument(
+        "--launch", type=float, default=40.0, metavar="S", help="seconds to launch and load a job (40)"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="of each search, in thousands of its steps: about seconds (1)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the simulation as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print."""
+    from saturn_airflow.planning import simulation
+
+    problem = Problem.read(args.file)
+    rounds = Rounds(most=args.rounds, every_minutes=args.every, share=args.share, off_by=args.off_by)
+    if args.epochs < 1 or not args.time_limit > 0 or min(args.checkpoint, args.launch) < 0:
+        raise InvalidSweepError("epochs and the time limit are above 0, checkpoint and launch from 0")
+    costs = simulation.Costs(checkpoint=args.checkpoint, launch=args.launch)
+    same: dict[str, Any] = {
+        "noise": args.noise,
+        "seed": args.seed,
+        "shape": args.shape,
+        "costs": costs,
+        "time_limit": args.time_limit,
+        "epochs": args.epochs,
+        "failures": [_failure(text) for text in args.fail_node],
+    }
+    found = simulation.simulate(problem, rounds=rounds, selection=_rule(args.selection), **same)
+    once = simulation.simulate(problem, rounds=Rounds(most=1), **same)
+    known = simulation.clairvoyant(problem, noise=args.noise, seed=args.seed, shape=args.shape, costs=costs)
+    if args.json:
+        others = {"one_shot": once.makespan, "clairvoyant": known}
+        print(json.dumps({"name": problem.name, "seed": args.seed, **others, **found.to_dict()}))
+    else:
+        _show(problem, found, once, known, len(problem.jobs))
+    return 0
+
+
+def _failure(text: str) -> Failure:
+    from saturn_airflow.planning.simulation import Failure
+
+    name, at, share = text.rpartition("@")
+    try:
+        return Failure(name, float(share)) if at else Failure(text, 0.5)
+    except ValueError:
+        raise InvalidSweepError(
+            f"--fail-node {text!r}: write NAME@SHARE, such as gpu-a@0.5 for half of the planned makespan"
+        ) from None
+
+
+def _rule(name: str | None) -> Rule | None:
+    return {None: None, "halving": SuccessiveHalving(), "median": MedianStopping()}[name]
+
+
+def _show(problem: Problem, found: Simulation, once: Simulation, known: float, jobs: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from saturn_airflow.planning.showing import duration
+
+    console = Console()
+    table = Table(title=f"Rounds of {problem.name}", title_justify="left")
+    table.add_column("round", justify="right")
+    table.add_column("begins", justify="right")
+    table.add_column("because")
+    table.add_column("plan")
+    for name in ("moved", "dropped", "to end at"):
+        table.add_column(name, justify="right")
+    for number, entry in enumerate(found.rounds, 1):
+        table.add_row(
+            str(number),
+            duration(entry.start),
+            entry.why,
+            "new" if entry.adopted else "as before",
+            str(len(entry.moved)),
+            str(len(entry.pruned)),
+            duration(entry.expected),
+        )
+    console.print(table)
+    for text in found.warnings:
+        console.print(f"warning: {text}")
+    console.print(
+        f"ends after {duration(found.makespan)} with {found.moves} moves, "
+        f"{len(found.pruned)} of {jobs} jobs dropped"
+    )
+    console.print(
+        f"planned once, without selection: {duration(once.makespan)}; "
+        f"planned once by one who knows all seconds, and loses no node: {duration(known)}"
+    )
