@@ -9,18 +9,32 @@ ends by the target.
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_right
+from typing import NamedTuple
 
-from saturn_airflow.planning.annealing import Item, anneal
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instance import Instance
-from saturn_airflow.planning.schedule import Schedule, left_shift
+from saturn_airflow.planning.schedule import Placed, Schedule, left_shift
 
 _HOT, _COLD = 0.3, 0.003
 _PASSES = 2
 #: A job that no mode ends in time counts for so many times its area.
 _LATE = 3.0
+
+
+class Item(NamedTuple):
+    """A job under a mode."""
+
+    devices: int
+    seconds: float
+    release: float
+    job: int
+    mode: int
+
+
+Row = list[Item]
 
 
 def foresee(
@@ -33,13 +47,24 @@ def foresee(
     :param target: seconds from now by which all is to be done; improved on the way.
     """
     rng = random.Random(seed)
-    devices = instance.devices
+    items = [
+        [
+            [
+                Item(m.devices, m.seconds, instance.problem.jobs[job].release, job, at)
+                for at, m in enumerate(modes)
+            ]
+            for modes in by_type
+        ]
+        for job, by_type in enumerate(instance.modes)
+    ]
+    on_node = [[by_type[kind] for by_type in items] for kind in instance.type_of]
+    rows = [[on_node[node][job][mode] for job, mode in row] for node, row in enumerate(schedule)]
     for _ in range(_PASSES):
         rest = _Rest(instance, boundary, target)
-        part = clock.within(clock.limit / _PASSES)
-        schedule = anneal(instance, schedule, rest.energy, rng, part, hot=_HOT, cold=_COLD)
-        target = boundary + rest.area(instance, schedule) / devices * 1.01
-    return [left_shift(instance, node, row) for node, row in enumerate(schedule)]
+        rows = _anneal(rows, on_node, rest, rng, clock.within(clock.limit / _PASSES))
+        target = boundary + rest.area(rows) / instance.devices * 1.01
+    found = [[Placed(item.job, item.mode) for item in row] for row in rows]
+    return [left_shift(instance, node, row) for node, row in enumerate(found)]
 
 
 class _Rest:
@@ -54,13 +79,14 @@ class _Rest:
             for job in range(len(instance.problem.jobs))
         ]
         self.most = [max(area for _, area in modes) for modes in self.modes]
+        self.widths = [node.devices for node in instance.problem.nodes]
 
-    def energy(self, row: list[Item], devices: int) -> float:
+    def energy(self, row: Row, node: int) -> float:
         """Scaled so that a whole schedule's are of the order of its number of jobs."""
         boundary, horizon = self.boundary, self.horizon
-        free = [0.0] * devices
+        free = [0.0] * self.widths[node]
         total = 0.0
-        for wanted, seconds, release, _, job, _ in row:
+        for wanted, seconds, release, job, _ in row:
             start = free[wanted - 1]
             if release > start:
                 start = release
@@ -75,16 +101,60 @@ class _Rest:
             total += left * (min(fitting) if fitting else _LATE * self.most[job])
         return total * self.scale
 
-    def area(self, instance: Instance, schedule: Schedule) -> float:
+    def area(self, rows: list[Row]) -> float:
         """Device-seconds left by the whole schedule."""
-        total = 0.0
-        for node, row in enumerate(schedule):
-            kind = instance.type_of[node]
-            items = []
-            for job, index in row:
-                mode = instance.modes[job][kind][index]
-                items.append(
-                    Item(mode.devices, mode.seconds, instance.problem.jobs[job].release, 1.0, job, index)
-                )
-            total += self.energy(items, instance.types[kind].devices)
-        return total / self.scale
+        return sum(self.energy(row, node) for node, row in enumerate(rows)) / self.scale
+
+
+def _anneal(
+    rows: list[Row], on_node: list[list[list[Item]]], rest: _Rest, rng: random.Random, clock: Clock
+) -> list[Row]:
+    """The best rows met while cooling until the time is up.
+
+    :param on_node: by node and job, the job under each of its modes there.
+    """
+    rows, draw = list(rows), rng.random
+    energies = [rest.energy(row, node) for node, row in enumerate(rows)]
+    best, least = list(rows), sum(energies)
+    temperature, steps = _HOT, 0
+    while True:
+        steps += 1
+        if steps % _LOOK_EVERY == 0:
+            if clock.expired:
+                return best
+            temperature = _HOT * (_COLD / _HOT) ** (clock.elapsed / clock.limit)
+        one = int(draw() * len(rows))
+        two = int(draw() * len(rows)) if draw() < _BETWEEN else one
+        if not rows[one]:
+            continue
+        changed = {one: rows[one][:]}
+        item = changed[one].pop(int(draw() * len(changed[one])))
+        changed.setdefault(two, rows[two][:])
+        if two != one and changed[two] and draw() < _EXCHANGE:
+            back = changed[two].pop(int(draw() * len(changed[two])))
+            if not (modes := on_node[one][back.job]):
+                continue
+            changed[one].insert(int(draw() * (len(changed[one]) + 1)), _mode(modes, back, draw()))
+        if not (modes := on_node[two][item.job]):
+            continue
+        changed[two].insert(int(draw() * (len(changed[two]) + 1)), _mode(modes, item, draw()))
+        new = {node: rest.energy(row, node) for node, row in changed.items()}
+        change = sum(new.values()) - sum(energies[node] for node in new)
+        if change > 0 and draw() >= math.exp(-change / temperature):
+            continue
+        for node, row in changed.items():
+            rows[node], energies[node] = row, new[node]
+        if change < 0 and sum(energies) < least:
+            best, least = list(rows), sum(energies)
+
+
+def _mode(modes: list[Item], item: Item, drawn: float) -> Item:
+    """The item as it is as often as not, otherwise under any mode."""
+    return (
+        modes[min(item.mode, len(modes) - 1)] if drawn < 0.5 else modes[int((drawn - 0.5) * 2 * len(modes))]
+    )
+
+
+_LOOK_EVERY = 64
+_BETWEEN = 0.6
+_EXCHANGE = 0.6
