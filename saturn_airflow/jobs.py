@@ -112,6 +112,9 @@ class Job:
         end of each epoch.
     :param techniques: names of the techniques this job may use (default: all in the library).
     :param nodes: names of the nodes this job may run on (default: all).
+    :param neutral: names of hyper-parameters and of keys of ``model_args`` and ``data_args`` whose values
+        don't change how fast it trains, such as the day of ``data_args={"day": "{{ ds }}"}``: what was
+        measured under one value then holds under the others.
     """
 
     name: str
@@ -124,6 +127,7 @@ class Job:
     load_eval_dataloader: Reference | None = None
     techniques: Sequence[str] | None = None
     nodes: Sequence[str] | None = None
+    neutral: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or len(self.name) > 200:
@@ -148,6 +152,21 @@ class Job:
             if isinstance(value, str) or not value or not all(isinstance(item, str) for item in value):
                 raise InvalidSweepError(f"job {self.name!r}: {name} is {value!r}; give a list of names")
             object.__setattr__(self, name, tuple(value))
+        self._check_neutral()
+
+    def _check_neutral(self) -> None:
+        given = self.neutral
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise InvalidSweepError(
+                f"job {self.name!r}: neutral is {given!r}; give a list of names, such as ['day']"
+            )
+        known = {*self.model_args, *self.data_args, *(f.name for f in dataclasses.fields(self.hparams))}
+        if unknown := [name for name in given if name not in known]:
+            raise InvalidSweepError(
+                f"job {self.name!r}: neutral names {unknown[0]!r}, which is no hyper-parameter and no key of "
+                "its model_args or data_args"
+            )
+        object.__setattr__(self, "neutral", tuple(given))
 
     def check_references(self) -> None:
         """Check that what this job refers to exists, without importing it.

@@ -44,12 +44,16 @@ class BaseTechnique:
     """
 
     name: ClassVar[str] = ""
-    #: For people; raise it when the technique trains otherwise than before.
+    #: Raise it when the technique trains otherwise than before; what was measured then no longer counts.
     version: ClassVar[str] = "1"
 
     def why_not(self, job: Job, devices: int) -> str | None:
         """Say why ``job`` can't run on this many devices, or None. Called without loading the model."""
         return None
+
+    def spares_memory(self, parameters: Parameters) -> bool:
+        """Whether it gives speed for memory under these parameters, so that others may be much faster."""
+        return bool(parameters.get("recompute") or parameters.get("offload"))
 
     def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:
         """Parameters worth measuring, the likeliest first; each is passed on to :meth:`parallelize`."""

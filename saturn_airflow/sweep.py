@@ -30,6 +30,8 @@ from saturn_airflow.operators.profile import ProfileOperator
 from saturn_airflow.operators.report import ReportOperator
 from saturn_airflow.operators.train import TrainOperator
 from saturn_airflow.operators.trials import PickOperator, TrialsOperator, check_against
+from saturn_airflow.operators.waves import NextWaveOperator
+from saturn_airflow.profiling.waves import WAVES
 
 #: What Saturn's training loop measures, and a sweep can choose its best job by.
 METRICS = ("eval_loss", "epoch_loss", "loss")
@@ -61,9 +63,10 @@ class SaturnSweepOperator(TaskGroup):
     """Train many jobs on a cluster, each under the strategy that is best for the sweep as a whole.
 
     A task group that is used like an operator: it takes part in ``>>``, and :attr:`output` is its result
-    for the next task. Its tasks: ``trials`` lists what must be measured, ``profile`` measures it, ``plan``
-    chooses technique, devices, node and order for all jobs together, ``train`` trains them (one mapped task
-    per job), ``report`` closes the sweep.
+    for the next task. Its tasks: ``trials`` lists what must be measured, ``profile`` measures it in waves
+    (the first each job once, the others what a plan would use; waves that are not needed are skipped),
+    ``plan`` chooses technique, devices, node and order for all jobs together, ``train`` trains them (one
+    mapped task per job), ``report`` closes the sweep.
 
     :param task_id: its name in the DAG.
     :param jobs: the jobs; or the output of an upstream task that returns a list of ``Job.to_dict()``. Texts
@@ -71,6 +74,8 @@ class SaturnSweepOperator(TaskGroup):
     :param cluster: the nodes to train on (default: those of the deployment, which ``[saturn] nodes`` lists or
         which announced themselves with ``saturn devices --announce``).
     :param techniques: names of the techniques to choose from (default: all in the library).
+    :param profile: ``"auto"`` measures what earlier sweeps don't know already; ``"fresh"`` measures all anew;
+        ``"never"`` plans with what is known, and leaves out jobs of which nothing is.
     :param planning_seconds: the time limit of planning, in seconds.
     :param metric: what the best job is chosen by: ``"eval_loss"``, ``"epoch_loss"`` (the mean training loss
         over the last epoch), ``"loss"``. Default: ``eval_loss`` where all jobs have it, else ``epoch_loss``.
@@ -95,6 +100,7 @@ class SaturnSweepOperator(TaskGroup):
         jobs: Sequence[Job] | XComArg,
         cluster: Cluster | None = None,
         techniques: Sequence[str] | None = None,
+        profile: Literal["auto", "fresh", "never"] = "auto",
         planning_seconds: float = 10.0,
         metric: str | None = None,
         mode: Literal["min", "max"] = "min",
@@ -112,6 +118,7 @@ class SaturnSweepOperator(TaskGroup):
             _check_jobs(jobs, cluster, techniques, metric)
             _check_choice("metric", metric, (None, *METRICS))
             _check_choice("mode", mode, ("min", "max"))
+            _check_choice("profile", profile, ("auto", "fresh", "never"))
             _check_number("planning_seconds", planning_seconds)
             _check_number("checkpoint_every", checkpoint_every)
             _check_count("keep_checkpoints", keep_checkpoints, 1)
@@ -125,34 +132,28 @@ class SaturnSweepOperator(TaskGroup):
         assert group is not None
         if asset is None:
             asset = Asset(name=f"{self.dag.dag_id}.{group}", uri=f"saturn://{self.dag.dag_id}/{group}")
+        names = list(techniques) if techniques is not None else None
         with self:
             trials = TrialsOperator(
                 task_id="trials",
                 jobs=jobs if isinstance(jobs, XComArg) else [job.to_dict() for job in jobs],
                 cluster=cluster.to_dict(),
-                techniques=list(techniques) if techniques is not None else None,
+                techniques=names,
+                profile=profile,
+                time_limit=planning_seconds,
                 experiment=experiment,
                 group=group,
                 retry_policy=_UNLESS_ITS_OWN_FAULT,
                 **_patience(),
             )
-            profile = _per_node(
-                cluster,
-                trials,
-                ProfileOperator,
-                "profile",
-                mapped="trial",
-                part="trials",
-                label="{{ task.trial.job.name }} {{ task.trial.technique }} x {{ task.trial.devices }}",
-                group=group,
-                retry_policy=_UNLESS_ITS_OWN_FAULT,
-                **_patience(),
-            )
+            waves = _waves(cluster, trials, names, planning_seconds, group)
             plan = PlanOperator(
                 task_id="plan",
                 cluster=cluster.to_dict(),
+                techniques=names,
+                profile=profile,
                 trials_task=trials.task_id,
-                profile_tasks=[task.task_id for task in profile],
+                profile_tasks=[task.task_id for task in waves],
                 time_limit=planning_seconds,
                 group=group,
                 trigger_rule=TriggerRule.ALL_DONE,
@@ -189,7 +190,7 @@ class SaturnSweepOperator(TaskGroup):
                 retry_policy=_UNLESS_ITS_OWN_FAULT,
                 **_patience(),
             )
-            profile >> plan
+            waves >> plan
             train >> report
         self.report = report
         self.asset = asset
@@ -198,6 +199,46 @@ class SaturnSweepOperator(TaskGroup):
     def output(self) -> XComArg:
         """The sweep's result, for the next task: best job, all outcomes, what is missing."""
         return XComArg(self.report)
+
+
+def _waves(
+    cluster: Cluster, trials: BaseOperator, techniques: list[str] | None, planning_seconds: float, group: str
+) -> list[Any]:
+    """The waves of trials: the tasks that measure, each wave's after those of the one before."""
+    source = trials
+    measuring: list[Any] = []
+    with TaskGroup(group_id="profile"):
+        for number in range(1, WAVES + 1):
+            if number > 1:
+                chosen = NextWaveOperator(
+                    task_id=f"choose_{number}",
+                    cluster=cluster.to_dict(),
+                    techniques=techniques,
+                    trials_task=trials.task_id,
+                    profile_tasks=[task.task_id for task in measuring],
+                    time_limit=planning_seconds,
+                    last=number == WAVES,
+                    group=group,
+                    # Behind a wave that was not needed, none is.
+                    trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+                    retry_policy=_UNLESS_ITS_OWN_FAULT,
+                    **_patience(),
+                )
+                measuring[-len(cluster) :] >> chosen
+                source = chosen
+            measuring += _per_node(
+                cluster,
+                source,
+                ProfileOperator,
+                f"wave_{number}",
+                mapped="trial",
+                part="trials",
+                label="{{ task.trial.job.name }} {{ task.trial.technique }} x {{ task.trial.devices }}",
+                group=group,
+                retry_policy=_UNLESS_ITS_OWN_FAULT,
+                **_patience(),
+            )
+    return measuring
 
 
 def _per_node(

@@ -33,6 +33,9 @@ class Spill(BaseTechnique):
     def why_not(self, job: Job, devices: int) -> str | None:
         return None if devices == 1 else "spill uses one device"
 
+    def spares_memory(self, parameters: Parameters) -> bool:
+        return True
+
     def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:
         return [{"resident": 2}, {"resident": 4}]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,16 +12,21 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.estimates import Estimate
+from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.jobs import Job
-from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_all, pull_from_trials
-from saturn_airflow.operators.profile import ESTIMATE_KEY
+from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
+from saturn_airflow.operators.waves import Learned, quick_solve
 from saturn_airflow.plan import Plan
-from saturn_airflow.plugin.links import MlflowRunLink
-from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.plugin.links import MlflowRunLink, PlanLink
+from saturn_airflow.problem import PlannedJob, Problem
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
+from saturn_airflow.profiling.options import Estimates, by_key, options_of, total_batches, waits_warm
 
-Estimates = Mapping[tuple[str, str, int, str], Estimate]
+#: What is shown of an estimate beside a job's plan.
+_SHOWN = (
+    *("technique", "devices", "kind", "seconds_per_batch", "spread", "uncertainty", "setup_seconds"),
+    *("peak_device_bytes", "source", "observed_at", "reason"),
+)
 
 
 class PlanOperator(BaseOperator):
@@ -28,15 +34,19 @@ class PlanOperator(BaseOperator):
 
     Returns the jobs in the order of their start, each with its strategy, node and devices. Pushes ``plan``
     (the plan, with the makespan of current practice beside it), ``unplanned`` (jobs no strategy can train,
-    with the reason) and ``attempt`` (what the report knows this plan's outcomes by).
+    with the reason), ``choices`` (for each job the strategies it had, with their estimates, and why this one
+    was chosen), ``profiling`` (what the trials took) and ``attempt`` (what the report knows this plan's
+    outcomes by).
     """
 
-    operator_extra_links = (MlflowRunLink(),)
+    operator_extra_links = (MlflowRunLink(), PlanLink())
 
     def __init__(
         self,
         *,
         cluster: dict[str, Any],
+        techniques: Sequence[str] | None,
+        profile: str,
         trials_task: str,
         profile_tasks: list[str],
         time_limit: float,
@@ -45,6 +55,8 @@ class PlanOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.cluster = cluster
+        self.techniques = techniques
+        self.profile = profile
         self.trials_task = trials_task
         self.profile_tasks = profile_tasks
         self.time_limit = time_limit
@@ -58,27 +70,27 @@ class PlanOperator(BaseOperator):
         """
         from saturn_airflow import planning, tracking
         from saturn_airflow.planning import baselines
+        from saturn_airflow.planning.explaining import explain
+        from saturn_airflow.profiling import waves
 
         ti = context["ti"]
         sweep = SweepContext.of(context, self.group)
+        began = time.time()
         cluster = Cluster.from_dict(self.cluster)
-        job_dicts, refusals, known, parent, attempt = (
-            pull_from_trials(context, self.trials_task, key)
-            for key in ("jobs", "refusals", "known", "sweep", "attempt")
-        )
-        jobs = {data["name"]: Job.from_dict(data) for data in job_dicts}
-        measured = pull_all(context, self.profile_tasks, ESTIMATE_KEY, attempt)
-        broken = {name: entry["error"] for entry in measured if "error" in entry for name in entry["jobs"]}
-        fresh = [Estimate.from_dict(entry["estimate"]) for entry in measured if "estimate" in entry]
-        found = [*map(Estimate.from_dict, known), *fresh]
-        estimates = {(e.fingerprint, e.technique, e.devices, e.kind): e for e in found}
+        refusals, parent = (pull_from_trials(context, self.trials_task, key) for key in ("refusals", "sweep"))
+        learned = Learned.of(context, self.trials_task, self.profile_tasks, cluster, self.techniques)
+        knowledge, fresh = learned.knowledge, learned.fresh
+        jobs = {job.name: job for job in knowledge.jobs}
+        ti.xcom_push("profiling", profiling(learned, began))
+        estimates = waves.estimates_for_plan(knowledge, quick_solve(self.time_limit))
 
         planned, unplanned = [], []
         for job in jobs.values():
             if options := options_of(job, estimates, cluster):
                 planned.append(PlannedJob(job.name, options, tuple(job.nodes) if job.nodes else None))
             else:
-                reason = broken.get(job.name) or why_nowhere(job, found, refusals)
+                found = list(knowledge.known.values())
+                reason = learned.broken.get(job.name) or why_nowhere(job, found, refusals, self.profile)
                 unplanned.append({"job": job.name, "reason": reason})
         ti.xcom_push("unplanned", unplanned)
         for entry in unplanned:
@@ -93,53 +105,108 @@ class PlanOperator(BaseOperator):
             raise AirflowFailException(str(error)) from None
         plan = planning.solve(problem, time_limit=self.time_limit)
         practice = baselines.current_practice(problem)
+        reasons_why = {reason.assignment.job: reason for reason in explain(problem, plan).reasons}
+        plan = with_launches(plan, cluster, jobs, estimates)
         self.log.info("%s", summary(plan, practice))
         made = time.time()
-        ti.xcom_push("plan", finite({**plan.to_dict(), "current_practice": practice.makespan}))
+        ti.xcom_push(
+            "plan", finite({**plan.to_dict(), **cluster.to_dict(), "current_practice": practice.makespan})
+        )
+        ti.xcom_push("choices", finite(choices(plan, reasons_why, jobs, estimates, refusals, cluster)))
         ti.xcom_push("attempt", made)
 
         uri = mlflow_uri()
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
         run.log_plan(plan, cluster)
         lasting = [estimate for estimate in fresh if not estimate.passing]
-        tracking.estimates.record(uri, lasting, sweep.folder, speed_versions())
+        names = {fingerprint(job): job.name for job in reversed(knowledge.jobs)}
+        tracking.estimates.record(uri, lasting, sweep.folder, speed_versions(), jobs=names)
         self.mlflow_url = run.url
         return entries(plan, jobs, estimates, cluster, made)
 
 
-def options_of(job: Job, estimates: Estimates, cluster: Cluster) -> tuple[Option, ...]:
-    """What the planner may choose from for ``job``: strategies that work and fit on a node it may use."""
-    mark = fingerprint(job)
-    batches = total_batches(job, estimates)
-    if batches is None:
-        return ()
-    seconds: dict[tuple[str, int], dict[str, float]] = {}
-    for (owner, technique, devices, kind), estimate in estimates.items():
-        allowed = job.techniques is None or technique in job.techniques
-        if owner == mark and estimate.reason is None and allowed:
-            seconds.setdefault((technique, devices), {})[kind] = estimate.seconds(batches)
-    options = tuple(Option(technique, devices, kinds) for (technique, devices), kinds in seconds.items())
-    planned = PlannedJob(job.name, options, tuple(job.nodes) if job.nodes else None)
-    return tuple(o for o in options if any(Problem.fits(planned, o, node) for node in cluster))
+def profiling(learned: Learned, until: float) -> dict[str, float]:
+    """What the trials of this sweep took.
+
+    :param until: when the last was done, in seconds since the epoch.
+    """
+    return {
+        "trials": len(learned.fresh) + len(learned.broken),
+        "known": sum(e.source == "history" for e in learned.knowledge.known.values()),
+        "seconds": until - learned.attempt,
+    }
 
 
-def total_batches(job: Job, estimates: Estimates) -> int | None:
-    """Global batches ``job`` trains for; None where its data has no length."""
-    if job.hparams.batches is not None:
-        return job.hparams.batches
-    assert job.hparams.epochs is not None
-    mark = fingerprint(job)
-    # A technique with a search of its own need not count; whoever did speaks for all.
-    per_epoch = max((e.batches_per_epoch for e in estimates.values() if e.fingerprint == mark), default=0)
-    return job.hparams.epochs * per_epoch or None
+def with_launches(plan: Plan, cluster: Cluster, jobs: Mapping[str, Job], estimates: Estimates) -> Plan:
+    """The plan with the launches that nothing was made warm for: those of the first jobs on their devices.
+
+    The planner takes what waits to be warm when its devices are free. What starts at once is not.
+    """
+    assignments = []
+    late = 0.0
+    for a in plan.assignments:
+        kind = cluster[a.node].kind
+        if a.start <= 0 and waits_warm(kind):
+            late = max(
+                late, estimates[Key(fingerprint(jobs[a.job]), a.technique, a.devices, kind)].launch_seconds
+            )
+    for a in plan.assignments:
+        assignments.append(
+            dataclasses.replace(a, start=a.start + late if a.start > 0 else 0.0, end=a.end + late)
+        )
+    return dataclasses.replace(
+        plan,
+        makespan=plan.makespan + late,
+        lower_bound=plan.lower_bound + late,
+        assignments=tuple(assignments),
+    )
 
 
-def why_nowhere(job: Job, found: Sequence[Estimate], refusals: Sequence[Mapping[str, Any]]) -> str:
+def choices(
+    plan: Plan,
+    reasons: Mapping[str, Any],
+    jobs: Mapping[str, Job],
+    estimates: Estimates,
+    refusals: Sequence[Mapping[str, Any]],
+    cluster: Cluster,
+) -> dict[str, Any]:
+    """For each planned job what it could have run under, with what is known of that, and why it does not."""
+    found = {}
+    for a in plan.assignments:
+        mark = fingerprint(jobs[a.job])
+        batches = total_batches(jobs[a.job], estimates)
+        makespans = {
+            (other.technique, other.devices): other.makespan for other in reasons[a.job].alternatives
+        }
+        options = []
+        for key, e in sorted(estimates.items(), key=lambda item: item[0][1:]):
+            if key.fingerprint != mark:
+                continue
+            chosen = (key.technique, key.devices, key.kind) == (a.technique, a.devices, cluster[a.node].kind)
+            options.append(
+                {
+                    **{name: getattr(e, name) for name in _SHOWN},
+                    "seconds": e.seconds(batches or 0) if e.works else None,
+                    "makespan": makespans.get((key.technique, key.devices)) if not chosen else plan.makespan,
+                    "chosen": chosen,
+                }
+            )
+        found[a.job] = {
+            "why": reasons[a.job].text,
+            "options": options,
+            "refused": [dict(r) for r in refusals if r["fingerprint"] == mark],
+        }
+    return found
+
+
+def why_nowhere(
+    job: Job, found: Sequence[Estimate], refusals: Sequence[Mapping[str, Any]], profile: str = "auto"
+) -> str:
     """Why no strategy trains ``job``, in the words of each technique."""
     mark = fingerprint(job)
     own = [estimate for estimate in found if estimate.fingerprint == mark]
     works = [e for e in own if e.reason is None and (job.techniques is None or e.technique in job.techniques)]
-    if works and total_batches(job, {(mark, e.technique, e.devices, e.kind): e for e in own}) is None:
+    if works and total_batches(job, by_key(*own)) is None:
         return "its data has no length; say how long to train with hparams=HParams(batches=...)"
     tried = [(e.technique, e.devices, e.reason) for e in own if e.reason]
     tried += [(r["technique"], r["devices"], r["reason"]) for r in refusals if r["fingerprint"] == mark]
@@ -148,6 +215,8 @@ def why_nowhere(job: Job, found: Sequence[Estimate], refusals: Sequence[Mapping[
         reasons = "; ".join(
             filter(None, [reasons, "what works needs more devices than the job's nodes have"])
         )
+    if profile == "never" and not own:
+        return "nothing is known of how fast it trains, and profile='never' lets nothing be measured"
     return "no strategy can train it. " + (reasons or "None was measured; see the logs of the profile tasks")
 
 
@@ -160,7 +229,7 @@ def entries(
     for position, assignment in enumerate(ordered):
         job = jobs[assignment.job]
         node: Node = cluster[assignment.node]
-        estimate = estimates[(fingerprint(job), assignment.technique, assignment.devices, node.kind)]
+        estimate = estimates[Key(fingerprint(job), assignment.technique, assignment.devices, node.kind)]
         result.append(
             {
                 **assignment.to_dict(),
@@ -170,6 +239,8 @@ def entries(
                 "parameters": dict(estimate.parameters),
                 "seconds_per_batch": estimate.seconds_per_batch,
                 "setup_seconds": estimate.setup_seconds,
+                "source": estimate.source,
+                "version": estimate.version,
                 "batches": total_batches(job, estimates),
                 "fingerprint": estimate.fingerprint,
                 "attempt": made,

@@ -44,8 +44,10 @@ class ProfileOperator(BaseOperator):
 
         go_with_parent()
         sweep = SweepContext.of(context, self.group)
-        attempt, data = self.trial["attempt"], {k: v for k, v in self.trial.items() if k != "attempt"}
-        trial = Trial.from_dict(data)
+        attempt, made, position = (self.trial[key] for key in ("attempt", "made", "position"))
+        trial = Trial.from_dict(
+            {key: value for key, value in self.trial.items() if key not in ("attempt", "made", "position")}
+        )
         node = Node(**self.node)
         ti = context["ti"]
         names = ", ".join(trial.covers)
@@ -58,7 +60,7 @@ class ProfileOperator(BaseOperator):
                 / "trials"
                 / slug(f"{trial.job.name} {trial.technique} {trial.devices} {node.name}"),
                 holder=f"{sweep.key}: trial of {trial.job.name} under {trial.technique} x {trial.devices}",
-                priority=(ti.start_date.timestamp(), ti.map_index or 0),
+                priority=(made, position),
                 leases_folder=leases_folder(),
                 technique_folders=technique_folders(),
                 path=user_path(),
@@ -77,7 +79,7 @@ class ProfileOperator(BaseOperator):
                 trial.devices,
                 estimate.seconds_per_batch,
                 100 * estimate.spread,
-                estimate.setup_seconds,
+                estimate.launch_seconds + estimate.setup_seconds,
                 estimate.peak_device_bytes / 2**30,
             )
 

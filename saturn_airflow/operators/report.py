@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.estimates import Estimate
+from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_all, pull_from_trials
 from saturn_airflow.operators.pruning import prune
 from saturn_airflow.operators.train import OUTCOME_KEY
 from saturn_airflow.plan import Plan
 from saturn_airflow.plugin.links import MlflowRunLink
-from saturn_airflow.profiling.fingerprints import speed_versions
+from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
+from saturn_airflow.profiling.options import waits_warm
+
+#: A speed that is further off than this share is measured again.
+DRIFT = 0.15
 
 
 class ReportOperator(BaseOperator):
@@ -62,24 +69,33 @@ class ReportOperator(BaseOperator):
 
         ti = context["ti"]
         sweep = SweepContext.of(context, self.group)
-        jobs, parent = (pull_from_trials(context, self.trials_task, key) for key in ("jobs", "sweep"))
-        names = [job["name"] for job in jobs]
-        planned, unplanned, attempt = (
+        job_dicts, parent = (pull_from_trials(context, self.trials_task, key) for key in ("jobs", "sweep"))
+        jobs = [Job.from_dict(data) for data in job_dicts]
+        planned, unplanned, attempt, profiling, entries = (
             ti.xcom_pull(task_ids=self.plan_task, key=key, map_indexes=-1)
-            for key in ("plan", "unplanned", "attempt")
+            for key in ("plan", "unplanned", "attempt", "profiling", "return_value")
         )
         outcomes = pull_all(context, self.train_tasks, OUTCOME_KEY, attempt)
         result = summarize(
-            names, Plan.from_dict(planned) if planned else None, unplanned or [], outcomes, self.devices
+            [job.name for job in jobs],
+            Plan.from_dict(planned) if planned else None,
+            unplanned or [],
+            outcomes,
+            self.devices,
         )
         if planned:
             result["current_practice_seconds"] = planned["current_practice"]
+        started = pull_from_trials(context, self.trials_task, "started")
+        result |= stages(profiling, time.time() - started)
+        speeds = actual_speeds(outcomes, entries or [])
+        result["drifted"] = drifted(speeds, jobs)
         result["best"] = best_of(result["jobs"], self.metric, self.mode)
 
         uri = mlflow_uri()
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
         tracking.send_outbox(uri, sweep.folder)
-        tracking.estimates.update(uri, actual_speeds(outcomes), sweep.folder, speed_versions())
+        names = job_names(jobs)
+        tracking.estimates.update(uri, speeds, sweep.folder, speed_versions(), jobs=names)
         run.log_report(result)
         too_many = len(result["failed"]) > self.allowed_failures
         run.close("failed" if too_many else "finished")
@@ -93,7 +109,7 @@ class ReportOperator(BaseOperator):
                 f"  {o['job']}: {o['reason']}" for o in result["jobs"] if o["status"] != "finished"
             )
             raise AirflowFailException(
-                f"{len(result['failed'])} of {len(names)} jobs failed "
+                f"{len(result['failed'])} of {len(jobs)} jobs failed "
                 f"(allowed_failures={self.allowed_failures}):\n{reasons}"
             )
         for asset in self.outlets:
@@ -147,26 +163,97 @@ def estimate_errors(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def actual_speeds(outcomes: Sequence[Mapping[str, Any]]) -> list[Estimate]:
-    """What the finished jobs' training says of their strategies, for later sweeps."""
+def stages(profiling: Mapping[str, float] | None, seconds: float) -> dict[str, float]:
+    """What measuring took of the sweep's ``seconds`` so far."""
+    if profiling is None:
+        return {"sweep_seconds": seconds}
+    return {
+        "sweep_seconds": seconds,
+        "trials": profiling["trials"],
+        "profile_seconds": profiling["seconds"],
+        "profile_share": profiling["seconds"] / seconds,
+    }
+
+
+def actual_speeds(
+    outcomes: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]] = ()
+) -> list[Estimate]:
+    """What the finished jobs' training says of their strategies, for later sweeps; one estimate for each.
+
+    Where the speed is far from what ``entries`` of the plan say, the estimate is to be measured again.
+    """
+    planned = {entry["name"]: entry for entry in entries}
+    alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for outcome in outcomes:
+        if _in_one_go(outcome) and outcome["batches"]:
+            same = (*(str(outcome[key]) for key in ("fingerprint", "technique", "devices", "kind")),)
+            alike.setdefault((*same, json.dumps(outcome["parameters"], sort_keys=True)), []).append(outcome)
+    return [_seen(group, planned) for group in alike.values()]
+
+
+def _seen(outcomes: Sequence[Mapping[str, Any]], planned: Mapping[str, Mapping[str, Any]]) -> Estimate:
+    """One estimate from jobs that trained alike."""
+    first = outcomes[0]
+    batches = sum(o["batches"] for o in outcomes)
+
+    def mean(value: Callable[[Mapping[str, Any]], float]) -> float:
+        return statistics.fmean(value(o) for o in outcomes)
+
+    actual = sum(o["seconds_per_batch"] * o["batches"] for o in outcomes) / batches
+    entry = planned.get(first["job"], {})
+    off = actual / entry["seconds_per_batch"] - 1 if entry else 0.0
+    return Estimate(
+        fingerprint=first["fingerprint"],
+        technique=first["technique"],
+        devices=first["devices"],
+        kind=first["kind"],
+        version=entry.get("version", "1"),
+        parameters=first["parameters"],
+        # What waited for its devices was warm when it had them.
+        launch_seconds=0.0 if waits_warm(first["kind"]) else mean(lambda o: o["ready_seconds"]),
+        setup_seconds=mean(lambda o: o["setup_seconds"]),
+        seconds_per_batch=actual,
+        evaluation_seconds=mean(lambda o: o.get("evaluation_seconds", 0.0)),
+        ending_seconds=mean(_ending),
+        spread=mean(lambda o: o["spread"]),
+        batches=batches,
+        batches_per_epoch=first["batches_per_epoch"],
+        peak_device_bytes=max(o["peak_device_bytes"] for o in outcomes),
+        peak_host_bytes=max(o["peak_host_bytes"] for o in outcomes),
+        stale=f"training took {actual:.4g} s per batch, {off:+.0%} against the estimate"
+        if abs(off) > DRIFT
+        else None,
+    )
+
+
+def _ending(outcome: Mapping[str, Any]) -> float:
+    """Seconds that are neither launching nor batches nor evaluations: checkpoints, the export."""
+    per_epoch = outcome["batches_per_epoch"]
+    evaluations = math.ceil(outcome["batches"] / per_epoch) if per_epoch else 1
+    told = outcome["ready_seconds"] + outcome["setup_seconds"]
+    told += outcome["batches"] * outcome["seconds_per_batch"]
+    told += evaluations * outcome.get("evaluation_seconds", 0.0)
+    return float(max(0.0, outcome["actual_seconds"] - told))
+
+
+def drifted(speeds: Sequence[Estimate], jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Estimates that training did not bear out: they are measured again by the next sweep."""
     return [
-        Estimate(
-            fingerprint=o["fingerprint"],
-            technique=o["technique"],
-            devices=o["devices"],
-            kind=o["kind"],
-            parameters=o["parameters"],
-            setup_seconds=o["ready_seconds"] + o["setup_seconds"],
-            seconds_per_batch=o["seconds_per_batch"],
-            spread=o["spread"],
-            batches=o["batches"],
-            batches_per_epoch=o["batches_per_epoch"],
-            peak_device_bytes=o["peak_device_bytes"],
-            peak_host_bytes=o["peak_host_bytes"],
-        )
-        for o in outcomes
-        if _in_one_go(o) and o["batches"]
+        {
+            "jobs": [job.name for job in jobs if fingerprint(job) == e.fingerprint],
+            "technique": e.technique,
+            "devices": e.devices,
+            "kind": e.kind,
+            "what": e.stale,
+        }
+        for e in speeds
+        if e.stale
     ]
+
+
+def job_names(jobs: Sequence[Job]) -> dict[str, str]:
+    """A job's name by fingerprint: that of the first of those alike."""
+    return {fingerprint(job): job.name for job in reversed(jobs)}
 
 
 def _in_one_go(outcome: Mapping[str, Any]) -> bool:
@@ -218,6 +305,16 @@ def table(result: Mapping[str, Any]) -> str:
         lines.append(
             f"seconds per job were off by {100 * result['estimate_error_median']:.0f}% (median), "
             f"{100 * result['estimate_error_p90']:.0f}% (90th percentile)"
+        )
+    if "profile_seconds" in result:
+        lines.append(
+            f"{result['trials']} trials took {result['profile_seconds']:.0f} s, "
+            f"{100 * result['profile_share']:.0f}% of the sweep's {result['sweep_seconds']:.0f} s"
+        )
+    for entry in result.get("drifted", ()):
+        lines.append(
+            f"{', '.join(entry['jobs'])} under {entry['technique']} x {entry['devices']}: {entry['what']}; "
+            "the next sweep measures it again"
         )
     if best := result["best"]:
         lines.append(f"best: {best['job']} ({best['metric']} {best['value']:.4f}) {best['model_uri'] or ''}")

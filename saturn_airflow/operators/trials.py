@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator, Context, conf
+from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.cluster import Cluster
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.jobs import Job, check_jobs
-from saturn_airflow.operators.context import SweepContext, mlflow_uri, use_techniques_folder
+from saturn_airflow.operators.context import SweepContext, home, mlflow_uri, use_techniques_folder
 from saturn_airflow.operators.inventory import check_listeners
+from saturn_airflow.operators.waves import check_map_length, listed, quick_solve
 from saturn_airflow.plugin.links import MlflowRunLink
+
+if TYPE_CHECKING:
+    from saturn_airflow.estimates import Estimate, Key
+    from saturn_airflow.profiling.knowledge import Knowledge
 
 
 class TrialsOperator(BaseOperator):
-    """List the trials a sweep needs, one list per node.
+    """List the first trials a sweep needs.
 
-    Returns all trials. Pushes ``jobs`` (the jobs, rendered and checked), ``refusals`` (techniques that say
-    why they can't train a job), ``known`` (estimates from earlier sweeps), ``sweep`` (its MLflow run) and
-    ``attempt`` (what later tasks know this attempt's results by).
+    Pushes ``jobs`` (the jobs, rendered and checked), ``refusals`` (techniques that say why they can't train
+    a job), ``known`` (estimates from earlier sweeps), ``sweep`` (its MLflow run), ``started`` and ``attempt``
+    (what later tasks know this attempt's results by; the time at which this task had done its part).
+
+    :param profile: ``"auto"`` measures what earlier sweeps have not, ``"fresh"`` measures all anew,
+        ``"never"`` measures nothing.
     """
 
     template_fields: Sequence[str] = ("jobs",)
@@ -34,6 +42,8 @@ class TrialsOperator(BaseOperator):
         jobs: Any,
         cluster: dict[str, Any],
         techniques: Sequence[str] | None,
+        profile: str,
+        time_limit: float,
         experiment: str | None,
         group: str,
         **kwargs: Any,
@@ -42,6 +52,8 @@ class TrialsOperator(BaseOperator):
         self.jobs = jobs
         self.cluster = cluster
         self.techniques = techniques
+        self.profile = profile
+        self.time_limit = time_limit
         self.experiment = experiment
         self.group = group
         self.mlflow_url: str | None = None
@@ -49,9 +61,10 @@ class TrialsOperator(BaseOperator):
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """List the trials."""
         from saturn_airflow import tracking
-        from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
-        from saturn_airflow.profiling.trials import needed_trials
+        from saturn_airflow.profiling.knowledge import Knowledge
+        from saturn_airflow.profiling.trials import strategies
 
+        started = time.time()
         use_techniques_folder()
         sweep = SweepContext.of(context, self.group)
         cluster = Cluster.from_dict(self.cluster)
@@ -61,10 +74,12 @@ class TrialsOperator(BaseOperator):
             check_against(jobs, cluster, self.techniques)
             check_listeners(cluster, self.log.info)
             uri = mlflow_uri()
-            marks = sorted({fingerprint(job) for job in jobs})
-            known = tracking.estimates.find(uri, marks, speed_versions())
-            trials, refusals, known = needed_trials(jobs, cluster, self.techniques, known)
-            check_map_length(len(trials), "trials")
+            known = [] if self.profile == "fresh" else earlier_estimates(uri, jobs)
+            knowledge = Knowledge.of(jobs, cluster, self.techniques, known)
+            _, refusals = strategies(jobs, cluster, self.techniques)
+            wave = [] if self.profile == "never" else self._wave(knowledge)
+            attempt = time.time()
+            trials = listed(wave, knowledge, attempt)
         except InvalidSweepError as error:
             raise AirflowFailException(str(error)) from None
 
@@ -79,19 +94,43 @@ class TrialsOperator(BaseOperator):
         ti = context["ti"]
         ti.xcom_push("jobs", [job.to_dict() for job in jobs])
         ti.xcom_push("refusals", [vars(refusal) for refusal in refusals])
-        ti.xcom_push("known", [estimate.to_dict() for estimate in known])
+        ti.xcom_push("known", [estimate.to_dict() for estimate in knowledge.known.values()])
         ti.xcom_push("sweep", run.to_dict())
         self.mlflow_url = run.url
-        self.log.info(
-            "%d jobs need %d trials on %s; %d estimates are known from earlier sweeps",
-            len(jobs),
-            len(trials),
-            ", ".join(f"{n.name} ({n.devices} x {n.kind})" for n in cluster),
-            len(known),
-        )
-        attempt = time.time()
+        ti.xcom_push("started", started)
         ti.xcom_push("attempt", attempt)
-        return [{**trial.to_dict(), "attempt": attempt} for trial in trials]
+        for estimate in knowledge.known.values():
+            if estimate.stale and estimate.key in wave:
+                self.log.info("%s x %d: %s", estimate.technique, estimate.devices, estimate.stale)
+        self.log.info(
+            "%d jobs on %s: %d estimates are known from earlier sweeps, %d trials come first",
+            len(jobs),
+            ", ".join(f"{n.name} ({n.devices} x {n.kind})" for n in cluster),
+            len(knowledge.known),
+            len(trials),
+        )
+        return trials
+
+    def _wave(self, knowledge: Knowledge) -> list[Key]:
+        from saturn_airflow.profiling import waves
+
+        # Where something is known of each job, the plan can say at once what else is worth measuring.
+        return waves.first_wave(knowledge) or waves.next_wave(
+            knowledge, quick_solve(self.time_limit), worth=waves.WORTH_AGAIN
+        )
+
+
+def earlier_estimates(uri: str, jobs: Sequence[Job]) -> list[Estimate]:
+    """What earlier sweeps know of these jobs; what MLflow has not taken from those is sent to it first."""
+    from saturn_airflow import tracking
+    from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
+
+    unsent = [folder for folder in (home() / "sweeps").glob("*/*/*") if tracking.has_unsent(folder)]
+    for folder in unsent:
+        if not tracking.send_outbox(uri, folder, patience=1.0):
+            break
+    marks = sorted({fingerprint(job) for job in jobs})
+    return tracking.estimates.find(uri, marks, speed_versions(), unsent)
 
 
 class PickOperator(BaseOperator):
@@ -136,16 +175,3 @@ def check_against(jobs: Sequence[Job], cluster: Cluster, techniques: Sequence[st
                     f"the cluster has {', '.join(n.name for n in cluster)}"
                 )
     check_map_length(len(jobs), "jobs")
-
-
-def check_map_length(count: int, what: str) -> None:
-    """Check that Airflow will map over ``count`` items.
-
-    :raises InvalidSweepError: when they are more than ``[core] max_map_length``.
-    """
-    limit = conf.getint("core", "max_map_length", fallback=1024)
-    if count > limit:
-        raise InvalidSweepError(
-            f"the sweep has {count} {what}, more than Airflow maps over ([core] max_map_length = {limit}); "
-            "raise the limit, or split the sweep"
-        )

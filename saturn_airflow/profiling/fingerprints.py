@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from saturn_airflow.jobs import Job
 
@@ -26,18 +28,22 @@ def fingerprint(job: Job) -> str:
 
     Model, data and loss with their arguments count, and those hyper-parameters that can change the speed
     (batch size, optimizer, precision, accumulation, compilation). Of ``clip_grad_norm``, ``lr_scheduler``
-    and ``parameter_groups`` it counts whether they are used. Names, learning rates, seeds and the number
-    of epochs do not.
+    and ``parameter_groups`` it counts whether they are used. Names, learning rates, seeds, the number of
+    epochs, and what the job declares :attr:`~saturn_airflow.jobs.Job.neutral` do not.
     """
     hparams = {f.name: getattr(job.hparams, f.name) for f in dataclasses.fields(job.hparams)}
     speed = {name: value for name, value in hparams.items() if name not in NEUTRAL}
     speed["clips"] = job.hparams.clip_grad_norm is not None
     speed["schedules"] = speed.pop("lr_scheduler") is not None
     facts = {
-        "model": [job.load_model, dict(job.model_args)],
-        "data": [job.load_dataloader, dict(job.data_args)],
+        "model": [job.load_model, _counting(job.model_args, job)],
+        "data": [job.load_dataloader, _counting(job.data_args, job)],
         "loss": job.loss_function,
-        "hparams": speed,
+        "hparams": _counting(speed, job),
     }
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _counting(values: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in job.neutral}

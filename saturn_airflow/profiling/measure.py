@@ -8,13 +8,14 @@ from typing import Any
 
 from saturn_airflow.cluster import Node
 from saturn_airflow.errors import JobError, SaturnError
-from saturn_airflow.estimates import Estimate, Trial
+from saturn_airflow.estimates import OUT_OF_MEMORY, Estimate, Trial
 from saturn_airflow.training import runs
 from saturn_airflow.training.request import Measure
 from saturn_airflow.training.runs import RunSpec
 
-# Short batches are counted for this long, if five are done sooner.
+# Short batches are counted for this long if five are done sooner, and longer where they vary much.
 _LEAST_SECONDS = 0.5
+_PRECISE_SECONDS = 3.0
 _ANSWERS = ("out_of_memory", "does_not_fit", "hung", "lost")
 
 
@@ -41,7 +42,8 @@ def measure(
     :param holder: who holds the devices, in words for people.
     :param priority: as in :class:`~saturn_airflow.training.runs.RunSpec`.
     :param path: folders of the user's modules.
-    :param how: what to count; two batches to warm up and five or half a second of them where not given.
+    :param how: what to count; where not given two batches to warm up, then five or half a second of them, and
+        up to three seconds where they vary.
     :param seconds: how long the trial may take once it has its devices.
     :param log: called with lines for the task's log.
     :raises JobError: when the job's own code raises or its loss is not a number; the message ends with the
@@ -62,7 +64,7 @@ def measure(
         leases_folder=leases_folder,
         technique_folders=technique_folders,
         path=path,
-        measure=how or Measure(least_seconds=_LEAST_SECONDS),
+        measure=how or Measure(least_seconds=_LEAST_SECONDS, precise_seconds=_PRECISE_SECONDS),
         trial_seconds=seconds,
     )
     run = runs.start(spec)
@@ -88,18 +90,17 @@ def _estimate(trial: Trial, kind: str, end: Mapping[str, Any]) -> Estimate:
         "technique": trial.technique,
         "devices": trial.devices,
         "kind": kind,
+        "version": trial.version,
     }
     status, reason = end["status"], end["reason"]
     if status == "finished":
         found = dict(end["result"])
-        # Training sets up in the same way, processes and all.
-        found["setup_seconds"] = found.get("setup_seconds", 0.0) + found.pop("ready_seconds")
-        return Estimate(**key, **found)
+        return Estimate(**key, launch_seconds=found.pop("ready_seconds"), **found)
     told = "\n".join(filter(None, [reason, end["traceback"]]))
     if status == "not_a_number" or end.get("whose") == "job":
         raise JobError(told)
     if status == "out_of_memory":
-        return Estimate(**key, reason=f"out of memory ({reason})")
+        return Estimate(**key, reason=f"{OUT_OF_MEMORY} ({reason})")
     if status in _ANSWERS:
         return Estimate(**key, reason=reason, passing=status in ("hung", "lost"))
     if end.get("whose") == "technique":

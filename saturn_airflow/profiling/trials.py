@@ -1,13 +1,13 @@
-"""Which trials a sweep needs."""
+"""Which strategies there are to measure, and the trials that measure them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from saturn_airflow import library
 from saturn_airflow.cluster import Cluster, Node
-from saturn_airflow.estimates import Estimate, Trial
+from saturn_airflow.estimates import Key, Trial
 from saturn_airflow.jobs import Job
 from saturn_airflow.profiling.fingerprints import fingerprint
 
@@ -23,74 +23,82 @@ class Refusal:
     reason: str
 
 
+@dataclass
+class Asker:
+    """Who wants to know of a strategy: jobs that share a fingerprint, and nodes that could measure it."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    version: str = "1"
+    spares_memory: bool = False
+
+
+Strategies = Mapping[Key, Asker]
+
+
 def device_counts(node: Node) -> list[int]:
     """Numbers of devices worth trying on ``node``: the powers of two, and all it has."""
     powers = [2**i for i in range(node.devices.bit_length()) if 2**i <= node.devices]
     return sorted({*powers, node.devices})
 
 
-def needed_trials(
+def strategies(
     jobs: Sequence[Job],
     cluster: Cluster,
     techniques: Sequence[str] | None = None,
-    known: Collection[Estimate] = (),
-) -> tuple[list[Trial], list[Refusal], list[Estimate]]:
-    """List the trials that measure every strategy of every job once per kind of device.
-
-    Jobs with one fingerprint share a trial; what ``known`` already holds is not measured again. Trials of
-    one kind are dealt out to its nodes evenly by devices, the widest first.
-
-    Returns the trials, what techniques refuse, and the part of ``known`` that this sweep can use.
+    counts: Callable[[Node], Collection[int]] = device_counts,
+) -> tuple[dict[Key, Asker], list[Refusal]]:
+    """All strategies of all jobs, once per fingerprint and kind of device, and what techniques refuse.
 
     :param techniques: names to try; None for the whole library. A job's own ``techniques`` narrow it.
+    :param counts: the numbers of devices to try on a node.
     :raises saturn_airflow.errors.InvalidSweepError: for a technique that is not in the library.
     """
     names = list(techniques) if techniques is not None else library.names()
     library.check_names(names, "the sweep")
     alike: dict[tuple[str, tuple[str, ...] | None, tuple[str, ...] | None], list[Job]] = {}
     for job in jobs:
-        key = (
-            fingerprint(job),
-            tuple(job.techniques) if job.techniques is not None else None,
-            tuple(job.nodes) if job.nodes is not None else None,
-        )
-        alike.setdefault(key, []).append(job)
-
-    have = {(e.fingerprint, e.technique, e.devices, e.kind): e for e in known}
-    used: dict[tuple[str, str, int, str], Estimate] = {}
-    wanted: dict[tuple[str, str, int, str], tuple[dict[str, Job], dict[str, Node]]] = {}
-    refusals: list[Refusal] = []
-    for (mark, own_names, own_nodes), group in alike.items():
-        for name in names if own_names is None else [n for n in own_names if n in names]:
+        own_techniques = tuple(job.techniques) if job.techniques is not None else None
+        own_nodes = tuple(job.nodes) if job.nodes is not None else None
+        alike.setdefault((fingerprint(job), own_techniques, own_nodes), []).append(job)
+    found: dict[Key, Asker] = {}
+    refusals: dict[Refusal, None] = {}
+    for (mark, own_techniques, own_nodes), group in alike.items():
+        for name in names if own_techniques is None else [n for n in own_techniques if n in names]:
             technique = library.get(name)
             for node in cluster:
                 if own_nodes is not None and node.name not in own_nodes:
                     continue
-                for count in device_counts(node):
-                    key_of_trial = (mark, name, count, node.kind)
-                    if key_of_trial in have:
-                        used[key_of_trial] = have[key_of_trial]
-                        continue
+                for count in counts(node):
+                    key = Key(mark, name, count, node.kind)
                     if reason := technique.why_not(group[0], count):
-                        refusals.append(Refusal(*key_of_trial, reason))
+                        refusals[Refusal(*key, reason)] = None
                         continue
-                    sharing, nodes = wanted.setdefault(key_of_trial, ({}, {}))
-                    sharing.update((job.name, job) for job in group)
-                    nodes[node.name] = node
+                    asker = found.setdefault(
+                        key, Asker(version=technique.version, spares_memory=technique.spares_memory({}))
+                    )
+                    asker.jobs.update((job.name, job) for job in group)
+                    asker.nodes[node.name] = node
+    return found, list(refusals)
 
-    load = {node.name: 0.0 for node in cluster}
+
+def trials_of(keys: Collection[Key], among: Strategies) -> list[Trial]:
+    """The trials that measure ``keys``, dealt out to the nodes evenly, the longest (the widest) first."""
+    load: dict[str, float] = {}
     trials: list[Trial] = []
-    for (mark, name, count, _), (sharing, nodes) in sorted(wanted.items(), key=lambda item: -item[0][2]):
-        node = min(nodes.values(), key=lambda n: load[n.name])
-        load[node.name] += count / node.devices
+    for key in sorted(keys, key=lambda key: -key.devices):
+        asker = among[key]
+        node = min(asker.nodes.values(), key=lambda node: load.get(node.name, 0.0))
+        load[node.name] = load.get(node.name, 0.0) + key.devices / node.devices
         trials.append(
             Trial(
-                job=next(iter(sharing.values())),
-                technique=name,
-                devices=count,
+                job=next(iter(asker.jobs.values())),
+                technique=key.technique,
+                devices=key.devices,
                 node=node.name,
-                covers=tuple(sharing),
-                fingerprint=mark,
+                covers=tuple(asker.jobs),
+                fingerprint=key.fingerprint,
+                version=asker.version,
             )
         )
-    return trials, list(dict.fromkeys(refusals)), list(used.values())
+    return trials

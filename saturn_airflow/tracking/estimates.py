@@ -1,7 +1,8 @@
 """Estimates kept in MLflow, so that tomorrow's plan is made from what was measured and trained today.
 
-One run per (fingerprint, technique, number of devices, kind of device). Each observation is a tag of its
-own name, so two sweeps that write at once lose nothing; the run's metrics show the latest, for people.
+One run per (fingerprint, technique, number of devices, kind of device), so that MLflow's own UI compares
+them. Each observation is a tag of its own name, so two sweeps that write at once lose nothing; the run's
+metrics show the latest, for people.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.estimates import Estimate
+from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.tracking import parameters, server, unique
 from saturn_airflow.tracking.outbox import Outbox, Record
 from saturn_airflow.tracking.runs import send_patiently
@@ -26,25 +29,47 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Observation = dict[str, Any]
+
 EXPERIMENT = "saturn-estimates"
 #: Raise it when what an observation holds changes its meaning: others are ignored with a note.
-FORMAT = 1
+FORMAT = 2
 #: Observations of one estimate that are kept; older ones make room.
 KEPT = 10
 #: Days after which an observation counts half.
 HALF_LIFE_DAYS = 14.0
+#: Days after which what could not run is tried again: a driver, a model or a node may have changed since.
+REASON_DAYS = 7.0
 
 _OBSERVATION_TAG = "saturn.observation."
 _FINGERPRINT_TAG = "saturn.fingerprint"
 _METRICS = (
     "seconds_per_batch",
-    "setup_seconds",
     "spread",
+    "launch_seconds",
+    "setup_seconds",
+    "evaluation_seconds",
+    "ending_seconds",
     "batches",
     "batches_per_epoch",
     "peak_device_bytes",
     "peak_host_bytes",
 )
+
+
+@dataclass(frozen=True)
+class Known:
+    """An estimate, and where it comes from.
+
+    :param job: the name of a job that it was last seen of; jobs alike share it.
+    :param source: ``"measured"`` in a trial, or ``"trained"``: seen in training since.
+    :param versions: under which it was seen.
+    """
+
+    job: str
+    estimate: Estimate
+    source: str
+    versions: Mapping[str, str]
 
 
 def record(
@@ -53,15 +78,17 @@ def record(
     folder: str | Path,
     versions: Mapping[str, str] | None = None,
     patience: float = 5.0,
+    jobs: Mapping[str, str] | None = None,
 ) -> bool:
     """Keep measured estimates.
 
     :param folder: of the sweep; keeps what MLflow has not taken yet.
-    :param versions: of what can change the speed (torch, the technique); :func:`find` asks for the same.
+    :param versions: of what can change the speed, such as torch; :func:`find` asks for the same.
     :param patience: seconds to try for while MLflow does not answer.
+    :param jobs: names of jobs by fingerprint, for people.
     :returns: whether MLflow has everything.
     """
-    return _keep(uri, estimates, "measured", folder, versions, patience)
+    return _keep(uri, estimates, "measured", folder, versions, patience, jobs)
 
 
 def update(
@@ -70,29 +97,58 @@ def update(
     folder: str | Path,
     versions: Mapping[str, str] | None = None,
     patience: float = 5.0,
+    jobs: Mapping[str, str] | None = None,
 ) -> bool:
-    """Keep the speeds that training really had; ``batches`` says how many batches each was seen over."""
-    return _keep(uri, estimates, "trained", folder, versions, patience)
+    """Keep the speeds that training really had; ``batches`` says how many batches each was seen over.
+
+    Whose speed was far from what was expected is ``stale``: it is found so until it is measured again.
+    """
+    return _keep(uri, estimates, "trained", folder, versions, patience, jobs)
 
 
-def find(uri: str, fingerprints: Iterable[str], versions: Mapping[str, str] | None = None) -> list[Estimate]:
+def find(
+    uri: str,
+    fingerprints: Iterable[str],
+    versions: Mapping[str, str] | None = None,
+    folders: Iterable[str | Path] = (),
+) -> list[Estimate]:
     """What is known of jobs with these fingerprints; each estimate's source is ``"history"``.
 
     Seconds are means over the observations under the latest parameters, weighted by their batches and,
-    halving every 14 days, by their age. Records of another format or other ``versions`` are left out with
-    a note in the log, and so is everything when MLflow does not answer.
+    halving every 14 days, by their age. What could not run counts for a week. Records of another format or
+    other ``versions`` are left out with a note in the log, and so is everything when MLflow does not answer.
+
+    :param folders: of sweeps that have records which MLflow has not taken; those are looked at, too.
     """
-    found: list[Estimate] = []
+    wanted = list(dict.fromkeys(fingerprints))
+    observations: dict[Key, list[Observation]] = {}
+    for seen in _unsent(folders, wanted, versions or {}):
+        observations.setdefault(seen["estimate"].key, []).append(seen)
     try:
         experiment = server.experiment_id(uri, EXPERIMENT)
-        for fingerprint in dict.fromkeys(fingerprints):
-            for run in _runs_of(uri, experiment, fingerprint):
-                estimate = _combined(_observations(run, versions or {}))
-                if estimate is not None:
-                    found.append(estimate)
+        for fingerprint in wanted:
+            for run in _runs(uri, experiment, f"tags.`{_FINGERPRINT_TAG}` = '{fingerprint}'"):
+                for seen in _observations(run, versions or {}):
+                    observations.setdefault(seen["estimate"].key, []).append(seen)
     except TrackingError as error:
         log.warning("MLflow does not answer (%s): no estimates from earlier sweeps", error)
-        return []
+    return [e for seen in observations.values() if (e := _combined(seen)) is not None]
+
+
+def everything(uri: str) -> list[Known]:
+    """All estimates there are, each under the versions it was seen under last.
+
+    :raises TrackingError: when MLflow does not answer.
+    """
+    found = []
+    for run in _runs(uri, server.experiment_id(uri, EXPERIMENT), ""):
+        if not (seen := _observations(run, None)):
+            continue
+        last = seen[-1]
+        alike = [o for o in seen if o["versions"] == last["versions"]]
+        estimate = _combined(alike, forgetful=False)
+        assert estimate is not None
+        found.append(Known(last.get("job", ""), estimate, last["source"], last["versions"]))
     return found
 
 
@@ -118,9 +174,15 @@ def send(uri: str, record: Record) -> None:
     run_id = run.info.run_id
     metrics = {} if estimate.reason else {name: getattr(estimate, name) for name in _METRICS}
     tags = {
+        "job": observation.get("job"),
         "reason": estimate.reason or "",
+        "stale": estimate.stale or "",
         "source": observation["source"],
+        "observed": datetime.fromtimestamp(observation["time"] / 1000, timezone.utc).isoformat(
+            " ", "minutes"
+        ),
         "parameters": json.dumps(dict(estimate.parameters), sort_keys=True),
+        "version.technique": estimate.version,
         **{f"version.{key}": value for key, value in observation["versions"].items()},
     }
     with server.answers():
@@ -147,15 +209,18 @@ def _keep(
     folder: str | Path,
     versions: Mapping[str, str] | None,
     patience: float,
+    jobs: Mapping[str, str] | None,
 ) -> bool:
     outbox = Outbox(folder)
     now = round(1000 * time.time())
     for estimate in estimates:
         if estimate.source == "measured":
+            job = (jobs or {}).get(estimate.fingerprint, "")
             observation = {
                 "format": FORMAT,
                 "source": source,
                 "time": now,
+                "job": job,
                 "versions": dict(versions or {}),
                 "estimate": estimate.to_dict(),
             }
@@ -163,7 +228,7 @@ def _keep(
                 {
                     "kind": "estimate",
                     "id": _id(folder, source, estimate),
-                    "name": estimate.fingerprint[:8],
+                    "name": f"{job} {estimate.fingerprint[:8]}".strip(),
                     "observation": observation,
                 }
             )
@@ -177,53 +242,93 @@ def _id(folder: str | Path, source: str, estimate: Estimate) -> str:
     return hashlib.sha256(facts.encode()).hexdigest()[:12]
 
 
-def _runs_of(uri: str, experiment: str, fingerprint: str) -> list[Run]:
-    with server.answers():
-        return list(
-            server.client(uri).search_runs(
-                [experiment], f"tags.`{_FINGERPRINT_TAG}` = '{fingerprint}'", max_results=5000
-            )
-        )
+def _runs(uri: str, experiment: str, where: str) -> list[Run]:
+    found: list[Run] = []
+    token = None
+    while True:
+        with server.answers():
+            page = server.client(uri).search_runs([experiment], where, max_results=1000, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
 
 
-def _observations(run: Run, versions: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A run's observations that can be used, the oldest first."""
-    usable = []
-    for key, value in run.data.tags.items():
-        if not key.startswith(_OBSERVATION_TAG):
-            continue
-        try:
-            observation = json.loads(value)
-            if observation["format"] != FORMAT:
-                log.info("%s: an estimate in format %s is ignored", run.info.run_name, observation["format"])
-            elif observation["versions"] != dict(versions):
-                log.info("%s: an estimate under %s is ignored", run.info.run_name, observation["versions"])
-            else:
-                observation["estimate"] = Estimate.from_dict(observation["estimate"])
-                usable.append(observation)
-        except (ValueError, KeyError, TypeError) as error:
-            log.info("%s: an estimate that can't be read is ignored (%s)", run.info.run_name, error)
-    return sorted(usable, key=lambda observation: float(observation["time"]))
+def _observations(run: Run, versions: Mapping[str, str] | None) -> list[Observation]:
+    """A run's observations that can be used, the oldest first.
+
+    :param versions: under which they must have been seen; None for any.
+    """
+    texts = [value for key, value in run.data.tags.items() if key.startswith(_OBSERVATION_TAG)]
+    found = [seen for text in texts if (seen := _read(text, versions, run.info.run_name or "")) is not None]
+    return sorted(found, key=lambda seen: float(seen["time"]))
 
 
-def _combined(observations: Sequence[Mapping[str, Any]]) -> Estimate | None:
-    if not observations:
-        return None
-    latest: Estimate = observations[-1]["estimate"]
+def _unsent(
+    folders: Iterable[str | Path], fingerprints: Collection[str], versions: Mapping[str, str]
+) -> Iterator[Observation]:
+    """Observations that MLflow has not taken yet."""
+    for folder in folders:
+        outbox = Outbox(folder)
+        offset = outbox.state().get("offset", 0)
+        while records := outbox.read(offset):
+            offset = records[-1][1]
+            for record, _ in records:
+                if record.get("kind") != "estimate":
+                    continue
+                seen = _read(json.dumps(record["observation"]), versions, str(record["name"]))
+                if seen is not None and seen["estimate"].fingerprint in fingerprints:
+                    yield seen
+
+
+def _read(text: str, versions: Mapping[str, str] | None, name: str) -> Observation | None:
+    """An observation with its estimate; None, with a note, where it can't be used."""
+    try:
+        seen: Observation = json.loads(text)
+        if seen["format"] != FORMAT:
+            log.info("%s: an estimate in format %s is ignored", name, seen["format"])
+        elif versions is not None and seen["versions"] != dict(versions):
+            log.info("%s: an estimate under %s is ignored", name, seen["versions"])
+        else:
+            seen["estimate"] = Estimate.from_dict(seen["estimate"])
+            return seen
+    except (ValueError, KeyError, TypeError) as error:
+        log.info("%s: an estimate that can't be read is ignored (%s)", name, error)
+    return None
+
+
+def _combined(observations: Sequence[Observation], forgetful: bool = True) -> Estimate | None:
+    """What observations of one strategy say together; None where all they say is too old.
+
+    :param forgetful: whether what could not run is forgotten after a while.
+    """
+    ordered = sorted(observations, key=lambda seen: float(seen["time"]))
+    # What a technique of another version did says nothing of this one.
+    ordered = [seen for seen in ordered if seen["estimate"].version == ordered[-1]["estimate"].version]
+    latest: Estimate = ordered[-1]["estimate"]
+    at = float(ordered[-1]["time"]) / 1000
     if latest.reason is not None:
-        return _replaced(latest)
+        forgotten = forgetful and time.time() - at > REASON_DAYS * 86400
+        return None if forgotten else _replaced(latest, observed_at=at)
     alike = [
-        (o["estimate"], 0.5 ** ((observations[-1]["time"] - o["time"]) / 1000 / 86400 / HALF_LIFE_DAYS))
-        for o in observations
-        if o["estimate"].reason is None and o["estimate"].parameters == latest.parameters
+        (o["estimate"], 0.5 ** ((at - o["time"] / 1000) / 86400 / HALF_LIFE_DAYS))
+        for o in ordered
+        if o["estimate"].works and o["estimate"].parameters == latest.parameters
     ]
+    # Not each observation shows how launching without being warm goes, nor how training ends.
+    launches = [(e.launch_seconds, w) for e, w in alike if e.launch_seconds > 0]
+    endings = [(e.ending_seconds, w) for e, w in alike if e.ending_seconds > 0]
     return _replaced(
         latest,
         seconds_per_batch=_mean((e.seconds_per_batch, w * max(1, e.batches)) for e, w in alike),
+        launch_seconds=_mean(launches),
         setup_seconds=_mean((e.setup_seconds, w) for e, w in alike),
+        evaluation_seconds=_mean((e.evaluation_seconds, w) for e, w in alike),
+        ending_seconds=_mean(endings),
         batches=sum(e.batches for e, _ in alike),
         peak_device_bytes=max(e.peak_device_bytes for e, _ in alike),
         peak_host_bytes=max(e.peak_host_bytes for e, _ in alike),
+        observed_at=at,
     )
 
 
@@ -233,6 +338,8 @@ def _replaced(estimate: Estimate, **changes: Any) -> Estimate:
 
 def _mean(weighted: Iterable[tuple[float, float]]) -> float:
     pairs = list(weighted)
+    if not pairs:
+        return 0.0
     return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
 
 
@@ -248,6 +355,10 @@ def _make_room(uri: str, run: Run) -> None:
                 mlflow.delete_tag(run.info.run_id, key)
         except (RecordRefusedError, RunGoneError):
             pass  # another sweep was quicker
+
+
+def _date(milliseconds: float) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(" ", "minutes")
 
 
 def _time_of(observation: str) -> float:

@@ -21,8 +21,15 @@ from saturn_airflow.training import batches, blocks, checkpoints, optimizers, pa
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import NotANumberError, TrainRequest
+from saturn_airflow.training.request import Measure, NotANumberError, TrainRequest
 from saturn_airflow.training.users_code import of_the_job
+
+# Batches that are slower than those after them, while caches fill.
+_WARMUPS = 2
+# The standard error at which a mean is precise, as a share of it.
+_PRECISION = 0.02
+# Batches of the evaluation data that a trial evaluates.
+_EVALUATED = 8
 
 
 def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
@@ -36,9 +43,10 @@ def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     :returns: ``status`` (``"finished"`` or ``"stopped"``), ``steps`` (done in all), ``batches`` (done in this
         call), ``batches_per_epoch`` (0 where the data has no length), ``total_batches``, ``loss`` (of the
         last batch), ``epoch_loss`` (mean over the last epoch), ``eval_loss``, ``seconds`` (of this call),
-        ``setup_seconds`` (until the first batch), ``seconds_per_batch`` (median) and ``spread``
-        (interquartile range over the median), ``checkpoint`` (path). Measuring, ``batches`` and the seconds
-        per batch are of the timed batches alone.
+        ``setup_seconds`` (until the first batch), ``warmup_seconds`` (what the first batches took longer than
+        the others), ``seconds_per_batch`` (mean after the first two) and ``spread`` (interquartile range over
+        the median), ``evaluation_seconds`` (of one pass), ``checkpoint`` (path). Measuring, ``batches`` are
+        those that were timed.
     :raises DoesNotFit: when the technique can't train this job on these devices.
     :raises NotANumberError: when the loss is NaN or infinite.
     :raises JobError: when the job can't be trained as it is written.
@@ -78,6 +86,7 @@ class _Training:
         self.position = Position()
         self.epoch_sum, self.epoch_batches = 0.0, 0
         self.metrics: dict[str, float | None] = {"loss": None, "epoch_loss": None, "eval_loss": None}
+        self.evaluation_seconds: list[float] = []
         self.checkpoint: str | None = None
         self.checkpoints: checkpoints.Checkpoints | None = None
         if request.measure is None:
@@ -124,6 +133,7 @@ class _Training:
         if measure is None and wanted is not None:
             limit = wanted if limit is None else min(limit, wanted)
         seconds: list[float] = []
+        warmups = measure.warmups if measure is not None else _WARMUPS
         setup_seconds = time.perf_counter() - self.started
         stop = self.finished or limit == 0
         upcoming = self.data.batches(self.position, self.cut, None if measure is not None else limit)
@@ -139,13 +149,13 @@ class _Training:
             stop_asked, save = self._train_step(batch, save_due)
             _wait_for(self.ranks.device)
             took = time.perf_counter() - began
-            if measure is None or done >= measure.warmups:
+            seconds.append(took)
+            if done >= warmups:
                 timed_since = min(timed_since, began)
-                seconds.append(took)
-            self._report_step(batch, took, seconds)
+            self._report_step(batch, took, seconds[warmups:])
             if measure is not None:
                 timed = time.perf_counter() - timed_since
-                enough = len(seconds) >= measure.batches and timed >= measure.least_seconds
+                enough = _is_enough(measure, seconds[warmups:], timed)
                 stop = self.ranks.any(stop_asked or enough or timed >= measure.seconds)
                 continue
             if batch.ends_epoch or self.finished:
@@ -156,7 +166,9 @@ class _Training:
                 self._save(final=stop)
         if measure is None:
             self._save(final=True)
-        return self._result(seconds, setup_seconds)
+        elif self.eval_data is not None:
+            self._measure_evaluation(self.eval_data)
+        return self._result(seconds, setup_seconds, warmups)
 
     def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
         """One optimizer step; whether a rank was asked to stop, and whether a checkpoint is due."""
@@ -225,15 +237,31 @@ class _Training:
         self.metrics["epoch_loss"] = self.epoch_sum / self.epoch_batches
         self.epoch_sum, self.epoch_batches = 0.0, 0
         if self.eval_data is not None:
+            began = time.perf_counter()
             self.metrics["eval_loss"] = self._evaluate(self.eval_data)
+            self.evaluation_seconds.append(time.perf_counter() - began)
             self.ranks.emit("eval", step=self.step, epoch=epoch, eval_loss=self.metrics["eval_loss"])
 
-    def _evaluate(self, data: batches.Data) -> float:
+    def _measure_evaluation(self, data: batches.Data) -> None:
+        """Evaluate a few batches, to know how long all of them take."""
+        count = data.batches_per_epoch or _EVALUATED
+        few = min(count, _EVALUATED)
+        # The first time is slow.
+        _, first, several = (self._time_evaluation(data, limit) for limit in (1, 1, few))
+        each = max(0.0, several - first) / (few - 1) if few > 1 else 0.0
+        self.evaluation_seconds.append(several + (count - few) * each)
+
+    def _time_evaluation(self, data: batches.Data, limit: int | None) -> float:
+        began = time.perf_counter()
+        self._evaluate(data, limit)
+        return time.perf_counter() - began
+
+    def _evaluate(self, data: batches.Data, limit: int | None = None) -> float:
         self.parallel.model.eval()
         self.parallel.module.eval()
         news = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         with torch.no_grad():
-            for batch in data.batches(Position(), self.cut, data.batches_per_epoch):
+            for batch in data.batches(Position(), self.cut, limit or data.batches_per_epoch):
                 for micro_batch in batch.micro_batches:
                     total, over = self.parallel.evaluate(
                         self.objective, micro_batch.data, micro_batch.samples
@@ -298,19 +326,28 @@ class _Training:
         self.epoch_sum, self.epoch_batches = extra["epoch_sum"], extra["epoch_batches"]
         self.metrics.update(extra["metrics"])
 
-    def _result(self, seconds: list[float], setup_seconds: float) -> dict[str, Any]:
-        median = statistics.median(seconds) if seconds else 0.0
+    def _result(self, seconds: list[float], setup_seconds: float, warmups: int) -> dict[str, Any]:
+        # The first batches are slow; they count as such where there are others to compare them with.
+        first, steady = seconds[:warmups], seconds[warmups:]
+        if not steady:
+            first, steady = [], seconds
+        median = statistics.median(steady) if steady else 0.0
+        mean = statistics.fmean(steady or [0.0])
         return {
             "status": "finished" if self.finished else "stopped",
             "steps": self.step,
-            "batches": len(seconds),
+            "batches": len(seconds if self.request.measure is None else steady),
             "batches_per_epoch": self.data.batches_per_epoch or 0,
             "total_batches": self.total,
             **self.metrics,
             "seconds": time.perf_counter() - self.started,
             "setup_seconds": setup_seconds,
-            "seconds_per_batch": median,
-            "spread": _interquartile_range(seconds) / median if median else 0.0,
+            "warmup_seconds": max(0.0, sum(first) - len(first) * mean),
+            "seconds_per_batch": mean,
+            "spread": _interquartile_range(steady) / median if median else 0.0,
+            "evaluation_seconds": statistics.fmean(self.evaluation_seconds)
+            if self.evaluation_seconds
+            else 0.0,
             "checkpoint": self.checkpoint,
         }
 
@@ -356,6 +393,16 @@ def _check_equal_everywhere(model: nn.Module, ranks: Ranks) -> None:
 def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _is_enough(measure: Measure, seconds: list[float], timed: float) -> bool:
+    """Whether the timed batches tell how long a batch takes."""
+    if len(seconds) < measure.batches or timed < measure.least_seconds:
+        return False
+    if timed >= measure.precise_seconds or len(seconds) < 2:
+        return True
+    standard_error = statistics.stdev(seconds) / math.sqrt(len(seconds))
+    return standard_error <= _PRECISION * statistics.fmean(seconds)
 
 
 def _interquartile_range(values: list[float]) -> float:

@@ -15,12 +15,14 @@ class Measure(NamedTuple):
 
     :param seconds: stop before ``batches`` when this long was counted.
     :param least_seconds: go on after ``batches`` until this long was counted, for short batches vary more.
+    :param precise_seconds: go on until the mean is known to 2% (its standard error) or this long was counted.
     """
 
     warmups: int = 2
     batches: int = 5
     seconds: float = 60.0
     least_seconds: float = 0.0
+    precise_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from saturn_airflow.estimates import OUT_OF_MEMORY
 from saturn_airflow.jobs import Job
 from saturn_airflow.library import Parameters
 from saturn_airflow.training import devices
@@ -48,6 +49,6 @@ def refuse_hopeless(technique: str, most_frugal: Parameters, job: Job, count: in
         return  # whatever went wrong, the trial itself will tell
     if peak is not None and peak > device_bytes:
         raise DoesNotFit(
-            f"its tensors alone take {peak / 2**30:.1f} GiB on each of {count} devices, "
-            f"which have {device_bytes / 2**30:.1f} GiB"
+            f"{OUT_OF_MEMORY} (predicted): its tensors alone take {peak / 2**30:.1f} GiB on each of "
+            f"{count} devices, which have {device_bytes / 2**30:.1f} GiB"
         )

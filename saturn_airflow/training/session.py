@@ -22,6 +22,8 @@ __all__ = ["DoesNotFit", "Session"]
 
 Parameters = Mapping[str, Any]
 _LOOP = "saturn_airflow.training.loop:train"
+# With less spread than this a quick look tells enough.
+_STEADY = 0.1
 
 
 class Session:
@@ -49,6 +51,8 @@ class Session:
         self._result = dict(ranks[0]["value"])
         self._result["peak_device_bytes"] = max(rank["peak_device_bytes"] for rank in ranks)
         self._result["peak_host_bytes"] = sum(rank["peak_host_bytes"] for rank in ranks)
+        # Training has what a trial has: launching, setting up, first batches that are slow.
+        self._result["setup_seconds"] += ranks[0]["launch_seconds"] + self._result["warmup_seconds"]
         return self._result
 
     def fastest(self, candidates: Sequence[Parameters]) -> tuple[Parameters, float]:
@@ -63,6 +67,9 @@ class Session:
         """
         if not candidates:
             raise DoesNotFit("the technique has no parameters to try")
+        how = self._spec.measure
+        if len(candidates) > 1:
+            how = how._replace(precise_seconds=0.0)
         best: tuple[Parameters, float] | None = None
         failed: list[RanksFailedError] = []
         for number, parameters in enumerate(candidates):
@@ -72,7 +79,7 @@ class Session:
             # One broken candidate must not use up the time of the others.
             share = seconds_left if number + 1 == len(candidates) else 0.6 * seconds_left
             try:
-                seconds = self._measure(parameters, max(share, 1.0))
+                seconds = self._measure(parameters, max(share, 1.0), how)
             except RanksFailedError as error:
                 if error.failure.whose == "job":
                     raise
@@ -81,7 +88,7 @@ class Session:
             if best is None or seconds < best[1]:
                 best = (parameters, seconds)
         if best is not None:
-            return best
+            return best if len(candidates) == 1 else (best[0], self._look_closer(*best))
         # Out of memory says most: with it the user knows what to change.
         reasons = sorted(failed, key=lambda error: error.failure.status != "out_of_memory")
         raise reasons[0]
@@ -117,17 +124,26 @@ class Session:
             return self._result
         return {"status": "stopped" if self._told_to_stop else "finished"}
 
-    def _measure(self, parameters: Parameters, seconds: float) -> float:
+    def _look_closer(self, parameters: Parameters, seconds: float) -> float:
+        """The seconds per batch of the fastest candidate, measured for longer where they vary much."""
+        how, known = self._spec.measure, self.measured(parameters)
+        left = self._deadline - time.monotonic()
+        if how.precise_seconds <= 0 or known["spread"] < _STEADY or left < 3 * how.precise_seconds:
+            return seconds
+        try:
+            return self._measure(parameters, left, how)
+        except RanksFailedError:
+            return seconds
+
+    def _measure(self, parameters: Parameters, seconds: float, how: Measure) -> float:
         begun = time.monotonic()
-        how = self._spec.measure._replace(seconds=seconds / 2)
-        request = self._request(parameters, None, how)
+        request = self._request(parameters, None, how._replace(seconds=seconds / 2))
         ranks = self._launch(launching.pack(_LOOP, request), seconds)
         value = ranks[0]["value"]
         per_batch, set_up = float(value["seconds_per_batch"]), float(value["setup_seconds"])
-        # The first batches are slow; training has them once, too.
-        slow_start = value["seconds"] - set_up - (how.warmups + value["batches"]) * per_batch
         self._measured[_key(parameters)] = {
-            "setup_seconds": ranks[0]["launch_seconds"] + set_up + max(0.0, slow_start),
+            "setup_seconds": ranks[0]["launch_seconds"] + set_up + value["warmup_seconds"],
+            "evaluation_seconds": value["evaluation_seconds"],
             "spread": value["spread"],
             "batches": value["batches"],
             "batches_per_epoch": value["batches_per_epoch"],

@@ -12,10 +12,13 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _VARIABLE = "SATURN_WARM_IMPORTS"
+# The niceness of those who may run when nobody else wants to.
+_LAST = 19
 _ALWAYS = ["saturn_airflow.training.ranks", "saturn_airflow.training.session", "saturn_airflow.training.loop"]
 _HARMLESS = {"datasets", "numpy", "pandas", "PIL", "scipy", "sklearn", "torch", "torchvision", "transformers"}
 
@@ -60,6 +63,20 @@ def _source(module: str) -> bytes | None:
         return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_bytes()
     except (ImportError, OSError, ValueError):
         return None
+
+
+def import_behind_others() -> None:
+    """Import it all, here, without taking the cores from those who train."""
+    # Only this thread steps back, and it is gone before anything is forked.
+    thread = threading.Thread(target=_import_last, name="saturn-warm")
+    thread.start()
+    thread.join()
+
+
+def _import_last() -> None:
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LAST)
+    import_all()
 
 
 def import_all() -> None:

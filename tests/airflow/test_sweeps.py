@@ -154,7 +154,7 @@ def test_what_an_earlier_sweep_measured_is_not_measured_again(deployment):
         run_id = deployment.start("familiar_sweep")
         assert deployment.wait("familiar_sweep", run_id) == "success"
         tasks = deployment.airflow.tasks("familiar_sweep", run_id)
-        profile = [(t["map_index"], t["state"]) for t in tasks if t["task_id"] == "sweep.profile"]
+        profile = [(t["map_index"], t["state"]) for t in tasks if t["task_id"] == "sweep.profile.wave_1"]
         assert profile == ([(0, "success")] if first else [(-1, "skipped")])
         assert deployment.airflow.xcom("familiar_sweep", run_id, "sweep.report")["failed"] == []
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.estimates import Estimate
 from saturn_airflow.operators import context
-from saturn_airflow.operators.plan import options_of, total_batches, why_nowhere
+from saturn_airflow.operators.plan import why_nowhere
 from saturn_airflow.operators.report import actual_speeds, best_of, estimate_errors, summarize
 from saturn_airflow.plan import Plan
 from saturn_airflow.profiling.fingerprints import fingerprint
-from saturn_airflow.profiling.trials import device_counts, needed_trials
+from saturn_airflow.profiling.options import by_key, options_of, total_batches
+from saturn_airflow.profiling.trials import device_counts
 
 CLUSTER = Cluster(Node("small", 1, kind="cpu"), Node("large", 2, kind="cpu"), Node("gpu", 4, kind="a100"))
 
@@ -32,10 +33,6 @@ def estimate(of, technique="single", devices=1, kind="cpu", per_epoch=10, **fiel
     return Estimate(
         fingerprint=fingerprint(of), technique=technique, devices=devices, kind=kind, **{**usual, **fields}
     )
-
-
-def by_key(*estimates):
-    return {(e.fingerprint, e.technique, e.devices, e.kind): e for e in estimates}
 
 
 def test_options_are_what_works_and_fits():
@@ -75,29 +72,6 @@ def test_data_without_a_length_needs_a_number_of_batches():
     assert "HParams(batches=...)" in why_nowhere(job(), endless, [])
     counted = job(hparams=HParams(batches=4))
     assert options_of(counted, by_key(estimate(counted, per_epoch=0)), CLUSTER)[0].seconds == {"cpu": 4.0}
-
-
-def test_jobs_that_differ_in_what_cannot_change_the_speed_share_their_trials():
-    jobs = [job(f"lr{lr}", hparams=HParams(lr=lr, seed=seed)) for seed, lr in enumerate([0.1, 0.2])]
-    trials, refusals, _ = needed_trials([*jobs, job("wide", model_args={"n": 9})], CLUSTER, ["single", "ddp"])
-    shared = {(t.technique, t.devices, t.node): t.covers for t in trials if t.covers != ("wide",)}
-    assert set(shared.values()) == {("lr0.1", "lr0.2")}
-    assert {key[:2] for key in shared} == {("single", 1), ("ddp", 2), ("ddp", 4)}
-    assert {(r.technique, r.devices) for r in refusals} >= {("ddp", 1), ("single", 2)}
-    widths = [t.devices for t in trials]
-    assert widths == sorted(widths, reverse=True)
-
-
-def test_history_counts_only_where_the_sweep_would_have_measured():
-    known = [
-        estimate(job()),
-        estimate(job(), "ddp", 2, "h100"),
-        estimate(job(), "fsdp", 2),
-        estimate(job(), "single", 1, "a100"),
-    ]
-    trials, _, used = needed_trials([job()], CLUSTER, ["single", "ddp"], known)
-    assert used == [known[0], known[3]]
-    assert ("single", 1) not in {(t.technique, t.devices) for t in trials}
 
 
 @given(st.integers(1, 64))

@@ -74,15 +74,22 @@ def test_the_tasks_of_a_sweep(tmp_path):
     one, two, queues = map(json.loads, done.stdout.splitlines()[-3:])
     assert one == {
         "sweep.trials": [],
-        "sweep.profile": ["sweep.trials"],
-        "sweep.plan": ["sweep.profile"],
+        "sweep.profile.wave_1": ["sweep.trials"],
+        "sweep.profile.choose_2": ["sweep.profile.wave_1"],
+        "sweep.profile.wave_2": ["sweep.profile.choose_2"],
+        "sweep.profile.choose_3": ["sweep.profile.wave_2"],
+        "sweep.profile.wave_3": ["sweep.profile.choose_3"],
+        "sweep.plan": ["sweep.profile.wave_1", "sweep.profile.wave_2", "sweep.profile.wave_3"],
         "sweep.train": ["sweep.plan"],
         "sweep.report": ["sweep.train"],
         "use": ["sweep.report"],
     }
     assert two["sweep.train.gpu-a"] == ["sweep.train.gpu-a_jobs"]
     assert two["sweep.train.gpu-a_jobs"] == ["sweep.plan"]
-    assert two["sweep.plan"] == ["sweep.profile.gpu-a", "sweep.profile.gpu-b"]
+    waves = [f"sweep.profile.wave_{n}.gpu-{node}" for n in (1, 2, 3) for node in "ab"]
+    assert two["sweep.plan"] == waves
+    assert two["sweep.profile.choose_2"] == waves[:2]
+    assert two["sweep.profile.wave_2.gpu-a_trials"] == ["sweep.profile.choose_2"]
     assert two["sweep.report"] == ["sweep.train.gpu-a", "sweep.train.gpu-b"]
     assert queues["sweep.train.gpu-a"] == "saturn.gpu-a"
     assert queues["sweep.train.gpu-b"] == "big"
@@ -144,6 +151,11 @@ MISTAKES = [
     ),
     ("cluster=None", "write Cluster(Node("),
     ("cluster=Cluster(Node('a', 0))", "node 'a': devices is 0"),
+    ("profile='always'", "profile is 'always'; it is 'auto' or 'fresh' or 'never'"),
+    (
+        "jobs=[job(data_args={'day': 1}, neutral=['dya'])]",
+        "job 'a': neutral names 'dya', which is no hyper-parameter and no key of its model_args or data_args",
+    ),
     ("mode='least'", "mode is 'least'; it is 'min' or 'max'"),
     ("planning_seconds=0", "planning_seconds is 0"),
     ("metric='acuracy'", "metric is 'acuracy'; it is None or 'eval_loss' or 'epoch_loss' or 'loss'"),

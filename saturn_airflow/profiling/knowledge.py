@@ -1,0 +1,112 @@
+"""What is known of a sweep's jobs, and what there is to know."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from saturn_airflow import library
+from saturn_airflow.cluster import Cluster
+from saturn_airflow.estimates import Estimate, Key
+from saturn_airflow.jobs import Job
+from saturn_airflow.problem import PlannedJob, Problem
+from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.options import Estimates, options_of
+from saturn_airflow.profiling.trials import Asker, Strategies, strategies
+from saturn_airflow.profiling.unmeasured import hopeless, interpolated, optimistic
+
+# On nodes with more devices than this, numbers between the powers of two are not looked at.
+_MOST_COUNTS = 16
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """A sweep's jobs, their strategies, and what earlier trials and sweeps say of these.
+
+    :param grid: strategies on powers of two of devices, and on all that a node has.
+    :param between: strategies on other numbers of devices; empty where nodes are large.
+    :param known: what was measured, works or not.
+    :param broken: names of jobs whose own code raises: nothing more is measured for them.
+    """
+
+    jobs: tuple[Job, ...]
+    cluster: Cluster
+    grid: Strategies
+    between: Strategies
+    known: Estimates
+    broken: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        jobs: Sequence[Job],
+        cluster: Cluster,
+        techniques: Sequence[str] | None,
+        known: Iterable[Estimate] = (),
+        broken: Collection[str] = (),
+    ) -> Knowledge:
+        """Put it together; of what is known twice the last counts, and what this sweep can't use is left out.
+
+        :param techniques: names to try; None for the whole library.
+        :raises saturn_airflow.errors.InvalidSweepError: for a technique that is not in the library.
+        """
+        grid, _ = strategies(jobs, cluster, techniques)
+        every, _ = strategies(
+            jobs, cluster, techniques, lambda n: range(1, n.devices + 1) if n.devices <= _MOST_COUNTS else ()
+        )
+        between = {key: asker for key, asker in every.items() if key not in grid}
+        asked = {**grid, **between}
+        usable = {e.key: e for e in known if e.key in asked and e.version == asked[e.key].version}
+        return cls(tuple(jobs), cluster, grid, between, usable, frozenset(broken))
+
+    @property
+    def strategies(self) -> dict[Key, Asker]:
+        """All that could be measured."""
+        return {**self.grid, **self.between}
+
+    def beside(self, key: Key) -> list[Estimate]:
+        """What is known of the same fingerprint on the same kind of device."""
+        return [e for e in self.known.values() if (e.fingerprint, e.kind) == (key.fingerprint, key.kind)]
+
+    def untried(self) -> list[Key]:
+        """What was not measured, and is not known to fail."""
+        marks = {fingerprint(job) for job in self.jobs if job.name not in self.broken}
+        return [
+            key
+            for key in self.grid
+            if key not in self.known and key.fingerprint in marks and not hopeless(key, self.beside(key))
+        ]
+
+    def interpolated(self) -> dict[Key, Estimate]:
+        """What was not measured and lies between measured numbers of devices."""
+        lines: dict[tuple[str, str, str], list[Estimate]] = {}
+        for e in self.known.values():
+            lines.setdefault((e.fingerprint, e.technique, e.kind), []).append(e)
+        counts: dict[tuple[str, str, str], list[int]] = {}
+        for key in self.strategies:
+            if key not in self.known:
+                counts.setdefault((key.fingerprint, key.technique, key.kind), []).append(key.devices)
+        return {e.key: e for line, group in lines.items() for e in interpolated(group, counts.get(line, ()))}
+
+    def hopes(self) -> dict[Key, Estimate]:
+        """The best that each unmeasured strategy could turn out to be."""
+        found = {}
+        for key in self.untried():
+            if (hope := optimistic(key, self.beside(key), _spares_memory)) is not None:
+                found[key] = hope
+        for key, e in self.interpolated().items():
+            found[key] = dataclasses.replace(e, seconds_per_batch=e.seconds_per_batch * (1 - e.uncertainty))
+        return found
+
+    def problem(self, estimates: Estimates) -> Problem | None:
+        """The jobs that ``estimates`` say something of, to plan; None where there are none."""
+        planned = []
+        for job in self.jobs:
+            if job.name not in self.broken and (options := options_of(job, estimates, self.cluster)):
+                planned.append(PlannedJob(job.name, options, tuple(job.nodes) if job.nodes else None))
+        return Problem("trials", self.cluster.nodes, tuple(planned)) if planned else None
+
+
+def _spares_memory(estimate: Estimate) -> bool:
+    return library.get(estimate.technique).spares_memory(estimate.parameters)

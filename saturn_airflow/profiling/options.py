@@ -1,0 +1,60 @@
+"""From what is known of jobs to what a planner may choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from saturn_airflow.cluster import Cluster
+from saturn_airflow.estimates import Estimate, Key
+from saturn_airflow.jobs import Job
+from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.profiling.fingerprints import fingerprint
+
+Estimates = Mapping[Key, Estimate]
+
+
+def by_key(*estimates: Estimate) -> dict[Key, Estimate]:
+    """Estimates by what they are of; of two of the same, the last."""
+    return {estimate.key: estimate for estimate in estimates}
+
+
+def waits_warm(kind: str) -> bool:
+    """Whether a job's processes are made ready while it waits for devices of this kind.
+
+    On CPU slots the cores are busy until the devices are free: nothing is ready before.
+    """
+    return kind != "cpu"
+
+
+def options_of(job: Job, estimates: Estimates, cluster: Cluster) -> tuple[Option, ...]:
+    """What the planner may choose from for ``job``: strategies that work and fit on a node it may use."""
+    mark = fingerprint(job)
+    batches = total_batches(job, estimates)
+    if batches is None:
+        return ()
+    seconds: dict[tuple[str, int], dict[str, float]] = {}
+    setup: dict[tuple[str, int], float] = {}
+    for (owner, technique, devices, kind), estimate in estimates.items():
+        allowed = job.techniques is None or technique in job.techniques
+        if owner == mark and estimate.works and allowed:
+            warm = waits_warm(kind)
+            seconds.setdefault((technique, devices), {})[kind] = estimate.seconds(batches, warm=warm)
+            paid_again = estimate.setup_seconds + (0.0 if warm else estimate.launch_seconds)
+            setup[technique, devices] = min(paid_again, setup.get((technique, devices), paid_again))
+    options = tuple(
+        Option(technique, devices, kinds, setup[technique, devices])
+        for (technique, devices), kinds in seconds.items()
+    )
+    planned = PlannedJob(job.name, options, tuple(job.nodes) if job.nodes else None)
+    return tuple(o for o in options if any(Problem.fits(planned, o, node) for node in cluster))
+
+
+def total_batches(job: Job, estimates: Estimates) -> int | None:
+    """Global batches ``job`` trains for; None where its data has no length."""
+    if job.hparams.batches is not None:
+        return job.hparams.batches
+    assert job.hparams.epochs is not None
+    mark = fingerprint(job)
+    # A technique with a search of its own need not count; whoever did speaks for all.
+    per_epoch = max((e.batches_per_epoch for e in estimates.values() if e.fingerprint == mark), default=0)
+    return job.hparams.epochs * per_epoch or None

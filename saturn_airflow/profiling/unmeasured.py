@@ -1,0 +1,147 @@
+"""What measured strategies say of those that were not measured: bounds, and estimates in between.
+
+Three laws of data-parallel scaling stand behind it. More devices never make a batch slower than they need
+to. No technique on k devices is more than k times as fast as the best on one, unless that one gives speed
+for memory. And returns diminish: a further doubling brings no more than the one before it (Amdahl, 1967; a
+real machine's caches can break these laws by a little, which is why a strategy that would be chosen on these
+grounds is measured first).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from saturn_airflow.estimates import Estimate, Key
+
+# A strategy on fewer devices uses them at most so many times as well.
+_MOST_WASTE = 4.0
+# What a further doubling may bring more than the one before it did, as a power of two.
+_SLACK = 0.05
+
+Spares = Callable[[Estimate], bool]
+
+
+def optimistic(key: Key, measured: Collection[Estimate], spares_memory: Spares) -> Estimate | None:
+    """The best that ``key`` could turn out to be; None where nothing that works says anything of it.
+
+    :param measured: what is known of the same fingerprint on the same kind of device.
+    :param spares_memory: whether a strategy gives speed for memory.
+    """
+    works = [e for e in measured if e.works]
+    if not works:
+        return None
+    own = sorted((e for e in works if e.technique == key.technique), key=lambda e: e.devices)
+    k = key.devices
+    # What makes the best use of its devices could be followed by any technique, on more of them.
+    bound = min(
+        _scaled(e, k, 1.0) / (_MOST_WASTE if e.devices > k or spares_memory(e) else 1.0) for e in works
+    )
+    below = [e for e in own if e.devices < k]
+    above = [e for e in own if e.devices > k]
+    if below:
+        bound = max(bound, _scaled(below[-1], k, _gain(below)))
+    if above:
+        bound = max(bound, above[0].seconds_per_batch)
+        bound = max(bound, _scaled(above[0], k, 1.0) / _MOST_WASTE)
+    nearest = min(works, key=lambda e: (e.technique != key.technique, abs(math.log(e.devices / k))))
+    return dataclasses.replace(
+        nearest,
+        technique=key.technique,
+        devices=k,
+        kind=key.kind,
+        parameters={},
+        launch_seconds=min(e.launch_seconds for e in works),
+        setup_seconds=min(e.setup_seconds for e in works),
+        evaluation_seconds=min(e.evaluation_seconds for e in works) * min(1.0, nearest.devices / k),
+        ending_seconds=min(e.ending_seconds for e in works),
+        seconds_per_batch=bound,
+        batches_per_epoch=max(e.batches_per_epoch for e in works),
+        source="interpolated",
+        batches=0,
+        stale=None,
+    )
+
+
+def likely(estimate: Estimate, measured: Iterable[Estimate], loss: float = 0.15) -> Estimate:
+    """What an :func:`optimistic` estimate will rather be: each doubling loses ``loss`` to communication."""
+    fewest = min((e.devices for e in measured if e.works), default=1)
+    doublings = max(0.0, math.log2(estimate.devices / fewest))
+    return dataclasses.replace(
+        estimate, seconds_per_batch=estimate.seconds_per_batch * (1 + loss) ** doublings
+    )
+
+
+def interpolated(measured: Sequence[Estimate], counts: Iterable[int]) -> list[Estimate]:
+    """Estimates for numbers of devices between measured ones, of one job under one technique.
+
+    Seconds lie on the straight line between their neighbours where both axes are logarithmic: with
+    diminishing returns it can't be worse than that. ``uncertainty`` says how much better it could be.
+
+    :param measured: of one fingerprint, technique and kind.
+    """
+    works = sorted((e for e in measured if e.works), key=lambda e: e.devices)
+    broken = [e.devices for e in measured if not e.works]
+    found = []
+    for count in counts:
+        low = [e for e in works if e.devices < count]
+        high = [e for e in works if e.devices > count]
+        if not low or not high or any(e.devices == count for e in works):
+            continue
+        a, b = low[-1], high[0]
+        if any(a.devices < devices < b.devices for devices in broken):
+            continue
+        share = math.log(count / a.devices) / math.log(b.devices / a.devices)
+        seconds = a.seconds_per_batch ** (1 - share) * b.seconds_per_batch**share
+        least = max(_scaled(a, count, _gain(low)), b.seconds_per_batch)
+        found.append(
+            dataclasses.replace(
+                a,
+                devices=count,
+                launch_seconds=max(a.launch_seconds, b.launch_seconds),
+                setup_seconds=max(a.setup_seconds, b.setup_seconds),
+                evaluation_seconds=max(a.evaluation_seconds, b.evaluation_seconds),
+                ending_seconds=max(a.ending_seconds, b.ending_seconds),
+                seconds_per_batch=seconds,
+                spread=max(a.spread, b.spread),
+                uncertainty=max(0.0, 1 - least / seconds),
+                peak_device_bytes=max(a.peak_device_bytes, b.peak_device_bytes),
+                peak_host_bytes=max(a.peak_host_bytes, b.peak_host_bytes),
+                batches=0,
+                source="interpolated",
+                stale=None,
+            )
+        )
+    return found
+
+
+def hopeless(key: Key, measured: Iterable[Estimate]) -> bool:
+    """Whether what failed says that ``key`` fails too.
+
+    What ran out of memory does so on fewer devices; what can't be cut in k can't be cut in a multiple of k.
+    """
+    for e in measured:
+        if e.technique != key.technique or e.works or e.passing:
+            continue
+        if e.out_of_memory and key.devices <= e.devices:
+            return True
+        if not e.out_of_memory and key.devices % e.devices == 0:
+            return True
+    return False
+
+
+def _scaled(estimate: Estimate, devices: int, gain: float) -> float:
+    """Its seconds per batch on ``devices``, if each doubling makes it 2 ** gain times as fast."""
+    return estimate.seconds_per_batch * math.pow(estimate.devices / devices, gain)
+
+
+def _gain(below: Sequence[Estimate]) -> float:
+    """The power of two that a doubling brings at most, after what the last one brought."""
+    if len(below) < 2:
+        return 1.0
+    before, last = below[-2:]
+    brought = math.log(before.seconds_per_batch / last.seconds_per_batch) / math.log(
+        last.devices / before.devices
+    )
+    return min(1.0, max(0.0, brought) + _SLACK)

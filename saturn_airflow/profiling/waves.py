@@ -1,0 +1,127 @@
+"""Which strategies to measure next, so that the plan is as good as if all had been measured.
+
+The first wave measures each job on as few devices as it may run on. Then the plan decides: it is made with
+what was measured and with the best that all else could turn out to be. What that plan would use is measured,
+until a plan is made of measured strategies and nothing unmeasured could make it shorter by more than
+:data:`WORTH`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from saturn_airflow.estimates import Estimate, Key
+from saturn_airflow.plan import Plan
+from saturn_airflow.problem import Problem
+from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.knowledge import Knowledge
+from saturn_airflow.profiling.options import Estimates
+from saturn_airflow.profiling.unmeasured import likely
+
+#: Waves of trials a sweep has at most.
+WAVES = 3
+#: A makespan that is shorter by this share is worth trials.
+WORTH = 0.01
+#: The same where earlier sweeps have measured what they thought worth it.
+WORTH_AGAIN = 0.05
+# Bounds this close are taken for equal.
+_TIE = 1.02
+# How often one wave asks what the plan would use if its trials turned out as expected.
+_LOOKS = 3
+
+Solve = Callable[[Problem], Plan]
+
+
+def first_wave(knowledge: Knowledge) -> list[Key]:
+    """What to measure before anything can be planned, and what is to be measured again."""
+    stale = [e.key for e in knowledge.known.values() if e.stale]
+    return list(dict.fromkeys([*stale, *_unexplored(knowledge)]))
+
+
+def next_wave(knowledge: Knowledge, solve: Solve, *, worth: float = WORTH, last: bool = False) -> list[Key]:
+    """What to measure next; nothing when the plan would not use it.
+
+    :param solve: plans a problem.
+    :param worth: the share by which a plan must be shorter to be worth trials.
+    :param last: whether no further wave follows.
+    """
+    wave = dict.fromkeys(_unexplored(knowledge))
+    measured = knowledge.problem(knowledge.known)
+    if measured is None:
+        return list(wave)
+    good_enough = (1 - worth) * solve(measured).makespan
+    hopes = knowledge.hopes()
+    for _ in range(_LOOKS):
+        problem = knowledge.problem({**hopes, **knowledge.known})
+        assert problem is not None
+        plan = solve(problem)
+        used = [key for key in _used(plan, knowledge) if key in hopes and key not in wave]
+        if plan.makespan > good_enough or not used:
+            break
+        for key in used:
+            wave.update(dict.fromkeys(_probes(key, knowledge, hopes, last)))
+        for key in {*wave, *used} & hopes.keys():
+            hopes[key] = likely(hopes[key], knowledge.beside(key))
+    return list(wave)
+
+
+def estimates_for_plan(knowledge: Knowledge, solve: Solve) -> Estimates:
+    """What to plan with: what was measured, and what lies in between where that makes the plan shorter."""
+    between = knowledge.interpolated()
+    known = knowledge.known
+    without, having = knowledge.problem(known), knowledge.problem({**between, **known})
+    if not between or without is None or having is None:
+        return known
+    worth_it = solve(having).makespan <= (1 - WORTH) * solve(without).makespan
+    return {**between, **known} if worth_it else known
+
+
+def _unexplored(knowledge: Knowledge) -> list[Key]:
+    """What to try next of each job of which nothing is known to work on a kind of device."""
+    groups: dict[tuple[str, str], list[Key]] = {}
+    for key in knowledge.untried():
+        groups.setdefault((key.fingerprint, key.kind), []).append(key)
+    found: list[Key] = []
+    for keys in groups.values():
+        known = knowledge.beside(keys[0])
+        if any(e.works for e in known):
+            continue
+        frugal = [key for key in keys if knowledge.grid[key].spares_memory]
+        others = [key for key in keys if key not in frugal]
+        if any(e.out_of_memory for e in known):
+            # Few devices are too small: what needs least of one, and each technique where it has most.
+            found += frugal[:1]
+            widest = {key.technique: key for key in sorted(others, key=lambda key: key.devices)}
+            found += widest.values()
+        else:
+            fewest = min(key.devices for key in others or frugal)
+            found += [key for key in others or frugal if key.devices == fewest]
+    return found
+
+
+def _probes(key: Key, knowledge: Knowledge, hopes: Mapping[Key, Estimate], last: bool) -> list[Key]:
+    """What to measure when the plan would use ``key``: it, and what could be as good in its place.
+
+    A technique that has not been seen on several devices is first looked at on few of them, which is cheap
+    and says how it scales.
+    """
+    found = []
+    for rival, hope in hopes.items():
+        alike = (rival.fingerprint, rival.kind, rival.devices) == (key.fingerprint, key.kind, key.devices)
+        if not alike or hope.seconds_per_batch > _TIE * hopes[key].seconds_per_batch:
+            continue
+        own = [e for e in knowledge.beside(rival) if e.technique == rival.technique]
+        fewer = [
+            rival._replace(devices=devices)
+            for devices in range(2, rival.devices)
+            if rival._replace(devices=devices) in hopes
+        ]
+        scaling_known = any(e.works and e.devices > 1 for e in own)
+        found.append(fewer[0] if fewer and not scaling_known and not last else rival)
+    return found
+
+
+def _used(plan: Plan, knowledge: Knowledge) -> list[Key]:
+    marks = {job.name: fingerprint(job) for job in knowledge.jobs}
+    kinds = {node.name: node.kind for node in knowledge.cluster}
+    return [Key(marks[a.job], a.technique, a.devices, kinds[a.node]) for a in plan.assignments]
