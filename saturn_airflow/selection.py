@@ -76,7 +76,8 @@ class SuccessiveHalving:
         rung = self.min_epochs
         longest = max((max(history, default=0.0) for history in histories.values()), default=0.0)
         while rung <= longest:
-            values = {job: v for job, h in histories.items() if (v := value_at(h, rung)) is not None}
+            reached = {job: value_at(history, rung) for job, history in histories.items() if job not in found}
+            values = {job: value for job, value in reached.items() if value is not None}
             ranked = sorted(values, key=lambda job: (worse(values[job], self.mode), job))
             found.update(ranked[math.ceil(len(ranked) / self.reduction) :])
             rung *= self.reduction

@@ -73,6 +73,10 @@ class Execution:
     moved: tuple[str, ...]
 
 
+#: A share of a job's batches that is no batch.
+_NOTHING = 1e-9
+
+
 def option_of(problem: Problem, job: str, technique: str, devices: int) -> Option:
     """The strategy of ``job`` with this technique on so many devices."""
     options = next(j.options for j in problem.jobs if j.name == job)
@@ -116,10 +120,10 @@ def execute(
         trained = left[a.job] if done <= until else max(0.0, until - start - setup) / net
         stretches.append(Stretch(a.job, place, start, min(done, until), trained))
         end = max(end, min(done, until))
-        if done <= until:
+        left[a.job] -= trained
+        if left[a.job] < _NOTHING:
             del left[a.job]
         else:
-            left[a.job] -= trained
             running[a.job] = place
             if still := max(0.0, start + setup - until):
                 setting_up[a.job] = still

@@ -1,0 +1,164 @@
+"""What rounds win, on paper: makespan over that of a plan by one who knows what jobs will take.
+
+    python benchmarks/rounds.py [--instances NAME ...] [--seeds 20] [--shapes job mixed]
+    python benchmarks/rounds.py --cases exact lost halving
+    python benchmarks/rounds.py --table
+
+Cases: ``noise`` (estimates off by 20%: 1, 2, 4, 8 rounds; without foresight; without learning; upstream's
+rule), ``exact`` (right estimates), ``lost`` (a node is lost at half time), ``halving`` (24 jobs, of which
+halves are dropped). All are repeatable: searches count steps, not seconds. Results are merged into
+``benchmarks/results/rounds.json``; runs of one (instance, shape, case) that are there already are left out
+unless ``--again`` is given, so that it can be run in parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from machine import describe
+
+from saturn_airflow.planning.simulation import Failure, Simulation, clairvoyant, simulate
+from saturn_airflow.problem import Problem
+from saturn_airflow.rounds import Rounds
+from saturn_airflow.selection import MedianStopping, SuccessiveHalving
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "rounds.json"
+PAPER = ["txt-1x8", "txt-2x8", "img-1x8", "img-2x8"]
+EFFORT = 0.5
+#: Of the Saturn paper: every 1000 s, when 500 s are won.
+UPSTREAM: dict[str, Any] = {
+    "rounds": Rounds(most=100, every_minutes=1000 / 60),
+    "least_win": 0.0,
+    "least_seconds": 500.0,
+    "learn": False,
+    "foresight": False,
+    "time_limit": 0.2,
+}
+T95 = {10: 2.262, 20: 2.093, 30: 2.045, 40: 2.023}
+
+Run = Callable[[Problem, int, str], tuple[Simulation, float]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--instances", nargs="*", default=PAPER)
+    parser.add_argument("--shapes", nargs="*", default=["job", "mixed"])
+    parser.add_argument("--cases", nargs="*", default=["noise", "exact", "lost", "halving"])
+    parser.add_argument("--seeds", type=int, default=20, choices=sorted(T95))
+    parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="S")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--table", action="store_true", help="print the results there are, run nothing")
+    args = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": []}
+    if args.table:
+        print(table(results["rows"]))
+        return 0
+    results["machine"] = describe()
+    stop_at = time.monotonic() + args.stop_after
+    for case in args.cases:
+        for name in args.instances:
+            for shape in args.shapes if case != "exact" else ["job"]:
+                for how, run in runs(case).items():
+                    key = {"case": case, "instance": name, "shape": shape, "how": how}
+                    old = [r for r in results["rows"] if {k: r[k] for k in key} == key]
+                    if (old and not args.again) or (case == "lost" and name.endswith("1x8")):
+                        continue
+                    if time.monotonic() > stop_at:
+                        return 3
+                    row = {**key, **measure(name, shape, run, args.seeds)}
+                    print(json.dumps(row), flush=True)
+                    results["rows"] = [r for r in results["rows"] if r not in old] + [row]
+                    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def runs(case: str) -> dict[str, Run]:
+    """The ways that a case compares."""
+    k_rounds = {f"{k} rounds": {"rounds": Rounds(most=k)} for k in (2, 4, 8)}
+    ways: dict[str, dict[str, Any]] = {"one shot": {"rounds": Rounds(most=1)}, **k_rounds}
+    noise, failures = 0.2, []
+    if case == "noise":
+        ways["4 rounds, no foresight"] = {"rounds": Rounds(most=4), "foresight": False}
+        ways["4 rounds, no learning"] = {"rounds": Rounds(most=4), "learn": False}
+        ways["4 rounds, neither"] = {"rounds": Rounds(most=4), "learn": False, "foresight": False}
+        ways["4 rounds, when off by 5%"] = {"rounds": Rounds(most=4, off_by=0.05)}
+        ways["upstream's rule"] = UPSTREAM
+    elif case == "exact":
+        noise = 0.0
+        ways["4 rounds, no foresight"] = {"rounds": Rounds(most=4), "foresight": False}
+    elif case == "lost":
+        failures = [Failure("node00", 0.5)]
+        ways["upstream's rule"] = UPSTREAM
+    else:
+        ways = {
+            "one shot": {"rounds": Rounds(most=1)},
+            "halving, 4 rounds": {"rounds": Rounds(most=4), "selection": SuccessiveHalving()},
+            "median, 8 rounds": {"rounds": Rounds(most=8, share=0.25), "selection": MedianStopping()},
+        }
+
+    def way(settings: dict[str, Any]) -> Run:
+        def run(problem: Problem, seed: int, shape: str) -> tuple[Simulation, float]:
+            if case == "halving":
+                problem = doubled(problem)
+            same: dict[str, Any] = {"noise": noise, "seed": seed, "shape": shape}
+            found = simulate(problem, failures=failures, **{"time_limit": EFFORT, **same, **settings})
+            return found, clairvoyant(problem, **same)
+
+        return run
+
+    return {how: way(settings) for how, settings in ways.items()}
+
+
+def doubled(problem: Problem) -> Problem:
+    """Each job twice."""
+    jobs = [dataclasses.replace(job, name=f"{job.name}-{n}") for job in problem.jobs for n in (1, 2)]
+    return dataclasses.replace(problem, jobs=tuple(jobs))
+
+
+def measure(name: str, shape: str, run: Run, seeds: int) -> dict[str, Any]:
+    """Mean, 95% confidence interval (Student's t) and worst of the ratios, over seeds."""
+    problem = Problem.read(HERE / "instances" / f"{name}.json")
+    started = time.monotonic()
+    found = [run(problem, seed, shape) for seed in range(seeds)]
+    ratios = [simulation.makespan / known for simulation, known in found]
+    return {
+        "seeds": seeds,
+        "ratio": round(statistics.fmean(ratios), 4),
+        "half_interval": round(T95[seeds] * statistics.stdev(ratios) / seeds**0.5, 4),
+        "worst": round(max(ratios), 4),
+        "moves": round(statistics.fmean(s.moves for s, _ in found), 1),
+        "dropped": round(statistics.fmean(len(s.pruned) for s, _ in found), 1),
+        "wall_seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The results as a Markdown table, an instance a column."""
+    names = list(dict.fromkeys(row["instance"] for row in rows))
+    lines = ["| case | errors | how | " + " | ".join(names) + " |", "| --- " * (3 + len(names)) + "|"]
+    for case, shape, how in dict.fromkeys((r["case"], r["shape"], r["how"]) for r in rows):
+        cells = []
+        for name in names:
+            own = [
+                r
+                for r in rows
+                if (r["case"], r["shape"], r["how"], r["instance"]) == (case, shape, how, name)
+            ]
+            cells.append(f"{own[0]['ratio']:.3f} ± {own[0]['half_interval']:.3f}" if own else "-")
+        lines.append(f"| {case} | {shape} | {how} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
