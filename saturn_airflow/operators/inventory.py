@@ -15,7 +15,8 @@ from saturn_airflow.operators.context import home
 
 #: A worker may be in the middle of a restart.
 PATIENCE_SECONDS = 30.0
-_ANSWER_SECONDS = 2.0
+# Every answer takes as long as is waited for more of them.
+_FIRST_SECONDS, _LATER_SECONDS = 0.5, 2.0
 
 
 def deployed_cluster() -> Cluster:
@@ -73,11 +74,11 @@ def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lamb
     """
     if "Celery" not in conf.get("core", "executor", fallback="").partition(",")[0]:
         return
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline, seconds = time.monotonic() + PATIENCE_SECONDS, _FIRST_SECONDS
     while True:
         heard, trouble = set[str](), ""
         try:
-            heard = queues_with_a_worker()
+            heard = queues_with_a_worker(seconds)
         except Exception as error:  # the broker may be in the middle of a restart, too
             trouble = f". The broker could not be asked: {error}"
         deaf = [node for node in cluster if node.queue not in heard]
@@ -93,13 +94,17 @@ def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lamb
             )
         log(f"No worker listens on {', '.join(node.queue for node in deaf)} yet{trouble}")
         time.sleep(1.0)
+        seconds = _LATER_SECONDS
 
 
-def queues_with_a_worker() -> set[str]:
-    """The Celery queues that a worker listens on now."""
+def queues_with_a_worker(seconds: float = _LATER_SECONDS) -> set[str]:
+    """The Celery queues that a worker listens on now.
+
+    :param seconds: how long workers have to answer.
+    """
     from airflow.providers.celery.executors.celery_executor_utils import app
 
-    answers = app.control.inspect(timeout=_ANSWER_SECONDS).active_queues() or {}
+    answers = app.control.inspect(timeout=seconds).active_queues() or {}
     return {str(queue["name"]) for queues in answers.values() for queue in queues}
 
 

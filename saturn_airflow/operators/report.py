@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from saturn_airflow.estimates import Estimate
 from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_all, pull_from_trials
+from saturn_airflow.operators.leftovers import add_last_checkpoints, stop_leftovers
 from saturn_airflow.operators.pruning import prune
 from saturn_airflow.operators.train import OUTCOME_KEY
 from saturn_airflow.plan import Plan
@@ -83,6 +84,8 @@ class ReportOperator(BaseOperator):
             outcomes,
             self.devices,
         )
+        stop_leftovers(sweep, [job.name for job in jobs], self.log.info)
+        add_last_checkpoints(sweep, result["jobs"])
         if planned:
             result["current_practice_seconds"] = planned["current_practice"]
         started = pull_from_trials(context, self.trials_task, "started")

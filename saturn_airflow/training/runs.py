@@ -392,6 +392,17 @@ def time_on_devices(folder: str | Path) -> dict[str, float]:
     return {"started_at": min(started), "ended_at": max(ended), "actual_seconds": held} if started else {}
 
 
+def last_checkpoint(folder: str | Path) -> Event | None:
+    """The ``checkpoint`` event (``step``, ``path``) of the last checkpoint that a job wrote.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    """
+    saved = None
+    for run in all_of(folder):
+        saved = next((e for e in reversed(list(run._new_events())) if e["event"] == "checkpoint"), saved)
+    return saved
+
+
 def _new_folder(runs: Path) -> Path:
     runs.mkdir(parents=True, exist_ok=True)
     number = 1 + max((int(path.name) for path in runs.iterdir() if path.name.isdigit()), default=0)
