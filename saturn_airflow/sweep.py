@@ -5,58 +5,29 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any, Literal
 
 from airflow.sdk import (
     Asset,
-    BaseOperator,
-    ExceptionRetryPolicy,
-    RetryAction,
-    RetryRule,
     TaskGroup,
     TriggerRule,
     XComArg,
     conf,
 )
 
-from saturn_airflow.cluster import Cluster, Node
+from saturn_airflow.cluster import Cluster
 from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.graph import UNLESS_ITS_OWN_FAULT, patience, per_node, profile_waves
 from saturn_airflow.jobs import Job, check_jobs
 from saturn_airflow.operators.context import use_techniques_folder
 from saturn_airflow.operators.inventory import deployed_cluster
 from saturn_airflow.operators.plan import PlanOperator
-from saturn_airflow.operators.profile import ProfileOperator
 from saturn_airflow.operators.report import ReportOperator
 from saturn_airflow.operators.train import TrainOperator
-from saturn_airflow.operators.trials import PickOperator, TrialsOperator, check_against
-from saturn_airflow.operators.waves import NextWaveOperator
-from saturn_airflow.profiling.waves import WAVES
+from saturn_airflow.operators.trials import TrialsOperator, check_against
 
 #: What Saturn's training loop measures, and a sweep can choose its best job by.
 METRICS = ("eval_loss", "epoch_loss", "loss")
-#: Tries that each task has for what is not its fault, such as a worker that was restarted: with growing
-#: delays they last through half an hour without an API server.
-_TRIES_FOR_AIRFLOW = 10
-_UNLESS_ITS_OWN_FAULT = ExceptionRetryPolicy(
-    rules=[
-        RetryRule(
-            exception=["airflow.sdk.exceptions.AirflowRuntimeError", "builtins.OSError"],
-            reason="Airflow could not be asked",
-        )
-    ],
-    default=RetryAction.FAIL,
-)
-
-
-def _patience(own_tries: int = 0) -> dict[str, Any]:
-    """How often and when a task is tried again."""
-    return {
-        "retries": own_tries + _TRIES_FOR_AIRFLOW,
-        "retry_delay": timedelta(seconds=5),
-        "retry_exponential_backoff": 2.0,
-        "max_retry_delay": timedelta(minutes=5),
-    }
 
 
 class SaturnSweepOperator(TaskGroup):
@@ -143,10 +114,10 @@ class SaturnSweepOperator(TaskGroup):
                 time_limit=planning_seconds,
                 experiment=experiment,
                 group=group,
-                retry_policy=_UNLESS_ITS_OWN_FAULT,
-                **_patience(),
+                retry_policy=UNLESS_ITS_OWN_FAULT,
+                **patience(),
             )
-            waves = _waves(cluster, trials, names, planning_seconds, group)
+            waves = profile_waves(cluster, trials, names, planning_seconds, group)
             plan = PlanOperator(
                 task_id="plan",
                 cluster=cluster.to_dict(),
@@ -157,10 +128,10 @@ class SaturnSweepOperator(TaskGroup):
                 time_limit=planning_seconds,
                 group=group,
                 trigger_rule=TriggerRule.ALL_DONE,
-                retry_policy=_UNLESS_ITS_OWN_FAULT,
-                **_patience(),
+                retry_policy=UNLESS_ITS_OWN_FAULT,
+                **patience(),
             )
-            train = _per_node(
+            train = per_node(
                 cluster,
                 plan,
                 TrainOperator,
@@ -173,7 +144,7 @@ class SaturnSweepOperator(TaskGroup):
                 checkpoint_seconds=checkpoint_every,
                 keep_checkpoints=keep_checkpoints,
                 job_retries=retries,
-                **_patience(retries),
+                **patience(retries),
             )
             report = ReportOperator(
                 task_id="report",
@@ -187,8 +158,8 @@ class SaturnSweepOperator(TaskGroup):
                 group=group,
                 outlets=[asset],
                 trigger_rule=TriggerRule.ALL_DONE,
-                retry_policy=_UNLESS_ITS_OWN_FAULT,
-                **_patience(),
+                retry_policy=UNLESS_ITS_OWN_FAULT,
+                **patience(),
             )
             waves >> plan
             train >> report
@@ -199,97 +170,6 @@ class SaturnSweepOperator(TaskGroup):
     def output(self) -> XComArg:
         """The sweep's result, for the next task: best job, all outcomes, what is missing."""
         return XComArg(self.report)
-
-
-def _waves(
-    cluster: Cluster, trials: BaseOperator, techniques: list[str] | None, planning_seconds: float, group: str
-) -> list[Any]:
-    """The waves of trials: the tasks that measure, each wave's after those of the one before."""
-    source = trials
-    measuring: list[Any] = []
-    with TaskGroup(group_id="profile"):
-        for number in range(1, WAVES + 1):
-            if number > 1:
-                chosen = NextWaveOperator(
-                    task_id=f"choose_{number}",
-                    cluster=cluster.to_dict(),
-                    techniques=techniques,
-                    trials_task=trials.task_id,
-                    profile_tasks=[task.task_id for task in measuring],
-                    time_limit=planning_seconds,
-                    last=number == WAVES,
-                    group=group,
-                    # Behind a wave that was not needed, none is.
-                    trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
-                    retry_policy=_UNLESS_ITS_OWN_FAULT,
-                    **_patience(),
-                )
-                measuring[-len(cluster) :] >> chosen
-                source = chosen
-            measuring += _per_node(
-                cluster,
-                source,
-                ProfileOperator,
-                f"wave_{number}",
-                mapped="trial",
-                part="trials",
-                label="{{ task.trial.job.name }} {{ task.trial.technique }} x {{ task.trial.devices }}",
-                group=group,
-                retry_policy=_UNLESS_ITS_OWN_FAULT,
-                **_patience(),
-            )
-    return measuring
-
-
-def _per_node(
-    cluster: Cluster,
-    source: BaseOperator,
-    operator: type[BaseOperator],
-    stage: str,
-    *,
-    mapped: str,
-    part: str,
-    label: str,
-    **arguments: Any,
-) -> list[Any]:
-    """One mapped task per node over that node's part of what ``source`` returns.
-
-    Neither the queue nor the number of active tasks can be mapped, hence a task per node.
-    """
-    if len(cluster) == 1:
-        return [_mapped(operator, stage, source, cluster.nodes[0], mapped, label, arguments)]
-    tasks = []
-    with TaskGroup(group_id=stage):
-        for node in cluster:
-            pick = PickOperator(
-                task_id=f"{node.name}_{part}",
-                items=XComArg(source),
-                node=node.name,
-                retry_policy=_UNLESS_ITS_OWN_FAULT,
-                **_patience(),
-            )
-            tasks.append(_mapped(operator, node.name, pick, node, mapped, label, arguments))
-    return tasks
-
-
-def _mapped(
-    operator: type[BaseOperator],
-    task_id: str,
-    source: BaseOperator,
-    node: Node,
-    mapped: str,
-    label: str,
-    arguments: dict[str, Any],
-) -> Any:
-    return operator.partial(
-        task_id=task_id,
-        node=node.to_dict(),
-        queue=node.queue,
-        map_index_template=label,
-        # Enough that the next job waits at the devices' door when one ends, and no more processes than that.
-        max_active_tis_per_dagrun=node.devices + 2,
-        **arguments,
-    ).expand(**{mapped: XComArg(source)})
 
 
 def _check_jobs(
