@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from airflow.sdk import BaseOperatorLink
+from airflow.sdk import BaseOperatorLink, conf
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -22,3 +23,17 @@ class MlflowRunLink(BaseOperatorLink):
         Airflow asks for it where the task ran, when it has ended, and keeps the answer.
         """
         return getattr(operator, "mlflow_url", None) or ""
+
+
+class PlanLink(BaseOperatorLink):
+    """From the task that plans to the page that shows the plan."""
+
+    name = "Plan"
+    route = "saturn-plan"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        """The address of the plan page of the task's sweep."""
+        base = conf.get("api", "base_url", fallback="").rstrip("/")
+        dag, run = quote(ti_key.dag_id, safe=""), quote(ti_key.run_id, safe="")
+        sweep = quote(getattr(operator, "group", ""), safe="")
+        return f"{base}/dags/{dag}/runs/{run}/plugin/{self.route}?sweep={sweep}"

@@ -1,0 +1,158 @@
+"""The routes of the plan page, all of them behind Airflow's login and its permissions for the DAG.
+
+Pages are HTML shells; what they show they fetch as JSON, drawn by the scripts in ``static/``. Nothing comes
+from another host, and no script stands in a page: the content security policy forbids both.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+from airflow.api_fastapi.common.db.common import SessionDep
+from airflow.api_fastapi.core_api.security import (
+    GetUserDep,
+    PermittedDagRunFilter,
+    get_user,
+    requires_access_dag,
+)
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from fastapi.templating import Jinja2Templates
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.staticfiles import StaticFiles
+
+from saturn_airflow.plugin import PREFIX
+from saturn_airflow.plugin.choice import job_choice
+from saturn_airflow.plugin.reading import DETAILS, Record, read_run, read_sweeps
+from saturn_airflow.plugin.timeline import sweep_page
+
+HERE = Path(__file__).parent
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    # Browsers ask again each time; for the scripts, the answer is most often "not modified".
+    "Cache-Control": "no-cache",
+}
+
+app = FastAPI(title="Saturn", openapi_url=None)
+templates = Jinja2Templates(HERE / "templates")
+files = StaticFiles(directory=HERE / "static")
+
+
+def readable_runs(user: GetUserDep) -> PermittedDagRunFilter:
+    """The runs of the DAGs the user may read."""
+    return PermittedDagRunFilter(get_auth_manager().get_authorized_dag_ids(user=user, method="GET"))
+
+
+ReadableRuns = Annotated[PermittedDagRunFilter, Depends(readable_runs)]
+#: The page shows what Airflow shows as DAG runs, task instances and XComs: it takes the right to see all.
+may_read_sweeps = [
+    Depends(requires_access_dag("GET", entity))
+    for entity in (DagAccessEntity.RUN, DagAccessEntity.TASK_INSTANCE, DagAccessEntity.XCOM)
+]
+
+
+@app.get("/sweeps", dependencies=may_read_sweeps)
+def sweeps_page(request: Request) -> HTMLResponse:
+    """The page of the latest sweeps."""
+    return page(request, "sweeps.html")
+
+
+@app.get("/sweeps/{dag_id}", dependencies=may_read_sweeps)
+def dag_sweeps_page(request: Request, dag_id: str) -> HTMLResponse:
+    """The page of a DAG's sweeps."""
+    return page(request, "sweeps.html", dag_id=dag_id)
+
+
+@app.get("/plan/{dag_id}/{run_id:path}", dependencies=may_read_sweeps)
+def plan_page(request: Request, dag_id: str, run_id: str) -> HTMLResponse:
+    """The page of the sweeps of one DAG run."""
+    return page(request, "plan.html", dag_id=dag_id, run_id=run_id)
+
+
+@app.get("/data/sweeps", dependencies=may_read_sweeps)
+def sweeps(session: SessionDep, readable: ReadableRuns) -> Response:
+    """The latest sweeps the user may see."""
+    return JSONResponse({"sweeps": read_sweeps(session, readable)})
+
+
+@app.get("/data/sweeps/{dag_id}", dependencies=may_read_sweeps)
+def dag_sweeps(session: SessionDep, readable: ReadableRuns, dag_id: str) -> Response:
+    """A DAG's latest sweeps."""
+    return JSONResponse({"sweeps": read_sweeps(session, readable, dag_id)})
+
+
+@app.get("/data/plan/{dag_id}/{run_id:path}", dependencies=may_read_sweeps)
+def plan(session: SessionDep, dag_id: str, run_id: str, sweep: str | None = None) -> Response:
+    """All the page shows of a sweep; without ``sweep``, of the run's first."""
+    record = read_run(session, dag_id, run_id)
+    return JSONResponse(sweep_page(*_sweep_of(record, sweep), time.time()))
+
+
+@app.get("/data/job/{dag_id}/{run_id:path}", dependencies=may_read_sweeps)
+def job(session: SessionDep, dag_id: str, run_id: str, sweep: str, job: str) -> Response:
+    """The estimates behind one job's strategy."""
+    record = read_run(session, dag_id, run_id, DETAILS)
+    choice = job_choice(*_sweep_of(record, sweep), job)
+    if choice is None:
+        raise HTTPException(404, f"The sweep has no job {job!r}")
+    return JSONResponse(choice)
+
+
+@app.get("/static/{path:path}", dependencies=[Depends(get_user)])
+async def static(request: Request, path: str) -> Response:
+    """Scripts and styles."""
+    return await files.get_response(path, request.scope)
+
+
+@app.exception_handler(StarletteHTTPException)
+async def refuse(request: Request, error: StarletteHTTPException) -> Response:
+    """A person without a login is sent to it and told in words of anything else; a script gets JSON."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return JSONResponse({"detail": error.detail}, error.status_code)
+    if error.status_code == 401:
+        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(f"{_airflow(request)}/api/v2/auth/login?{urlencode({'next': here})}", 302)
+    messages = {403: "You may not see the sweeps of this DAG.", 404: "There is nothing here."}
+    message = messages.get(error.status_code, str(error.detail))
+    return page(request, "refused.html", error.status_code, message=message)
+
+
+@app.middleware("http")
+async def harden(request: Request, call_next: Any) -> Response:
+    """Send the security headers with every answer."""
+    response: Response = await call_next(request)
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response
+
+
+def page(request: Request, name: str, status: int = 200, **values: str) -> HTMLResponse:
+    """A page whose scripts know where they are from attributes of its root element."""
+    context = {"root": request.scope["root_path"], "airflow": _airflow(request), **values}
+    return templates.TemplateResponse(request, name, context, status)
+
+
+def _airflow(request: Request) -> str:
+    """The path Airflow is served under, without a slash at its end."""
+    root: str = request.scope["root_path"]
+    return root.removesuffix(PREFIX)
+
+
+def _sweep_of(record: Record | None, sweep: str | None) -> tuple[Record, str]:
+    if record is None:
+        raise HTTPException(404, "There is no such DAG run")
+    if not record.groups:
+        raise HTTPException(404, "This DAG run has no sweep")
+    if sweep is not None and sweep not in record.groups:
+        raise HTTPException(404, f"This DAG run has no sweep {sweep!r}")
+    return record, sweep or record.groups[0]

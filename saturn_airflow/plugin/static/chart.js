@@ -1,0 +1,285 @@
+// Jobs on devices over time: a row for each device, planned bars as outlines, actual ones solid.
+import * as echarts from "./vendor/echarts-6.1.0.min.mjs";
+import { colorOf, css, toneOf } from "./colors.js";
+import { h } from "./dom.js";
+import { devices, duration, moment, spans, strategy } from "./format.js";
+
+const STEPS = [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+const HATCH = { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [1, 5], rotation: -Math.PI / 4 };
+
+const FAILED = "#d92d3a";
+
+export class Chart {
+  constructor(element, onChoose) {
+    this.element = element;
+    this.echarts = echarts.init(element, null, { renderer: "canvas" });
+    this.echarts.on("click", { seriesId: "actual" }, (event) => onChoose(this.items.actual[event.dataIndex].job));
+    this.echarts.on("click", { seriesId: "planned" }, (event) => onChoose(this.items.planned[event.dataIndex].job));
+    this.echarts.on("datazoom", () => this.setTicks());
+    this.items = { planned: [], actual: [] };
+    this.zoom = { start: 0, end: 100 };
+    new ResizeObserver(() => {
+      this.echarts.resize();
+      this.setTicks();
+    }).observe(element);
+  }
+
+  // page: what the server said; shown: which jobs to draw strongly; node: the only one to draw, or "".
+  draw(page, { shown, node, layers, chosen }) {
+    Object.assign(this, { page, shown, chosen });
+    this.rows = page.nodes
+      .filter((one) => !node || one.name === node)
+      .flatMap((one) => Array.from({ length: one.devices }, (_, device) => ({ node: one.name, device, of: one.devices })));
+    this.place = new Map(this.rows.map((row, index) => [`${row.node} ${row.device}`, index]));
+    this.items = { planned: [], actual: [] };
+    for (const job of page.jobs) {
+      for (const bar of job.bars) {
+        if (layers !== "actual" && bar.planned) this.add("planned", job, bar, bar.planned);
+        if (layers !== "planned" && bar.actual) this.add("actual", job, bar, bar.actual);
+      }
+    }
+    const height = Math.min(30, Math.max(3, Math.floor(640 / Math.max(1, this.rows.length))));
+    this.rowHeight = height;
+    this.element.style.height = `${height * this.rows.length + 76}px`;
+    this.echarts.resize();
+    this.echarts.setOption(this.option(layers), { replaceMerge: ["series"] });
+    this.setTicks();
+  }
+
+  add(kind, job, bar, [start, end]) {
+    for (const [first, last] of spans(bar.device_ids)) {
+      const top = this.place.get(`${bar.node} ${first}`);
+      if (top === undefined) continue;
+      this.items[kind].push({ value: [start, end, top, top + last - first], job, bar });
+    }
+  }
+
+  option(layers) {
+    const [ink, muted, line, face] = ["--ink", "--muted", "--line", "--card"].map(css);
+    const firsts = new Set(this.rows.flatMap((row, index) => (row.device === 0 ? [index] : [])));
+    const many = this.rowHeight < 14;
+    const text = { color: muted, fontFamily: css("--font"), fontSize: 11 };
+    return {
+      animation: false,
+      textStyle: { fontFamily: css("--font") },
+      grid: { left: 8, right: 20, top: 30, bottom: 42, containLabel: true },
+      tooltip: {
+        trigger: "item",
+        confine: true,
+        className: "tip",
+        backgroundColor: face,
+        borderColor: line,
+        padding: 10,
+        textStyle: { color: ink, fontSize: 12 },
+        formatter: (hit) => this.tip(this.items[hit.seriesId]?.[hit.dataIndex]),
+      },
+      dataZoom: [
+        {
+          type: "inside",
+          xAxisIndex: 0,
+          filterMode: "none",
+          zoomOnMouseWheel: "ctrl",
+          moveOnMouseMove: true,
+          moveOnMouseWheel: "shift",
+          preventDefaultMouseMove: false,
+        },
+      ],
+      xAxis: {
+        type: "value",
+        position: "top",
+        min: Math.min(0, ...this.items.actual.map((item) => item.value[0])),
+        max: this.horizon(),
+        axisLabel: { ...text, formatter: moment, hideOverlap: true },
+        axisLine: { show: false },
+        axisTick: { show: true, lineStyle: { color: line } },
+        splitLine: { lineStyle: { color: line } },
+      },
+      yAxis: {
+        type: "category",
+        inverse: true,
+        data: this.rows.map((row) => `${row.node} ${row.device}`),
+        axisLine: { show: false },
+        axisTick: { show: false },
+        axisLabel: {
+          ...text,
+          interval: (index) => !many || this.rows[index].device === Math.floor((this.rows[index].of - 1) / 2),
+          formatter: (_, index) => (many ? this.rows[index].node : this.rowLabel(this.rows[index])),
+        },
+        splitLine: { show: true, interval: (index) => firsts.has(index), lineStyle: { color: css("--line-strong") } },
+      },
+      series: ["planned", "actual"].map((kind) => ({
+        id: kind,
+        type: "custom",
+        clip: true,
+        z: kind === "planned" ? 2 : 3,
+        encode: { x: [0, 1], y: [2, 3] },
+        data: this.items[kind].map((item) => item.value),
+        renderItem: (params, api) => this.bar(kind, this.items[kind][params.dataIndex], params, api, layers),
+        ...(kind === "actual" ? { markLine: this.lines(ink, muted) } : {}),
+      })),
+    };
+  }
+
+  rowLabel(row) {
+    return row.of > 1 ? `${row.node} · ${row.device}` : row.node;
+  }
+
+  bar(kind, item, params, api, layers) {
+    const [start, end, top, bottom] = item.value;
+    const [x, y] = api.coord([start, top]);
+    const [right, under] = api.coord([end, bottom]);
+    const row = api.size([0, 1])[1];
+    const inset = row < 8 ? 0.3 : kind === "actual" && layers === "both" ? 4 : 1.5;
+    const shape = echarts.graphic.clipRectByRect(
+      { x, y: y - row / 2 + inset, width: Math.max(right - x, 1.5), height: under - y + row - 2 * inset },
+      params.coordSys,
+    );
+    if (!shape) return undefined;
+    const color = colorOf(item.bar.technique);
+    const seen = this.shown.has(item.job.name);
+    const chosen = item.job.name === this.chosen;
+    const opacity = seen ? 1 : 0.13;
+    const failed = kind === "actual" && toneOf(item.bar.status) === "bad";
+    const style =
+      kind === "planned"
+        ? {
+            fill: echarts.color.modifyAlpha(color, 0.14),
+            stroke: chosen ? css("--ink") : color,
+            lineWidth: chosen ? 2 : 1,
+            ...(shape.height > 7 ? { decal: { ...HATCH, color: echarts.color.modifyAlpha(color, 0.35) } } : {}),
+            opacity,
+          }
+        : {
+            fill: color,
+            stroke: chosen ? css("--ink") : failed ? FAILED : css("--card"),
+            lineWidth: chosen || failed ? 2 : row < 8 ? 0 : 1,
+            ...(failed ? { decal: { ...HATCH, dashArrayY: [3, 5], color: FAILED } } : {}),
+            opacity,
+          };
+    const covered = kind === "planned" && layers === "both" && item.bar.actual;
+    const labelled = seen && !covered && shape.height >= 11 && shape.width > 34;
+    return {
+      type: "rect",
+      shape: { ...shape, r: row < 8 ? 0 : 3 },
+      style,
+      ...(labelled ? this.label(item, kind, shape) : {}),
+    };
+  }
+
+  label(item, kind, shape) {
+    return {
+      textConfig: { position: "insideLeft", distance: 6 },
+      textContent: {
+        type: "text",
+        silent: true,
+        style: {
+          text: item.job.name,
+          fill: kind === "planned" ? css("--ink") : "#fff",
+          ...(kind === "planned" ? {} : { textShadowColor: "#0008", textShadowBlur: 3 }),
+          fontSize: Math.min(12, Math.max(9, shape.height - 3)),
+          fontFamily: css("--font"),
+          fontWeight: 500,
+          width: shape.width - 10,
+          overflow: "truncate",
+          ellipsis: "…",
+        },
+      },
+    };
+  }
+
+  lines(ink, muted) {
+    const { totals, live, now, rounds } = this.page;
+    const at = (xAxis, name, type, color, lower) => ({
+      xAxis,
+      lineStyle: { type, color, width: name === "now" ? 2 : 1.2 },
+      label: {
+        formatter: name,
+        color,
+        position: "end",
+        align: xAxis > 0.85 * this.horizon() ? "right" : "center",
+        distance: lower ? 22 : 6,
+        fontSize: 11,
+        fontFamily: css("--font"),
+        backgroundColor: css("--card"),
+        padding: [1, 3],
+      },
+    });
+    const found = [];
+    if (!rounds.length) return { data: [] };
+    const last = rounds.at(-1);
+    if (rounds.length === 1 && totals.lower_bound) {
+      found.push(at(totals.lower_bound, `proven bound ${duration(totals.lower_bound)}`, "dotted", muted, true));
+    }
+    found.push(at(last.start + last.makespan, `planned end ${duration(last.start + last.makespan)}`, "dashed", ink, false));
+    if (live && now >= 0) found.push(at(now, "now", "solid", css("--accent"), true));
+    for (const round of rounds.slice(1)) found.push(at(round.start, `round ${round.number}`, "solid", muted, false));
+    return { symbol: "none", silent: true, animation: false, data: [...found, ...this.moves(ink)] };
+  }
+
+  // Where the chosen job went from round to round.
+  moves(color) {
+    const job = this.page.jobs.find((one) => one.name === this.chosen);
+    const ends = (bar) => bar.actual ?? bar.planned;
+    const row = (bar) => this.place.get(`${bar.node} ${bar.device_ids[0]}`);
+    const bars = (job?.bars ?? []).filter((bar) => ends(bar) && row(bar) !== undefined);
+    return bars.slice(1).map((bar, index) => [
+      { coord: [ends(bars[index])[1], row(bars[index])], symbol: "circle", symbolSize: 5, lineStyle: { color, type: "solid", width: 1.5 }, label: { show: false } },
+      { coord: [ends(bar)[0], row(bar)], symbol: "arrow", symbolSize: 9 },
+    ]);
+  }
+
+  horizon() {
+    const { totals, rounds, live, now } = this.page;
+    const ends = [1];
+    for (const job of this.page.jobs) {
+      for (const bar of job.bars) ends.push(bar.planned?.[1] ?? 0, bar.actual?.[1] ?? 0, bar.expected_end ?? 0);
+    }
+    if (live && rounds.length) ends.push(now);
+    return Math.max(...ends, totals.lower_bound ?? 0) * 1.02;
+  }
+
+  // Ticks at whole seconds, minutes and hours, as many as there is room for.
+  setTicks() {
+    if (!this.page) return;
+    const [{ start, end }] = this.echarts.getOption().dataZoom;
+    this.zoom = { start, end };
+    const range = (this.horizon() * (end - start)) / 100;
+    const room = Math.max(2, Math.floor(this.element.clientWidth / 90));
+    const interval = STEPS.find((step) => range / step <= room) ?? 86400 * Math.ceil(range / 86400 / room);
+    this.echarts.setOption({ xAxis: { interval } });
+  }
+
+  // Zooms around the middle of what is seen; shifts by a share of it.
+  view(factor, shift = 0) {
+    const { start, end } = this.zoom;
+    const half = Math.min(50, ((end - start) / 2) * factor);
+    const middle = Math.min(100 - half, Math.max(half, (start + end) / 2 + shift * (end - start)));
+    this.echarts.dispatchAction({ type: "dataZoom", start: middle - half, end: middle + half });
+  }
+
+  showAll() {
+    this.echarts.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
+  }
+
+  tip(item) {
+    if (!item) return "";
+    const { job, bar } = item;
+    const line = (name, value) => (value ? [h("dt", {}, name), h("dd", {}, value)] : []);
+    return h(
+      "div",
+      {},
+      h("strong", {}, job.name),
+      h(
+        "dl",
+        {},
+        ...line("status", bar.status.replaceAll("_", " ")),
+        ...line("strategy", strategy(bar)),
+        ...line("devices", devices(bar)),
+        ...line("planned", `from ${moment(Math.round(bar.planned_start))}, ${duration(bar.planned_seconds)}`),
+        ...line("actual", bar.actual && `from ${moment(Math.round(bar.actual[0]))}, ${duration(bar.actual[1] - bar.actual[0])}`),
+        ...line("round", this.page.rounds.length > 1 && String(bar.round)),
+        ...line("reason", job.reason && job.reason.slice(0, 300)),
+      ),
+    );
+  }
+}

@@ -1,0 +1,36 @@
+// What the page asks the server for.
+
+const at = document.documentElement.dataset;
+const part = encodeURIComponent;
+
+export class Refused extends Error {}
+
+async function get(path, query = {}) {
+  const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null));
+  const answer = await fetch(`${at.root}/data/${path}${asked.size ? `?${asked}` : ""}`, {
+    headers: { accept: "application/json" },
+  });
+  if (answer.ok) return answer.json();
+  if (answer.status === 401) throw new Refused("Your login has ended. Load Airflow's page again to log in.");
+  if (answer.status === 403) throw new Refused("You may not see the sweeps of this DAG.");
+  if (answer.status === 404) throw new Refused((await answer.json()).detail);
+  throw new Error(`Airflow answered with ${answer.status}`);
+}
+
+export const getPlan = (sweep) => get(`plan/${part(at.dag)}/${part(at.run)}`, { sweep });
+export const getJob = (sweep, job) => get(`job/${part(at.dag)}/${part(at.run)}`, { sweep, job });
+export const getSweeps = () => get(at.dag ? `sweeps/${part(at.dag)}` : "sweeps");
+
+// Calls `refresh` now and again, while somebody looks, for as long as it says that it is worth asking again.
+// Returns how to call it at once.
+export function poll(refresh, seconds) {
+  let timer = null;
+  async function now() {
+    clearTimeout(timer);
+    timer = null;
+    if (await refresh()) timer = setTimeout(now, 1000 * (document.hidden ? 10 * seconds : seconds));
+  }
+  document.addEventListener("visibilitychange", () => timer !== null && !document.hidden && now());
+  now();
+  return now;
+}
