@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from saturn_airflow.jobs import Job
 _KEY_LENGTH = 250
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 8000
+_DATA = "data."
 _NOT_IN_KEYS = re.compile(r"[^\w./ -]")
 
 
@@ -40,6 +42,7 @@ def job_params(job: Job, **strategy: Any) -> dict[str, str]:
             "lr_scheduler": _short(hparams.lr_scheduler),
             "load_model": job.load_model,
             "load_dataloader": job.load_dataloader,
+            "load_eval_dataloader": job.load_eval_dataloader,
             "loss_function": job.loss_function,
             **{f"model.{key}": value for key, value in job.model_args.items()},
             **{f"data.{key}": value for key, value in job.data_args.items()},
@@ -53,6 +56,29 @@ def job_params(job: Job, **strategy: Any) -> dict[str, str]:
 def flat(params: Mapping[str, Any]) -> dict[str, str]:
     """Parameters as MLflow takes them: nested mappings joined with dots, None left out, values as text."""
     return {_key(key): _text(value)[:_PARAM_LENGTH] for key, value in _leaves(params, "")}
+
+
+def datasets(params: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What a job with these parameters reads, as the fields of MLflow's datasets, and as what it reads it.
+
+    A dataset is named like the loader that makes it. Its digest is of the loader's arguments, so two jobs
+    read the same data where name and digest are the same and the loader's code is.
+    """
+    found = flat(params)
+    arguments = {key[len(_DATA) :]: value for key, value in sorted(found.items()) if key.startswith(_DATA)}
+    digest = hashlib.sha256(json.dumps(arguments).encode()).hexdigest()[:8]
+    return [
+        {
+            "name": found[key],
+            "digest": digest,
+            "source_type": "code",
+            "source": json.dumps({"tags": {"mlflow.source.name": found[key], **arguments}}),
+            "profile": json.dumps(arguments),
+            "context": context,
+        }
+        for key, context in (("load_dataloader", "training"), ("load_eval_dataloader", "evaluation"))
+        if key in found
+    ]
 
 
 def tags(values: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from saturn_airflow.cluster import Node
 from saturn_airflow.plan import Plan
-from saturn_airflow.tracking import parameters
+from saturn_airflow.tracking import machine, models, parameters
 from saturn_airflow.tracking.events import Event, Recorder
 from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.sender import BackgroundSender, Sender
@@ -143,6 +143,26 @@ class SweepRun(_Run):
             self.tag({f"saturn.best.{key}": best.get(key) for key in ("job", "metric", "value", "model_uri")})
         self.flush()
 
+    def register(self, register_as: str, best: Mapping[str, Any], mode: str = "min") -> dict[str, Any]:
+        """Register the best job's model, if it beats the registered model's champion.
+
+        :param register_as: ``"name"`` or ``"name@alias"``; the alias is ``champion`` unless said.
+        :param best: ``job``, ``metric`` and ``value``.
+        :param mode: whether the metric is better small (``"min"``) or large (``"max"``).
+        :returns: ``name``, ``alias``, ``version`` (None where nothing was registered), ``champion`` (what it
+            was measured against: ``version``, ``value``) and ``reason``. While MLflow is away nothing is
+            registered yet; that is done when what waits is sent.
+        """
+        name, alias = models.parse_name(register_as)
+        record = {"kind": "register", "name": name, "alias": alias, "mode": mode}
+        measured = {key: best[key] for key in ("job", "metric", "value")}
+        self._outbox.append({**record, **measured, "sweep": self.description["key"]})
+        self.flush()
+        if found := self._sender.registered:
+            return found
+        reason = "MLflow has not answered, or not got the model yet; it is registered when it has"
+        return {"name": name, "alias": alias, "version": None, "champion": None, "reason": reason}
+
     def close(self, status: str = "finished", reason: str | None = None) -> bool:
         """End the run.
 
@@ -175,6 +195,8 @@ class JobRun(_Run):
         step, evaluation = (self._outbox.last("metrics", name) or {} for name in ("step", "eval"))
         self._recorder = Recorder(step.get("step", -1), evaluation.get("step", -1))
         self._background = BackgroundSender(self._sender)
+        self._gpus: list[str] = []
+        self._machine: machine.MachineMetrics | None = None
 
     def wait(self, seconds: float) -> bool:
         """Wait, at most so long, until ``id`` and ``url`` are known; whether they are."""
@@ -187,17 +209,26 @@ class JobRun(_Run):
         left out, and so are events of other kinds.
         """
         self._recorder.last_step = max(self._recorder.last_step, self._sender.last_step)
+        match event.get("event"):
+            case "leased":
+                self._gpus = [name for name in event.get("names", ()) if str(name).startswith("GPU-")]
+            case "step" if machine.is_fresh(event.get("time")):
+                self._watch_machine()
+            case "end":
+                self._leave_machine()
         if records := self._recorder.records(event):
             self._outbox.append(*records)
         if event.get("event") == "end" and event.get("traceback"):
             self.log_bytes(str(event["traceback"]).encode(), "traceback.txt")
 
-    def log_model_folder(self, path: str | Path, name: str = "model") -> str | None:
-        """Log a folder of weights as an artifact; it must stay where it is until it is sent.
+    def log_model_folder(self, path: str | Path, name: str = models.FOLDER) -> str | None:
+        """Log the folder of an exported model; it must stay where it is until it is sent.
+
+        ``mlflow.pyfunc.load_model`` takes the URI, where the module of the job's ``load_model`` is.
 
         :returns: its URI, ``runs:/<id>/<name>``; None where MLflow has not answered yet.
         """
-        self.log_artifact(path, name)
+        self._outbox.append({"kind": "model", "path": str(Path(path).absolute()), "to": name})
         return f"runs:/{self.id}/{name}" if self.id else None
 
     def flush(self) -> bool:
@@ -215,9 +246,24 @@ class JobRun(_Run):
 
     def leave(self) -> bool:
         """Send what waits and stop sending, without ending the run: the job will come back to it."""
+        self._leave_machine()
         sent = self.flush()
         self._background.stop()
         return sent
+
+    def _watch_machine(self) -> None:
+        if self._machine is None and machine.is_wanted():
+            last = self._outbox.last("metrics", "machine") or {}
+            self._machine = machine.MachineMetrics(self._log_machine, self._gpus, last.get("step", -1) + 1)
+
+    def _leave_machine(self) -> None:
+        if self._machine is not None:
+            self._machine.stop()
+
+    def _log_machine(self, number: int, values: Mapping[str, float]) -> None:
+        self._outbox.append(
+            {"kind": "metrics", "name": "machine", "step": number, "time": _now(), "values": dict(values)}
+        )
 
 
 def open_sweep(
@@ -266,7 +312,8 @@ def open_job(
     description = _description(
         parent["experiment"], f"{parent['key']}\n{name}", ("job", name), name, tags, params
     )
-    return JobRun(uri, folder, {**description, "parent": parent})
+    datasets = parameters.datasets(params)
+    return JobRun(uri, folder, {**description, "datasets": datasets, "parent": parent})
 
 
 def send_outbox(uri: str, folder: str | Path, patience: float = 5.0) -> bool:
@@ -276,7 +323,8 @@ def send_outbox(uri: str, folder: str | Path, patience: float = 5.0) -> bool:
     :returns: whether MLflow has everything.
     """
     deadline = time.monotonic() + patience
-    for outbox in _outboxes(folder):
+    # What a sweep says of its jobs comes after theirs: their models can be registered then.
+    for outbox in reversed(_outboxes(folder)):
         # The first that is not taken uses up the patience for all.
         if outbox.size() and not send_patiently(Sender(uri, outbox), deadline - time.monotonic()):
             return False

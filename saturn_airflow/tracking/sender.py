@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.tracking import server, unique
+from saturn_airflow.tracking import models, server, unique
 from saturn_airflow.tracking.outbox import Outbox, Record
 from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
 
@@ -53,6 +53,11 @@ class Sender:
         if self.run_id is None:
             return None
         return server.run_url(self.uri, self._state["experiment_id"], self.run_id)
+
+    @property
+    def registered(self) -> dict[str, Any] | None:
+        """What came of registering the sweep's best model; None as long as that is open."""
+        return self._state.get("registered")
 
     @property
     def last_step(self) -> int:
@@ -150,8 +155,10 @@ class Sender:
             match record["kind"]:
                 case "run":
                     self._open(record)
-                case "artifact":
+                case "artifact" | "model":
                     self._log_artifact(record)
+                case "register":
+                    self._register(record)
                 case "end":
                     self._end(record)
                 case "estimate":
@@ -184,13 +191,22 @@ class Sender:
                 # MLflow's parameters can't change. A job that comes back under another strategy has the
                 # strategy it began with as parameters, and the present one as tags.
                 tags[key] = value
-        from mlflow.entities import Param
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
 
         mlflow = server.client(self.uri)
         with server.answers():
             for start in range(0, len(new), _PARAMS_PER_REQUEST):
                 part = list(new.items())[start : start + _PARAMS_PER_REQUEST]
                 mlflow.log_batch(run.info.run_id, params=[Param(k, v) for k, v in part], synchronous=True)
+            if datasets := record.get("datasets"):
+                inputs = [
+                    DatasetInput(
+                        Dataset(**{key: value for key, value in data.items() if key != "context"}),
+                        [InputTag("mlflow.data.context", data["context"])],
+                    )
+                    for data in datasets
+                ]
+                mlflow.log_inputs(run.info.run_id, inputs)
             if (run.info.end_time or 0) >= record["time"]:
                 return  # it has gone on, and ended, elsewhere: what this record says is old news
             for key, value in tags.items():
@@ -206,10 +222,20 @@ class Sender:
             self.outbox.refuse(record, f"{path} is not there any more")
             return
         with server.answers(), server.uploading():
-            if path.is_dir():
+            if record["kind"] == "model":
+                models.log_model(self.uri, self._run(), path, record["to"])
+            elif path.is_dir():
                 mlflow.log_artifacts(self._run(), str(path), record["to"])
             else:
                 mlflow.log_artifact(self._run(), str(path), record["to"] or None)
+
+    def _register(self, record: Record) -> None:
+        try:
+            found = models.register(self.uri, self._state["experiment_id"], record)
+        except RecordRefusedError as error:
+            found = {"name": record["name"], "alias": record["alias"], "version": None, "reason": str(error)}
+            self.outbox.refuse(record, str(error))
+        self._state["registered"] = found
 
     def _end(self, record: Record) -> None:
         mlflow = server.client(self.uri)

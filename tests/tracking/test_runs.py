@@ -14,6 +14,7 @@ import pytest
 
 from saturn_airflow import tracking
 from saturn_airflow.cluster import Node
+from saturn_airflow.jobs import Job
 from saturn_airflow.plan import Assignment, Plan
 from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.runs import JobRun, SweepRun
@@ -234,6 +235,29 @@ def test_a_model_is_found_under_the_uri_that_is_returned(uri: str, tmp_path: Pat
     got = Path(download_artifacts(model_uri, tracking_uri=uri, dst_path=str(tmp_path / "got")))
     assert (got / "model.safetensors").read_bytes() == bytes(range(256)) * 1000
     assert (got / "deep" / "state.json").read_text() == "{}"
+
+
+def test_a_job_names_the_data_it_reads(uri: str, tmp_path: Path) -> None:
+    job = Job(
+        "a", "m:model", "m:rows", load_eval_dataloader="m:held_out", data_args={"rows": 8, "day": "1st"}
+    )
+    params = tracking.job_params(job)
+    for name, data_args in (("a", {}), ("again", {}), ("other", {"data.rows": "9"})):
+        run = tracking.open_job(
+            uri, open_sweep(uri, tmp_path), name, {**params, **data_args}, {}, tmp_path / name
+        )
+        assert run.close()
+        inputs = client(uri).get_run(run.id).inputs.dataset_inputs
+        found = {item.tags[0].value: item.dataset for item in inputs}
+        assert {context: data.name for context, data in found.items()} == {
+            "training": "m:rows",
+            "evaluation": "m:held_out",
+        }
+        if name == "a":
+            digest = found["training"].digest
+            source = json.loads(found["training"].source)["tags"]
+            assert source == {"mlflow.source.name": "m:rows", "rows": "8", "day": "1st"}
+        assert (found["training"].digest == digest) == (name != "other")
 
 
 def test_what_mlflow_refuses_is_put_aside_and_the_rest_arrives(uri: str, tmp_path: Path) -> None:
