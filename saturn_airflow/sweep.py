@@ -51,6 +51,9 @@ class SaturnSweepOperator(TaskGroup):
     :param metric: what the best job is chosen by: ``"eval_loss"``, ``"epoch_loss"`` (the mean training loss
         over the last epoch), ``"loss"``. Default: ``eval_loss`` where all jobs have it, else ``epoch_loss``.
     :param mode: whether the metric is better small (``"min"``) or large (``"max"``).
+    :param register_as: the registered model in MLflow that the best job becomes a version of, with the alias
+        ``champion`` (or that of ``"name@alias"``): only if no job failed beyond ``allowed_failures`` and it
+        beats the present champion by the metric.
     :param checkpoint_every: seconds between checkpoints.
     :param keep_checkpoints: how many checkpoints of a job are kept.
     :param retries: how often a job whose training failed is tried again; it goes on from the last
@@ -75,6 +78,7 @@ class SaturnSweepOperator(TaskGroup):
         planning_seconds: float = 10.0,
         metric: str | None = None,
         mode: Literal["min", "max"] = "min",
+        register_as: str | None = None,
         checkpoint_every: float = 60.0,
         keep_checkpoints: int = 2,
         retries: int = 2,
@@ -89,6 +93,7 @@ class SaturnSweepOperator(TaskGroup):
             _check_jobs(jobs, cluster, techniques, metric)
             _check_choice("metric", metric, (None, *METRICS))
             _check_choice("mode", mode, ("min", "max"))
+            _check_registered_name(register_as)
             _check_choice("profile", profile, ("auto", "fresh", "never"))
             _check_number("planning_seconds", planning_seconds)
             _check_number("checkpoint_every", checkpoint_every)
@@ -154,6 +159,7 @@ class SaturnSweepOperator(TaskGroup):
                 devices=cluster.devices,
                 metric=metric,
                 mode=mode,
+                register_as=register_as,
                 allowed_failures=allowed_failures,
                 group=group,
                 outlets=[asset],
@@ -197,6 +203,13 @@ def _check_jobs(
     if conf.getboolean("saturn", "check_references", fallback=True):
         for job in jobs:
             job.check_references()
+
+
+def _check_registered_name(register_as: str | None) -> None:
+    if register_as is not None:
+        from saturn_airflow.tracking.models import parse_name
+
+        parse_name(register_as)
 
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:

@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 from saturn_airflow import library
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.folders import slug
+from saturn_airflow.operators.code_version import code_version
 
 MLFLOW_CONNECTION = "mlflow_default"
 
@@ -58,7 +59,7 @@ class SweepContext:
         base = conf.get("api", "base_url", fallback="")
         if base:
             tags["airflow.url"] = f"{base.rstrip('/')}/dags/{self.dag_id}/runs/{self.run_id}"
-        return tags
+        return {**tags, **code_version(context)}
 
 
 def home() -> Path:

@@ -32,7 +32,8 @@ class ReportOperator(BaseOperator):
 
     The result is a mapping: ``best`` (job, metric, value, model_uri, run_id), ``jobs`` (one outcome per
     job), ``failed`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``, ``gap``,
-    ``utilisation``, ``mlflow_url`` and more. It is pushed before the task fails for failed jobs.
+    ``utilisation``, ``gpu_hours`` (device-hours), ``registered`` (what came of ``register_as``),
+    ``mlflow_url`` and more. It is pushed before the task fails for failed jobs.
     """
 
     operator_extra_links = (MlflowRunLink(),)
@@ -48,6 +49,7 @@ class ReportOperator(BaseOperator):
         mode: str,
         allowed_failures: int,
         group: str,
+        register_as: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -57,6 +59,7 @@ class ReportOperator(BaseOperator):
         self.devices = devices
         self.metric = metric
         self.mode = mode
+        self.register_as = register_as
         self.allowed_failures = allowed_failures
         self.group = group
         self.mlflow_url: str | None = None
@@ -102,6 +105,8 @@ class ReportOperator(BaseOperator):
         run.log_report(result)
         too_many = len(result["failed"]) > self.allowed_failures
         run.close("failed" if too_many else "finished")
+        if self.register_as and result["best"] and not too_many:
+            result["registered"] = run.register(self.register_as, result["best"], self.mode)
         self.mlflow_url = result["mlflow_url"] = run.url
 
         self.log.info("%s", table(result))
@@ -151,6 +156,7 @@ def summarize(
         "planning_seconds": plan.seconds if plan else None,
         "actual_seconds": makespan,
         "utilisation": busy / (makespan * devices) if makespan else 0.0,
+        "gpu_hours": busy / 3600,
         **estimate_errors(trained),
     }
 
@@ -321,6 +327,10 @@ def table(result: Mapping[str, Any]) -> str:
         )
     if best := result["best"]:
         lines.append(f"best: {best['job']} ({best['metric']} {best['value']:.4f}) {best['model_uri'] or ''}")
+    if registered := result.get("registered"):
+        version = registered["version"]
+        what = f"version {version} @{registered['alias']}" if version else "nothing new"
+        lines.append(f"registered as {registered['name']}: {what} ({registered['reason']})")
     for o in result["jobs"]:
         if o["status"] != "finished":
             lines.append(f"{o['job']} {o['status'].replace('_', ' ')}: {o['reason']}")

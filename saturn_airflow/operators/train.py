@@ -285,7 +285,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         self.mlflow_url = job_run.url
         if outcome.get("model"):
             outcome["model_uri"] = job_run.log_model_folder(outcome["model"])
-        job_run.log_metrics({key: outcome.get(key) for key in ("planned_seconds", "actual_seconds")})
+        figures = {key: outcome.get(key) for key in ("planned_seconds", "actual_seconds")}
+        gpu_hours = outcome["actual_seconds"] * outcome["devices"] / 3600
+        job_run.log_metrics({**figures, "gpu_hours": gpu_hours})
         if goes_on:
             job_run.leave()
         else:
