@@ -8,6 +8,8 @@ from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.errors import InvalidSweepError, JobError, SaturnError
 from saturn_airflow.jobs import HParams, Job, grid
 from saturn_airflow.library import BaseTechnique, register
+from saturn_airflow.rounds import Rounds
+from saturn_airflow.selection import MedianStopping, SuccessiveHalving
 
 if TYPE_CHECKING:
     from saturn_airflow.sweep import SaturnSweepOperator
@@ -20,9 +22,12 @@ __all__ = [
     "InvalidSweepError",
     "Job",
     "JobError",
+    "MedianStopping",
     "Node",
+    "Rounds",
     "SaturnError",
     "SaturnSweepOperator",
+    "SuccessiveHalving",
     "grid",
     "register",
 ]

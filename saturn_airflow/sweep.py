@@ -23,8 +23,13 @@ from saturn_airflow.operators.context import use_techniques_folder
 from saturn_airflow.operators.inventory import deployed_cluster
 from saturn_airflow.operators.plan import PlanOperator
 from saturn_airflow.operators.report import ReportOperator
+from saturn_airflow.operators.round_report import RoundReportOperator
 from saturn_airflow.operators.train import TrainOperator
 from saturn_airflow.operators.trials import TrialsOperator, check_against
+from saturn_airflow.references import Reference
+from saturn_airflow.round_graph import rounds_of
+from saturn_airflow.rounds import Rounds
+from saturn_airflow.selection import Rule, rule_of
 
 #: What Saturn's training loop measures, and a sweep can choose its best job by.
 METRICS = ("eval_loss", "epoch_loss", "loss")
@@ -60,6 +65,10 @@ class SaturnSweepOperator(TaskGroup):
         checkpoint. What is not the job's fault, such as a restarted worker, does not count.
     :param allowed_failures: how many jobs may fail before the sweep counts as failed. Its result is handed
         on either way; but after a failed sweep, Airflow runs only tasks whose trigger rule allows that.
+    :param rounds: how often to plan at the most, each time from what really happened: a number, or a policy
+        such as ``Rounds(most=4, every_minutes=30)``. With 1, the default, the first plan is all there is.
+    :param selection: drops jobs between rounds that are not worth training on: ``SuccessiveHalving(...)``,
+        ``MedianStopping(...)``, or a function of your own; see ``saturn_airflow.selection``.
     :param asset: the asset whose event tells downstream DAGs of a successful sweep, with the best job in
         its ``extra`` (default: ``saturn://<dag_id>/<task_id>``).
     :param experiment: the MLflow experiment (default: the DAG's id).
@@ -83,6 +92,8 @@ class SaturnSweepOperator(TaskGroup):
         keep_checkpoints: int = 2,
         retries: int = 2,
         allowed_failures: int = 0,
+        rounds: int | Rounds = 1,
+        selection: Rule | Reference | None = None,
         asset: Asset | None = None,
         experiment: str | None = None,
         **group_arguments: Any,
@@ -100,6 +111,8 @@ class SaturnSweepOperator(TaskGroup):
             _check_count("keep_checkpoints", keep_checkpoints, 1)
             _check_count("retries", retries, 0)
             _check_count("allowed_failures", allowed_failures, 0)
+            rounds = Rounds.of(rounds)
+            rule = _checked_rule(selection, rounds, jobs)
             _check_argument_names(group_arguments)
         except InvalidSweepError as error:
             raise InvalidSweepError(f"{what}: {error}") from None
@@ -123,52 +136,71 @@ class SaturnSweepOperator(TaskGroup):
                 **patience(),
             )
             waves = profile_waves(cluster, trials, names, planning_seconds, group)
-            plan = PlanOperator(
-                task_id="plan",
-                cluster=cluster.to_dict(),
-                techniques=names,
-                profile=profile,
-                trials_task=trials.task_id,
-                profile_tasks=[task.task_id for task in waves],
-                time_limit=planning_seconds,
-                group=group,
-                trigger_rule=TriggerRule.ALL_DONE,
-                retry_policy=UNLESS_ITS_OWN_FAULT,
+            to_plan: dict[str, Any] = {
+                "cluster": cluster.to_dict(),
+                "techniques": names,
+                "profile": profile,
+                "trials_task": trials.task_id,
+                "profile_tasks": [task.task_id for task in waves],
+                "time_limit": planning_seconds,
+                "group": group,
+            }
+            to_train: dict[str, Any] = {
+                "group": group,
+                "trials_task": trials.task_id,
+                "checkpoint_seconds": checkpoint_every,
+                "keep_checkpoints": keep_checkpoints,
+            }
+            to_report: dict[str, Any] = {
+                "task_id": "report",
+                "trials_task": trials.task_id,
+                "devices": cluster.devices,
+                "metric": metric,
+                "mode": mode,
+                "register_as": register_as,
+                "allowed_failures": allowed_failures,
+                "group": group,
+                "outlets": [asset],
+                "trigger_rule": TriggerRule.ALL_DONE,
+                "retry_policy": UNLESS_ITS_OWN_FAULT,
                 **patience(),
-            )
-            train = per_node(
-                cluster,
-                plan,
-                TrainOperator,
-                "train",
-                mapped="entry",
-                part="jobs",
-                label="{{ task.entry.name }}",
-                group=group,
-                trials_task=trials.task_id,
-                checkpoint_seconds=checkpoint_every,
-                keep_checkpoints=keep_checkpoints,
-                job_retries=retries,
-                **patience(retries),
-            )
-            report = ReportOperator(
-                task_id="report",
-                trials_task=trials.task_id,
-                plan_task=plan.task_id,
-                train_tasks=[task.task_id for task in train],
-                devices=cluster.devices,
-                metric=metric,
-                mode=mode,
-                register_as=register_as,
-                allowed_failures=allowed_failures,
-                group=group,
-                outlets=[asset],
-                trigger_rule=TriggerRule.ALL_DONE,
-                retry_policy=UNLESS_ITS_OWN_FAULT,
-                **patience(),
-            )
-            waves >> plan
-            train >> report
+            }
+            report: ReportOperator
+            if rounds.most == 1:
+                plan = PlanOperator(
+                    task_id="plan",
+                    trigger_rule=TriggerRule.ALL_DONE,
+                    retry_policy=UNLESS_ITS_OWN_FAULT,
+                    **to_plan,
+                    **patience(),
+                )
+                train = per_node(
+                    cluster,
+                    plan,
+                    TrainOperator,
+                    "train",
+                    mapped="entry",
+                    part="jobs",
+                    label="{{ task.entry.name }}",
+                    job_retries=retries,
+                    **to_train,
+                    **patience(retries),
+                )
+                trained = [task.task_id for task in train]
+                report = ReportOperator(plan_task=plan.task_id, train_tasks=trained, **to_report)
+                waves >> plan
+                train >> report
+            else:
+                plans, train = rounds_of(
+                    cluster, waves, rounds, rule, plan=to_plan, train=to_train, job_retries=retries
+                )
+                report = RoundReportOperator(
+                    plan_tasks=[task.task_id for task in plans],
+                    train_tasks=[task.task_id for task in train],
+                    selects=rule is not None,
+                    **to_report,
+                )
+                [*plans, *train] >> report
         self.report = report
         self.asset = asset
 
@@ -203,6 +235,26 @@ def _check_jobs(
     if conf.getboolean("saturn", "check_references", fallback=True):
         for job in jobs:
             job.check_references()
+
+
+def _checked_rule(
+    selection: Rule | Reference | None, rounds: Rounds, jobs: Sequence[Job] | XComArg
+) -> Rule | None:
+    if selection is None:
+        return None
+    rule = rule_of(selection)
+    if rounds.most == 1:
+        raise InvalidSweepError(
+            "selection drops jobs between rounds, and there is one; give rounds=2 or more"
+        )
+    if not isinstance(jobs, XComArg) and rule.metric == "eval_loss":
+        for job in jobs:
+            if job.load_eval_dataloader is None:
+                raise InvalidSweepError(
+                    f"selection: its metric is 'eval_loss', but job {job.name!r} has no "
+                    "load_eval_dataloader; give it one, or write metric='epoch_loss'"
+                )
+    return rule
 
 
 def _check_registered_name(register_as: str | None) -> None:

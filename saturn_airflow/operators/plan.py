@@ -62,13 +62,16 @@ class PlanOperator(BaseOperator):
         self.time_limit = time_limit
         self.group = group
         self.mlflow_url: str | None = None
+        #: What is planned, and what is known of it, once that was read.
+        self.jobs: dict[str, Job] = {}
+        self.estimates: Estimates = {}
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan.
 
         :raises AirflowFailException: when there are no trials, or no job has a strategy that works.
         """
-        from saturn_airflow import planning, tracking
+        from saturn_airflow import tracking
         from saturn_airflow.planning import baselines
         from saturn_airflow.planning.explaining import explain
         from saturn_airflow.profiling import waves
@@ -103,7 +106,8 @@ class PlanOperator(BaseOperator):
             problem = Problem(sweep.key, cluster.nodes, tuple(planned))
         except InvalidSweepError as error:
             raise AirflowFailException(str(error)) from None
-        plan = planning.solve(problem, time_limit=self.time_limit)
+        self.jobs, self.estimates = jobs, estimates
+        plan = self.solve(problem)
         practice = baselines.current_practice(problem)
         reasons_why = {reason.assignment.job: reason for reason in explain(problem, plan).reasons}
         plan = with_launches(plan, cluster, jobs, estimates)
@@ -123,6 +127,12 @@ class PlanOperator(BaseOperator):
         tracking.estimates.record(uri, lasting, sweep.folder, speed_versions(), jobs=names)
         self.mlflow_url = run.url
         return entries(plan, jobs, estimates, cluster, made)
+
+    def solve(self, problem: Problem) -> Plan:
+        """The plan."""
+        from saturn_airflow import planning
+
+        return planning.solve(problem, time_limit=self.time_limit)
 
 
 def profiling(learned: Learned, until: float) -> dict[str, float]:

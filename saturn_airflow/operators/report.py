@@ -31,7 +31,7 @@ class ReportOperator(BaseOperator):
     """Close the sweep's run and hand its result to the next task.
 
     The result is a mapping: ``best`` (job, metric, value, model_uri, run_id), ``jobs`` (one outcome per
-    job), ``failed`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``, ``gap``,
+    job), ``failed``, ``pruned`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``, ``gap``,
     ``utilisation``, ``gpu_hours`` (device-hours), ``registered`` (what came of ``register_as``),
     ``mlflow_url`` and more. It is pushed before the task fails for failed jobs.
     """
@@ -79,7 +79,7 @@ class ReportOperator(BaseOperator):
             ti.xcom_pull(task_ids=self.plan_task, key=key, map_indexes=-1)
             for key in ("plan", "unplanned", "attempt", "profiling", "return_value")
         )
-        outcomes = pull_all(context, self.train_tasks, OUTCOME_KEY, attempt)
+        outcomes, entries = self.trained(context, attempt, entries or [])
         result = summarize(
             [job.name for job in jobs],
             Plan.from_dict(planned) if planned else None,
@@ -93,9 +93,10 @@ class ReportOperator(BaseOperator):
             result["current_practice_seconds"] = planned["current_practice"]
         started = pull_from_trials(context, self.trials_task, "started")
         result |= stages(profiling, time.time() - started)
-        speeds = actual_speeds(outcomes, entries or [])
+        speeds = actual_speeds(outcomes, entries)
         result["drifted"] = drifted(speeds, jobs)
         result["best"] = best_of(result["jobs"], self.metric, self.mode)
+        result |= self.comparison(context, jobs)
 
         uri = mlflow_uri()
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
@@ -114,7 +115,7 @@ class ReportOperator(BaseOperator):
         ti.xcom_push("return_value", finite(result))
         if too_many:
             reasons = "\n".join(
-                f"  {o['job']}: {o['reason']}" for o in result["jobs"] if o["status"] != "finished"
+                f"  {o['job']}: {o['reason']}" for o in result["jobs"] if o["job"] in result["failed"]
             )
             raise AirflowFailException(
                 f"{len(result['failed'])} of {len(jobs)} jobs failed "
@@ -123,6 +124,16 @@ class ReportOperator(BaseOperator):
         for asset in self.outlets:
             context["outlet_events"][asset].extra = {"best": result["best"], "failed": result["failed"]}
         return dict(finite(result))
+
+    def trained(
+        self, context: Context, attempt: float, entries: list[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The outcome of each job, and the entry of the plan that it belongs to."""
+        return pull_all(context, self.train_tasks, OUTCOME_KEY, attempt), entries
+
+    def comparison(self, context: Context, jobs: Sequence[Job]) -> dict[str, Any]:
+        """What else the result says; here nothing."""
+        return {}
 
 
 def summarize(
@@ -145,10 +156,11 @@ def summarize(
     last = max((o["ended_at"] for o in trained), default=0.0)
     makespan = last - first
     busy = sum(o["actual_seconds"] * o["devices"] for o in trained)
-    failed = [name for name in names if by_job[name]["status"] != "finished"]
+    failed = [name for name in names if by_job[name]["status"] not in ("finished", "pruned")]
     return {
         "jobs": [by_job[name] for name in names],
         "failed": failed,
+        "pruned": [name for name in names if by_job[name]["status"] == "pruned"],
         "missing": failed,
         "planned_seconds": plan.makespan if plan else None,
         "lower_bound": plan.lower_bound if plan else None,

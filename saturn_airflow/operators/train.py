@@ -156,6 +156,13 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             raise AirflowException(message)
         raise AirflowFailException(message)
 
+    def must_let_go(self) -> bool:
+        """Whether to follow no longer, though training goes on."""
+        return self.must_go()
+
+    def watch(self, event: dict[str, Any]) -> None:
+        """Look at an event of training; here nothing is made of it."""
+
     def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
         """The outcome of a run that has ended."""
         if not self._outcome:
@@ -221,8 +228,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         """Tell MLflow and the log what the run says; how it ended, None if this task must go before that."""
         run.read_on()
         end = None
-        for event in run.events(give_up=self.must_go):
+        for event in run.events(give_up=self.must_let_go):
             self._say(event)
+            self.watch(event)
             if event["event"] != "waiting":
                 self._mlflow(context).follow(event)
             if event["event"] == "end":

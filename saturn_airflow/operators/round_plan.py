@@ -1,0 +1,343 @@
+"""The planning task of a round: where the sweep stands, whom to drop, and what to do next."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowSkipException
+
+from saturn_airflow import selection
+from saturn_airflow.cluster import Cluster
+from saturn_airflow.estimates import Estimate, Key
+from saturn_airflow.jobs import Job
+from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
+from saturn_airflow.operators.plan import PlanOperator, entries, summary
+from saturn_airflow.operators.train import OUTCOME_KEY, STOP_SECONDS
+from saturn_airflow.plan import Plan
+from saturn_airflow.problem import Problem
+from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.options import by_key, total_batches
+from saturn_airflow.rounds import Rounds
+
+if TYPE_CHECKING:
+    from saturn_airflow.planning.adoption import Decision
+    from saturn_airflow.planning.execution import Situation
+    from saturn_airflow.training.progress import Progress
+
+STATE_KEY = "round"
+#: What a job ended with that no further round takes up.
+OVER = ("failed", "not_a_number", "out_of_memory", "pruned", "does_not_fit")
+#: Seconds that saving a job takes, where none has been saved yet.
+_CHECKPOINT_SECONDS = 5.0
+_NOTHING = 1e-9
+
+
+class RoundPlanOperator(PlanOperator):
+    """Plan one round of a sweep.
+
+    The first round's plan is that of a sweep without rounds, made in the knowledge of the boundary to come.
+    Each later one drops the jobs that the selection drops, learns from the speeds that were seen, and either
+    carries the plan on or stops the jobs that move. Skipped when nothing is left to train.
+
+    :param number: of the round, from 1.
+    :param earlier: the plan tasks of the rounds before, first to last.
+    :param trained: the train tasks of the rounds before.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        rounds: dict[str, Any],
+        selection: dict[str, Any] | None,
+        earlier: Sequence[str],
+        trained: Sequence[str],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.number = number
+        self.rounds = rounds
+        self.selection = selection
+        self.earlier = list(earlier)
+        self.trained = list(trained)
+        self._problem: Problem | None = None
+        self._decision: Decision | None = None
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """Plan the round.
+
+        :raises AirflowSkipException: when nothing is left to train.
+        """
+        return self._first(context) if self.number == 1 else self._again(context)
+
+    def solve(self, problem: Problem) -> Plan:
+        """The first plan, made for a sweep that is looked at again."""
+        from saturn_airflow.planning.execution import Situation
+
+        rung = self._rung({})
+        left = {job.name: self._goal(job.name, rung) for job in problem.jobs}
+        self._problem = problem
+        self._decision = self._decide(problem, None, Situation(left), 0.0)
+        return self._decision.plan
+
+    def _first(self, context: Context) -> list[dict[str, Any]]:
+        found = super().execute(context)
+        assert self._problem is not None
+        assert self._decision is not None
+        state = {
+            "problem": self._problem.to_dict(),
+            "estimates": [estimate.to_dict() for estimate in self.estimates.values()],
+            "pruned": [],
+        }
+        context["ti"].xcom_push(STATE_KEY, finite(state))
+        rung = self._rung({})
+        return [self._with_round(entry, self._decision, rung) for entry in found]
+
+    def _again(self, context: Context) -> list[dict[str, Any]]:
+        from saturn_airflow import tracking
+        from saturn_airflow.planning import baselines
+
+        ti = context["ti"]
+        sweep = SweepContext.of(context, self.group)
+        last = self._last_plan(context)
+        if last is None:
+            raise AirflowSkipException("no earlier round has a plan")
+        plan, before, state = last
+        problem = Problem.from_dict(state["problem"])
+        estimates = by_key(*map(Estimate.from_dict, state["estimates"]))
+        cluster = Cluster.from_dict(self.cluster)
+        listed = pull_from_trials(context, self.trials_task, "jobs")
+        jobs = {data["name"]: Job.from_dict(data) for data in listed}
+        self.jobs, self.estimates = jobs, estimates
+        progress = self._progress(sweep, problem)
+        going = self._going(context, progress, state["pruned"])
+        dropped = self._drop(progress, going)
+        going = [job for job in going if job not in dropped]
+        made = time.time()
+        pruned = [*state["pruned"], *dropped]
+        ti.xcom_push(STATE_KEY, {**state, "pruned": pruned})
+        if not going and not dropped:
+            raise AirflowSkipException("every job is done")
+        for job in dropped:
+            if run := progress[job].alive:
+                run.stop(STOP_SECONDS)
+        rung = self._rung({job: progress[job] for job in going})
+        situation = self._situation(progress, going, rung)
+        if situation.left:
+            decision = self._decide(
+                learned(problem, progress, estimates, jobs, self.log.info),
+                plan,
+                situation,
+                _checkpoint(progress),
+            )
+            self._say(decision)
+            for job in decision.moved:
+                self.log.info("%s is stopped to go on elsewhere", job)
+                if run := progress[job].alive:
+                    run.stop(STOP_SECONDS)
+            plan = decision.plan
+            wanted = tuple(a for a in plan.assignments if a.job in situation.left)
+            plan = dataclasses.replace(plan, assignments=wanted, makespan=decision.expected)
+            found = entries(plan, jobs, estimates, cluster, made)
+            result = [self._with_round(entry, decision, rung, progress, before) for entry in found]
+        else:
+            result = []
+        practice = baselines.current_practice(problem)
+        self.log.info("%s", summary(plan, practice))
+        ti.xcom_push("unplanned", [])
+        ti.xcom_push("attempt", made)
+        ti.xcom_push(
+            "plan", finite({**plan.to_dict(), **cluster.to_dict(), "current_practice": practice.makespan})
+        )
+        sweep_run = tracking.reopen_sweep(
+            mlflow_uri(), pull_from_trials(context, self.trials_task, "sweep"), sweep.folder
+        )
+        sweep_run.log_plan(plan, cluster, self.number)
+        self.mlflow_url = sweep_run.url
+        for job in dropped:
+            reason = f"pruned after {progress[job].steps} batches, before round {self.number}"
+            self.log.warning("%s is %s", job, reason)
+            result.append(
+                {
+                    **before[job],
+                    "round": self.number,
+                    "attempt": made,
+                    "position": len(result),
+                    "pruned": reason,
+                }
+            )
+        return result
+
+    def _last_plan(self, context: Context) -> tuple[Plan, dict[str, Any], dict[str, Any]] | None:
+        """The last plan that was made, the last entry of each job, and the state."""
+        ti = context["ti"]
+        found: dict[str, Any] = {}
+        plan = state = None
+        for task in self.earlier:
+            made, entered, kept = (
+                ti.xcom_pull(task_ids=task, key=key, map_indexes=-1)
+                for key in ("plan", "return_value", STATE_KEY)
+            )
+            if entered is not None:
+                plan = made
+                found.update({entry["name"]: entry for entry in entered})
+            state = kept or state
+        return (Plan.from_dict(plan), found, state) if plan and state else None
+
+    def _progress(self, sweep: SweepContext, problem: Problem) -> dict[str, Progress]:
+        from saturn_airflow.training import progress
+
+        return {job.name: progress.of(sweep.job_folder(job.name)) for job in problem.jobs}
+
+    def _going(self, context: Context, progress: Mapping[str, Progress], pruned: Sequence[str]) -> list[str]:
+        """Jobs that are neither done, nor dropped, nor failed for good."""
+        outcomes = context["ti"].xcom_pull(task_ids=self.trained, key=OUTCOME_KEY) or []
+        over = {o["job"] for o in outcomes if o is not None and o["status"] in OVER}
+        return [
+            job
+            for job, p in progress.items()
+            if p.status != "finished" and job not in over and job not in pruned
+        ]
+
+    def _drop(self, progress: Mapping[str, Progress], going: Sequence[str]) -> list[str]:
+        if self.selection is None:
+            return []
+        rule = selection.from_dict(self.selection)
+        histories = {job: p.history.get(rule.metric, {}) for job, p in progress.items()}
+        found = selection.select(rule, histories, going, rule.metric)
+        for warning in found.warnings:
+            self.log.error("%s", warning)
+        return list(found.pruned)
+
+    def _goal(self, name: str, rung: float) -> float:
+        """The share of its batches that a job is to have trained at the end of the round."""
+        job = self.jobs[name]
+        total = total_batches(job, self.estimates)
+        if not math.isfinite(rung) or not total:
+            return 1.0
+        return min(1.0, rung * self._per_epoch(job) / total) or 1.0
+
+    def _per_epoch(self, job: Job) -> int:
+        mark = fingerprint(job)
+        return max((e.batches_per_epoch for e in self.estimates.values() if e.fingerprint == mark), default=0)
+
+    def _rung(self, progress: Mapping[str, Progress]) -> float:
+        """Epochs that jobs train to in this round; infinite for their end."""
+        if self.selection is None or self.number == self.rounds["most"]:
+            return math.inf
+        rule = selection.from_dict(self.selection)
+        epochs = [p.steps / p.per_epoch if p.per_epoch else 0.0 for p in progress.values()]
+        return rule.next_rung(min(epochs, default=0.0) + _NOTHING)
+
+    def _situation(self, progress: Mapping[str, Progress], going: Sequence[str], rung: float) -> Situation:
+        from saturn_airflow.planning.execution import Place, Situation
+
+        left, running = {}, {}
+        for job in going:
+            p = progress[job]
+            goal = self._goal(job, rung)
+            if goal - p.share > _NOTHING:
+                left[job] = goal - p.share
+            if p.alive and p.training and job in left:
+                spec = p.alive.spec
+                assert spec.device_ids is not None
+                running[job] = Place(spec.technique, spec.devices, spec.node, tuple(spec.device_ids))
+        return Situation(left, running)
+
+    def _decide(
+        self, problem: Problem, plan: Plan | None, situation: Situation, checkpoint: float
+    ) -> Decision:
+        from saturn_airflow.planning.adoption import Effort, decide
+
+        policy = Rounds.from_dict(self.rounds)
+        # Where jobs wait for each other at a rung, that is what ends a round.
+        whole = self.number == policy.most or (self.selection is not None and self._waits_at_rungs(policy))
+        return decide(
+            problem,
+            plan,
+            situation,
+            # Looking beyond the boundary takes up to five searches.
+            effort=Effort(time_limit=self.time_limit / (1 if whole else 5)),
+            checkpoint=checkpoint,
+            length=(lambda makespan: math.inf) if whole else policy.length,
+        )
+
+    def _waits_at_rungs(self, policy: Rounds) -> bool:
+        assert self.selection is not None
+        own = (policy.every_minutes, policy.share, policy.off_by)
+        return own == (None, None, None) and selection.from_dict(self.selection).next_rung(0.0) < math.inf
+
+    def _with_round(
+        self,
+        entry: dict[str, Any],
+        decision: Decision,
+        rung: float,
+        progress: Mapping[str, Progress] | None = None,
+        before: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A plan's entry with what its train task must know of the round."""
+        added: dict[str, Any] = {"round": self.number, "ends_at": None, "most_batches": None}
+        if math.isfinite(decision.length):
+            added["ends_at"] = entry["attempt"] + decision.length
+        if math.isfinite(rung) and entry["batches"]:
+            per_epoch = self._per_epoch(self.jobs[entry["name"]])
+            if per_epoch and rung * per_epoch < entry["batches"]:
+                added["most_batches"] = int(rung * per_epoch)
+        added["planned_makespan"] = decision.expected
+        if progress and (p := progress[entry["name"]]).alive:
+            stays = entry["name"] not in decision.moved and p.training
+            added["goes_on"] = list(p.alive.spec.priority) if stays else None
+        if before and (old := before.get(entry["name"])) and _place(old) != _place(entry):
+            added["moved_from"] = f"{old['technique']} x {old['devices']} on {old['node']}"
+        return {**entry, **added}
+
+    def _say(self, decision: Decision) -> None:
+        if decision.adopted:
+            self.log.info(
+                "A new plan: all is done in %.1f s, moves included; the one before would take %.1f s more",
+                *(decision.expected, decision.otherwise - decision.expected),
+            )
+        else:
+            self.log.info("The plan is carried on: no other wins more than its moves cost")
+
+
+def learned(
+    problem: Problem,
+    progress: Mapping[str, Progress],
+    estimates: Mapping[Any, Estimate],
+    jobs: Mapping[str, Job],
+    say: Callable[..., object] = lambda *_: None,
+) -> Problem:
+    """``problem`` with the seconds to be expected after the speeds that were seen."""
+    from saturn_airflow.planning.learning import Seen, corrected
+
+    marks = {name: fingerprint(jobs[name]) for name in progress}
+    seen = []
+    for job, p in progress.items():
+        for speed in p.speeds:
+            estimate = estimates.get(Key(marks[job], speed.technique, speed.devices, speed.kind))
+            if estimate is not None and estimate.works:
+                factor = speed.seconds / estimate.seconds_per_batch
+                seen.append(Seen(job, speed.technique, speed.devices, speed.kind, factor))
+                say(
+                    "%s under %s x %d takes %.2f times the estimate",
+                    job,
+                    speed.technique,
+                    speed.devices,
+                    factor,
+                )
+    return corrected(problem, seen, marks)
+
+
+def _checkpoint(progress: Mapping[str, Progress]) -> float:
+    seen = [p.checkpoint_seconds for p in progress.values() if p.checkpoint_seconds]
+    return max(seen, default=_CHECKPOINT_SECONDS)
+
+
+def _place(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    return entry["technique"], entry["devices"], entry["node"], tuple(entry["device_ids"])

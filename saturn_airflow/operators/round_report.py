@@ -1,0 +1,88 @@
+"""The report of a sweep with rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import Context
+
+from saturn_airflow.estimates import Estimate
+from saturn_airflow.jobs import Job
+from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.report import ReportOperator
+from saturn_airflow.operators.round_plan import STATE_KEY, learned
+from saturn_airflow.operators.round_train import GOES_ON
+from saturn_airflow.operators.train import OUTCOME_KEY
+from saturn_airflow.problem import Problem
+from saturn_airflow.profiling.options import by_key
+
+#: Seconds to plan what the sweep would have been without selection.
+_PLANNING_SECONDS = 2.0
+
+
+class RoundReportOperator(ReportOperator):
+    """Close a sweep with rounds: each job's last outcome counts.
+
+    The result has ``rounds`` too (how many were used), and with a selection ``without_selection_seconds``:
+    what training every job to its end would take, planned with the speeds that were seen.
+
+    :param plan_tasks: of all rounds.
+    """
+
+    def __init__(self, *, plan_tasks: list[str], selects: bool, **kwargs: Any) -> None:
+        super().__init__(plan_task=plan_tasks[0], **kwargs)
+        self.plan_tasks = plan_tasks
+        self.selects = selects
+
+    def trained(
+        self, context: Context, attempt: float, entries: list[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Each job's last outcome, and the last entry of it in a plan."""
+        ti = context["ti"]
+        last_entry: dict[str, dict[str, Any]] = {}
+        attempts = []
+        for task in self.plan_tasks:
+            made, entered = (
+                ti.xcom_pull(task_ids=task, key=key, map_indexes=-1) for key in ("attempt", "return_value")
+            )
+            if entered is not None:
+                attempts.append(made)
+                last_entry.update({entry["name"]: entry for entry in entered})
+        first = {entry["name"]: entry for entry in entries}
+        found = ti.xcom_pull(task_ids=self.train_tasks, key=OUTCOME_KEY) or []
+        last: dict[str, dict[str, Any]] = {}
+        for outcome in sorted(
+            (o for o in found if o and o["attempt"] in attempts), key=lambda o: o["attempt"]
+        ):
+            last[outcome["job"]] = dict(outcome)
+        for name, outcome in last.items():
+            if outcome["status"] in GOES_ON:
+                outcome |= {
+                    "status": "lost",
+                    "reason": "no later round went on with it; see the plan tasks' logs",
+                }
+            if name in first:
+                # Later plans have what was left of it.
+                outcome["planned_seconds"] = first[name]["end"] - first[name]["start"]
+        return list(last.values()), list(last_entry.values())
+
+    def comparison(self, context: Context, jobs: Sequence[Job]) -> dict[str, Any]:
+        """How many rounds there were, and what they would have taken without selection."""
+        ti = context["ti"]
+        used = [t for t in self.plan_tasks if ti.xcom_pull(task_ids=t, key="return_value", map_indexes=-1)]
+        found: dict[str, Any] = {"rounds": len(used)}
+        state = ti.xcom_pull(task_ids=self.plan_tasks[0], key=STATE_KEY, map_indexes=-1)
+        if self.selects and state:
+            from saturn_airflow import planning
+            from saturn_airflow.training import progress
+
+            problem = Problem.from_dict(state["problem"])
+            sweep = SweepContext.of(context, self.group)
+            by_name = {job.name: job for job in jobs}
+            so_far = {job.name: progress.of(sweep.job_folder(job.name)) for job in problem.jobs}
+            estimates = by_key(*map(Estimate.from_dict, state["estimates"]))
+            whole = learned(problem, so_far, estimates, by_name)
+            found["without_selection_seconds"] = planning.solve(whole, time_limit=_PLANNING_SECONDS).makespan
+            self.log.info("Without selection, training would take %.1f s", found["without_selection_seconds"])
+        return found

@@ -1,0 +1,189 @@
+"""One job's training in one round of a sweep."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
+
+from saturn_airflow.operators.context import SweepContext, finite
+from saturn_airflow.operators.train import OUTCOME_KEY, STOP_SECONDS, TrainOperator
+from saturn_airflow.rounds import Rounds
+
+if TYPE_CHECKING:
+    from saturn_airflow.training.runs import Run, RunSpec
+
+#: Outcomes of a job that a later round goes on with.
+GOES_ON = ("going_on", "waiting", "paused")
+
+
+class RoundTrainOperator(TrainOperator):
+    """Train one job until it is done, or the round ends.
+
+    At the boundary this task succeeds and training goes on without it: the next plan stops only jobs that it
+    moves, and the next round's task follows on those that stay. A job whose turn has not come is skipped, and
+    so is one that was pruned. The outcome's ``status`` then is ``going_on``, ``paused`` (at a rung of the
+    selection), ``waiting`` or ``pruned``.
+    """
+
+    def __init__(self, *, rounds: dict[str, Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rounds = rounds
+        self._over_file: Path | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Train.
+
+        :raises AirflowSkipException: when the job was pruned, or its turn did not come in this round.
+        """
+        if self.entry.get("pruned"):
+            self._prune(context)
+        sweep = SweepContext.of(context, self.group)
+        self._over_file = sweep.folder / f"round_{self.entry['round']}.over"
+        if self._is_over() and not self.entry.get("goes_on"):
+            self._wait_for_next(context)
+        return super().execute(context)
+
+    def submit_job(self, context: Context) -> str:
+        """The run that goes on from the round before, or a new one."""
+        from saturn_airflow.training import runs
+
+        folder = SweepContext.of(context, self.group).job_folder(self.entry["name"])
+        found = runs.all_of(folder)
+        # It may have ended while the next round was planned.
+        end = found[-1].end if found and self._is_of_this_plan(found[-1]) else None
+        if end is not None and end["status"] == "finished":
+            return str(found[-1].folder)
+        name = super().submit_job(context)
+        if self.entry.get("moved_from"):
+            self._mark(context)
+        return name
+
+    def poll_until_complete(self, external_id: Any, context: Context) -> None:
+        """Follow the run to its end or the round's, or until this task must go."""
+        from saturn_airflow.training import runs
+
+        run = runs.Run(Path(str(external_id)))
+        try:
+            end = self._pass_on(context, run)
+        except AirflowTaskTimeout:
+            run.stop(STOP_SECONDS)
+            raise
+        if end is None and not self.must_go():
+            self._end_round(context, run)
+        elif end is not None and self._is_at_rung(end):
+            self._outcome = self._leave_open(context, "paused", end.get("result") or {})
+            run.done_with()
+        else:
+            super().poll_until_complete(external_id, context)
+
+    def must_let_go(self) -> bool:
+        """Whether this task was told to go, or the round is over."""
+        return self.must_go() or self._is_over()
+
+    def watch(self, event: dict[str, Any]) -> None:
+        """End the round for all where this job is going to end far from when it was planned to."""
+        if event["event"] != "step" or event["eta_seconds"] is None or self._over_file is None:
+            return
+        entry = self.entry
+        expected = event["time"] + event["eta_seconds"] - entry["attempt"]
+        policy = Rounds.from_dict(self.rounds)
+        strayed = policy.strayed(expected, entry["end"], entry["planned_makespan"])
+        if strayed and entry["round"] < policy.most and not self._over_file.exists():
+            self.log.info("Ends after %.0f s instead of %.0f: the round is over", expected, entry["end"])
+            self._over_file.touch()
+
+    def _spec(self, context: Context) -> RunSpec:
+        import dataclasses
+
+        from saturn_airflow.training import progress
+
+        spec = super()._spec(context)
+        if self.entry.get("most_batches") is None:
+            return spec
+        left = self.entry["most_batches"] - progress.of(spec.folder).steps
+        return dataclasses.replace(spec, batch_count=max(left, 0))
+
+    def _is_of_this_plan(self, run: Run) -> bool:
+        goes_on = self.entry.get("goes_on")
+        return super()._is_of_this_plan(run) or (goes_on is not None and run.spec.priority == tuple(goes_on))
+
+    def _is_over(self) -> bool:
+        ends_at = self.entry.get("ends_at")
+        if ends_at is not None and time.time() >= ends_at:
+            return True
+        return self._over_file is not None and self._over_file.exists()
+
+    def _is_at_rung(self, end: dict[str, Any]) -> bool:
+        most = self.entry.get("most_batches")
+        return (
+            most is not None and end["status"] == "stopped" and (end["result"] or {}).get("steps", 0) >= most
+        )
+
+    def _end_round(self, context: Context, run: Run) -> None:
+        from saturn_airflow.training import progress
+
+        so_far = progress.of(run.spec.folder)
+        if so_far.alive is not None and not so_far.training:
+            run.stop(STOP_SECONDS)
+            run.done_with()
+            self._wait_for_next(context)
+        self.log.info("The round is over; training goes on until the next plan says otherwise")
+        self._outcome = self._leave_open(context, "going_on", {"steps": so_far.steps})
+
+    def _leave_open(self, context: Context, status: str, result: dict[str, Any]) -> dict[str, Any]:
+        """Push an outcome of a job that a later round goes on with."""
+        from saturn_airflow.training import runs
+
+        folder = SweepContext.of(context, self.group).job_folder(self.entry["name"])
+        outcome = {
+            **self._planned(),
+            **result,
+            "status": status,
+            "reason": None,
+            **runs.time_on_devices(folder),
+        }
+        outcome["round"] = self.entry["round"]
+        context["ti"].xcom_push(OUTCOME_KEY, finite(outcome))
+        job_run = self._mlflow(context)
+        job_run.wait(10)
+        self.mlflow_url = job_run.url
+        job_run.leave()
+        return dict(finite(outcome))
+
+    def _wait_for_next(self, context: Context) -> NoReturn:
+        outcome = {**self._planned(), "status": "waiting", "reason": "its turn did not come in this round"}
+        context["ti"].xcom_push(OUTCOME_KEY, finite({**outcome, "round": self.entry["round"]}))
+        raise AirflowSkipException(f"{self.entry['name']}: {outcome['reason']}")
+
+    def _prune(self, context: Context) -> NoReturn:
+        from saturn_airflow.training import runs
+
+        folder = SweepContext.of(context, self.group).job_folder(self.entry["name"])
+        outcome = {
+            **self._planned(),
+            "status": "pruned",
+            "reason": self.entry["pruned"],
+            "round": self.entry["round"],
+            **runs.time_on_devices(folder),
+        }
+        for run in runs.all_of(folder):
+            self._pass_on(context, run)
+            run.done_with()
+        job_run = self._mlflow(context)
+        job_run.wait(10)
+        outcome["run_id"], self.mlflow_url = job_run.id, job_run.url
+        job_run.close("pruned", self.entry["pruned"])
+        context["ti"].xcom_push(OUTCOME_KEY, finite(outcome))
+        raise AirflowSkipException(f"{self.entry['name']}: {self.entry['pruned']}")
+
+    def _mark(self, context: Context) -> None:
+        """Say in MLflow that the job goes on elsewhere."""
+        entry = self.entry
+        ids = ",".join(map(str, entry["device_ids"]))
+        to = f"{entry['technique']} x {entry['devices']} on {entry['node']}[{ids}]"
+        self.log.info("Moved from %s to %s", entry["moved_from"], to)
+        self._mlflow(context).tag({f"saturn.moved.round_{entry['round']}": f"{entry['moved_from']} -> {to}"})
