@@ -100,9 +100,14 @@ class Supervisor:
         job = spec.job
         warm.prepare(map(str, filter(None, [job.load_model, job.load_dataloader, job.loss_function])))
 
+        stepped_back: list[bool] = []
+
         def warm_up() -> None:
             # Where any devices will do they are not known yet, and what is started now must see no others.
             if spec.device_ids is not None and spec.mode == "train":
+                if not stepped_back:
+                    warm.step_back(True)
+                    stepped_back.append(True)
                 os.environ.update(devices.environment(wanted))
                 launching.warm_up()
 
@@ -120,6 +125,8 @@ class Supervisor:
         except leases.GivenUpError:
             raise StoppedError("stopped while waiting for its devices") from None
         held.enter_context(lease)
+        if stepped_back:
+            warm.step_back(False)
         mine = [device for device in wanted if device.name in lease.devices]
         self.emit(
             {"event": "leased", "devices": [device.id for device in mine], "names": list(lease.devices)}

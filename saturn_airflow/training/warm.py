@@ -12,13 +12,14 @@ import contextlib
 import importlib
 import importlib.util
 import os
-import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _VARIABLE = "SATURN_WARM_IMPORTS"
-# The niceness of those who may run when nobody else wants to.
-_LAST = 19
+# The kernel takes a new priority of a session at most ten times a second.
+_AUTOGROUP = Path("/proc/self/autogroup")
+_TRIES, _PAUSE = 10, 0.11
 _ALWAYS = ["saturn_airflow.training.ranks", "saturn_airflow.training.session", "saturn_airflow.training.loop"]
 _HARMLESS = {"datasets", "numpy", "pandas", "PIL", "scipy", "sklearn", "torch", "torchvision", "transformers"}
 
@@ -27,6 +28,23 @@ def prepare(references: Iterable[str | None]) -> None:
     """Let servers started from now on import what ``"module:name"`` references will import."""
     wanted = dict.fromkeys(name for reference in references if reference for name in _imports(reference))
     os.environ[_VARIABLE] = ",".join(wanted)
+
+
+def step_back(back: bool) -> None:
+    """Let this session's processes run only when no others want to, or no longer so.
+
+    Who warms up while others train must not slow them. Linux schedules sessions against each other
+    (``sched(7)``, "The autogroup feature"), and only their priority can be given back without privileges;
+    where that is switched off nothing happens.
+    """
+    for _ in range(_TRIES):
+        try:
+            _AUTOGROUP.write_text("19" if back else "0")
+            return
+        except BlockingIOError:
+            time.sleep(_PAUSE)
+        except OSError:
+            return
 
 
 def _imports(reference: str) -> Iterator[str]:
@@ -63,20 +81,6 @@ def _source(module: str) -> bytes | None:
         return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_bytes()
     except (ImportError, OSError, ValueError):
         return None
-
-
-def import_behind_others() -> None:
-    """Import it all, here, without taking the cores from those who train."""
-    # Only this thread steps back, and it is gone before anything is forked.
-    thread = threading.Thread(target=_import_last, name="saturn-warm")
-    thread.start()
-    thread.join()
-
-
-def _import_last() -> None:
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LAST)
-    import_all()
 
 
 def import_all() -> None:

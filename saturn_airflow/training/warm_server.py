@@ -2,4 +2,4 @@
 
 from saturn_airflow.training import warm
 
-warm.import_behind_others()
+warm.import_all()

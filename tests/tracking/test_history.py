@@ -210,3 +210,72 @@ def test_without_mlflow_nothing_is_known_and_estimates_are_kept_for_later(
 
     assert tracking.send_outbox(embedded_uri, tmp_path)
     assert len(estimates.find(embedded_uri, [mark])) == 1
+
+
+def test_what_could_not_run_is_forgotten_after_a_week() -> None:
+    now = 1000 * time.time()
+    ran = {"time": now - 30 * 86400e3, "estimate": estimate("f")}
+    for days, known in ((1, True), (6, True), (8, False)):
+        failed = {"time": now - days * 86400e3, "estimate": estimate("f", reason="out of memory")}
+        assert (estimates._combined([ran, failed]) is not None) == known
+
+
+def test_another_version_of_a_technique_starts_anew(embedded_uri: str, mark: str, tmp_path: Path) -> None:
+    estimates.record(embedded_uri, [estimate(mark, seconds_per_batch=9.0)], tmp_path)
+    estimates.record(embedded_uri, [estimate(mark, version="2")], tmp_path)
+    (found,) = estimates.find(embedded_uri, [mark])
+    assert (found.version, found.seconds_per_batch) == ("2", 0.5)
+
+
+def test_what_drifted_is_stale_until_it_is_measured_again(
+    embedded_uri: str, mark: str, tmp_path: Path
+) -> None:
+    estimates.record(embedded_uri, [estimate(mark)], tmp_path)
+    estimates.update(embedded_uri, [estimate(mark, seconds_per_batch=0.7, stale="off by 40%")], tmp_path)
+    (found,) = estimates.find(embedded_uri, [mark])
+    assert found.stale == "off by 40%"
+    estimates.record(embedded_uri, [estimate(mark, seconds_per_batch=0.69)], tmp_path)
+    (found,) = estimates.find(embedded_uri, [mark])
+    assert found.stale is None
+    assert 0.5 < found.seconds_per_batch < 0.7
+
+
+def test_how_training_ends_is_learned_from_training_alone(
+    embedded_uri: str, mark: str, tmp_path: Path
+) -> None:
+    estimates.record(embedded_uri, [estimate(mark, launch_seconds=4.0)], tmp_path)
+    estimates.update(embedded_uri, [estimate(mark, ending_seconds=3.0)], tmp_path)
+    (found,) = estimates.find(embedded_uri, [mark])
+    assert (found.launch_seconds, found.ending_seconds) == (4.0, 3.0)
+
+
+def test_what_mlflow_has_not_taken_is_known_all_the_same(
+    embedded_uri: str, mark: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nobody = "http://127.0.0.1:9"
+    assert not estimates.record(nobody, [estimate(mark)], tmp_path, {"torch": "2"}, patience=0)
+    (found,) = estimates.find(nobody, [mark], {"torch": "2"}, [tmp_path])
+    assert found.seconds_per_batch == 0.5
+    assert estimates.find(nobody, [mark], {"torch": "3"}, [tmp_path]) == []
+    assert estimates.find(nobody, [mark[::-1]], {"torch": "2"}, [tmp_path]) == []
+    estimates.record(embedded_uri, [], tmp_path)
+    (found,) = estimates.find(embedded_uri, [mark], {"torch": "2"}, [tmp_path])
+    assert found.batches == 5, "what was sent does not count twice"
+
+
+def test_everything_there_is(embedded_uri: str, mark: str, tmp_path: Path) -> None:
+    estimates.record(embedded_uri, [estimate(mark)], tmp_path, {"torch": "1"}, jobs={mark: "gpt2-small"})
+    estimates.update(
+        embedded_uri,
+        [estimate(mark, seconds_per_batch=0.6)],
+        tmp_path,
+        {"torch": "2"},
+        jobs={mark: "gpt2-small"},
+    )
+    (known,) = [k for k in estimates.everything(embedded_uri) if k.estimate.fingerprint == mark]
+    assert (known.job, known.source, known.versions) == ("gpt2-small", "trained", {"torch": "2"})
+    assert known.estimate.seconds_per_batch == 0.6, "what another torch did says nothing of this one"
+    (run,) = runs(embedded_uri, mark)
+    assert run.data.tags["job"] == "gpt2-small"
+    assert run.data.tags["observed"].endswith("+00:00")
+    assert run.info.run_name.startswith("gpt2-small")

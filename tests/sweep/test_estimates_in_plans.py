@@ -1,0 +1,172 @@
+"""What the plan makes of estimates, and what the report learns of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from saturn_airflow import Cluster, HParams, Job, Node
+from saturn_airflow.estimates import Estimate, Key
+from saturn_airflow.operators.plan import choices, why_nowhere, with_launches
+from saturn_airflow.operators.report import actual_speeds, drifted, stages, table
+from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.planning.explaining import explain
+from saturn_airflow.problem import PlannedJob, Problem
+from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.options import by_key, options_of
+
+GPUS = Cluster(Node("gpu", 2, kind="a100"))
+CPUS = Cluster(Node("cpu", 2, kind="cpu"))
+
+
+def job(name: str = "a", **hparams: Any) -> Job:
+    return Job(name, "shop.models:gpt2", "shop.data:python_text", hparams=HParams(**{"epochs": 2, **hparams}))
+
+
+def estimate(technique: str = "single", devices: int = 1, kind: str = "a100", **fields: Any) -> Estimate:
+    usual = {"launch_seconds": 5.0, "setup_seconds": 1.0, "seconds_per_batch": 0.5, "batches_per_epoch": 10}
+    return Estimate(
+        fingerprint=fingerprint(job()), technique=technique, devices=devices, kind=kind, **{**usual, **fields}
+    )
+
+
+def test_an_estimate_counts_all_that_training_does() -> None:
+    one = estimate(evaluation_seconds=2.0, ending_seconds=0.25)
+    assert one.seconds(20) == 5 + 1 + 20 * 0.5 + 2 * 2.0 + 0.25
+    assert one.seconds(21, warm=True) == 1 + 21 * 0.5 + 3 * 2.0 + 0.25
+    assert estimate(batches_per_epoch=0, evaluation_seconds=2.0).seconds(7) == 5 + 1 + 3.5 + 2.0
+
+
+@pytest.mark.parametrize(("kind", "cluster", "seconds"), [("a100", GPUS, 11.0), ("cpu", CPUS, 16.0)])
+def test_what_waits_for_gpus_is_warm_when_it_has_them(kind: str, cluster: Cluster, seconds: float) -> None:
+    (option,) = options_of(job(), by_key(estimate(kind=kind)), cluster)
+    assert option.seconds == {kind: seconds}
+    assert option.setup == seconds - 10
+
+
+@pytest.mark.parametrize(("kind", "cluster", "late"), [("a100", GPUS, 5.0), ("cpu", CPUS, 0.0)])
+def test_the_first_jobs_on_gpus_are_launched_cold(kind: str, cluster: Cluster, late: float) -> None:
+    (node,) = cluster
+    plan = Plan(
+        "p",
+        "makespan",
+        22.0,
+        20.0,
+        0.1,
+        tuple(
+            Assignment(name, "single", 1, node.name, (device,), start, start + 11.0)
+            for name, device, start in (("a", 0, 0.0), ("b", 1, 0.0), ("c", 0, 11.0))
+        ),
+    )
+    jobs = {name: job(name) for name in "abc"}
+    cold = with_launches(plan, cluster, jobs, by_key(estimate(kind=kind)))
+    assert [(a.start, a.end) for a in cold.assignments] == [
+        (0.0, 11.0 + late),
+        (0.0, 11.0 + late),
+        (11.0 + late, 22.0 + late),
+    ]
+    assert (cold.makespan, cold.lower_bound) == (22.0 + late, 20.0 + late)
+
+
+def test_what_the_plan_page_needs_of_each_job() -> None:
+    estimates = by_key(
+        estimate(),
+        estimate("ddp", 2, seconds_per_batch=0.3, source="interpolated", uncertainty=0.1),
+        estimate("fsdp", 2, reason="out of memory", seconds_per_batch=0.0),
+    )
+    jobs = {name: job(name) for name in "ab"}
+    problem = Problem(
+        "p", GPUS.nodes, tuple(PlannedJob(n, options_of(j, estimates, GPUS)) for n, j in jobs.items())
+    )
+    plan = Plan(
+        "p",
+        "makespan",
+        11.0,
+        11.0,
+        0.1,
+        tuple(Assignment(n, "single", 1, "gpu", (i,), 0.0, 11.0) for i, n in enumerate("ab")),
+    )
+    reasons = {reason.assignment.job: reason for reason in explain(problem, plan).reasons}
+    refusals = [
+        {"fingerprint": fingerprint(job()), "technique": "ddp", "devices": 1, "kind": "a100", "reason": "no"}
+    ]
+    found = choices(plan, reasons, jobs, estimates, refusals, GPUS)
+    assert found.keys() == {"a", "b"}
+    ddp, fsdp, single = found["a"]["options"]
+    assert (single["chosen"], ddp["chosen"]) == (True, False)
+    assert (ddp["source"], ddp["uncertainty"], ddp["makespan"]) == ("interpolated", 0.1, 18.0)
+    assert (fsdp["reason"], fsdp["seconds"]) == ("out of memory", None)
+    assert found["a"]["refused"] == refusals
+    assert "ddp x 2" in found["a"]["why"]
+
+
+def test_why_nothing_is_planned_where_nothing_may_be_measured() -> None:
+    assert "profile='never'" in why_nowhere(job(), [], [], "never")
+    failed = [estimate(reason="out of memory", seconds_per_batch=0.0)]
+    assert "single x 1: out of memory" in why_nowhere(job(), failed, [], "never")
+
+
+def outcome(name: str = "a", **fields: Any) -> dict[str, Any]:
+    usual = {
+        "job": name,
+        "status": "finished",
+        "fingerprint": fingerprint(job()),
+        "technique": "single",
+        "devices": 1,
+        "kind": "a100",
+        "parameters": {},
+        "ready_seconds": 0.5,
+        "setup_seconds": 1.0,
+        "seconds_per_batch": 0.5,
+        "evaluation_seconds": 2.0,
+        "spread": 0.1,
+        "batches": 20,
+        "steps": 20,
+        "batches_per_epoch": 10,
+        "peak_device_bytes": 10,
+        "peak_host_bytes": 20,
+        "planned_seconds": 16.0,
+        "actual_seconds": 16.0,
+        "loss": 1.0,
+    }
+    return {**usual, **fields}
+
+
+def entry(name: str = "a", seconds: float = 0.5) -> dict[str, Any]:
+    return {"name": name, "seconds_per_batch": seconds, "version": "3"}
+
+
+def test_what_training_took_is_what_the_next_plan_takes() -> None:
+    (seen,) = actual_speeds([outcome()], [entry()])
+    assert seen.key == Key(fingerprint(job()), "single", 1, "a100")
+    assert (seen.version, seen.stale, seen.launch_seconds) == ("3", None, 0.0)
+    assert seen.ending_seconds == pytest.approx(16.0 - 0.5 - 1.0 - 10.0 - 4.0)
+    (on_cpu,) = actual_speeds([outcome(kind="cpu")], [entry()])
+    assert on_cpu.seconds(20) == pytest.approx(16.0)
+
+
+def test_jobs_that_train_alike_are_one_observation() -> None:
+    seen = actual_speeds([outcome("a"), outcome("b", seconds_per_batch=0.7, batches=60, steps=60)])
+    assert len(seen) == 1
+    assert seen[0].seconds_per_batch == pytest.approx((0.5 * 20 + 0.7 * 60) / 80)
+    assert seen[0].batches == 80
+    assert len(actual_speeds([outcome("a"), outcome("b", parameters={"x": 1})])) == 2
+
+
+@pytest.mark.parametrize(("seconds", "off"), [(0.5, False), (0.44, False), (0.4, True), (0.6, True)])
+def test_a_speed_that_is_far_off_is_measured_again_and_told(seconds: float, off: bool) -> None:
+    speeds = actual_speeds([outcome()], [entry(seconds=seconds)])
+    assert (speeds[0].stale is not None) == off
+    told = drifted(speeds, [job("a"), job("b", lr=0.5), job("c", batch_size=3)])
+    assert [d["jobs"] for d in told] == ([["a", "b"]] if off else [])
+    result = {"jobs": [outcome()], "best": None, "drifted": told}
+    assert ("the next sweep measures it again" in table(result)) == off
+
+
+def test_the_report_says_what_measuring_took() -> None:
+    found = stages({"trials": 4, "known": 0, "seconds": 30.0}, 120.0)
+    assert found["profile_share"] == 0.25
+    text = table({"jobs": [outcome()], "best": None, **found})
+    assert "4 trials took 30 s, 25% of the sweep's 120 s" in text
+    assert stages(None, 9.0) == {"sweep_seconds": 9.0}
