@@ -7,23 +7,23 @@ from collections.abc import Callable
 import pytest
 
 Record = Callable[[str, float, float], None]
-_WORST = pytest.StashKey[dict[str, tuple[int, float, float]]]()
 
 
-@pytest.fixture(scope="session")
-def record_deviation(pytestconfig: pytest.Config) -> Record:
+@pytest.fixture
+def record_deviation(record_property: Callable[[str, object], None]) -> Record:
     """Note how far a cell of a matrix is off, in losses and in weights."""
-    worst = pytestconfig.stash.setdefault(_WORST, {})
-
-    def record(matrix: str, losses: float, weights: float) -> None:
-        cells, worst_losses, worst_weights = worst.get(matrix, (0, 0.0, 0.0))
-        worst[matrix] = (cells + 1, max(worst_losses, losses), max(worst_weights, weights))
-
-    return record
+    return lambda matrix, losses, weights: record_property("deviation", [matrix, losses, weights])
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for matrix, (cells, losses, weights) in config.stash.get(_WORST, {}).items():
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    cells: dict[str, list[tuple[float, float]]] = {}
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "deviation":
+                matrix, losses, weights = value
+                cells.setdefault(matrix, []).append((losses, weights))
+    for matrix, worst in cells.items():
+        losses, weights = (max(column) for column in zip(*worst, strict=True))
         terminalreporter.write_line(
-            f"{matrix}: {cells} cells, worst deviation {losses:.1e} in losses and {weights:.1e} in weights"
+            f"{matrix}: {len(worst)} cells, worst deviation {losses:.1e} in losses and {weights:.1e} in weights"
         )
