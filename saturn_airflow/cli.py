@@ -18,6 +18,8 @@ COMMANDS = {
     "cluster": "start the services of the compose file on this machine",
     "demo": "run the nightly DAG on this machine, start to end",
     "devices": "show who holds the devices of this machine, or announce them",
+    "doctor": "check the deployment, and say what to mend",
+    "estimates": "show how fast jobs train under which strategy, as far as earlier sweeps know",
     "plan": "plan the jobs of a problem file, and say what the plan is worth",
     "simulate": "run the jobs of a problem file on paper, with wrong estimates, failures and rounds",
 }

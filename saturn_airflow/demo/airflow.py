@@ -76,6 +76,18 @@ class Airflow:
         content = self.get(path, map_index=map_index, full_content=True)["content"]
         return [line["event"] if isinstance(line, dict) else str(line) for line in content]
 
+    def send(self, method: str, path: str, body: Any) -> Any:
+        """The answer to ``POST`` or ``PATCH /api/v2<path>``."""
+        return self._client.request(method, path, json=body).raise_for_status().json()
+
     def get(self, path: str, **params: Any) -> Any:
         """The answer to ``GET /api/v2<path>``."""
         return self._client.get(path, params=params).raise_for_status().json()
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The answer to ``POST /api/v2<path>``."""
+        return self._client.post(path, json=body).raise_for_status().json()
+
+    def delete(self, path: str) -> None:
+        """``DELETE /api/v2<path>``."""
+        self._client.delete(path).raise_for_status()

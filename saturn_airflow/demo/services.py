@@ -121,6 +121,7 @@ def airflow_settings(state: Path, dags: Path, url: str) -> dict[str, str]:
         "DAG_PROCESSOR__REFRESH_INTERVAL": "10",
         "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
         "SATURN__HOME": str(state / "jobs"),
+        "SATURN__TECHNIQUES_FOLDER": str(dags / "shop" / "techniques"),
         "SATURN__LEASES_FOLDER": str(state / "leases"),
     }
     return {"AIRFLOW_HOME": str(home), **{f"AIRFLOW__{key}": value for key, value in settings.items()}}

@@ -1,0 +1,168 @@
+"""What a machine of the deployment says of itself, for `saturn doctor`. Quick, and changes nothing but marks.
+
+Whether storage is shared can only be seen by writing on one machine and reading on another: each machine
+leaves a mark, a small file, in the folder of checkpoints, and says which marks it sees there.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from saturn_airflow.folders import slug
+
+PACKAGES = ("saturn-airflow", "apache-airflow", "celery", "mlflow", "torch")
+_ANSWER_SECONDS = 3.0
+
+
+def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[str, Any]:
+    """What this machine has and can reach.
+
+    :param name: what its mark is called: the Celery worker's name, or the node's.
+    :param mark: the mark's contents.
+    :param mlflow: an address of the MLflow server to try; None for the one that is configured here.
+    :return: ``versions``, ``home`` (folder, its storage, free and total bytes, an error where it can't be
+        written), ``marks`` (names whose marks are seen, with their contents), ``devices`` and ``waiters`` (as
+        `saturn devices` has them), ``gpus`` (product names of those it may use), ``orphans`` (devices held
+        for a process that is gone), ``reach`` (an error, or None, by address). Times are seconds since the
+        epoch.
+    """
+    from saturn_airflow.commands import devices as devices_command
+    from saturn_airflow.operators import context
+    from saturn_airflow.training import devices
+
+    leases = Path(context.leases_folder())
+    found: dict[str, Any] = {"name": name, "host": socket.gethostname(), "versions": versions()}
+    found["home"] = _home(context.home(), name, mark)
+    found["marks"] = marks(context.home())
+    found["leases"] = {"folder": str(leases), "storage": storage(leases)}
+    try:
+        shown = devices_command.survey(leases)
+        found["devices"], found["waiters"] = shown["devices"], shown["waiters"]
+        found["orphans"] = _orphans(shown["devices"], leases)
+    except Exception as error:
+        found["leases"]["error"] = str(error)
+        found["devices"], found["waiters"], found["orphans"] = [], [], []
+    kinds = devices.gpus()
+    found["gpus"] = [kinds.get(uuid, "gpu") for uuid in devices.gpu_uuids()]
+    to_reach = addresses() if mlflow is None else {**addresses(ask_airflow=False), "MLflow": mlflow}
+    found["reach"] = {what: reach(url) for what, url in to_reach.items() if url}
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Versions of what matters, by name; those not installed are left out."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def leave_mark(home: Path, name: str, text: str) -> None:
+    """Leave a mark with these contents in ``home``."""
+    folder = home / "doctor"
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / f"{slug(name)}.{os.getpid()}.new"
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # a full disk shows here, not when a checkpoint is written
+    new.replace(folder / f"{slug(name)}.mark")
+
+
+def marks(home: Path) -> dict[str, str]:
+    """The contents of all marks that are seen in ``home``, by the names they were left under."""
+    found = {}
+    for path in sorted((home / "doctor").glob("*.mark")):
+        with suppress(OSError):
+            found[path.stem] = path.read_text()
+    return found
+
+
+def addresses(ask_airflow: bool = True) -> dict[str, str]:
+    """What a node must reach, by name: Airflow's API, and MLflow where it is a server.
+
+    :param ask_airflow: look for MLflow's address in Airflow's connections.
+    """
+    from airflow.sdk import conf
+
+    from saturn_airflow.operators.context import mlflow_uri
+
+    found = {}
+    execution = conf.get("core", "execution_api_server_url", fallback="") or ""
+    base = execution.rstrip("/").removesuffix("/execution") or conf.get("api", "base_url", fallback="")
+    if base:
+        found["Airflow's API"] = f"{base.rstrip('/')}/api/v2/version"
+    uri = mlflow_uri() if ask_airflow else ""
+    if uri.startswith("http"):
+        found["MLflow"] = f"{uri.rstrip('/')}/health"
+    return found
+
+
+def reach(url: str) -> str | None:
+    """Why ``url`` does not answer, or None when it does."""
+    try:
+        answer = httpx.get(url, timeout=_ANSWER_SECONDS, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"{url}: {str(error) or type(error).__name__}"
+    return None if answer.is_success else f"{url} answers {answer.status_code}"
+
+
+def storage(path: Path) -> str:
+    """The type of the file system that ``path`` is on, such as ``ext4`` or ``nfs4``; empty if unknown."""
+    resolved = path.resolve()
+    best = ("", "")
+    with suppress(OSError):
+        for line in Path("/proc/mounts").read_text().splitlines():
+            _, mount, kind = line.split()[:3]
+            mount = mount.replace("\\040", " ")
+            if resolved.is_relative_to(mount) and len(mount) >= len(best[0]):
+                best = (mount, kind)
+    return best[1]
+
+
+def _home(home: Path, name: str, mark: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"folder": str(home), "storage": storage(home), "error": None, "mark": None}
+    try:
+        leave_mark(home, name, mark)
+        found["mark"] = mark
+    except OSError as error:
+        found["error"] = error.strerror or str(error)
+    there = next((path for path in (home, *home.parents) if path.exists()), Path("/"))
+    usage = shutil.disk_usage(there)
+    found["free"], found["total"] = usage.free, usage.total
+    return found
+
+
+def _orphans(devices: list[dict[str, Any]], leases: Path) -> list[dict[str, Any]]:
+    """Devices whose holder is gone while something it started still has them, with the ids of that."""
+    found = []
+    for device in devices:
+        holder = device["holder"]
+        if holder and holder["pid"] and not Path(f"/proc/{holder['pid']}").exists():
+            keepers = _having_open(leases / "devices" / device["name"])
+            found.append({"device": device["name"], "who": holder["who"], "pids": keepers})
+    return found
+
+
+def _having_open(path: Path) -> list[int]:
+    target = os.stat(path)
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                for entry in (process / "fd").iterdir():
+                    with suppress(OSError):
+                        if os.path.samestat(entry.stat(), target):
+                            found.append(int(process.name))
+                            break
+    return sorted(found)
