@@ -2,24 +2,35 @@
 
 For a makespan C, nodes are filled one after another with sets of jobs. The least areas of all jobs leave
 W device-seconds to waste in all; a node that takes so little that the rest would need more than the other
-nodes have is never tried, and near the optimum few sets remain. Each is packed, or refuted, by
-:mod:`node_packing`. Equal nodes take their sets in descending order, so that no sharing is tried twice.
+nodes have is never tried, and near the optimum few sets remain. Of those, most are refuted by
+:mod:`device_patterns`, where the node that is fullest is looked at first. What remains is packed, or refuted,
+by :mod:`node_packing`: all with a little effort first, then those not settled with more. Equal nodes take
+their sets in descending order, so that no sharing is tried twice.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
+from saturn_airflow.planning.arrays import Floats, Ints
 from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.compiled import compiled
 from saturn_airflow.planning.instance import Instance
 from saturn_airflow.planning.node_packing import ClassRow, NotSettledError, Packer
 from saturn_airflow.planning.schedule import Placed, Schedule
 
 Counts = tuple[int, ...]
-_MOST_SHARINGS = 1 << 14
+_MOST_SHARINGS = 1 << 24
 _MOST_NODES = 4
+_MOST_SETS = 1 << 18
+_FIRST_EFFORT = 2000
+_MORE_EFFORT = 8
+_SETS_AT_ONCE = 64
+_ROUNDING = 1e-11
 
 
 def is_small(instance: Instance) -> bool:
@@ -33,101 +44,217 @@ def schedule_by(instance: Instance, end: float, clock: Clock) -> Schedule | None
 
     :raises NotSettledError: when the time is up.
     """
-    return _Sharing(instance, end, clock).search()
+    return Attempt(instance, end).run(clock)
 
 
-class _Sharing:
-    def __init__(self, instance: Instance, end: float, clock: Clock) -> None:
+class Attempt:
+    """The search for a schedule that ends by ``end``, a slice of time at a time."""
+
+    def __init__(self, instance: Instance, end: float) -> None:
         self.instance = instance
-        self.clock = clock
         self.packers = [Packer(instance, kind, end) for kind in range(len(instance.types))]
         # Nodes in order of type, so that equal nodes follow each other.
         self.nodes = sorted(range(len(instance.type_of)), key=lambda node: instance.type_of[node])
         self.kinds = [instance.type_of[node] for node in self.nodes]
         self.known: dict[tuple[int, Counts], ClassRow | None] = {}
         self.hopeless: set[tuple[int, Counts, Counts | None]] = set()
-        classes = range(len(instance.classes))
         #: Least area of each class on the nodes from the n-th on, and what those nodes have.
+        nowhere = np.full(len(instance.classes), np.inf)
         self.later_area = [
-            [min((self.packers[kind].area[k] for kind in self.kinds[at:]), default=math.inf) for k in classes]
+            np.min([nowhere, *(self.packers[kind].areas for kind in self.kinds[at:])], axis=0)
             for at in range(len(self.nodes) + 1)
         ]
         self.later_capacity = [
             math.fsum(self.packers[kind].capacity for kind in self.kinds[at:])
             for at in range(len(self.nodes) + 1)
         ]
-
-    def search(self) -> Schedule | None:
         everything = tuple(len(group.jobs) for group in self.instance.classes)
-        rows = self._fill(0, everything, None)
-        if rows is None:
-            return None
+        self.effort = _FIRST_EFFORT
+        self.too_many = False
+        self.waiting = self._sharings(0, everything, None)
+        self.unsettled: list[list[Counts]] = []
+
+    def run(self, clock: Clock) -> Schedule | None:
+        """A schedule that ends in time, or None when there is none.
+
+        :raises NotSettledError: when the time is up; call again to go on.
+        """
+        while not self.too_many:
+            for sharing in self.waiting:
+                if sharing is not None:
+                    try:
+                        rows = self._rows(sharing, clock)
+                    except NotSettledError:
+                        self.unsettled.append(sharing)
+                    else:
+                        if rows is not None:
+                            return self._schedule(rows)
+                if clock.expired:
+                    raise NotSettledError
+            if not self.unsettled:
+                return None
+            self.waiting, self.unsettled = iter(self.unsettled), []
+            self.effort *= _MORE_EFFORT
+        raise NotSettledError
+
+    def _rows(self, sharing: list[Counts], clock: Clock) -> list[ClassRow] | None:
+        """Rows for the sets of all nodes, or None when one of them can't be packed."""
+        order = sorted(range(len(sharing)), key=lambda at: self._slack(at, sharing[at]))
+        rows: dict[int, ClassRow] = {}
+        unsettled = False
+        for at in order:
+            key = (self.kinds[at], sharing[at])
+            if key not in self.known:
+                jobs = tuple([k for k, n in enumerate(sharing[at]) for _ in range(n)])
+                try:
+                    self.known[key] = self.packers[self.kinds[at]].search(jobs, self.effort, clock)
+                except NotSettledError:
+                    # Another node's refutation may be easy.
+                    unsettled = True
+                    continue
+            row = self.known[key]
+            if row is None:
+                return None
+            rows[at] = row
+        if unsettled:
+            raise NotSettledError
+        return [rows[at] for at in range(len(sharing))]
+
+    def _slack(self, at: int, taken: Counts) -> float:
+        packer = self.packers[self.kinds[at]]
+        return packer.capacity - math.fsum([n * packer.area[k] for k, n in enumerate(taken) if n])
+
+    def _schedule(self, rows: list[ClassRow]) -> Schedule:
         waiting = [list(group.jobs) for group in self.instance.classes]
         schedule: Schedule = [[] for _ in self.nodes]
         for node, row in zip(self.nodes, rows, strict=True):
             schedule[node] = [Placed(waiting[k].pop(), mode) for k, mode in row]
         return schedule
 
-    def _fill(self, at: int, left: Counts, before: Counts | None) -> list[ClassRow] | None:
-        """Rows for the nodes from the ``at``-th on, for the jobs ``left``.
+    def _sharings(self, at: int, left: Counts, before: Counts | None) -> Iterator[list[Counts] | None]:
+        """Sets for the nodes from the ``at``-th on for the jobs ``left``; None between, to look at the clock.
 
         :param before: what the equal node before this one took; None when there is none.
         """
-        if at == len(self.nodes):
-            return [] if not any(left) else None
+        kind = self.kinds[at]
+        if at == len(self.nodes) - 1:
+            if self._could(kind, np.array([left]))[0]:
+                yield [left]
+            return
         state = (at, left, before)
         if state in self.hopeless:
-            return None
-        for taken in self._sets(at, left, before):
-            row = self._packed(self.kinds[at], taken)
-            if row is None:
-                continue
-            rest = tuple([n - t for n, t in zip(left, taken, strict=True)])
-            equal = at + 1 < len(self.nodes) and self.kinds[at + 1] == self.kinds[at]
-            rows = self._fill(at + 1, rest, taken if equal else None)
-            if rows is not None:
-                return [row, *rows]
-        self.hopeless.add(state)
-        return None
-
-    def _packed(self, kind: int, taken: Counts) -> ClassRow | None:
-        key = (kind, taken)
-        if key not in self.known:
-            jobs = tuple([k for k, n in enumerate(taken) for _ in range(n)])
-            self.known[key] = self.packers[kind].search(jobs, sys.maxsize, self.clock)
-        return self.known[key]
-
-    def _sets(self, at: int, left: Counts, before: Counts | None) -> Iterator[Counts]:
-        """Sets for the ``at``-th node that leave the later ones what they can hold, full ones first."""
-        area = self.packers[self.kinds[at]].area
-        later = self.later_area[at + 1]
-        room = self.packers[self.kinds[at]].capacity * (1 + 1e-11)
-        later_room = self.later_capacity[at + 1] * (1 + 1e-11)
-        classes = len(left)
-
-        def choose(
-            k: int, used: float, given: float, taken: tuple[int, ...], tied: bool
-        ) -> Iterator[tuple[float, Counts]]:
-            if used > room or given > later_room:
-                return
-            if self.clock.expired:
-                raise NotSettledError
-            if k == classes:
-                yield used, taken
-                return
-            most = min(left[k], before[k]) if tied and before is not None else left[k]
-            for count in range(most, -1, -1):
-                remaining = left[k] - count
-                if (count and not math.isfinite(area[k])) or (remaining and not math.isfinite(later[k])):
+            return
+        hopeless = True
+        equal = self.kinds[at + 1] == kind
+        sets = self._sets(at, left, before)
+        for first in range(0, len(sets), _SETS_AT_ONCE):
+            yield None
+            some = sets[first : first + _SETS_AT_ONCE]
+            rests = np.array(left) - some
+            if equal and at == len(self.nodes) - 2:
+                # Of two equal nodes the first takes the larger set, in lexical order.
+                gain = some - rests
+                larger = gain[np.arange(len(gain)), np.argmax(gain != 0, axis=1)] >= 0
+                some, rests = some[larger], rests[larger]
+            last = at == len(self.nodes) - 2
+            could = self._both_could(at, some, rests) if last else self._could(kind, some)
+            for taken, rest in zip(some[could].tolist(), rests[could].tolist(), strict=True):
+                own = tuple(taken)
+                if at == len(self.nodes) - 2:
+                    hopeless = False
+                    yield [own, tuple(rest)]
                     continue
-                yield from choose(
-                    k + 1,
-                    used + (count * area[k] if count else 0.0),
-                    given + (remaining * later[k] if remaining else 0.0),
-                    (*taken, count),
-                    tied and before is not None and count == before[k],
-                )
+                for more in self._sharings(at + 1, tuple(rest), own if equal else None):
+                    if self.known.get((kind, own), ()) is None:
+                        break
+                    if more is None:
+                        yield None
+                    else:
+                        hopeless = False
+                        yield [own, *more]
+        if hopeless:
+            self.hopeless.add(state)
 
-        found = sorted(choose(0, 0.0, 0.0, (), before is not None), reverse=True)
-        for _, taken in found:
-            yield taken
+    def _could(self, kind: int, sets: Ints) -> npt.NDArray[np.bool_]:
+        """Which of the sets the devices of a node of type ``kind`` might share."""
+        return self.packers[kind].shareable(sets)
+
+    def _both_could(self, at: int, sets: Ints, rests: Ints) -> npt.NDArray[np.bool_]:
+        """Which of the sets this node might share, and the next the rest: the fuller is asked first."""
+        kinds = self.kinds[at], self.kinds[at + 1]
+        slacks = [self.packers[kind].allowances(own) for kind, own in zip(kinds, (sets, rests), strict=True)]
+        could = np.ones(len(sets), dtype=bool)
+        fuller = slacks[0] <= slacks[1]
+        for here in (True, False):
+            for own, kind, asked in ((sets, kinds[0], fuller == here), (rests, kinds[1], fuller != here)):
+                which = could & asked
+                could[which] = self._could(kind, own[which])
+        return could
+
+    def _sets(self, at: int, left: Counts, before: Counts | None) -> Ints:
+        """Sets for the ``at``-th node that leave the later ones what they can hold, full ones first."""
+        packer = self.packers[self.kinds[at]]
+        found = np.zeros((_MOST_SETS, len(left)), dtype=np.int64)
+        count = _choose(
+            packer.areas,
+            self.later_area[at + 1],
+            packer.capacity * (1 + _ROUNDING),
+            self.later_capacity[at + 1] * (1 + _ROUNDING),
+            np.array(left),
+            np.array(left if before is None else before),
+            before is not None,
+            found,
+        )
+        if count < 0:
+            self.too_many = True
+            return found[:0]
+        found = found[:count]
+        return found[np.argsort(packer.allowances(found), kind="stable")]
+
+
+@compiled
+def _choose(
+    area: Floats,
+    later: Floats,
+    room: float,
+    later_room: float,
+    left: Ints,
+    before: Ints,
+    descending: bool,
+    found: Ints,
+) -> int:
+    """Every set of ``left`` whose area has room, and so has that of the rest; how many, or -1 for too many.
+
+    :param before: where ``descending``, no set is larger than this one in lexical order.
+    :param found: (most, classes) is filled with the sets.
+    """
+    classes, most = len(left), len(found)
+    taken = np.zeros(classes + 1, np.int64)
+    used, given = np.zeros(classes + 1), np.zeros(classes + 1)
+    tied = np.zeros(classes + 1, np.bool_)
+    tied[0] = descending
+    count, k, entering = 0, 0, True
+    while k >= 0:
+        if k == classes:
+            if count == most:
+                return -1
+            for other in range(classes):
+                found[count, other] = taken[other]
+            count += 1
+            k, entering = k - 1, False
+            continue
+        if entering:
+            taken[k] = (min(left[k], before[k]) if tied[k] else left[k]) + 1
+        entering = False
+        taken[k] -= 1
+        if taken[k] < 0:
+            k -= 1
+            continue
+        rest = left[k] - taken[k]
+        here = used[k] + (taken[k] * area[k] if taken[k] else 0.0)
+        there = given[k] + (rest * later[k] if rest else 0.0)
+        if here <= room and there <= later_room:
+            used[k + 1], given[k + 1] = here, there
+            tied[k + 1] = tied[k] and taken[k] == before[k]
+            k, entering = k + 1, True
+    return count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.planning import exact
+from saturn_airflow.planning import exact, warming
 from saturn_airflow.planning.bounds import mean_completion_bound, simple_bound
 from saturn_airflow.planning.clock import Clock, LookClock
 from saturn_airflow.planning.incumbent import Incumbent, Progress
@@ -32,6 +32,7 @@ _FIRST_BUDGET = 0.2
 def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Schedule | None) -> None:
     """Improve ``best`` until it is proven good enough or the time is up."""
     instance, clock = best.instance, best.clock
+    warming.start()
     best.raise_bound(simple_bound(instance))
     if carried is not None:
         best.offer(carried)
@@ -55,7 +56,7 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
         by_fractions = clock.within(clock.limit * _BY_FRACTIONS)
         best.raise_bound(destructive.bisect(instance, best.bound, best.value, by_fractions, steps=10))
         team.exchange()
-        if exact.is_small(instance):
+        if exact.is_small(instance) and warming.wait(clock):
             _prove(best, clock if processes > 1 else clock.within(clock.left * _PROOF), team)
         elif not best.done:
             whole = clock.within(clock.limit * _BY_WHOLE_JOBS)
@@ -71,6 +72,7 @@ def _prove(best: Incumbent, clock: Clock, team: Team) -> None:
     each gets a little time, and all get more when none was settled.
     """
     budget = _FIRST_BUDGET
+    attempts: dict[float, exact.Attempt] = {}
     while not (best.done or clock.expired):
         settled = False
         for rung in _LADDER if best.value > best.bound * _NEAR else (1.0,):
@@ -78,8 +80,11 @@ def _prove(best: Incumbent, clock: Clock, team: Team) -> None:
                 return
             highest = best.objective.just_below(best.instance, best.value)
             end = best.bound + (highest - best.bound) * rung
+            # An attempt that was cut short goes on, unless the makespans it lies between have moved.
+            attempts = {other: attempts[other] for other in attempts if best.bound < other <= highest}
+            attempt = attempts.setdefault(end, exact.Attempt(best.instance, end))
             try:
-                schedule = exact.schedule_by(best.instance, end, clock.within(budget))
+                schedule = attempt.run(clock.within(budget))
             except NotSettledError:
                 continue
             settled = True

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from saturn_airflow.planning import warming
 from saturn_airflow.planning.annealing import (
     anneal,
     completion_energy,
@@ -60,6 +61,8 @@ class Searcher:
 
     def run(self, clock: Clock) -> None:
         """Search until the plan is good enough or either clock is up."""
+        if not warming.wait(clock):
+            return
         long = max(1.5, 0.15 * self.best.clock.limit)
         slices: dict[Search, float] = {}
         slices[self._pack] = 0.5
@@ -108,18 +111,17 @@ class Searcher:
     def _anneal(self, clock: Clock) -> None:
         best, instance = self.best, self.best.instance
         hot, cold = 0.3, 0.003
-        whole: Callable[[list[float]], float] = sum
         if best.objective.name == MEAN_COMPLETION:
             total = best.value * sum(job.weight for job in instance.problem.jobs)
             energy = completion_energy(total, self.jobs)
         elif best.objective.name == DEVICE_TIME:
             energy = device_time_energy(best.objective.deadline, best.value, self.jobs)
         else:
-            energy = makespan_energy(max(best.bound, best.value * 0.9))
-            hot, cold, whole = 3.0, 0.03, max
+            energy = makespan_energy(best.value)
+            hot, cold = 1.0, 0.01
         # Sometimes far afield, sometimes close to what is known.
         hot = max(hot * self.rng.choice((0.3, 1.0)), cold * 2)
-        best.offer(anneal(instance, best.schedule, energy, self.rng, clock, whole=whole, hot=hot, cold=cold))
+        best.offer(anneal(instance, best.schedule, energy, self.rng, clock, hot=hot, cold=cold))
 
     def _pack(self, clock: Clock) -> None:
         """One slice towards a target below the best makespan known.

@@ -166,9 +166,7 @@ def test_every_search_improves_on_list_scheduling() -> None:
     assert ends_at(instance, pool) <= before * 0.99 * (1 + 1e-9)
 
     energy = annealing.makespan_energy(before * 0.9)
-    annealed = annealing.anneal(
-        instance, listed, energy, random.Random(1), Clock(1.0), whole=max, hot=3.0, cold=0.03
-    )
+    annealed = annealing.anneal(instance, listed, energy, random.Random(1), Clock(1.0), hot=1.0, cold=0.01)
     assert ends_at(instance, annealed) < before
 
     trees = TreePacker(instance, random.Random(1)).pack(Clock(10), below=before * 1.2)

@@ -1,0 +1,24 @@
+"""Machine code for the innermost loops, made from their Python by numba.
+
+A search tries millions of schedules, and most of its time goes into a few small loops over numbers.
+Compiled they run some fifty times faster. What is compiled is kept on disk, next to the code or in the
+user's cache, so that it is compiled once per machine, not once per solve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(function: F) -> F:
+    """``function``, compiled when it is first called. While it runs, other threads of Python do too."""
+    try:
+        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    except RuntimeError:
+        # Neither the code's folder nor the user's can be written to: compiled code can't be kept.
+        return cast(F, numba.njit(nogil=True, error_model="numpy")(function))

@@ -1,0 +1,49 @@
+"""Getting the compiled code ready, while the time is used for what does without it.
+
+Compiled code is read from disk in a fraction of a second. On a machine that never planned before, all of it
+is compiled first, which takes some ten seconds. :func:`warm` does that ahead.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+
+from saturn_airflow.cluster import Node
+from saturn_airflow.planning import annealing, exact
+from saturn_airflow.planning.clock import Clock, LookClock
+from saturn_airflow.planning.instance import group
+from saturn_airflow.planning.listing import list_schedule
+from saturn_airflow.planning.pool_search import PoolSearch
+from saturn_airflow.problem import Option, PlannedJob, Problem
+
+_LOOK_EVERY = 0.2
+_ready = threading.Event()
+_started = threading.Lock()
+
+
+def warm() -> None:
+    """Run all compiled code once."""
+    jobs = tuple(PlannedJob(f"job{n}", (Option("t", 1, {"cpu": 1.0}),)) for n in range(3))
+    instance = group(Problem("warming", (Node("a", 1, "cpu"), Node("b", 1, "cpu")), jobs))
+    schedule = list_schedule(instance, 1.0, Clock(1))
+    rng, blink = random.Random(0), Clock(1e-4)
+    annealing.anneal(instance, schedule, annealing.makespan_energy(2.0), rng, blink, hot=1.0, cold=0.1)
+    exact.schedule_by(instance, 2.0, Clock(60))
+    PoolSearch(instance, schedule, 1.5, rng, 1).run(Clock(1e-3))
+    _ready.set()
+
+
+def start() -> None:
+    """Begin, unless that was done."""
+    if not _ready.is_set() and _started.acquire(blocking=False):
+        threading.Thread(target=warm, daemon=True).start()
+
+
+def wait(clock: Clock) -> bool:
+    """Whether the compiled code got ready before the time was up."""
+    start()
+    while not _ready.wait(_LOOK_EVERY):
+        if not isinstance(clock, LookClock) and clock.expired:
+            return False
+    return True
