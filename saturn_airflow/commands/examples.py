@@ -1,0 +1,60 @@
+"""What stands below the help of each subcommand: command lines to learn from."""
+
+from __future__ import annotations
+
+#: For each subcommand, command lines and what each is good for.
+EXAMPLES: dict[str, dict[str, str]] = {
+    "cluster": {
+        "saturn cluster": "all services and two nodes, until Ctrl-C",
+        "saturn cluster --set NODE_CONCURRENCY=12": "with room for twelve tasks on each node",
+        "saturn cluster --new-secrets > docker/.env": "fresh secrets for docker compose",
+    },
+    "demo": {
+        "saturn demo": "train eight small models, then stop everything",
+        "saturn demo --keep": "leave Airflow and MLflow up to look around",
+        "saturn demo --cluster": "the same over two nodes, with Celery, Redis and Postgres",
+    },
+    "devices": {
+        "saturn devices": "who holds which GPU, and who waits",
+        "saturn devices --announce gpu-a": "let sweeps that name no cluster know these GPUs",
+        "saturn devices --announce local --cpu 2": "the same for two CPU slots",
+    },
+    "doctor": {
+        "saturn doctor": "check the deployment that Airflow's configuration describes",
+        "saturn doctor --node gpu-a": "check this machine alone, as the node gpu-a",
+        "saturn doctor --json": "for a program",
+    },
+    "estimates": {
+        "saturn estimates": "all that was measured",
+        "saturn estimates 'gpt2-*' --technique fsdp": "how fast some jobs are under one technique",
+        "saturn estimates --failed": "what can't run, and why",
+    },
+    "plan": {
+        "saturn plan benchmarks/instances/txt-2x8.json": "a plan, its gap, and why each job got its strategy",
+        "saturn plan benchmarks/instances/txt-2x8.json --compare": "against what people do without a planner",
+        "saturn plan benchmarks/instances/txt-2x8.json --objective device-time --deadline 90000": "the "
+        "cheapest plan that is done in time",
+    },
+    "simulate": {
+        "saturn simulate benchmarks/instances/txt-2x8.json": "what rounds gain when estimates are off by 20%",
+        "saturn simulate benchmarks/instances/txt-2x8.json --selection halving": "with losing jobs dropped",
+        "saturn simulate benchmarks/instances/txt-8-4-4.json --fail-node NODE@0.5": "with a node lost",
+    },
+    "sweeps": {
+        "saturn sweeps": "the latest sweeps",
+        "saturn sweeps list --dag nightly_retrain --limit 5": "those of one DAG",
+        "saturn sweeps show nightly_retrain": "its latest sweep, job by job",
+        "saturn sweeps show nightly_retrain --json": "the same for a program",
+    },
+}
+
+
+def below_help(command: str) -> str:
+    """The examples of a subcommand as text."""
+    examples = EXAMPLES.get(command, {})
+    width = max(map(len, examples), default=0)
+    if width > 60:
+        lines = [f"  {line}\n      {purpose}" for line, purpose in examples.items()]
+    else:
+        lines = [f"  {line:{width}}  {purpose}" for line, purpose in examples.items()]
+    return "\n".join(["examples:", *lines]) if examples else ""

@@ -1,0 +1,135 @@
+"""What MLflow knows of earlier sweeps: their runs, read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from saturn_airflow.errors import SaturnError
+from saturn_airflow.tracking import server
+from saturn_airflow.tracking.server import RunGoneError
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+_SWEEP_TAG = "saturn.sweep"
+_FIGURES = ("planned_seconds", "lower_bound_seconds", "gap", "actual_seconds", "utilisation", "gpu_hours")
+_JOB_FIGURES = ("planned_seconds", "actual_seconds", "gpu_hours", "step", "loss", "epoch_loss", "eval_loss")
+_PAGE = 1000
+#: MLflow's words where Saturn's own tag is not there yet.
+_STATUSES = {"RUNNING": "running", "FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
+
+
+def recent(uri: str, limit: int = 20, dag_id: str | None = None) -> list[dict[str, Any]]:
+    """The latest sweeps, the last to start first.
+
+    :param dag_id: only those of this DAG.
+    :returns: JSON-ready: ``run_id``, ``sweep`` (``dag/run/task``), ``status``, ``started_at``, ``ended_at``
+        (seconds since the epoch), ``jobs`` (how many), ``planned_seconds`` and other figures, ``best``,
+        ``registered``, ``url``; None for what is not known.
+    :raises MlflowAwayError: when MLflow does not answer.
+    """
+    return [_sweep(uri, run) for run in _sweep_runs(uri, limit, dag_id)]
+
+
+def one(uri: str, which: str) -> dict[str, Any]:
+    """A sweep and its jobs.
+
+    :param which: its MLflow run id, its key (``dag/run/task``), or a DAG's id for that DAG's latest.
+    :returns: as in :func:`recent`, with a list of mappings as ``jobs``: ``job``, ``status``, ``reason``,
+        ``technique``, ``devices``, ``node``, seconds, losses, ``run_id``, ``url``.
+    :raises SaturnError: when there is no such sweep.
+    :raises MlflowAwayError: when MLflow does not answer.
+    """
+    run = _find(uri, which)
+    with server.answers():
+        children = server.client(uri).search_runs(
+            [run.info.experiment_id],
+            f"tags.`mlflow.parentRunId` = '{run.info.run_id}'",
+            order_by=["attributes.start_time ASC"],
+            max_results=_PAGE,
+        )
+    return {**_sweep(uri, run), "jobs": [_job(uri, child) for child in children]}
+
+
+def _find(uri: str, which: str) -> Run:
+    if "/" in which:
+        found = [run for run in _sweep_runs(uri, _PAGE) if run.data.tags[_SWEEP_TAG] == which]
+    else:
+        found = _sweep_runs(uri, 1, which) or _by_id(uri, which)
+    if not found:
+        raise SaturnError(
+            f"MLflow knows no sweep {which!r}; `saturn sweeps` lists them. Give a run id, a sweep's name as "
+            "it stands there, or a DAG's id"
+        )
+    return found[0]
+
+
+def _by_id(uri: str, run_id: str) -> list[Run]:
+    try:
+        with server.answers():
+            run = server.client(uri).get_run(run_id)
+    except (RunGoneError, server.RecordRefusedError):
+        return []
+    return [run] if _SWEEP_TAG in run.data.tags else []
+
+
+def _sweep_runs(uri: str, limit: int, dag_id: str | None = None) -> list[Run]:
+    wanted = f"tags.`{_SWEEP_TAG}` != ''"
+    if dag_id is not None:
+        wanted += " AND tags.`airflow.dag_id` = '{}'".format(dag_id.replace("'", ""))
+    client = server.client(uri)
+    with server.answers():
+        experiments = [
+            experiment.experiment_id for experiment in client.search_experiments(max_results=_PAGE)
+        ]
+        order = ["attributes.start_time DESC"]
+        return list(client.search_runs(experiments, wanted, order_by=order, max_results=limit))
+
+
+def _sweep(uri: str, run: Run) -> dict[str, Any]:
+    tags = run.data.tags
+    best: dict[str, Any] = {
+        key: tags.get(f"saturn.best.{key}") for key in ("job", "metric", "value", "model_uri")
+    }
+    if best["value"] is not None:
+        best["value"] = float(best["value"])
+    return {
+        **_common(uri, run),
+        "sweep": tags[_SWEEP_TAG],
+        "jobs": int(run.data.params.get("jobs", 0)),
+        "devices": int(run.data.params.get("devices", 0)),
+        **_numbers(run.data.metrics, _FIGURES),
+        "best": best if best["job"] else None,
+        "airflow_url": tags.get("airflow.url"),
+    }
+
+
+def _job(uri: str, run: Run) -> dict[str, Any]:
+    # The present strategy is in the tags where it is another than at first.
+    strategy: dict[str, Any] = {
+        key: run.data.tags.get(key, run.data.params.get(key)) for key in ("technique", "devices", "node")
+    }
+    if strategy["devices"] is not None:
+        strategy["devices"] = int(strategy["devices"])
+    return {
+        "job": run.info.run_name,
+        **_common(uri, run),
+        "reason": run.data.tags.get("saturn.reason"),
+        **strategy,
+        **_numbers(run.data.metrics, _JOB_FIGURES),
+    }
+
+
+def _common(uri: str, run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.info.run_id,
+        "status": run.data.tags.get("saturn.status") or _STATUSES.get(run.info.status, run.info.status),
+        "started_at": run.info.start_time / 1000,
+        "ended_at": run.info.end_time / 1000 if run.info.end_time else None,
+        "url": server.run_url(uri, run.info.experiment_id, run.info.run_id),
+    }
+
+
+def _numbers(metrics: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float | None]:
+    return {name: metrics.get(name) for name in names}

@@ -1,0 +1,154 @@
+"""The command line: help to learn from, completion, exit statuses, and `saturn sweeps`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saturn_airflow import tracking
+from saturn_airflow.cli import COMMANDS, main, parser_of
+from saturn_airflow.commands.examples import EXAMPLES
+from saturn_airflow.plan import Assignment, Plan
+
+ROOT = Path(__file__).parents[2]
+PLAN = Plan("nightly", "makespan", 100.0, 90.0, 1.5, (Assignment("a", "ddp", 2, "local", (0, 1), 0, 60),))
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with two sweeps of one DAG, the later with a job that failed."""
+    folder = tmp_path_factory.mktemp("sweeps")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    for day in ("mon", "tue"):
+        tags = {"saturn.sweep": f"nightly/{day}/sweep", "airflow.dag_id": "nightly"}
+        sweep = tracking.open_sweep(uri, "nightly", day, tags, {"jobs": 2, "devices": 2}, folder / day)
+        for name, status in (("good", "finished"), ("<b>[red]bad", "failed")):
+            params = {"technique": "ddp", "devices": 2, "node": "local"}
+            job = tracking.open_job(uri, sweep, name, params, {}, folder / day / name[:4].strip("<>"))
+            job.follow({"event": "step", "step": 1, "epoch": 0, "loss": 0.25})
+            job.close(status, None if status == "finished" else "sample 7 is damaged")
+        sweep.log_plan(PLAN)
+        best = {"job": "good", "metric": "loss", "value": 0.25, "model_uri": "runs:/1/model"}
+        sweep.log_report({"actual_seconds": 110.0, "utilisation": 0.9, "gpu_hours": 0.05, "best": best})
+        sweep.close("failed")
+    return uri
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "MLFLOW_TRACKING_URI", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def test_the_latest_sweeps_come_first(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "sweeps", "--uri", uri)
+    assert out.index("nightly/tue/sweep") < out.index("nightly/mon/sweep")
+    assert re.search(r"tue/sweep +failed .* 100\.0 s +11\.1% +110\.0 s +90% +good \(loss 0\.25\)", out)
+    found = json.loads(printed(capsys, "sweeps", "list", "--json", "--limit", "1", "--uri", uri))
+    assert [sweep["sweep"] for sweep in found] == ["nightly/tue/sweep"]
+    assert found[0]["jobs"] == 2
+    assert found[0]["best"]["value"] == 0.25
+    assert json.loads(printed(capsys, "sweeps", "--uri", uri, "--json", "--dag", "other")) == []
+
+
+@pytest.mark.parametrize("how", ["nightly", "nightly/tue/sweep", "run"])
+def test_a_sweep_is_shown_job_by_job(uri: str, how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if how == "run":
+        how = json.loads(printed(capsys, "sweeps", "--json", "--uri", uri))[0]["run_id"]
+    out = printed(capsys, "sweeps", "show", how, "--uri", uri)
+    assert out.startswith("nightly/tue/sweep  failed\n")
+    assert re.search(r"^ *good +finished +ddp +2 +local .* 0\.25", out, re.MULTILINE)
+    assert "<b>[red]bad: sample 7 is damaged\n" in out
+    shown = json.loads(printed(capsys, "sweeps", "show", how, "--json", "--uri", uri))
+    assert {job["job"]: job["status"] for job in shown["jobs"]} == {
+        "good": "finished",
+        "<b>[red]bad": "failed",
+    }
+    assert shown["jobs"][0]["devices"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sweeps", "show", "nowhere"], "MLflow knows no sweep 'nowhere'"),
+        (["sweeps", "show", "nightly/sun/sweep"], "MLflow knows no sweep 'nightly/sun/sweep'"),
+        (["sweeps", "--limit", "0"], "give a number of at least 1"),
+        (["plan", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_what_can_not_be_done_is_one_line_and_status_2(
+    uri: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_an_mlflow_that_does_not_answer_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweeps", "--uri", "http://127.0.0.1:9"]) == 2
+    assert capsys.readouterr().err.startswith("saturn sweeps: ")
+
+
+def test_wrong_arguments_are_status_2() -> None:
+    for words in ([], ["nothing"], ["sweeps", "--nothing"]):
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_explained_with_examples_that_parse(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in EXAMPLES[command]:
+        assert parser_of([command]).parse_args(shlex.split(line.partition(">")[0])[1:]).command == command
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    out = capsys.readouterr().out
+    assert all(line in out for line in EXAMPLES[command])
+    assert f"`saturn {command}" in (ROOT / "docs" / "cli.md").read_text()
+
+
+def saturn(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).parent / "saturn"
+    environment = {**os.environ, **variables}
+    return subprocess.run([str(program), *words], capture_output=True, text=True, env=environment, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("saturn sw", {"sweeps"}),
+        ("saturn sweeps sh", {"show"}),
+        ("saturn plan x.json --obj", {"--objective"}),
+        ("saturn plan x.json --objective m", {"makespan", "mean-completion"}),
+    ],
+)
+def test_tab_completes(typed: str, expected: set[str], tmp_path: Path) -> None:
+    answer = tmp_path / "answer"
+    asked: dict[str, Any] = {"COMP_LINE": typed, "COMP_POINT": str(len(typed)), "_ARGCOMPLETE": "1"}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": "\n"}
+    saturn(**asked)
+    assert {word.strip() for word in answer.read_text().split("\n")} == expected
+
+
+def test_colours_are_for_terminals(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "\x1b[" not in printed(capsys, "sweeps", "--uri", uri)
+    assert "\x1b[31m" in saturn("sweeps", "--uri", uri, FORCE_COLOR="1", TERM="xterm").stdout
