@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -101,6 +100,7 @@ class RoundPlanOperator(PlanOperator):
     def _again(self, context: Context) -> list[dict[str, Any]]:
         from saturn_airflow import tracking
         from saturn_airflow.planning import baselines
+        from saturn_airflow.training import runs
 
         ti = context["ti"]
         sweep = SweepContext.of(context, self.group)
@@ -115,13 +115,14 @@ class RoundPlanOperator(PlanOperator):
         jobs = {data["name"]: Job.from_dict(data) for data in listed}
         self.jobs, self.estimates = jobs, estimates
         progress = self._progress(sweep, problem)
-        going = self._going(context, progress, state["pruned"])
+        last_outcomes = self._outcomes(context)
+        going = self._going(last_outcomes, progress, state["pruned"])
         dropped = self._drop(progress, going)
         going = [job for job in going if job not in dropped]
-        made = time.time()
         pruned = [*state["pruned"], *dropped]
         ti.xcom_push(STATE_KEY, {**state, "pruned": pruned})
-        if not going and not dropped:
+        unfollowed = _finished_alone(progress, last_outcomes)
+        if not going and not dropped and not unfollowed:
             raise AirflowSkipException("every job is done")
         for job in dropped:
             if run := progress[job].alive:
@@ -140,13 +141,11 @@ class RoundPlanOperator(PlanOperator):
                 self.log.info("%s is stopped to go on elsewhere", job)
                 if run := progress[job].alive:
                     run.stop(STOP_SECONDS)
-            plan = decision.plan
-            wanted = tuple(a for a in plan.assignments if a.job in situation.left)
-            plan = dataclasses.replace(plan, assignments=wanted, makespan=decision.expected)
+            plan, made = decision.plan, time.time()
             found = entries(plan, jobs, estimates, cluster, made)
             result = [self._with_round(entry, decision, rung, progress, before) for entry in found]
         else:
-            result = []
+            result, made = [], time.time()
         practice = baselines.current_practice(problem)
         self.log.info("%s", summary(plan, practice))
         ti.xcom_push("unplanned", [])
@@ -159,6 +158,11 @@ class RoundPlanOperator(PlanOperator):
         )
         sweep_run.log_plan(plan, cluster, self.number)
         self.mlflow_url = sweep_run.url
+        for job in unfollowed:
+            self.log.info("%s finished while this round was planned", job)
+            seen_off = {"round": self.number, "attempt": made, "position": len(result)}
+            run = runs.all_of(sweep.job_folder(job))[-1]
+            result.append({**before[job], **seen_off, "goes_on": list(run.spec.priority)})
         for job in dropped:
             reason = f"pruned after {progress[job].steps} batches, before round {self.number}"
             self.log.warning("%s is %s", job, reason)
@@ -194,10 +198,17 @@ class RoundPlanOperator(PlanOperator):
 
         return {job.name: progress.of(sweep.job_folder(job.name)) for job in problem.jobs}
 
-    def _going(self, context: Context, progress: Mapping[str, Progress], pruned: Sequence[str]) -> list[str]:
+    def _outcomes(self, context: Context) -> dict[str, str]:
+        """What each job's last task said became of it."""
+        found = context["ti"].xcom_pull(task_ids=self.trained, key=OUTCOME_KEY) or []
+        outcomes = sorted((o for o in found if o is not None), key=lambda o: o["attempt"])
+        return {outcome["job"]: outcome["status"] for outcome in outcomes}
+
+    def _going(
+        self, outcomes: Mapping[str, str], progress: Mapping[str, Progress], pruned: Sequence[str]
+    ) -> list[str]:
         """Jobs that are neither done, nor dropped, nor failed for good."""
-        outcomes = context["ti"].xcom_pull(task_ids=self.trained, key=OUTCOME_KEY) or []
-        over = {o["job"] for o in outcomes if o is not None and o["status"] in OVER}
+        over = {job for job, status in outcomes.items() if status in OVER}
         return [
             job
             for job, p in progress.items()
@@ -304,6 +315,11 @@ class RoundPlanOperator(PlanOperator):
             )
         else:
             self.log.info("The plan is carried on: no other wins more than its moves cost")
+
+
+def _finished_alone(progress: Mapping[str, Progress], outcomes: Mapping[str, str]) -> list[str]:
+    """Jobs that trained to their end after their task had left them."""
+    return [job for job, p in progress.items() if p.status == "finished" and outcomes.get(job) == "going_on"]
 
 
 def learned(

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from saturn_airflow.plan import Plan
+from saturn_airflow.plan import Assignment, Plan
 from saturn_airflow.planning.clock import Clock, LookClock
-from saturn_airflow.planning.execution import Place, Situation, execute, keep_places
+from saturn_airflow.planning.execution import Execution, Place, Situation, execute, keep_places
 from saturn_airflow.planning.foresight import foresee
 from saturn_airflow.planning.instance import group
 from saturn_airflow.planning.planner import solve
@@ -25,7 +25,7 @@ LEAST_WIN = 0.002
 class Decision(NamedTuple):
     """What was decided at a boundary.
 
-    :param plan: to be run from now on.
+    :param plan: to be run from now on, with the times at which its jobs are expected to start and end.
     :param adopted: whether it is another than before.
     :param expected: seconds from now until all is done, moves included, and the next boundary put to use.
     :param otherwise: the same for the plan before it.
@@ -119,10 +119,23 @@ def decide(
         if best is None or value < won:
             best, won = candidate, value
     assert best is not None
+    run = execute(problem, best, situation, checkpoint=checkpoint)
     if best is plan:
-        return Decision(best, False, otherwise, otherwise, (), ends)
-    moved = execute(problem, best, situation, checkpoint=checkpoint).moved
-    return Decision(best, True, won, otherwise, moved, ends)
+        won = otherwise
+    return Decision(_from_now(new, run), best is not plan, won, otherwise, run.moved, ends)
+
+
+def _from_now(new: Plan, run: Execution) -> Plan:
+    """What is expected to happen, as a plan with the bound of the ``new`` one."""
+    assigned = tuple(
+        Assignment(
+            s.job, s.place.technique, s.place.devices, s.place.node, s.place.device_ids, s.start, s.end
+        )
+        for s in run.stretches
+    )
+    return dataclasses.replace(
+        new, makespan=run.end, lower_bound=min(new.lower_bound, run.end), assignments=assigned
+    )
 
 
 def _candidates(
