@@ -70,13 +70,22 @@ class Knowledge:
         return [e for e in self.known.values() if (e.fingerprint, e.kind) == (key.fingerprint, key.kind)]
 
     def untried(self) -> list[Key]:
-        """What was not measured, and is not known to fail."""
+        """What was not measured, and is not known to fail, nor to be slower than what is known."""
         marks = {fingerprint(job) for job in self.jobs if job.name not in self.broken}
         return [
             key
             for key in self.grid
-            if key not in self.known and key.fingerprint in marks and not hopeless(key, self.beside(key))
+            if key not in self.known
+            and key.fingerprint in marks
+            and not hopeless(key, self.beside(key))
+            and not self._is_needless(key)
         ]
+
+    def _is_needless(self, key: Key) -> bool:
+        """Whether it would give speed for memory that is there: others work on no more devices."""
+        return self.grid[key].spares_memory and any(
+            e.works and e.devices <= key.devices and not _spares_memory(e) for e in self.beside(key)
+        )
 
     def interpolated(self) -> dict[Key, Estimate]:
         """What was not measured and lies between measured numbers of devices."""

@@ -34,17 +34,17 @@ def optimistic(key: Key, measured: Collection[Estimate], spares_memory: Spares) 
         return None
     own = sorted((e for e in works if e.technique == key.technique), key=lambda e: e.devices)
     k = key.devices
-    # What makes the best use of its devices could be followed by any technique, on more of them.
-    bound = min(
-        _scaled(e, k, 1.0) / (_MOST_WASTE if e.devices > k or spares_memory(e) else 1.0) for e in works
-    )
+    # The best use of a device that was seen could be made of each of more devices, by any technique.
+    plain = [e for e in works if e.devices <= k and not spares_memory(e)]
+    bound = min(_scaled(e, k, 1.0) / (1.0 if plain else _MOST_WASTE) for e in plain or works)
     below = [e for e in own if e.devices < k]
     above = [e for e in own if e.devices > k]
     if below:
         bound = max(bound, _scaled(below[-1], k, _gain(below)))
     if above:
         bound = max(bound, above[0].seconds_per_batch)
-        bound = max(bound, _scaled(above[0], k, 1.0) / _MOST_WASTE)
+        if not below:
+            bound = max(bound, _scaled(above[0], k, 1.0) / _MOST_WASTE)
     nearest = min(works, key=lambda e: (e.technique != key.technique, abs(math.log(e.devices / k))))
     return dataclasses.replace(
         nearest,

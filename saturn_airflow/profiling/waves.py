@@ -23,7 +23,7 @@ WAVES = 3
 #: A makespan that is shorter by this share is worth trials.
 WORTH = 0.01
 #: The same where earlier sweeps have measured what they thought worth it.
-WORTH_AGAIN = 0.05
+WORTH_AGAIN = 0.15
 # Bounds this close are taken for equal.
 _TIE = 1.02
 # How often one wave asks what the plan would use if its trials turned out as expected.

@@ -78,4 +78,4 @@ def measure(key: Key, knowledge: Knowledge, **changes: Any) -> Estimate:
 
 
 def plan(problem: Problem) -> Plan:
-    return solve(problem, time_limit=0.2, gap=0.005)
+    return solve(problem, time_limit=1.0, gap=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from saturn_airflow.tracking import estimates
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("estimates")
     uri = f"sqlite:///{folder}/mlflow.db"
+    with (folder / "before").open("w") as before, contextlib.redirect_stdout(before):
+        assert cli.main(["estimates", "--uri", uri]) == 0
     usual = {"kind": "cpu", "seconds_per_batch": 0.25, "spread": 0.5, "batches": 5, "setup_seconds": 2.0}
     found = [
         Estimate(fingerprint="a" * 16, technique="ddp", devices=2, peak_device_bytes=3 << 30, **usual),
@@ -65,12 +68,8 @@ def test_some_of_them_as_json(
         assert row["versions"] == {"torch": "2"}
 
 
-def test_before_the_first_sweep(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
-    assert "No estimates yet" in run(capsys, monkeypatch)
+def test_before_the_first_sweep(uri: str) -> None:
+    assert "No estimates yet" in (Path(uri.removeprefix("sqlite:///")).parent / "before").read_text()
 
 
 def test_mlflow_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,13 +157,13 @@ def test_jobs_that_raise_are_not_measured_further() -> None:
 
 
 def test_a_number_between_is_planned_with_where_that_makes_the_plan_shorter() -> None:
-    jobs = [job(n, 0.9, 1000) for n in range(3)]
-    blank = Knowledge.of(jobs, cluster(8), ["even"])
-    knowledge = Knowledge.of(jobs, cluster(8), ["even"], [measure(key, blank) for key in blank.grid])
-    assert {e.devices for e in knowledge.interpolated().values()} == {3, 5, 6, 7}
+    jobs = [job(n, 0.9, 1000) for n in range(2)]
+    blank = Knowledge.of(jobs, cluster(6), ["even"])
+    knowledge = Knowledge.of(jobs, cluster(6), ["even"], [measure(key, blank) for key in blank.grid])
+    assert {e.devices for e in knowledge.interpolated().values()} == {3, 5}
     estimates = waves.estimates_for_plan(knowledge, plan)
-    assert makespan(knowledge, estimates) < 0.99 * makespan(knowledge)
-    one = Knowledge.of(jobs[:1], cluster(8), ["even"], knowledge.known.values())
+    assert makespan(knowledge, estimates) < 0.9 * makespan(knowledge)
+    one = Knowledge.of(jobs[:1], cluster(6), ["even"], knowledge.known.values())
     assert waves.estimates_for_plan(one, plan) == one.known
 
 
