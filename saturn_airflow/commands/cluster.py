@@ -69,14 +69,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         with console.status(f"Starting {len(cluster.services)} services ..."):
             cluster.start()
-        console.print(f"Airflow {cluster.airflow_url}   MLflow {cluster.mlflow_url}", highlight=False)
-        console.print(cluster.how_to_log_in, highlight=False, soft_wrap=True)
-        console.print(
-            f"Up after {time.monotonic() - begin:.0f} s; logs in {cluster.processes.logs}. Ctrl-C stops it.",
-            highlight=False,
-            soft_wrap=True,
-        )
         with suppress(KeyboardInterrupt):
+            console.print(f"Airflow {cluster.airflow_url}   MLflow {cluster.mlflow_url}", highlight=False)
+            console.print(cluster.how_to_log_in, highlight=False, soft_wrap=True)
+            console.print(
+                f"Up after {time.monotonic() - begin:.0f} s; logs in {cluster.processes.logs}. "
+                "Ctrl-C stops it.",
+                highlight=False,
+                soft_wrap=True,
+            )
             while True:
                 cluster.check()
                 time.sleep(1)

@@ -120,7 +120,7 @@ class LocalCluster:
         own = {key: self._local(value) for key, value in self.services[name].environment.items()}
         return {**os.environ, **own, "PATH": path, **self._added}
 
-    def start(self, timeout: float = 240.0) -> None:
+    def start(self, timeout: float = 400.0) -> None:
         """Start all services, each as soon as those it depends on are ready, and wait until all are.
 
         :raises SaturnError: when one fails, or they are not ready within ``timeout`` seconds.
@@ -223,7 +223,8 @@ class LocalCluster:
                 *command[1:],
                 *_POSTGRES_LOCAL,
             )
-        self.processes.launch(service.name, command, environment, self.state / "airflow")
+        once = service.healthcheck is None
+        self.processes.launch(service.name, command, environment, self.state / "airflow", once)
 
     def _look(
         self, service: Service, checks: dict[str, subprocess.Popen[bytes]], checked: dict[str, float]

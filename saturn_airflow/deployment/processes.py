@@ -27,6 +27,7 @@ class Start:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     folder: Path | None
+    once: bool
 
 
 class Processes:
@@ -41,15 +42,21 @@ class Processes:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def launch(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+        once: bool = False,
     ) -> None:
         """Start a process.
 
         :param folder: its working folder.
+        :param once: it does its work and ends; see :meth:`finish`.
         :raises SaturnError: when there is no such program.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
-        self._starts[name] = Start(tuple(command), environment, folder)
+        self._starts[name] = Start(tuple(command), environment, folder, once)
         with (self.logs / f"{name}.log").open("ab") as log:
             try:
                 self._running[name] = subprocess.Popen(
@@ -103,7 +110,7 @@ class Processes:
         """Start a service again that was killed, as it was started before."""
         assert name not in self._running, f"{name} is running"
         start = self._starts[name]
-        self.launch(name, start.command, start.environment, start.folder)
+        self.launch(name, start.command, start.environment, start.folder, start.once)
 
     def pause(self, name: str) -> None:
         """Let a service hang: its processes stay, and do nothing."""
@@ -119,23 +126,28 @@ class Processes:
         :raises SaturnError: naming the service, with the end of its log.
         """
         for name, process in self._running.items():
-            if process.poll() is not None:
+            if process.poll() is not None and not self._starts[name].once:
                 raise SaturnError(f"{name} ended with exit status {process.returncode}:\n{self.tail(name)}")
 
-    def stop(self, names: Sequence[str] | None = None, signs: Mapping[str, int] | None = None) -> None:
-        """End services and whatever they started: politely, and after ten seconds at once.
+    def stop(
+        self,
+        names: Sequence[str] | None = None,
+        signs: Mapping[str, int] | None = None,
+        patience: float = 10.0,
+    ) -> None:
+        """End services and whatever they started: politely, and after ``patience`` seconds at once.
 
         :param names: which; all by default.
         :param signs: the polite signal of those that need another than SIGTERM.
         """
         ending = {name: self._running[name] for name in self._running if names is None or name in names}
-        for patience in (10.0, 5.0):
+        for polite, seconds in ((True, patience), (False, 5.0)):
             for name, process in ending.items():
                 if process.poll() is None:
-                    polite = (signs or {}).get(name, signal.SIGTERM)
+                    sign = (signs or {}).get(name, signal.SIGTERM)
                     _signal_group(process.pid, signal.SIGCONT)
-                    _signal_group(process.pid, polite if patience == 10.0 else signal.SIGKILL)
-            deadline = time.monotonic() + patience
+                    _signal_group(process.pid, sign if polite else signal.SIGKILL)
+            deadline = time.monotonic() + seconds
             for process in ending.values():
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.1, deadline - time.monotonic()))

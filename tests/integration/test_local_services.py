@@ -1,0 +1,205 @@
+"""Services of a small compose file as local processes: order, health, faults, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from saturn_airflow.deployment.compose import ComposeError
+from saturn_airflow.deployment.local import LocalCluster
+from saturn_airflow.deployment.processes import Processes
+from saturn_airflow.errors import SaturnError
+
+SATURN = str(Path(sys.executable).parent / "saturn")
+COMPOSE = """
+services:
+  init:
+    image: any
+    command: ["sh", "-c", "echo made > /data/made"]
+    volumes: ["data:/data"]
+  store:
+    image: any
+    command: ["sh", "-c", "test -e /data/made && touch /data/ready && exec sleep 1000"]
+    volumes: ["data:/data"]
+    depends_on:
+      init: {condition: service_completed_successfully}
+    healthcheck:
+      test: ["CMD-SHELL", "test -e /data/ready"]
+      interval: 100ms
+  user:
+    image: any
+    # Its child leaves the process group, as a training does.
+    command: ["sh", "-c", "test -e /data/ready && setsid sleep 1001 & exec sleep 1000"]
+    volumes: ["data:/data"]
+    depends_on:
+      store: {condition: service_healthy}
+    healthcheck:
+      test: ["CMD", "true"]
+"""
+
+
+@pytest.fixture
+def compose(tmp_path) -> Path:
+    path = tmp_path / "compose.yaml"
+    path.write_text(textwrap.dedent(COMPOSE))
+    return path
+
+
+def cluster_of(compose: Path) -> LocalCluster:
+    return LocalCluster(compose.parent / "state", compose, compose.parent)
+
+
+def sleepers(folder: Path) -> list[int]:
+    """Live processes that were started in a state folder."""
+    found = []
+    for process in psutil.process_iter(["pid"]):
+        try:
+            if process.environ().get("SATURN_SERVICE", "").startswith(str(folder)):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def until(ask) -> None:
+    deadline = time.monotonic() + 60
+    while not ask():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_each_starts_when_what_it_needs_is_ready_and_all_end(compose):
+    state = compose.parent / "state"
+    with cluster_of(compose) as cluster:
+        assert (state / "volumes" / "data" / "made").read_text() == "made\n"
+        assert cluster.processes.running() == ["store", "user"]
+        until(lambda: len(sleepers(state)) == 3)
+    assert sleepers(state) == []
+
+
+def test_a_killed_service_comes_back_and_a_node_that_is_gone_takes_all_with_it(compose):
+    with cluster_of(compose) as cluster:
+        until(lambda: len(cluster.processes.marked("user")) == 2)
+        cluster.kill("user")
+        assert len(cluster.processes.marked("user")) == 1, "what left the group outlives a killed service"
+        cluster.revive("user")
+        until(lambda: len(cluster.processes.marked("user")) == 3)
+        cluster.kill("user", everything=True)
+        assert cluster.processes.marked("user") == []
+        cluster.check()
+
+
+def test_a_service_that_ends_by_itself_is_named(compose):
+    compose.write_text(compose.read_text().replace("exec sleep 1000", "echo no more room; exit 3"))
+    with (
+        pytest.raises(SaturnError, match=r"(?s)(store|user) ended with exit status 3:\nno more room"),
+        cluster_of(compose),
+    ):
+        pass
+    assert sleepers(compose.parent / "state") == []
+
+
+def test_a_failed_init_stops_the_start(compose):
+    compose.write_text(compose.read_text().replace("echo made > /data/made", "echo bad password; exit 1"))
+    with (
+        pytest.raises(SaturnError, match=r"echo bad password; exit 1` failed:\nbad password"),
+        cluster_of(compose),
+    ):
+        pass
+
+
+def test_one_that_is_never_ready_is_named(compose):
+    compose.write_text(compose.read_text().replace('test -e /data/ready"]', 'false"]'))
+    cluster = cluster_of(compose)
+    try:
+        with pytest.raises(SaturnError, match="not ready after 2 s: store, user"):
+            cluster.start(timeout=2)
+    finally:
+        cluster.stop()
+
+
+def test_an_unknown_program_or_dependency_is_named(compose):
+    compose.write_text(
+        compose.read_text().replace('["sh", "-c", "echo made', '["no-such-program", "-c", "echo made')
+    )
+    with (
+        pytest.raises(SaturnError, match="init can't be started: there is no program 'no-such-program'"),
+        cluster_of(compose),
+    ):
+        pass
+    compose.write_text(compose.read_text().replace("      store: {", "      shop: {"))
+    with pytest.raises(ComposeError, match="user depends on 'shop', which is no service"):
+        cluster_of(compose)
+
+
+def test_a_folder_has_one_cluster_at_a_time(compose):
+    with cluster_of(compose):
+        second = cluster_of(compose)
+        with pytest.raises(SaturnError, match=r"a cluster already runs in \S+; end it, or use"):
+            second.start()
+        assert len(sleepers(compose.parent / "state")) >= 2, "the refused one ends nothing"
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_command_ends_what_it_started(compose, sign):
+    process = command(compose)
+    process.send_signal(sign)
+    process.communicate(timeout=60)
+    assert process.returncode == (0 if sign == signal.SIGINT else 128 + sign)
+    assert sleepers(compose.parent / "state") == []
+
+
+def test_what_a_killed_command_left_is_ended_by_the_next(compose):
+    process = command(compose)
+    process.kill()
+    process.communicate()
+    left = sleepers(compose.parent / "state")
+    assert len(left) >= 2
+    with cluster_of(compose):
+        assert not set(left) & set(sleepers(compose.parent / "state"))
+
+
+def test_a_process_that_does_not_listen_is_ended_anyway(tmp_path):
+    processes = Processes(tmp_path)
+    processes.launch(
+        "deaf", ["sh", "-c", "trap '' TERM; echo up; sleep 1000 & wait; wait; sleep 1000"], dict(os.environ)
+    )
+    until(lambda: processes.tail("deaf") == "up")
+    pid = processes.pid("deaf")
+    processes.pause("deaf")
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    processes.resume("deaf")
+    until(lambda: psutil.Process(pid).status() != psutil.STATUS_STOPPED)
+    processes.stop(patience=0.5)
+    assert not psutil.pid_exists(pid)
+    assert processes.marked("deaf") == []
+
+
+def command(compose: Path) -> subprocess.Popen[str]:
+    """`saturn cluster`, once it is up."""
+    process = subprocess.Popen(
+        [
+            SATURN,
+            "cluster",
+            "--compose",
+            compose,
+            "--dags",
+            compose.parent,
+            "--state",
+            compose.parent / "state",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stdout:
+        if "Ctrl-C" in line:
+            return process
+    raise AssertionError(process.wait())
