@@ -23,7 +23,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 matrix, losses, weights = value
                 cells.setdefault(matrix, []).append((losses, weights))
     for matrix, worst in cells.items():
-        losses, weights = (max(column) for column in zip(*worst, strict=True))
+        losses, weights = map(max, zip(*worst, strict=True))
         terminalreporter.write_line(
-            f"{matrix}: {len(worst)} cells, worst deviation {losses:.1e} in losses and {weights:.1e} in weights"
+            f"{matrix}: {len(worst)} cells, worst deviation "
+            f"{losses:.1e} in losses and {weights:.1e} in weights"
         )
