@@ -28,8 +28,8 @@ from starlette.staticfiles import StaticFiles
 
 from saturn_airflow.plugin import PREFIX
 from saturn_airflow.plugin.choice import job_choice
+from saturn_airflow.plugin.overview import sweep_page, sweep_state
 from saturn_airflow.plugin.reading import DETAILS, Record, read_run, read_sweeps
-from saturn_airflow.plugin.timeline import sweep_page
 
 HERE = Path(__file__).parent
 HEADERS = {
@@ -82,13 +82,13 @@ def plan_page(request: Request, dag_id: str, run_id: str) -> HTMLResponse:
 @app.get("/data/sweeps", dependencies=may_read_sweeps)
 def sweeps(session: SessionDep, readable: ReadableRuns) -> Response:
     """The latest sweeps the user may see."""
-    return JSONResponse({"sweeps": read_sweeps(session, readable)})
+    return listed(read_sweeps(session, readable))
 
 
 @app.get("/data/sweeps/{dag_id}", dependencies=may_read_sweeps)
 def dag_sweeps(session: SessionDep, readable: ReadableRuns, dag_id: str) -> Response:
     """A DAG's latest sweeps."""
-    return JSONResponse({"sweeps": read_sweeps(session, readable, dag_id)})
+    return listed(read_sweeps(session, readable, dag_id))
 
 
 @app.get("/data/plan/{dag_id}/{run_id:path}", dependencies=may_read_sweeps)
@@ -134,6 +134,14 @@ async def harden(request: Request, call_next: Any) -> Response:
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     return response
+
+
+def listed(sweeps: list[dict[str, Any]]) -> JSONResponse:
+    """The list's answer."""
+    states = [sweep_state(sweep["state"], sweep.pop("report", None)) for sweep in sweeps]
+    return JSONResponse(
+        {"sweeps": [{**sweep, "state": state} for sweep, state in zip(sweeps, states, strict=True)]}
+    )
 
 
 def page(request: Request, name: str, status: int = 200, **values: str) -> HTMLResponse:

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from airflow.api_fastapi.core_api.security import PermittedDagRunFilter
     from sqlalchemy.orm import Session
 
-#: By their class names the tasks of a sweep are known in the database.
-TRIALS, PROFILE, PLAN, TRAIN, REPORT = (
-    f"{stage}Operator" for stage in ("Trials", "Profile", "Plan", "Train", "Report")
-)
+TRIALS, PROFILE, PLAN, TRAIN, REPORT = STAGES = ("trials", "profile", "plan", "train", "report")
+#: By their class names the tasks of a sweep are known in the database, with rounds and without.
+STAGE_OF = {f"{prefix}{stage.title()}Operator": stage for stage in STAGES for prefix in ("", "Round")}
+#: States in which nothing more comes of a task by itself.
+ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 MLFLOW_LINK = "_link_MlflowRunLink"
 #: What the page shows of all jobs, and what it shows of one.
 OVERVIEW = ("plan", "unplanned", "attempt", "outcome", "profiling", MLFLOW_LINK)
@@ -34,12 +35,13 @@ DETAILS = ("jobs", "choices", "outcome")
 class Task:
     """A task instance. Times are seconds since the epoch.
 
+    :param stage: which of the sweep's stages it belongs to.
     :param name: what its ``map_index_template`` made of it: the job's name, once it has run.
     """
 
     task_id: str
     map_index: int
-    operator: str
+    stage: str
     state: str | None
     start: float | None
     end: float | None
@@ -63,13 +65,18 @@ class Record:
     values: dict[tuple[str, int, str], Any] = field(default_factory=dict)
 
     @property
+    def is_live(self) -> bool:
+        """Whether the DAG run goes on."""
+        return self.state in ("queued", "running")
+
+    @property
     def groups(self) -> list[str]:
         """The task groups of its sweeps."""
-        return [task.task_id.removesuffix(".trials") for task in self.tasks if task.operator == TRIALS]
+        return [task.task_id.removesuffix(".trials") for task in self.tasks if task.stage == TRIALS]
 
-    def of(self, group: str, operator: str) -> list[Task]:
-        """A sweep's tasks of one kind."""
-        return [t for t in self.tasks if t.operator == operator and t.task_id.startswith(f"{group}.")]
+    def of(self, group: str, stage: str) -> list[Task]:
+        """A sweep's tasks of one stage."""
+        return [t for t in self.tasks if t.stage == stage and t.task_id.startswith(f"{group}.")]
 
     def value(self, task_id: str, key: str, map_index: int = -1) -> Any:
         """What a task pushed, or None."""
@@ -109,12 +116,12 @@ def read_run(session: Session, dag_id: str, run_id: str, keys: Sequence[str] = O
         .where(
             TaskInstance.dag_id == dag_id,
             TaskInstance.run_id == run_id,
-            TaskInstance.operator.in_((TRIALS, PROFILE, PLAN, TRAIN, REPORT)),
+            TaskInstance.operator.in_(STAGE_OF),
         )
         .order_by(TaskInstance.task_id, TaskInstance.map_index)
     ).all()
     tasks = tuple(
-        Task(row[0], row[1], row[2] or "", row[3], seconds(row[4]), seconds(row[5]), row[6], row[7])
+        Task(row[0], row[1], STAGE_OF[row[2] or ""], row[3], seconds(row[4]), seconds(row[5]), row[6], row[7])
         for row in rows
     )
     returns = PLAN if keys is DETAILS else REPORT
@@ -127,7 +134,7 @@ def read_run(session: Session, dag_id: str, run_id: str, keys: Sequence[str] = O
                 XComModel.key.in_(keys),
                 and_(
                     XComModel.key == XCOM_RETURN_KEY,
-                    XComModel.task_id.in_({task.task_id for task in tasks if task.operator == returns}),
+                    XComModel.task_id.in_({task.task_id for task in tasks if task.stage == returns}),
                 ),
             ),
         )
@@ -160,7 +167,7 @@ def read_sweeps(
             TaskInstance.task_id,
         )
         .join(TaskInstance, and_(TaskInstance.dag_id == DagRun.dag_id, TaskInstance.run_id == DagRun.run_id))
-        .where(TaskInstance.operator == TRIALS)
+        .where(TaskInstance.operator == "TrialsOperator")
         .order_by(DagRun.run_after.desc(), DagRun.id.desc(), TaskInstance.task_id)
         .limit(limit)
     )
@@ -187,9 +194,12 @@ def read_sweeps(
     owners: Owners = {}
     for sweep in sweeps:
         owners.setdefault((sweep["dag_id"], sweep["run_id"]), []).append(sweep)
-    for key, state, count in _jobs(session, owners):
+    for key, is_report, state, count in _states(session, owners):
         for sweep in _owning(owners, key):
-            sweep["jobs"][state] = sweep["jobs"].get(state, 0) + count
+            if is_report:
+                sweep["report"] = state
+            else:
+                sweep["jobs"][state] = sweep["jobs"].get(state, 0) + count
     for key, figures in _figures(session, owners):
         for sweep in _owning(owners, key):
             sweep.update(figures)
@@ -207,25 +217,36 @@ def _owning(owners: Owners, key: TaskKey) -> Iterator[dict[str, Any]]:
             yield sweep
 
 
-def _jobs(session: Session, owners: Owners) -> Iterator[tuple[TaskKey, str, int]]:
-    """How many instances of each train task are in which state."""
+def _states(session: Session, owners: Owners) -> Iterator[tuple[TaskKey, bool, str, int]]:
+    """How many instances of each train task, and of each report, are in which state."""
+    reports = [name for name, stage in STAGE_OF.items() if stage == REPORT]
+    train = [name for name, stage in STAGE_OF.items() if stage == TRAIN]
     rows = session.execute(
         select(
             TaskInstance.dag_id,
             TaskInstance.run_id,
             TaskInstance.task_id,
+            TaskInstance.operator,
             TaskInstance.state,
             func.count(),
         )
         .where(
             tuple_(TaskInstance.dag_id, TaskInstance.run_id).in_(list(owners)),
-            TaskInstance.operator == TRAIN,
-            TaskInstance.map_index >= 0,
+            or_(
+                TaskInstance.operator.in_(reports),
+                and_(TaskInstance.operator.in_(train), TaskInstance.map_index >= 0),
+            ),
         )
-        .group_by(TaskInstance.dag_id, TaskInstance.run_id, TaskInstance.task_id, TaskInstance.state)
+        .group_by(
+            TaskInstance.dag_id,
+            TaskInstance.run_id,
+            TaskInstance.task_id,
+            TaskInstance.operator,
+            TaskInstance.state,
+        )
     )
-    for dag, run, task, state, count in rows:
-        yield (dag, run, task), state or "waiting", count
+    for dag, run, task, operator, state, count in rows:
+        yield (dag, run, task), operator in reports, state or "waiting", count
 
 
 def _figures(session: Session, owners: Owners) -> Iterator[tuple[TaskKey, dict[str, Any]]]:

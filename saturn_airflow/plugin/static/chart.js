@@ -89,7 +89,7 @@ export class Chart {
         position: "top",
         min: Math.min(0, ...this.items.actual.map((item) => item.value[0])),
         max: this.horizon(),
-        axisLabel: { ...text, formatter: moment, hideOverlap: true },
+        axisLabel: { ...text, formatter: moment, hideOverlap: true, showMaxLabel: false },
         axisLine: { show: false },
         axisTick: { show: true, lineStyle: { color: line } },
         splitLine: { lineStyle: { color: line } },
@@ -195,9 +195,9 @@ export class Chart {
       label: {
         formatter: name,
         color,
-        position: "end",
+        position: name === "now" ? "start" : "end",
         align: xAxis > 0.85 * this.horizon() ? "right" : "center",
-        distance: lower ? 22 : 6,
+        distance: lower || name === "now" ? 22 : 6,
         fontSize: 11,
         fontFamily: css("--font"),
         backgroundColor: css("--card"),
@@ -211,7 +211,7 @@ export class Chart {
       found.push(at(totals.lower_bound, `proven bound ${duration(totals.lower_bound)}`, "dotted", muted, true));
     }
     found.push(at(last.start + last.makespan, `planned end ${duration(last.start + last.makespan)}`, "dashed", ink, false));
-    if (live && now >= 0) found.push(at(now, "now", "solid", css("--accent"), true));
+    if (live && now >= 0) found.push(at(now, "now", "solid", css("--accent"), false));
     for (const round of rounds.slice(1)) found.push(at(round.start, `round ${round.number}`, "solid", muted, false));
     return { symbol: "none", silent: true, animation: false, data: [...found, ...this.moves(ink)] };
   }

@@ -28,6 +28,8 @@ export const STATUS = {
   done: "good",
   running: "going",
   retrying: "going",
+  going_on: "going",
+  paused: "waiting",
   "waiting for devices": "waiting",
   waiting: "waiting",
   queued: "waiting",

@@ -32,16 +32,26 @@ async function refresh() {
   try {
     page = await getPlan(ask.sweep);
     heard = Date.now();
-    byId("message").hidden = true;
+    say(notice());
     draw();
     if (ask.chosen && page.live) await learn(ask.chosen);
     return page.live;
   } catch (error) {
-    byId("message").hidden = false;
-    byId("message").textContent = error instanceof Refused ? error.message : `No word from Airflow (${error.message}); trying again.`;
+    say(error instanceof Refused ? error.message : `No word from Airflow (${error.message}); trying again.`);
     byId("live").textContent = "";
     return !(error instanceof Refused);
   }
+}
+
+function say(text) {
+  byId("message").hidden = !text;
+  if (byId("message").textContent !== text) byId("message").textContent = text;
+}
+
+function notice() {
+  if (page.unreadable) return "The plan is kept by a custom XCom backend, where this page can't read it.";
+  if (page.rounds.length) return "";
+  return page.live ? "There is no plan yet." : "No plan was made; the logs of the tasks say why.";
 }
 
 function draw() {

@@ -1,0 +1,248 @@
+"""The bars of the chart: where and when each job was to run, round by round, and where and when it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.plugin.reading import ENDED, PLAN, TRAIN, Record, Task
+
+GOING = ("running", "deferred")
+
+
+@dataclass
+class Bar:
+    """One job in one round: where it was to run, where and when it did. Times are seconds since the epoch.
+
+    :param superseded_at: when the next round's plan took the place of this one's.
+    :param before: the job's bar in an earlier round.
+    :param held: seconds it had its devices; less than from start to end where it was interrupted.
+    """
+
+    round: int
+    position: int
+    assignment: Assignment
+    planned_start: float = 0.0
+    superseded_at: float | None = None
+    before: Bar | None = None
+    task: Task | None = None
+    outcome: Mapping[str, Any] = field(default_factory=dict)
+    status: str = "waiting"
+    reason: str | None = None
+    start: float | None = None
+    end: float | None = None
+    held: float | None = None
+    expected_end: float | None = None
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self.assignment.job
+
+    @property
+    def devices(self) -> set[tuple[str, int]]:
+        """The devices it was given."""
+        return {(self.assignment.node, device) for device in self.assignment.device_ids}
+
+    @property
+    def place(self) -> tuple[str, set[tuple[str, int]]]:
+        """Its technique and devices."""
+        return self.assignment.technique, self.devices
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it ever had its devices, as far as its task has said."""
+        return "started_at" in self.outcome
+
+    @property
+    def is_going(self) -> bool:
+        """Whether it trains now."""
+        return self.status == "running"
+
+    def to_dict(self, origin: float) -> dict[str, Any]:
+        """This bar as JSON-ready data; times are seconds since ``origin``."""
+        a = self.assignment
+        return {
+            "round": self.round,
+            "technique": a.technique,
+            "devices": a.devices,
+            "node": a.node,
+            "device_ids": list(a.device_ids),
+            "planned": self._planned(origin),
+            "planned_start": self.planned_start - origin,
+            "planned_seconds": a.seconds,
+            "actual": None
+            if self.start is None or self.end is None
+            else [self.start - origin, self.end - origin],
+            "expected_end": None if self.expected_end is None else self.expected_end - origin,
+            "held": self.held,
+            "status": self.status,
+            "going": self.is_going,
+        }
+
+    def _planned(self, origin: float) -> list[float] | None:
+        """From when to when it stood in the plan: a later round's plan takes the place of what is left."""
+        end = self.planned_start + self.assignment.seconds
+        if self.superseded_at is not None:
+            end = min(end, self.superseded_at)
+        return None if end <= self.planned_start else [self.planned_start - origin, end - origin]
+
+
+@dataclass
+class Round:
+    """One plan and what came of it.
+
+    :param made_at: when it was made, in seconds since the epoch.
+    :param zero: when its seconds began to count: at the first round's first job, at a later round's plan.
+    :param outcomes: by job, of those that are not in the plan too: pruned ones.
+    """
+
+    number: int
+    plan: Plan
+    values: Mapping[str, Any]
+    made_at: float
+    zero: float
+    bars: list[Bar]
+    outcomes: Mapping[str, Mapping[str, Any]]
+
+    def to_dict(self, origin: float) -> dict[str, Any]:
+        """This round as JSON-ready data."""
+        plan = self.plan
+        return {
+            "number": self.number,
+            "start": self.zero - origin,
+            "makespan": plan.makespan,
+            "lower_bound": plan.lower_bound,
+            "gap": finite(plan.gap),
+            "objective": plan.objective,
+            "planning_seconds": plan.seconds,
+            "current_practice": self.values.get("current_practice"),
+        }
+
+
+def read_rounds(record: Record, group: str, now: float) -> list[Round]:
+    """The sweep's rounds in order, with what came of each job.
+
+    :param now: seconds since the epoch.
+    """
+    found = [
+        (record.value(task.task_id, "attempt") or task.end or now, task.task_id, plan)
+        for task, plan in record.all_values(record.of(group, PLAN), "plan")
+        if isinstance(plan, Mapping)
+    ]
+    rounds: list[Round] = []
+    before: dict[str, Bar] = {}
+    for number, (made_at, plan_task, values) in enumerate(sorted(found, key=lambda f: f[0]), 1):
+        own = plan_task.removesuffix("plan") + "train"
+        train = [task for task in record.of(group, TRAIN) if task.task_id.startswith(own)]
+        plan = Plan.from_dict(values)
+        ordered = sorted(plan.assignments, key=lambda a: (a.start, a.job))
+        outcomes = dict(_outcomes(record, train, made_at))
+        bars = [
+            Bar(number, position, a, outcome=outcomes.get(a.job, {}), before=before.get(a.job))
+            for position, a in enumerate(ordered)
+        ]
+        _find_tasks(bars, train)
+        for bar in bars:
+            _settle(bar, bars[: bar.position], record.is_live, now)
+        starts = [bar.start for bar in bars if bar.start is not None]
+        zero = min(starts) if starts and number == 1 else made_at
+        for bar in bars:
+            bar.planned_start = zero + bar.assignment.start
+        for bar in rounds[-1].bars if rounds else ():
+            bar.superseded_at = made_at
+        before.update({bar.job: bar for bar in bars if bar.end is not None})
+        rounds.append(Round(number, plan, values, made_at, zero, bars, outcomes))
+    if rounds and record.is_live:
+        _expect(rounds[-1].bars, now)
+    return rounds
+
+
+def _find_tasks(bars: Sequence[Bar], train: Sequence[Task]) -> None:
+    """Give each bar its task: by its name, which a task has once it has run, else by the order of mapping."""
+    named = {task.name: task for task in train if task.name}
+    task_ids = sorted({task.task_id for task in train})
+    places = {(task.task_id, task.map_index): task for task in train}
+    seen: dict[str, int] = {}
+    for bar in bars:
+        node = bar.assignment.node
+        own = task_ids[0] if len(task_ids) == 1 else next((i for i in task_ids if i.endswith(f".{node}")), "")
+        index = seen[own] = seen.get(own, -1) + 1
+        placed = places.get((own, index))
+        bar.task = named.get(bar.job) or (placed if placed and placed.name in (None, bar.job) else None)
+
+
+def _outcomes(
+    record: Record, train: Sequence[Task], made_at: float
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What the jobs of this plan came to. A plan task that was cleared leaves outcomes of the plan before."""
+    for _, outcome in record.all_values(train, "outcome"):
+        if isinstance(outcome, Mapping) and outcome.get("attempt") == made_at:
+            yield outcome["job"], outcome
+
+
+def _settle(bar: Bar, ahead: Sequence[Bar], is_live: bool, now: float) -> None:
+    """Find out how a bar stands and when it ran; those ahead of it go first where they share a device."""
+    task, outcome = bar.task, bar.outcome
+    ahead = [other for other in ahead if other.devices & bar.devices]
+    if task is not None and task.state in GOING:
+        if not bar.has_run and any(other.is_going for other in ahead):
+            bar.status = "waiting for devices"
+            return
+        freed = [other.end for other in ahead if other.end is not None]
+        bar.status = "running"
+        bar.start = _start(bar, max([task.start or now, *freed]))
+        bar.end = max(now, bar.start)
+        bar.held = bar.end - bar.start
+    elif outcome and (task is None or task.state in ENDED):
+        bar.status, bar.reason = outcome["status"], outcome.get("reason")
+        _ran(bar)
+    elif task is None or task.state not in ENDED:
+        is_again = task is not None and task.state in ("up_for_retry", "up_for_reschedule")
+        bar.status = "retrying" if is_again else "waiting" if is_live else "not run"
+        bar.reason = outcome.get("reason")
+        _ran(bar)
+    else:
+        bar.status = "skipped" if task.state in ("skipped", "removed") else "lost"
+        bar.reason = None if bar.status == "skipped" else "its train task left no outcome; the log says why"
+
+
+def _ran(bar: Bar) -> None:
+    """Take over when it had its devices: what its outcome says is of all rounds together."""
+    if bar.has_run:
+        bar.end = bar.outcome["ended_at"]
+        bar.start = min(_start(bar, bar.outcome["started_at"]), bar.end)
+        seconds = bar.outcome.get("actual_seconds") or bar.end - bar.start
+        earlier = bar.before.outcome.get("actual_seconds", 0.0) if bar.before else 0.0
+        bar.held = max(0.0, seconds - earlier)
+
+
+def _start(bar: Bar, otherwise: float) -> float:
+    """When it had its devices: where it goes on in place, at the end of its bar in the round before."""
+    if bar.before is None or bar.before.end is None:
+        return float(bar.outcome.get("started_at") or otherwise)
+    if bar.before.place == bar.place:
+        return bar.before.end
+    started = bar.task.start if bar.task else None
+    return max(bar.before.end, started or 0.0)
+
+
+def _expect(bars: Sequence[Bar], now: float) -> None:
+    """When what is left will have ended if all takes as long as planned."""
+    free: dict[tuple[str, int], float] = {}
+    for bar in bars:
+        seconds = bar.assignment.seconds
+        if bar.is_going:
+            bar.expected_end = max(now, (bar.start or now) + seconds)
+        elif bar.status in ("waiting", "waiting for devices", "retrying"):
+            bar.expected_end = max([now, *(free.get(device, 0.0) for device in bar.devices)]) + seconds
+        else:
+            continue
+        free.update(dict.fromkeys(bar.devices, bar.expected_end))
+
+
+def finite(value: float) -> float | None:
+    """``value``, or None where it is infinite, which JSON lacks."""
+    return value if abs(value) != float("inf") else None

@@ -1,0 +1,230 @@
+"""What the plan page makes of tasks and XComs, without an Airflow."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.plugin.choice import job_choice
+from saturn_airflow.plugin.overview import sweep_page
+from saturn_airflow.plugin.reading import Record, Task
+
+MADE, NOW = 1000.0, 1100.0
+NODES = [{"name": "a", "devices": 2, "kind": "cpu"}, {"name": "idle", "devices": 4, "kind": "cpu"}]
+
+
+class Run:
+    """A DAG run put together by hand."""
+
+    def __init__(self, state="running"):
+        self.state, self.tasks, self.values = state, [], {}
+        self.task("trials", "trials", "success")
+
+    def task(self, task_id, stage, state, index=-1, start=None, end=None, name=None, **pushed):
+        self.tasks.append(Task(f"sweep.{task_id}", index, stage, state, start, end, 1, name))
+        self.values.update({(f"sweep.{task_id}", index, key): value for key, value in pushed.items()})
+
+    def plan(self, *assignments, made=MADE, prefix="", **more):
+        makespan = max((a.end for a in assignments), default=1.0)
+        plan = Plan("x", "makespan", makespan, 0.9 * makespan, 1.0, tuple(assignments))
+        values = {**plan.to_dict(), "nodes": NODES, "current_practice": 3 * makespan}
+        self.task(f"{prefix}plan", "plan", "success", plan=values, attempt=made, **more)
+
+    def train(self, index, state, job=None, prefix="", start=None, **outcome):
+        pushed = {"outcome": {"job": job, "attempt": MADE, **outcome}} if outcome else {}
+        self.task(f"{prefix}train", "train", state, index, start, name=job, **pushed)
+
+    def page(self, now=NOW):
+        found = sweep_page(
+            Record("dag", "run", self.state, 900.0, None, tuple(self.tasks), self.values), "sweep", now
+        )
+        json.dumps(found, allow_nan=False)
+        return found
+
+    def job(self, name, now=NOW):
+        return next(job for job in self.page(now)["jobs"] if job["name"] == name)
+
+
+def on(job, start, end, devices=(0,), technique="single"):
+    return Assignment(job, technique, len(devices), "a", tuple(devices), start, end)
+
+
+def finished(start, end):
+    return {
+        "status": "finished",
+        "started_at": start,
+        "ended_at": end,
+        "actual_seconds": end - start,
+        "loss": 0.5,
+    }
+
+
+def test_planned_seconds_count_from_the_first_jobs_start():
+    run = Run()
+    run.plan(on("first", 0, 50), on("second", 50, 90))
+    run.train(0, "success", "first", **finished(1010, 1070))
+    run.train(1, "running", "second", start=1012)
+    page = run.page()
+    first, second = page["jobs"]
+    assert page["origin"] == 1010
+    assert (first["bars"][0]["planned"], first["bars"][0]["actual"]) == ([0, 50], [0, 60])
+    # Its task began long before its device was free.
+    assert (second["bars"][0]["planned"], second["bars"][0]["actual"]) == ([50, 90], [60, 90])
+    assert second["status"] == "running"
+    assert page["totals"]["expected"] == 100
+
+
+def test_a_running_task_whose_device_is_held_waits():
+    run = Run()
+    run.plan(on("first", 0, 50), on("second", 50, 90), on("beside", 0, 20, [1]))
+    for index, job in enumerate(("beside", "first", "second")):
+        run.train(index, "running", job, start=1005)
+    statuses = {job["name"]: job["status"] for job in run.page()["jobs"]}
+    assert statuses == {"first": "running", "beside": "running", "second": "waiting for devices"}
+    assert run.job("second")["bars"][0]["actual"] is None
+
+
+def test_a_task_that_has_not_run_is_found_by_its_place_in_the_plan():
+    run = Run()
+    run.plan(on("b", 0, 50), on("a", 0, 40, [1]), on("c", 50, 60))
+    run.train(0, "success", "a", **finished(1000, 1040))
+    run.train(1, None)
+    run.train(2, None)
+    page = run.page()
+    assert {job["name"]: job["task"]["map_index"] for job in page["jobs"]} == {"a": 0, "b": 1, "c": 2}
+    assert run.job("c")["status"] == "waiting"
+
+
+def test_outcomes_of_a_plan_made_before_do_not_count():
+    run = Run()
+    run.plan(on("job", 0, 50))
+    run.train(0, None)
+    run.values["sweep.train", 0, "outcome"] = {"job": "job", "attempt": 1.0, **finished(500, 510)}
+    assert run.job("job")["status"] == "waiting"
+    assert run.job("job")["bars"][0]["actual"] is None
+
+
+def test_reasons_of_failed_lost_and_unplanned_jobs():
+    run = Run("failed")
+    run.plan(on("bad", 0, 50), on("gone", 50, 90), unplanned=[{"job": "huge", "reason": "fits nowhere"}])
+    run.train(
+        0, "failed", "bad", status="failed", reason="sample 600 is damaged", started_at=1000, ended_at=1010
+    )
+    run.train(1, "failed", "gone")
+    assert (run.job("bad")["status"], run.job("bad")["reason"]) == ("failed", "sample 600 is damaged")
+    assert run.job("gone")["status"] == "lost"
+    assert "log" in run.job("gone")["reason"]
+    assert run.job("huge") == {"name": "huge", "status": "not planned", "reason": "fits nowhere", "bars": []}
+
+
+def test_a_retry_keeps_what_was_trained_before_it():
+    run = Run()
+    run.plan(on("job", 0, 50))
+    run.train(0, "up_for_retry", "job", status="stopped", reason="killed", started_at=1000, ended_at=1020)
+    assert run.job("job")["status"] == "retrying"
+    assert run.job("job")["bars"][0]["actual"] == [0, 20]
+
+
+def two_rounds():
+    run = Run()
+    run.plan(on("stays", 0, 100), on("moves", 0, 100, [1]), on("loser", 100, 150), prefix="round_1.")
+    for index, job in enumerate(("moves", "stays")):
+        run.train(
+            index,
+            "success",
+            job,
+            "round_1.",
+            status="going_on",
+            started_at=1000,
+            ended_at=1050,
+            actual_seconds=50,
+        )
+    run.train(
+        2, "skipped", "loser", "round_1.", status="waiting", reason="its turn did not come in this round"
+    )
+    run.plan(on("stays", 0, 40), on("moves", 0, 30, (1,), "spill"), prefix="round_2.", made=1052.0)
+    return run
+
+
+def test_a_later_rounds_plan_takes_the_place_of_what_is_left():
+    run = two_rounds()
+    run.train(0, "running", "moves", "round_2.", start=1060)
+    run.train(1, "running", "stays", "round_2.", start=1056)
+    page = run.page()
+    assert [round["start"] for round in page["rounds"]] == [0, 52]
+    stays, moves, loser = (run.job(name)["bars"] for name in ("stays", "moves", "loser"))
+    assert [bar["planned"] for bar in stays] == [[0, 52], [52, 92]]
+    # It trained on while the round changed; the other had to be loaded anew.
+    assert [bar["actual"] for bar in stays] == [[0, 50], [50, 100]]
+    assert [bar["actual"] for bar in moves] == [[0, 50], [60, 100]]
+    assert [bar["technique"] for bar in moves] == ["single", "spill"]
+    assert loser[0]["planned"] is None
+
+
+def test_what_an_outcome_says_of_all_rounds_is_counted_once():
+    run = two_rounds()
+    run.tasks = [task for task in run.tasks if not task.task_id.startswith("sweep.round_2.train")]
+    outcome = {"job": "stays", "attempt": 1052.0, **finished(1000, 1090)}
+    run.task("round_2.train", "train", "success", 0, 1056, name="stays", outcome=outcome)
+    assert [bar["held"] for bar in run.job("stays")["bars"]] == [50, 40]
+    assert run.job("stays")["status"] == "finished"
+
+
+def test_a_job_that_a_later_round_drops_is_pruned():
+    run = two_rounds()
+    dropped = {"job": "loser", "attempt": 1052.0, "status": "pruned", "reason": "pruned after 7 batches"}
+    run.task("round_2.train", "train", "skipped", 2, name="loser", outcome=dropped)
+    assert (run.job("loser")["status"], run.job("loser")["reason"]) == ("pruned", "pruned after 7 batches")
+
+
+def test_idle_nodes_are_shown_and_utilisation_counts_them():
+    run = Run("success")
+    run.plan(on("job", 0, 50, (0, 1)))
+    run.train(0, "success", "job", **finished(1000, 1060))
+    totals = run.page()["totals"]
+    assert run.page()["nodes"] == [{"name": "a", "devices": 2}, {"name": "idle", "devices": 4}]
+    assert totals["utilisation"] == pytest.approx(2 / 6)
+    assert totals["elapsed"] == 60
+    assert totals["expected"] is None
+
+
+def test_a_plan_without_nodes_shows_the_devices_it_uses():
+    run = Run()
+    run.plan(on("job", 0, 50, (1,)))
+    del run.values["sweep.plan", -1, "plan"]["nodes"]
+    assert run.page()["nodes"] == [{"name": "a", "devices": 2}]
+
+
+def test_before_there_is_a_plan_and_where_it_is_kept_elsewhere():
+    run = Run()
+    assert (run.page()["rounds"], run.page()["jobs"], run.page()["unreadable"]) == ([], [], False)
+    run.task("plan", "plan", "success", plan="s3://bucket/xcom/1", attempt="s3://bucket/xcom/2")
+    assert (run.page()["rounds"], run.page()["unreadable"]) == ([], True)
+
+
+def test_only_web_addresses_become_links():
+    run = Run()
+    run.plan(on("job", 0, 50))
+    run.train(0, "success", "job", **finished(1000, 1060))
+    run.values["sweep.train", 0, "_link_MlflowRunLink"] = "javascript:alert(1)"
+    assert run.job("job")["mlflow"] is None
+    run.values["sweep.train", 0, "_link_MlflowRunLink"] = "https://mlflow/#/runs/1"
+    assert run.job("job")["mlflow"] == "https://mlflow/#/runs/1"
+
+
+def test_choices_are_told_and_their_absence_too():
+    run = Run()
+    entry = {"name": "job", "technique": "single", "devices": 1, "start": 0, "end": 50, "attempt": MADE}
+    run.plan(
+        on("job", 0, 50), return_value=[entry], choices={"job": {"why": "nothing is faster", "options": []}}
+    )
+    run.values["sweep.trials", -1, "jobs"] = [{"name": "job", "load_model": "m:f"}]
+    record = Record("dag", "run", "running", None, None, tuple(run.tasks), run.values)
+    found = job_choice(record, "sweep", "job")
+    assert found["rounds"][0]["choice"]["why"] == "nothing is faster"
+    assert found["rounds"][0]["seconds"] == 50
+    del run.values["sweep.plan", -1, "choices"]
+    assert job_choice(record, "sweep", "job")["rounds"][0]["choice"] is None
+    assert job_choice(record, "sweep", "other") is None
