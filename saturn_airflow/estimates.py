@@ -125,6 +125,19 @@ class Estimate:
         """Whether it can't run for want of memory: on fewer devices it can't either."""
         return self.reason is not None and self.reason.startswith(OUT_OF_MEMORY)
 
+    def joined(self, fresh: Estimate) -> Estimate:
+        """What this and a fresh measurement of the same say together, weighted by their batches.
+
+        Training says how fast jobs are beside others; a trial might have had the machine to itself.
+        """
+        if not (self.works and fresh.works) or self.parameters != fresh.parameters:
+            return fresh
+        weight = max(1, self.batches) / (max(1, self.batches) + max(1, fresh.batches))
+        both = ("launch_seconds", "setup_seconds", "seconds_per_batch", "evaluation_seconds")
+        means = {name: weight * getattr(self, name) + (1 - weight) * getattr(fresh, name) for name in both}
+        batches = self.batches + fresh.batches
+        return dataclasses.replace(fresh, **means, ending_seconds=self.ending_seconds, batches=batches)
+
     def to_dict(self) -> dict[str, Any]:
         """This estimate as JSON-ready data."""
         return dataclasses.asdict(self)

@@ -53,6 +53,7 @@ class Learned:
     ) -> Learned:
         """Read what the sweep's first task and its trials pushed."""
         from saturn_airflow.profiling.knowledge import Knowledge
+        from saturn_airflow.profiling.options import by_key
 
         use_techniques_folder()
         jobs, known, attempt = (
@@ -61,8 +62,12 @@ class Learned:
         measured = pull_all(context, profile_tasks, ESTIMATE_KEY, attempt)
         broken = {name: entry["error"] for entry in measured if "error" in entry for name in entry["jobs"]}
         fresh = [Estimate.from_dict(entry["estimate"]) for entry in measured if "estimate" in entry]
-        found = [*map(Estimate.from_dict, known), *fresh]
-        knowledge = Knowledge.of(list(map(Job.from_dict, jobs)), cluster, techniques, found, broken)
+        found = by_key(*map(Estimate.from_dict, known))
+        for e in fresh:
+            found[e.key] = found[e.key].joined(e) if e.key in found else e
+        knowledge = Knowledge.of(
+            list(map(Job.from_dict, jobs)), cluster, techniques, found.values(), list(broken)
+        )
         return cls(knowledge, fresh, broken, attempt)
 
 

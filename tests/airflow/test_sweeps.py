@@ -53,6 +53,22 @@ def test_every_failure_names_its_reason(broken):
     assert "ddp x 1: on one device ddp does what single does" in reasons["fits-nowhere"]
 
 
+def test_the_plan_says_what_each_job_could_have_run_under(deployment, broken):
+    choices = deployment.airflow.xcom("broken_sweep", broken["run_id"], "sweep.plan", "choices")
+    (good,) = [choice for job, choice in choices.items() if job == "good"]
+    (chosen,) = [option for option in good["options"] if option["chosen"]]
+    assert (chosen["technique"], chosen["devices"], chosen["source"]) == ("single", 1, "measured")
+    assert chosen["seconds"] > 0
+    assert good["why"]
+
+
+def test_the_report_says_what_measuring_took(broken):
+    result = broken["result"]
+    assert result["trials"] >= 4
+    assert 0 < result["profile_share"] < 1
+    assert result["profile_seconds"] < result["sweep_seconds"]
+
+
 def test_a_sweep_with_failed_jobs_is_a_failed_task(deployment, broken):
     states = deployment.states("broken_sweep", broken["run_id"])
     assert states["sweep.report"] == "failed"

@@ -101,6 +101,18 @@ def test_what_the_plan_page_needs_of_each_job() -> None:
     assert "ddp x 2" in found["a"]["why"]
 
 
+def test_a_fresh_measurement_adds_to_what_training_said() -> None:
+    trained = estimate(batches=200, seconds_per_batch=0.6, ending_seconds=2.0, stale="off", source="history")
+    both = trained.joined(estimate(batches=50, seconds_per_batch=0.5))
+    assert both.seconds_per_batch == pytest.approx(0.58)
+    assert (both.batches, both.ending_seconds, both.stale, both.source) == (250, 2.0, None, "measured")
+    other = estimate(parameters={"micro_batches": 4})
+    assert trained.joined(other) == other
+    failed = estimate(reason="out of memory")
+    assert trained.joined(failed) == failed
+    assert failed.joined(other) == other
+
+
 def test_why_nothing_is_planned_where_nothing_may_be_measured() -> None:
     assert "profile='never'" in why_nowhere(job(), [], [], "never")
     failed = [estimate(reason="out of memory", seconds_per_batch=0.0)]
