@@ -147,7 +147,8 @@ class RoundPlanOperator(PlanOperator):
         else:
             result, made = [], time.time()
         practice = baselines.current_practice(problem)
-        self.log.info("%s", summary(plan, practice))
+        if result:
+            self.log.info("%s", summary(plan, practice))
         ti.xcom_push("unplanned", [])
         ti.xcom_push("attempt", made)
         ti.xcom_push(
