@@ -1,17 +1,17 @@
-# make install | demo | cluster | cluster-demo | test | test-fast | lint | clean
+# make install | demo | cluster | cluster-demo | test | test-fast | lint | docs | clean
 PYTHON ?= python3
 STATE ?= .saturn
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo cluster cluster-demo test test-fast lint clean
+.PHONY: install demo cluster cluster-demo test test-fast lint docs clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cluster,dev,torch,transformers]" \
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cluster,dev,docs,torch,transformers]" \
 		apache-airflow==3.3.2 torch==2.13.0
 	touch $@
 
@@ -40,5 +40,9 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation as a site in site/; a link that leads nowhere is an error.
+docs: install
+	$(BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(STATE) $(STATE)-cluster
+	rm -rf $(STATE) $(STATE)-cluster site

@@ -11,15 +11,18 @@ ROOT = Path(__file__).parents[2]
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = (
-        "Start MLflow and Airflow on this machine (127.0.0.1 only), run the DAG nightly_retrain, show its "
-        "progress, and stop everything. Exit status: 0 when every job finished, 1 when one failed, 2 when "
-        "the demo could not run."
+        "Start MLflow and Airflow on this machine (127.0.0.1 only), run the DAG nightly_retrain or another, "
+        "show its progress, and stop everything. Exit status: 0 when every job finished, 1 when one failed, "
+        "2 when the demo could not run."
     )
     parser.add_argument(
         "--state", type=Path, default=Path(".saturn"), help="folder for all it writes (%(default)s)"
     )
     parser.add_argument(
         "--dags", type=Path, default=ROOT / "dags", help="folder of the example DAGs (that of the clone)"
+    )
+    parser.add_argument(
+        "--dag", metavar="ID", help="run this DAG, in the file ID.py, whose sweep has task_id='sweep'"
     )
     parser.add_argument("--keep", action="store_true", help="leave both UIs up until Ctrl-C")
     parser.add_argument(
@@ -37,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from saturn_airflow.deployment.local import LocalCluster
     from saturn_airflow.errors import SaturnError
 
-    dag_id = "nightly_on_cluster" if args.cluster else "nightly_retrain"
+    dag_id = args.dag or ("nightly_on_cluster" if args.cluster else "nightly_retrain")
     if not (args.dags / f"{dag_id}.py").is_file():
         raise SaturnError(
             f"{args.dags} has no {dag_id}.py; run the demo from a clone of the repository, or give --dags"

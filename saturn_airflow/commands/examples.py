@@ -12,6 +12,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "demo": {
         "saturn demo": "train eight small models, then stop everything",
         "saturn demo --keep": "leave Airflow and MLflow up to look around",
+        "saturn demo --dag my_first_sweep": "the sweep of dags/my_first_sweep.py",
         "saturn demo --cluster": "the same over two nodes, with Celery, Redis and Postgres",
     },
     "devices": {
