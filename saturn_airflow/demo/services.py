@@ -38,6 +38,8 @@ class Services:
             **os.environ,
             **airflow_settings(self.state, dags.resolve(), self.airflow_url),
             "MLFLOW_TRACKING_URI": self.mlflow_url,
+            # Seven processes of a quarter of a GB each, for what only traces of language models need.
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             **(settings or {}),
         }
