@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
@@ -22,6 +22,9 @@ from saturn_airflow.plan import Plan
 from saturn_airflow.plugin.links import MlflowRunLink
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
 from saturn_airflow.profiling.options import waits_warm
+
+if TYPE_CHECKING:
+    from saturn_airflow.tracking import SweepRun
 
 #: A speed that is further off than this share is measured again.
 DRIFT = 0.15
@@ -95,12 +98,13 @@ class ReportOperator(BaseOperator):
         result |= stages(profiling, time.time() - started)
         speeds = actual_speeds(outcomes, entries)
         result["drifted"] = drifted(speeds, jobs)
-        result["best"] = best_of(result["jobs"], self.metric, self.mode)
         result |= self.comparison(context, jobs)
 
         uri = mlflow_uri()
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
         tracking.send_outbox(uri, sweep.folder)
+        add_runs(run, result["jobs"])
+        result["best"] = best_of(result["jobs"], self.metric, self.mode)
         names = job_names(jobs)
         tracking.estimates.update(uri, speeds, sweep.folder, speed_versions(), jobs=names)
         run.log_report(result)
@@ -134,6 +138,13 @@ class ReportOperator(BaseOperator):
     def comparison(self, context: Context, jobs: Sequence[Job]) -> dict[str, Any]:
         """What else the result says; here nothing."""
         return {}
+
+
+def add_runs(run: SweepRun, outcomes: Sequence[dict[str, Any]]) -> None:
+    """Add the run and the model of jobs whose train task ended before MLflow had answered."""
+    for outcome in outcomes:
+        if outcome.get("model") and not outcome.get("run_id") and (run_id := run.run_of(outcome["job"])):
+            outcome |= {"run_id": run_id, "model_uri": f"runs:/{run_id}/model"}
 
 
 def summarize(

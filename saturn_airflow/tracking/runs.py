@@ -12,7 +12,7 @@ from typing import Any
 
 from saturn_airflow.cluster import Node
 from saturn_airflow.plan import Plan
-from saturn_airflow.tracking import machine, models, parameters
+from saturn_airflow.tracking import machine, models, parameters, unique
 from saturn_airflow.tracking.events import Event, Recorder
 from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.sender import BackgroundSender, Sender
@@ -142,6 +142,17 @@ class SweepRun(_Run):
         if best := result.get("best"):
             self.tag({f"saturn.best.{key}": best.get(key) for key in ("job", "metric", "value", "model_uri")})
         self.flush()
+
+    def run_of(self, job: str) -> str | None:
+        """The id of a job's run; None where there is none, or MLflow does not answer."""
+        if self._sender.experiment_id is None:
+            return None
+        try:
+            key = f"{self.description['key']}\n{job}"
+            run = unique.find(self._sender.uri, self._sender.experiment_id, key, ("job", job))
+        except MlflowAwayError:
+            return None
+        return str(run.info.run_id) if run is not None else None
 
     def register(self, register_as: str, best: Mapping[str, Any], mode: str = "min") -> dict[str, Any]:
         """Register the best job's model, if it beats the registered model's champion.

@@ -48,6 +48,11 @@ class Sender:
         return self._state.get("run_id")
 
     @property
+    def experiment_id(self) -> str | None:
+        """The id of the run's experiment, once there is a run."""
+        return self._state.get("experiment_id")
+
+    @property
     def url(self) -> str | None:
         """The address of the run's page, once there is one."""
         if self.run_id is None:
