@@ -34,6 +34,22 @@ def python_text_eval(batch_size: int = 16, window: int = 64, samples: int = 1024
     return DataLoader(_windows(window, samples, max(1, samples // 10)), batch_size=batch_size)
 
 
+def packages_with_text(least_bytes: int) -> list[str]:
+    """Names of Python's own packages whose files hold that many bytes of text at least."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    names = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+    return [name for name in names if len(_text_of(folder / name)) >= least_bytes]
+
+
+def package_text(
+    package: str, batch_size: int = 16, window: int = 64, samples: int = 512
+) -> DataLoader[Sample]:
+    """Windows of ``window`` bytes from the text of one of Python's own packages."""
+    text = _text_of(Path(sysconfig.get_paths()["stdlib"], package))
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)[: samples * window].long().view(-1, window)
+    return DataLoader(Table(input_ids=tokens, labels=tokens), batch_size=batch_size, shuffle=True)
+
+
 def digits(batch_size: int = 32, train: bool = True) -> DataLoader[Sample]:
     """scikit-learn's 1797 digits of 8 x 8 pixels in [-1, 1]; every fifth is kept for evaluation."""
     from sklearn.datasets import load_digits
@@ -51,6 +67,10 @@ def digits(batch_size: int = 32, train: bool = True) -> DataLoader[Sample]:
 def digits_eval(batch_size: int = 32) -> DataLoader[Sample]:
     """The digits that :func:`digits` keeps for evaluation, in order."""
     return digits(batch_size, train=False)
+
+
+def _text_of(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
 
 def _windows(window: int, first: int, count: int) -> Table:

@@ -237,6 +237,19 @@ def test_a_model_is_found_under_the_uri_that_is_returned(uri: str, tmp_path: Pat
     assert (got / "deep" / "state.json").read_text() == "{}"
 
 
+def test_a_sweep_finds_the_runs_of_its_jobs_alone(embedded_uri: str, tmp_path: Path) -> None:
+    sweep, other = (open_sweep(embedded_uri, tmp_path / day) for day in ("mon", "tue"))
+    job = open_job(embedded_uri, tmp_path, sweep, "a")
+    assert job.close()
+    assert sweep.run_of("a") == job.id
+    assert sweep.run_of("b") is None
+    assert other.run_of("a") is None
+    away = tracking.open_sweep(
+        "http://127.0.0.1:9", "e", "s", {"saturn.sweep": "k"}, {}, tmp_path / "away", 0
+    )
+    assert away.run_of("a") is None
+
+
 def test_a_job_names_the_data_it_reads(uri: str, tmp_path: Path) -> None:
     job = Job(
         "a", "m:model", "m:rows", load_eval_dataloader="m:held_out", data_args={"rows": 8, "day": "1st"}

@@ -1,0 +1,95 @@
+"""The example DAGs, run: jobs from an upstream task, a technique of one's own, promotion by a human."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+from mlflow import MlflowClient
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+#: Seconds for a run; three share two devices.
+PATIENCE = 480
+DAGS = ("jobs_from_upstream", "own_technique", "champion_challenger")
+
+
+@pytest.fixture(scope="module")
+def runs(deployment) -> dict[str, str]:
+    """A run of each, all at once."""
+    return {dag_id: deployment.start(dag_id) for dag_id in DAGS}
+
+
+def finished(deployment, runs, dag_id) -> bool:
+    return deployment.wait(dag_id, runs[dag_id], PATIENCE) == "success"
+
+
+def result(deployment, runs, dag_id) -> dict[str, Any]:
+    return deployment.airflow.xcom(dag_id, runs[dag_id], "sweep.report")
+
+
+def test_jobs_come_from_an_upstream_task(deployment, runs):
+    assert finished(deployment, runs, "jobs_from_upstream")
+    jobs = result(deployment, runs, "jobs_from_upstream")["jobs"]
+    assert len(jobs) == 3
+    assert {job["status"] for job in jobs} == {"finished"}
+    assert all(job["job"].startswith("gpt2 on ") for job in jobs)
+
+
+def test_a_technique_of_ones_own_trains(deployment, runs):
+    assert finished(deployment, runs, "own_technique")
+    jobs = result(deployment, runs, "own_technique")["jobs"]
+    assert [(job["status"], job["technique"]) for job in jobs] == [("finished", "half_gradients")] * 2
+
+
+def test_a_challenger_becomes_the_champion_when_a_human_agrees(deployment, runs):
+    dag_id, run_id = "champion_challenger", runs["champion_challenger"]
+    deadline = time.monotonic() + PATIENCE
+    while "approve" not in (waiting := _required_actions(deployment, dag_id, run_id)):
+        assert deployment.airflow.state(dag_id, run_id) != "failed", deployment.states(dag_id, run_id)
+        assert time.monotonic() < deadline, deployment.states(dag_id, run_id)
+        time.sleep(0.5)
+    best = result(deployment, runs, dag_id)["best"]
+    assert waiting["approve"]["subject"] == "Promote version 1 of digits?"
+    assert best["job"] in waiting["approve"]["body"]
+    client = MlflowClient(deployment.services.mlflow_url)
+    assert set(client.get_registered_model("digits").aliases) == {"challenger"}
+
+    path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/approve/-1/hitlDetails"
+    answer = deployment.airflow._client.patch(path, json={"chosen_options": ["Approve"], "params_input": {}})
+    assert answer.is_success, answer.text
+    assert finished(deployment, runs, dag_id)
+    champion = client.get_model_version_by_alias("digits", "champion")
+    assert champion.run_id == best["run_id"]
+
+    mlflow.set_tracking_uri(deployment.services.mlflow_url)
+    model = mlflow.pyfunc.load_model("models:/digits@champion")
+    assert model.predict({"pixel_values": torch.zeros(3, 1, 8, 8)})["logits"].shape == (3, 10)
+
+
+def test_the_runs_of_a_sweep_compare_in_mlflow(deployment, runs):
+    assert finished(deployment, runs, "own_technique")
+    client = MlflowClient(deployment.services.mlflow_url)
+    experiment = client.get_experiment_by_name("own_technique")
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    found = client.search_runs([experiment.experiment_id])
+    (parent,) = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
+    children = [run for run in found if run is not parent]
+    assert [run.data.params["technique"] for run in children] == ["half_gradients"] * 2
+    assert sorted(float(run.data.params["lr"]) for run in children) == [1e-3, 3e-3]
+    for run in children:
+        assert {"loss", "epoch_loss", "samples_per_second", "planned_seconds"} <= set(run.data.metrics)
+        hours = run.data.metrics["actual_seconds"] * int(run.data.params["devices"]) / 3600
+        assert run.data.metrics["gpu_hours"] == pytest.approx(hours)
+        (data,) = run.inputs.dataset_inputs
+        assert data.dataset.name == "shop.data:python_text"
+    spent = sum(run.data.metrics["gpu_hours"] for run in children)
+    assert parent.data.metrics["gpu_hours"] == pytest.approx(spent)
+
+
+def _required_actions(deployment, dag_id, run_id) -> dict[str, Any]:
+    """What waits for a human, by the id of its task."""
+    found = deployment.airflow.get(f"/dags/{dag_id}/dagRuns/{run_id}/hitlDetails")["hitl_details"]
+    return {action["task_instance"]["task_id"]: action for action in found}
