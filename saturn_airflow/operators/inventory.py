@@ -97,6 +97,18 @@ def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lamb
         seconds = _LATER_SECONDS
 
 
+def present(cluster: Iterable[Node]) -> list[Node]:
+    """Nodes on whose queue a Celery worker listens now; all of them where that can't be told."""
+    nodes = list(cluster)
+    if "Celery" not in conf.get("core", "executor", fallback="").partition(",")[0]:
+        return nodes
+    try:
+        heard = queues_with_a_worker()
+    except Exception:  # the broker may be in the middle of a restart
+        return nodes
+    return [node for node in nodes if node.queue in heard] or nodes
+
+
 def queues_with_a_worker(seconds: float = _LATER_SECONDS) -> set[str]:
     """The Celery queues that a worker listens on now.
 

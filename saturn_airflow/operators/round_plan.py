@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
@@ -12,9 +13,11 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from saturn_airflow import selection
 from saturn_airflow.cluster import Cluster
+from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
+from saturn_airflow.operators.inventory import present
 from saturn_airflow.operators.plan import PlanOperator, entries, summary
 from saturn_airflow.operators.train import OUTCOME_KEY, STOP_SECONDS
 from saturn_airflow.plan import Plan
@@ -130,8 +133,11 @@ class RoundPlanOperator(PlanOperator):
         rung = self._rung({job: progress[job] for job in going})
         situation = self._situation(progress, going, rung)
         if situation.left:
+            known = learned(problem, progress, estimates, jobs, self.log.info)
+            # What is done must not bind the plan to a node that is gone.
+            known = replace(known, jobs=tuple(job for job in known.jobs if job.name in situation.left))
             decision = self._decide(
-                learned(problem, progress, estimates, jobs, self.log.info),
+                self._on_present_nodes(known, cluster),
                 plan,
                 situation,
                 _checkpoint(progress),
@@ -198,6 +204,22 @@ class RoundPlanOperator(PlanOperator):
         from saturn_airflow.training import progress
 
         return {job.name: progress.of(sweep.job_folder(job.name)) for job in problem.jobs}
+
+    def _on_present_nodes(self, problem: Problem, cluster: Cluster) -> Problem:
+        """``problem`` without the nodes that have lost their worker, unless a job fits nowhere else."""
+        from saturn_airflow.planning.replanning import on_nodes
+
+        here = present(cluster)
+        if len(here) == len(cluster):
+            return problem
+        lost = ", ".join(node.name for node in cluster if node not in here)
+        try:
+            found = on_nodes(problem, here)
+        except InvalidSweepError as error:
+            self.log.error("No worker listens for %s any more, but %s", lost, error)
+            return problem
+        self.log.warning("No worker listens for %s any more: its jobs go elsewhere", lost)
+        return found
 
     def _outcomes(self, context: Context) -> dict[str, str]:
         """What each job's last task said became of it."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from saturn_airflow.cluster import Node
 from saturn_airflow.plan import Plan
 from saturn_airflow.planning.instance import Instance
 from saturn_airflow.planning.schedule import Placed, Schedule, times
@@ -56,6 +57,29 @@ def remaining(
             options = tuple(_left_of(job, option, left, running) for option in job.options)
             jobs.append(dataclasses.replace(job, options=options))
     return dataclasses.replace(problem, jobs=tuple(jobs))
+
+
+def on_nodes(problem: Problem, nodes: Sequence[Node]) -> Problem:
+    """``problem`` on what is left of its nodes.
+
+    :raises InvalidSweepError: naming a job that fits on none of them.
+    """
+    kinds = {node.kind for node in nodes}
+    names = {node.name for node in nodes}
+    jobs = []
+    for job in problem.jobs:
+        options = tuple(
+            dataclasses.replace(o, seconds={k: s for k, s in o.seconds.items() if k in kinds})
+            for o in job.options
+        )
+        jobs.append(
+            dataclasses.replace(
+                job,
+                options=tuple(o for o in options if o.seconds),
+                nodes=None if job.nodes is None else tuple(n for n in job.nodes if n in names),
+            )
+        )
+    return dataclasses.replace(problem, nodes=tuple(nodes), jobs=tuple(jobs))
 
 
 def _left_of(job: PlannedJob, option: Option, left: float, running: Mapping[str, tuple[str, int]]) -> Option:

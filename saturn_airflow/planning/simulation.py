@@ -19,6 +19,7 @@ from saturn_airflow.planning.adoption import LEAST_WIN, Decision, Effort, decide
 from saturn_airflow.planning.execution import Situation, Stretch, execute, option_of
 from saturn_airflow.planning.learning import Seen, corrected
 from saturn_airflow.planning.planner import solve
+from saturn_airflow.planning.replanning import on_nodes
 from saturn_airflow.problem import Problem
 from saturn_airflow.rounds import Rounds
 from saturn_airflow.selection import Histories, Rule, select
@@ -391,7 +392,7 @@ class _Sweep:
             left[job] += stretch.trained - trained
         nodes = tuple(n for n in self.actual.nodes if n.name != failure.node)
         self.situation = Situation(left, running, self.situation.setting_up)
-        self.actual, self.estimated = (_on_nodes(p, nodes) for p in (self.actual, self.estimated))
+        self.actual, self.estimated = (on_nodes(p, nodes) for p in (self.actual, self.estimated))
 
     def _select(self) -> tuple[str, ...]:
         if self.selection is None:
@@ -432,21 +433,6 @@ class _Sweep:
 def _curves(problem: Problem, epochs: int, seed: int) -> Curves:
     rng = random.Random(seed)
     return Curves(epochs=epochs, floors={job.name: rng.uniform(0.1, 1.0) for job in problem.jobs}, seed=seed)
-
-
-def _on_nodes(problem: Problem, nodes: tuple[Any, ...]) -> Problem:
-    kinds = {node.kind for node in nodes}
-    names = {node.name for node in nodes}
-
-    def here(job: Any, option: Any) -> Any:
-        return dataclasses.replace(option, seconds={k: s for k, s in option.seconds.items() if k in kinds})
-
-    jobs = []
-    for job in _each_option(problem, here).jobs:
-        options = tuple(o for o in job.options if o.seconds)
-        bound = tuple(n for n in job.nodes if n in names) if job.nodes else None
-        jobs.append(dataclasses.replace(job, options=options, nodes=bound))
-    return dataclasses.replace(problem, nodes=nodes, jobs=tuple(jobs))
 
 
 def _each_option(problem: Problem, change: Any) -> Problem:
