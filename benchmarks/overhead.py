@@ -1,0 +1,230 @@
+"""What a sweep costs beside its training: `python benchmarks/overhead.py`.
+
+On the deployment of docker/compose.yaml as local processes (Celery, Redis, Postgres, MLflow), two nodes of
+four CPU devices. The jobs sleep (benchmarks/overhead/techniques/asleep.py): how long is known, and needs no
+cores, which a machine of few cores would lack for eight devices.
+
+- `handover`: 40 jobs of a few seconds. From one job's end to the next job's first batch on the same device.
+- `makespan`: 16 jobs of about a minute. Actual over planned seconds of the sweep.
+- While jobs wait for devices: how many do on each node, and the memory of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import statistics
+import tempfile
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from machine import describe
+
+from saturn_airflow.demo.airflow import Airflow
+from saturn_airflow.deployment.local import LocalCluster
+from saturn_airflow.deployment.processes import end_on_signals
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "benchmarks" / "overhead"
+NODES, DEVICES = ("gpu-a", "gpu-b"), 4
+SEED = 20261121
+BATCH = 0.25
+SUPERVISOR = "saturn_airflow.training.supervisor"
+
+
+def jobs(count: int, shortest: int, longest: int) -> list[tuple[str, int]]:
+    """Names and batches of jobs whose batches take :data:`BATCH` seconds on one device."""
+    chance = random.Random(SEED)
+    return [(f"job-{i:02}", chance.randint(shortest * 4, longest * 4)) for i in range(count)]
+
+
+def measure(name: str, sleepers: list[tuple[str, int]], state: Path) -> dict[str, Any]:
+    """Run one sweep on a cluster of its own."""
+    cluster = LocalCluster(
+        state,
+        ROOT / "docker" / "compose.yaml",
+        HERE,
+        variables={"SATURN_NODES": ", ".join(f"{node}:{DEVICES}:cpu" for node in NODES)},
+        environment={
+            "SLEEPERS": json.dumps([(name, BATCH, batches) for name, batches in sleepers]),
+            "AIRFLOW__SATURN__TECHNIQUES_FOLDER": str(HERE / "techniques"),
+        },
+    )
+    with cluster:
+        airflow = Airflow(cluster.airflow_url, cluster.login)
+        airflow.wait_for_dag("sleepers")
+        run_id = airflow.trigger("sleepers")
+        folder = cluster.home / "sweeps" / "sleepers" / run_id / "sweep"
+        waiting: Counter[str] = Counter()
+        memory: list[dict[str, float]] = []
+        load: list[float] = []
+        psutil.cpu_percent()
+        while (state_now := state_of(airflow, run_id)) not in ("success", "failed"):
+            cluster.check()
+            processes = train_processes(folder)
+            for node in NODES:
+                here = [p for p in processes if p["node"] == node]
+                waiting[f"{node} processes"] = max(waiting[f"{node} processes"], len(here))
+                waiting[f"{node} waiting"] = max(waiting[f"{node} waiting"], sum(p["waits"] for p in here))
+            if folder.exists() and any(p["waits"] for p in processes):
+                load.append(psutil.cpu_percent())
+                if len(memory) < 12:  # looking costs time that the sweep would have
+                    memory += [sizes for p in processes if p["waits"] and (sizes := memory_of(p["pid"]))]
+            time.sleep(2)
+        tasks = airflow.tasks("sleepers", run_id)
+        plan = airflow.xcom("sleepers", run_id, "sweep.plan", "plan")
+        result = airflow.xcom("sleepers", run_id, "sweep.report")
+        if state_now != "success" or result is None:
+            failed = [f"{t['task_id']}[{t['map_index']}]" for t in tasks if t["state"] == "failed"]
+            raise SystemExit(f"{name}: the sweep failed: {failed}; see {cluster.state}")
+        found = gaps(folder)
+    stages = {
+        stage: span
+        for stage in ("trials", "profile", "plan", "train", "report")
+        if (span := stage_seconds(tasks, f"sweep.{stage}")) is not None
+    }
+    return {
+        "jobs": len(sleepers),
+        "seconds_on_one_device": spread([BATCH * batches for _, batches in sleepers]),
+        "handover_seconds": found,
+        "planned_seconds": round(plan["makespan"], 2),
+        "actual_seconds": round(result["actual_seconds"], 2),
+        "actual_over_planned": round(result["actual_seconds"] / plan["makespan"], 3),
+        "stage_seconds": stages,
+        "most_train_processes": dict(waiting),
+        "cores_busy_percent": round(statistics.mean(load), 1) if load else None,
+        "memory_of_a_waiting_task_mb": {
+            kind: round(statistics.median(sizes[kind] for sizes in memory), 1) for kind in memory[0]
+        }
+        if memory
+        else None,
+    }
+
+
+def state_of(airflow: Airflow, run_id: str) -> str:
+    """The sweep's state; unknown while the API server is too busy to say."""
+    try:
+        return airflow.state("sleepers", run_id)
+    except httpx.TransportError:
+        return "unknown"
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """What a run said so far."""
+    path = run / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def gaps(folder: Path) -> dict[str, Any]:
+    """From the end of each job to what came next on its devices: the lease, and the first batch."""
+    spans: dict[str, list[tuple[float, ...]]] = {}
+    for run in folder.glob("*/runs/*"):
+        said = {event["event"]: event for event in events(run)}
+        if "slept" in said:
+            node = json.loads((run / "spec.json").read_text())["node"]
+            times = tuple(said[name]["time"] for name in ("leased", "start", "slept", "end"))
+            for device in said["leased"]["devices"]:
+                spans.setdefault(f"{node} {device}", []).append(times)
+    leases, starts = [], []
+    for ordered in map(sorted, spans.values()):
+        for before, after in pairwise(ordered):
+            leases.append(after[0] - before[3])
+            starts.append(after[1] - before[2])
+    return {
+        "handovers": len(starts),
+        "last_batch_to_first_batch": spread(starts),
+        "end_to_lease": spread(leases),
+    }
+
+
+def spread(seconds: list[float]) -> dict[str, float]:
+    """Median, 95th percentile and maximum."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    p95 = ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))]
+    return {
+        "median": round(statistics.median(ordered), 2),
+        "p95": round(p95, 2),
+        "max": round(ordered[-1], 2),
+    }
+
+
+def stage_seconds(tasks: list[dict[str, Any]], prefix: str) -> float | None:
+    """From the first start to the last end of a stage's tasks."""
+    own = [t for t in tasks if re.match(rf"{re.escape(prefix)}(\.|$)", t["task_id"]) and t["duration"]]
+    if not own:
+        return None
+    ends = [seconds_of(t["end_date"]) for t in own]
+    return round(max(ends) - min(seconds_of(t["start_date"]) for t in own), 1)
+
+
+def seconds_of(text: str) -> float:
+    """Seconds since the epoch of Airflow's timestamps."""
+    from datetime import datetime
+
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def train_processes(folder: Path) -> list[dict[str, Any]]:
+    """The supervisors of the sweep's training: their node, and whether they wait for devices."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if SUPERVISOR in words and words[-2].startswith(str(folder)):
+            run = Path(words[-2])
+            said = {event["event"] for event in events(run)}
+            spec = json.loads((run / "spec.json").read_text())
+            if spec["mode"] == "train":
+                waits = "waiting" in said and "leased" not in said
+                found.append({"pid": process.pid, "node": spec["node"], "waits": waits})
+    return found
+
+
+def memory_of(supervisor: int) -> dict[str, float] | None:
+    """Megabytes of one waiting task: Airflow's and Saturn's processes, whole (RSS) and by share (PSS)."""
+    try:
+        own = psutil.Process(supervisor)
+        task = psutil.Process(int(own.cmdline()[-1]))
+        groups = {"task": [task], "supervisor": [own], "warm_server": own.children(recursive=True)}
+        sizes = {}
+        for name, processes in groups.items():
+            infos = [process.memory_full_info() for process in processes]
+            sizes[f"{name}_rss"] = sum(info.rss for info in infos) / 2**20
+            sizes[f"{name}_pss"] = sum(info.pss for info in infos) / 2**20
+    except psutil.Error:
+        return None
+    for kind in ("rss", "pss"):
+        sizes[f"all_{kind}"] = sum(sizes[f"{name}_{kind}"] for name in groups)
+    return sizes
+
+
+def main() -> None:
+    """Measure, print, and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="file for the results")
+    parser.add_argument("--case", choices=("handover", "makespan"), action="append")
+    parser.add_argument("--jobs", type=int, default=40, help="how many short jobs (%(default)s)")
+    parser.add_argument("--state", type=Path, help="folder for the clusters (a temporary one)")
+    args = parser.parse_args()
+    end_on_signals()
+    cases = {"handover": jobs(args.jobs, 4, 12), "makespan": jobs(16, 45, 75)}
+    results: dict[str, Any] = {"machine": describe(), "nodes": len(NODES), "devices_per_node": DEVICES}
+    with tempfile.TemporaryDirectory(prefix="saturn-overhead-", ignore_cleanup_errors=True) as folder:
+        for case in args.case or cases:
+            results[case] = measure(case, cases[case], (args.state or Path(folder)) / case)
+            print(json.dumps({case: results[case]}, indent=2), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
