@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -189,14 +191,37 @@ class Processes:
 
 
 def free_port(usual: int) -> int:
-    """``usual`` when nobody listens there, else a port the system chooses."""
-    for port in (usual, 0):
+    """``usual`` when nobody listens there, else a port the system chooses.
+
+    No other process that asks here gets it while this one lives: its service may take a minute to listen.
+    """
+    for port in (usual, *[0] * 20):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with suppress(OSError):
                 probe.bind((HOST, port))
-                return int(probe.getsockname()[1])
+                found = int(probe.getsockname()[1])
+                if _reserve(found):
+                    return found
     raise SaturnError("this machine has no free port")
+
+
+#: Open files whose locks are this process's claims to ports.
+_claims: dict[int, int] = {}
+
+
+def _reserve(port: int) -> bool:
+    if port in _claims:
+        return False
+    path = Path(tempfile.gettempdir()) / f"saturn-port-{port}.lock"
+    claim = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(claim)
+        return False
+    _claims[port] = claim
+    return True
 
 
 def end_on_signals() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from saturn_airflow.deployment.compose import ComposeError
 from saturn_airflow.deployment.local import LocalCluster
-from saturn_airflow.deployment.processes import Processes
+from saturn_airflow.deployment.processes import Processes, free_port
 from saturn_airflow.errors import SaturnError
 
 SATURN = str(Path(sys.executable).parent / "saturn")
@@ -181,6 +181,19 @@ def test_a_process_that_does_not_listen_is_ended_anyway(tmp_path):
     processes.stop(patience=0.5)
     assert not psutil.pid_exists(pid)
     assert processes.marked("deaf") == []
+
+
+def test_no_two_processes_get_one_port():
+    code = "from saturn_airflow.deployment.processes import free_port; print(free_port({})); input()"
+    usual = free_port(0)
+    other = subprocess.Popen(
+        [sys.executable, "-c", code.format(usual)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    theirs = int(other.stdout.readline())
+    assert theirs != usual, "it was given to this process"
+    assert free_port(theirs) != theirs
+    other.communicate("\n")
+    assert free_port(theirs) == theirs, "a claim ends with its process"
 
 
 def command(compose: Path) -> subprocess.Popen[str]:
