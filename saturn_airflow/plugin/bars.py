@@ -10,6 +10,8 @@ from saturn_airflow.plan import Assignment, Plan
 from saturn_airflow.plugin.reading import ENDED, PLAN, TRAIN, Record, Task
 
 GOING = ("running", "deferred")
+#: A node's name and the device's number there.
+Device = tuple[str, int]
 
 
 @dataclass
@@ -42,12 +44,12 @@ class Bar:
         return self.assignment.job
 
     @property
-    def devices(self) -> set[tuple[str, int]]:
+    def devices(self) -> set[Device]:
         """The devices it was given."""
         return {(self.assignment.node, device) for device in self.assignment.device_ids}
 
     @property
-    def place(self) -> tuple[str, set[tuple[str, int]]]:
+    def place(self) -> tuple[str, set[Device]]:
         """Its technique and devices."""
         return self.assignment.technique, self.devices
 
@@ -145,8 +147,14 @@ def read_rounds(record: Record, group: str, now: float) -> list[Round]:
             for position, a in enumerate(ordered)
         ]
         _find_tasks(bars, train)
+        held: set[Device] = set()
+        freed: dict[Device, float] = {}
         for bar in bars:
-            _settle(bar, bars[: bar.position], record.is_live, now)
+            _settle(bar, held, freed, record.is_live, now)
+            if bar.is_going:
+                held |= bar.devices
+            if bar.end is not None:
+                freed.update(dict.fromkeys(bar.devices, bar.end))
         starts = [bar.start for bar in bars if bar.start is not None]
         zero = min(starts) if starts and number == 1 else made_at
         for bar in bars:
@@ -183,17 +191,19 @@ def _outcomes(
             yield outcome["job"], outcome
 
 
-def _settle(bar: Bar, ahead: Sequence[Bar], is_live: bool, now: float) -> None:
-    """Find out how a bar stands and when it ran; those ahead of it go first where they share a device."""
+def _settle(bar: Bar, held: set[Device], freed: Mapping[Device, float], is_live: bool, now: float) -> None:
+    """Find out how a bar stands and when it ran.
+
+    :param held: devices on which a bar ahead of this one trains.
+    :param freed: when the bars ahead left their devices.
+    """
     task, outcome = bar.task, bar.outcome
-    ahead = [other for other in ahead if other.devices & bar.devices]
     if task is not None and task.state in GOING:
-        if not bar.has_run and any(other.is_going for other in ahead):
+        if not bar.has_run and bar.devices & held:
             bar.status = "waiting for devices"
             return
-        freed = [other.end for other in ahead if other.end is not None]
         bar.status = "running"
-        bar.start = _start(bar, max([task.start or now, *freed]))
+        bar.start = _start(bar, max([task.start or now, *(freed.get(device, 0.0) for device in bar.devices)]))
         bar.end = max(now, bar.start)
         bar.held = bar.end - bar.start
     elif outcome and (task is None or task.state in ENDED):
@@ -212,26 +222,27 @@ def _settle(bar: Bar, ahead: Sequence[Bar], is_live: bool, now: float) -> None:
 def _ran(bar: Bar) -> None:
     """Take over when it had its devices: what its outcome says is of all rounds together."""
     if bar.has_run:
-        bar.end = bar.outcome["ended_at"]
-        bar.start = min(_start(bar, bar.outcome["started_at"]), bar.end)
-        seconds = bar.outcome.get("actual_seconds") or bar.end - bar.start
-        earlier = bar.before.outcome.get("actual_seconds", 0.0) if bar.before else 0.0
-        bar.held = max(0.0, seconds - earlier)
+        started, end = bar.outcome["started_at"], bar.outcome["ended_at"]
+        seconds = bar.outcome.get("actual_seconds", end - started)
+        bar.end = end
+        if bar.before is None or bar.before.end is None:
+            bar.start, bar.held = started, seconds
+        else:
+            bar.held = max(0.0, seconds - bar.before.outcome.get("actual_seconds", 0.0))
+            bar.start = min(end, max(bar.before.end, end - bar.held))
 
 
 def _start(bar: Bar, otherwise: float) -> float:
-    """When it had its devices: where it goes on in place, at the end of its bar in the round before."""
-    if bar.before is None or bar.before.end is None:
-        return float(bar.outcome.get("started_at") or otherwise)
-    if bar.before.place == bar.place:
-        return bar.before.end
-    started = bar.task.start if bar.task else None
-    return max(bar.before.end, started or 0.0)
+    """When a bar that goes on began: in the round before, an earlier try, or ``otherwise``."""
+    if bar.before is not None and bar.before.end is not None:
+        is_in_place = bar.before.status == "going_on" and bar.before.place == bar.place
+        return bar.before.end if is_in_place else max(bar.before.end, otherwise)
+    return float(bar.outcome.get("started_at", otherwise))
 
 
 def _expect(bars: Sequence[Bar], now: float) -> None:
     """When what is left will have ended if all takes as long as planned."""
-    free: dict[tuple[str, int], float] = {}
+    free: dict[Device, float] = {}
     for bar in bars:
         seconds = bar.assignment.seconds
         if bar.is_going:

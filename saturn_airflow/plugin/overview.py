@@ -73,6 +73,10 @@ def _jobs(
                 "status": "pruned" if dropped else last.status,
                 "reason": outcome["reason"] if dropped else last.reason,
                 "bars": [bar.to_dict(origin) for bar in bars],
+                "start": next((b.start for b in bars if b.start is not None), bars[0].planned_start) - origin,
+                # Later plans have what was left of it.
+                "planned": bars[0].assignment.seconds,
+                "actual": sum(held) if (held := [b.held for b in bars if b.held is not None]) else None,
                 "loss": outcome.get("loss"),
                 "eval_loss": outcome.get("eval_loss"),
                 "task": last.task and _task(last.task),
@@ -164,8 +168,8 @@ def _stages(record: Record, group: str) -> Iterator[dict[str, Any]]:
             state = "waiting"
         if state == "failed" and ended < len(tasks):
             state = "running"
-        mapped = [task for task in tasks if task.map_index >= 0]
-        yield {"name": stage, "state": state, "done": ended if mapped else None, "all": len(mapped) or None}
+        mapped = [task.state in ENDED for task in tasks if task.map_index >= 0]
+        yield {"name": stage, "state": state, "done": sum(mapped), "all": len(mapped)}
 
 
 def _mlflow(record: Record, tasks: Sequence[Task]) -> str | None:

@@ -202,7 +202,8 @@ def read_sweeps(
                 sweep["jobs"][state] = sweep["jobs"].get(state, 0) + count
     for key, figures in _figures(session, owners):
         for sweep in _owning(owners, key):
-            sweep.update(figures)
+            # The first round's plan is what the sweep was planned to take.
+            sweep.update({name: value for name, value in figures.items() if name not in sweep})
     return sweeps
 
 
@@ -263,11 +264,13 @@ def _figures(session: Session, owners: Owners) -> Iterator[tuple[TaskKey, dict[s
                 XComModel.run_id,
                 XComModel.task_id,
                 *(XComModel.value[name] for name in names),
-            ).where(
+            )
+            .where(
                 tuple_(XComModel.dag_id, XComModel.run_id).in_(list(owners)),
                 XComModel.key == key,
                 XComModel.task_id.endswith(f".{stage}", autoescape=True),
             )
+            .order_by(XComModel.task_id)
         )
         for dag, run, task, *values in rows:
             yield (dag, run, task), dict(zip(names, values, strict=True))

@@ -71,7 +71,7 @@ def test_no_login_is_sent_to_it_and_comes_back(site, visit):
     page.get_by_label("Username").fill("victor")
     page.locator("input[type=password]").fill("a-password-for-tests")
     page.get_by_role("button", name=re.compile("sign in", re.IGNORECASE)).click()
-    page.wait_for_url(f"**{site.plan('large', RUN)}")
+    page.wait_for_url(f"**{LARGE}")
     expect(page.locator("#count")).to_have_text("200")
     visitor.errors = [error for error in visitor.errors if "401" not in error]
 

@@ -179,6 +179,17 @@ def test_a_job_that_a_later_round_drops_is_pruned():
     assert (run.job("loser")["status"], run.job("loser")["reason"]) == ("pruned", "pruned after 7 batches")
 
 
+def test_stages_count_the_mapped_tasks_that_have_ended():
+    run = Run()
+    run.task("profile.wave_1", "profile", "success", 0)
+    run.task("profile.wave_1", "profile", "running", 1)
+    run.task("profile.wave_2", "profile", "skipped")
+    stages = {stage["name"]: stage for stage in run.page()["stages"]}
+    assert stages["trials"] == {"name": "trials", "state": "done", "done": 0, "all": 0}
+    assert stages["profile"] == {"name": "profile", "state": "running", "done": 1, "all": 2}
+    assert stages["plan"]["state"] == "waiting"
+
+
 def test_idle_nodes_are_shown_and_utilisation_counts_them():
     run = Run("success")
     run.plan(on("job", 0, 50, (0, 1)))

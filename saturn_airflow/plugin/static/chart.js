@@ -222,10 +222,14 @@ export class Chart {
     const ends = (bar) => bar.actual ?? bar.planned;
     const row = (bar) => this.place.get(`${bar.node} ${bar.device_ids[0]}`);
     const bars = (job?.bars ?? []).filter((bar) => ends(bar) && row(bar) !== undefined);
-    return bars.slice(1).map((bar, index) => [
-      { coord: [ends(bars[index])[1], row(bars[index])], symbol: "circle", symbolSize: 5, lineStyle: { color, type: "solid", width: 1.5 }, label: { show: false } },
-      { coord: [ends(bar)[0], row(bar)], symbol: "arrow", symbolSize: 9 },
-    ]);
+    const place = (bar) => strategy(bar) + devices(bar);
+    const steps = bars.slice(1).map((bar, index) => [bars[index], bar]);
+    return steps
+      .filter(([from, to]) => place(from) !== place(to))
+      .map(([from, to]) => [
+        { coord: [ends(from)[1], row(from)], symbol: "circle", symbolSize: 5, lineStyle: { color, type: "solid", width: 1.5 }, label: { show: false } },
+        { coord: [ends(to)[0], row(to)], symbol: "arrow", symbolSize: 9 },
+      ]);
   }
 
   horizon() {

@@ -49,8 +49,8 @@ export class Details {
       ...job.bars.flatMap((one) =>
         line(job.bars.length > 1 ? `round ${one.round}` : "runs under", h("span", { class: "swatch", color: colorOf(one.technique) }), `${strategy(one)} on ${devices(one)}`),
       ),
-      ...(bar ? line("planned", `${duration(bar.planned_seconds)}, from ${duration(bar.planned_start)} on`) : []),
-      ...(bar?.actual ? line("actual", `${duration(bar.held ?? bar.actual[1] - bar.actual[0])}, from ${duration(Math.max(0, bar.actual[0]))} on${bar.going ? ", goes on" : ""}`) : []),
+      ...(bar ? line("planned", `${duration(job.planned)}, from ${duration(job.bars[0].planned_start)} on`) : []),
+      ...(job.actual !== null && bar ? line("actual", `${duration(job.actual)}, from ${duration(Math.max(0, job.start))} on${bar.going ? ", goes on" : ""}`) : []),
       ...line("eval loss", job.eval_loss !== null && job.eval_loss !== undefined && number(job.eval_loss)),
       ...line("loss", job.loss !== null && job.loss !== undefined && number(job.loss)),
       ...(job.task ? line("tries", String(job.task.try_number)) : []),

@@ -143,7 +143,7 @@ function drawTotals() {
       .sort((a, b) => b[1] - a[1])
       .map(([status, count]) => `${count} ${status.replaceAll("_", " ")}`);
     if (jobs.length) card("Jobs", String(jobs.length), told.join(", "));
-    if (page.profiling) card("Measured", `${page.profiling.trials} trials`, `${page.profiling.known} estimates were known before; ${duration(page.profiling.seconds)}`);
+    if (page.profiling) card("Measured", `${page.profiling.trials} trials`, `in ${duration(page.profiling.seconds)}; ${page.profiling.known} estimates were known before`);
     if (best) card("Best job", h("button", { type: "button", class: "name", onclick: () => choose(best.job) }, best.job), `${best.metric.replaceAll("_", " ")} ${number(best.value)}`);
     return cards;
   });

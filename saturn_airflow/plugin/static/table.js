@@ -7,9 +7,7 @@ import { isWebAddress, logAddress } from "./links.js";
 const last = (job) => job.bars.at(-1);
 // How far a job that has ended was from its plan, as a share; null where that says nothing.
 function offBy(job) {
-  const bar = last(job);
-  if (!bar?.held || bar.going || job.status !== "finished") return null;
-  return bar.held / bar.planned_seconds - 1;
+  return job.status === "finished" && job.actual ? job.actual / job.planned - 1 : null;
 }
 
 const SORTS = {
@@ -17,9 +15,9 @@ const SORTS = {
   status: (job) => job.status,
   strategy: (job) => (last(job) ? strategy(last(job)) : "~"),
   place: (job) => (last(job) ? [last(job).node, ...last(job).device_ids.map((id) => String(id).padStart(4, "0"))].join() : "~"),
-  start: (job) => last(job)?.actual?.[0] ?? last(job)?.planned_start ?? Infinity,
-  planned: (job) => last(job)?.planned_seconds ?? Infinity,
-  actual: (job) => last(job)?.held ?? Infinity,
+  start: (job) => job.start ?? Infinity,
+  planned: (job) => job.planned ?? Infinity,
+  actual: (job) => job.actual ?? Infinity,
   off: (job) => offBy(job) ?? Infinity,
 };
 
@@ -85,10 +83,9 @@ export class Table {
     fill(status, job.status, () => h("span", { class: `chip ${toneOf(job.status)}` }, job.status.replaceAll("_", " ")));
     fill(how, job.bars.map(strategy), () => (bar ? this.strategies(job) : "–"));
     fill(where, job.bars.map(devices), () => (bar ? devices(bar) : "–"));
-    const from = bar?.actual?.[0] ?? bar?.planned_start;
-    fill(start, from, () => (bar ? duration(Math.max(0, from)) : "–"));
-    fill(planned, bar?.planned_seconds, () => duration(bar?.planned_seconds));
-    fill(actual, bar?.held, () => duration(bar?.held));
+    fill(start, job.start, () => duration(bar && Math.max(0, job.start)));
+    fill(planned, job.planned, () => duration(job.planned));
+    fill(actual, job.actual, () => duration(job.actual));
     fill(off, offBy(job), () => signed(offBy(job)));
     fill(open, [job.task, job.mlflow], () => [
       job.task && h("a", { href: logAddress(job.task), "data-leave": true, "aria-label": `Log of ${job.name}` }, "Log"),
