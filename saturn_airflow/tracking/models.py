@@ -6,7 +6,7 @@ import logging
 import math
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+    from mlflow.models import ModelSignature
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +52,34 @@ def parse_name(register_as: object) -> tuple[str, str]:
     return name, alias
 
 
-def log_model(uri: str, run_id: str, path: Path, to: str) -> None:
-    """Log a job's exported model, with what MLflow needs to load it: the file ``MLmodel``."""
+def log_model(uri: str, run_id: str, path: Path, to: str, inputs: Sequence[Mapping[str, Any]]) -> None:
+    """Log a job's exported model, with what MLflow needs to load it: the file ``MLmodel``.
+
+    :param inputs: what the model is called with: ``name``, ``dtype`` and ``shape``; the model's signature.
+    """
     from mlflow import pyfunc
     from mlflow.models import Model
 
     client = server.client(uri)
-    model = Model(artifact_path=to, run_id=run_id)
+    model = Model(artifact_path=to, run_id=run_id, signature=_signature(inputs))
     pyfunc.add_to_model(model, loader_module=_LOADER)
     with server.answers(), server.uploading(), tempfile.TemporaryDirectory() as folder:
         described = Path(folder, "MLmodel")
         model.save(str(described))
         client.log_artifacts(run_id, str(path), to)
         client.log_artifact(run_id, str(described), to)
+
+
+def _signature(inputs: Sequence[Mapping[str, Any]]) -> ModelSignature | None:
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    try:
+        specs: list[Any] = [TensorSpec(np.dtype(i["dtype"]), tuple(i["shape"]), i["name"]) for i in inputs]
+    except TypeError:  # a type that numpy lacks, such as bfloat16
+        return None
+    return ModelSignature(inputs=Schema(specs)) if specs else None
 
 
 def register(uri: str, experiment_id: str, record: Mapping[str, Any]) -> dict[str, Any]:

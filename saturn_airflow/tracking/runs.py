@@ -207,6 +207,7 @@ class JobRun(_Run):
         self._recorder = Recorder(step.get("step", -1), evaluation.get("step", -1))
         self._background = BackgroundSender(self._sender)
         self._gpus: list[str] = []
+        self._inputs: list[dict[str, Any]] = []
         self._machine: machine.MachineMetrics | None = None
 
     def wait(self, seconds: float) -> bool:
@@ -226,6 +227,7 @@ class JobRun(_Run):
             case "step" if machine.is_fresh(event.get("time")):
                 self._watch_machine()
             case "end":
+                self._inputs = (event.get("result") or {}).get("inputs") or []
                 self._leave_machine()
         if records := self._recorder.records(event):
             self._outbox.append(*records)
@@ -239,7 +241,8 @@ class JobRun(_Run):
 
         :returns: its URI, ``runs:/<id>/<name>``; None where MLflow has not answered yet.
         """
-        self._outbox.append({"kind": "model", "path": str(Path(path).absolute()), "to": name})
+        record = {"kind": "model", "path": str(Path(path).absolute()), "to": name}
+        self._outbox.append({**record, "inputs": self._inputs})
         return f"runs:/{self.id}/{name}" if self.id else None
 
     def flush(self) -> bool:

@@ -87,6 +87,7 @@ class _Training:
         self.epoch_sum, self.epoch_batches = 0.0, 0
         self.metrics: dict[str, float | None] = {"loss": None, "epoch_loss": None, "eval_loss": None}
         self.evaluation_seconds: list[float] = []
+        self.inputs: list[dict[str, Any]] = []
         self.checkpoint: str | None = None
         self.checkpoints: checkpoints.Checkpoints | None = None
         if request.measure is None:
@@ -153,6 +154,7 @@ class _Training:
             if done >= warmups:
                 timed_since = min(timed_since, began)
             self._report_step(batch, took, seconds[warmups:])
+            self.inputs = self.inputs or self.objective.describe(batch.micro_batches[0].data)
             if measure is not None:
                 timed = time.perf_counter() - timed_since
                 enough = _is_enough(measure, seconds[warmups:], timed)
@@ -349,6 +351,7 @@ class _Training:
             if self.evaluation_seconds
             else 0.0,
             "checkpoint": self.checkpoint,
+            "inputs": self.inputs,
         }
 
     def warn(self, message: str) -> None:

@@ -61,6 +61,23 @@ class Objective:
             + " as a batch; give a mapping of the model's arguments, or a pair (inputs, targets)"
         )
 
+    def describe(self, batch: Any) -> list[dict[str, Any]]:
+        """What the model is called with, JSON-ready: ``name``, ``dtype`` and ``shape`` of each tensor.
+
+        The name is None where there is none. -1 stands for lengths that may be others: the number of samples,
+        and those of integers, such as tokens. Labels are left out.
+        """
+        args, kwargs = self.inputs(batch)
+        return [
+            {
+                "name": name,
+                "dtype": str(value.dtype).removeprefix("torch."),
+                "shape": [-1, *(value.shape[1:] if value.is_floating_point() else [-1] * (value.ndim - 1))],
+            }
+            for name, value in [*((None, value) for value in args), *kwargs.items()]
+            if isinstance(value, torch.Tensor) and value.ndim and name != "labels"
+        ]
+
     def loss(self, outputs: Any, batch: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of a batch's losses and what it is a sum over, as scalars.
 

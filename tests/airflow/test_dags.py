@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
-import torch
 from mlflow import MlflowClient
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
@@ -66,7 +66,9 @@ def test_a_challenger_becomes_the_champion_when_a_human_agrees(deployment, runs)
 
     mlflow.set_tracking_uri(deployment.services.mlflow_url)
     model = mlflow.pyfunc.load_model("models:/digits@champion")
-    assert model.predict({"pixel_values": torch.zeros(3, 1, 8, 8)})["logits"].shape == (3, 10)
+    assert model.metadata.signature.inputs.input_names() == ["pixel_values"]
+    images = np.zeros((3, 1, 8, 8), dtype=np.float32)
+    assert model.predict({"pixel_values": images})["logits"].shape == (3, 10)
 
 
 def test_the_runs_of_a_sweep_compare_in_mlflow(deployment, runs):

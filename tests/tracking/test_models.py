@@ -167,6 +167,8 @@ def test_mlflow_loads_a_registered_model_and_it_predicts(
     sweep = sweep_of(uri, tmp_path / "1", with_model=False)
     run = tracking.open_job(uri, sweep, "a", {}, {}, tmp_path / "a")
     run.wait(30)
+    inputs = [{"name": "x", "dtype": "float32", "shape": [-1, 3]}]
+    run.follow({"event": "end", "status": "finished", "result": {"inputs": inputs}})
     model_uri = run.log_model_folder(exported)
     assert run.close()
     assert sweep.register(name, best("a", 0.5))["version"] == "1"
@@ -177,5 +179,7 @@ def test_mlflow_loads_a_registered_model_and_it_predicts(
             outputs = mlflow.pyfunc.load_model(address).predict({"x": np.ones((2, 3), dtype=np.float32)})
             assert outputs["logits"].tolist() == [[1.0, 2.0, 3.0]] * 2
             assert outputs["sum"].tolist() == [3.0, 3.0]
+        signature = mlflow.models.get_model_info(model_uri).signature
+        assert signature.inputs.to_dict()[0]["tensor-spec"] == {"dtype": "float32", "shape": (-1, 3)}
     finally:
         mlflow.set_tracking_uri(before)

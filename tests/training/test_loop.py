@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import HParams, Job
@@ -16,6 +17,7 @@ from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.failures import RanksFailedError
 from saturn_airflow.training.loop import train
+from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.request import DoesNotFit, Measure, TrainRequest
 
@@ -92,6 +94,17 @@ def test_reports_its_progress(tmp_path: Path) -> None:
     assert result["checkpoint"] == str(tmp_path / "checkpoints" / "step-00000009")
     assert result["seconds"] > result["setup_seconds"] > 0
     assert result["seconds_per_batch"] > 0
+    assert result["inputs"] == [{"name": None, "dtype": "float32", "shape": [-1, 4]}]
+
+
+def test_says_what_a_model_is_called_with() -> None:
+    objective = Objective(job(), torch.nn.Linear(1, 1), torch.device("cpu"))
+    tokens, image = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 1, 8, 8)
+    batch = {"input_ids": tokens, "pixels": image, "labels": tokens, "width": 8}
+    assert objective.describe(batch) == [
+        {"name": "input_ids", "dtype": "int64", "shape": [-1, -1]},
+        {"name": "pixels", "dtype": "float32", "shape": [-1, 1, 8, 8]},
+    ]
 
 
 def test_goes_on_where_it_was(tmp_path: Path) -> None:
