@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -49,3 +50,16 @@ def modes_of(instance: Instance, kind: int) -> Modes:
     """The modes of every class on nodes of type ``kind``."""
     modes = tuple([tuple([(m.devices, m.seconds) for m in group.modes[kind]]) for group in instance.classes])
     return _modes(modes, tuple([group.release for group in instance.classes]))
+
+
+def merged(tables: Sequence[Modes]) -> Modes:
+    """What every class takes on nodes of whichever of these types suits it best."""
+    devices = np.concatenate([table.devices for table in tables], axis=1)
+    seconds = np.concatenate([table.seconds for table in tables], axis=1)
+    for k in range(len(devices)):
+        for width in np.unique(devices[k]):
+            same = np.flatnonzero(devices[k] == width)
+            least = seconds[k, same].min()
+            seconds[k, same] = np.inf
+            seconds[k, same[0]] = least
+    return Modes(devices, seconds, tables[0].releases)

@@ -3,7 +3,8 @@
 For a makespan C, nodes are filled one after another with sets of jobs. The least areas of all jobs leave
 W device-seconds to waste in all; a node that takes so little that the rest would need more than the other
 nodes have is never tried, and near the optimum few sets remain. Of those, most are refuted by
-:mod:`device_patterns`, where the node that is fullest is looked at first. What remains is packed, or refuted,
+:mod:`device_patterns`: a node's own, or, for the jobs that are left, those of all later nodes together, the
+fuller ones first. What remains is packed, or refuted,
 by :mod:`node_packing`: all with a little effort first, then those not settled with more. Equal nodes take
 their sets in descending order, so that no sharing is tried twice.
 """
@@ -16,11 +17,11 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from saturn_airflow.planning.arrays import Floats, Ints
+from saturn_airflow.planning.arrays import Floats, Ints, merged
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.compiled import compiled
 from saturn_airflow.planning.instance import Instance
-from saturn_airflow.planning.node_packing import ClassRow, NotSettledError, Packer
+from saturn_airflow.planning.node_packing import ClassRow, NotSettledError, Packer, Sharer
 from saturn_airflow.planning.schedule import Placed, Schedule
 
 Counts = tuple[int, ...]
@@ -58,15 +59,14 @@ class Attempt:
         self.kinds = [instance.type_of[node] for node in self.nodes]
         self.known: dict[tuple[int, Counts], ClassRow | None] = {}
         self.hopeless: set[tuple[int, Counts, Counts | None]] = set()
-        #: Least area of each class on the nodes from the n-th on, and what those nodes have.
-        nowhere = np.full(len(instance.classes), np.inf)
-        self.later_area = [
-            np.min([nowhere, *(self.packers[kind].areas for kind in self.kinds[at:])], axis=0)
-            for at in range(len(self.nodes) + 1)
-        ]
-        self.later_capacity = [
-            math.fsum(self.packers[kind].capacity for kind in self.kinds[at:])
-            for at in range(len(self.nodes) + 1)
+        #: The nodes from the n-th on, as if their devices were of one node.
+        self.later = [
+            Sharer(
+                sum(self.packers[kind].devices for kind in self.kinds[at:]),
+                merged([self.packers[kind].modes for kind in sorted(set(self.kinds[at:]))]),
+                end,
+            )
+            for at in range(len(self.nodes))
         ]
         everything = tuple(len(group.jobs) for group in self.instance.classes)
         self.effort = _FIRST_EFFORT
@@ -138,7 +138,7 @@ class Attempt:
         """
         kind = self.kinds[at]
         if at == len(self.nodes) - 1:
-            if self._could(kind, np.array([left]))[0]:
+            if self.packers[kind].shareable(np.array([left]))[0]:
                 yield [left]
             return
         state = (at, left, before)
@@ -156,8 +156,7 @@ class Attempt:
                 gain = some - rests
                 larger = gain[np.arange(len(gain)), np.argmax(gain != 0, axis=1)] >= 0
                 some, rests = some[larger], rests[larger]
-            last = at == len(self.nodes) - 2
-            could = self._both_could(at, some, rests) if last else self._could(kind, some)
+            could = _both_could(self.packers[kind], self.later[at + 1], some, rests)
             for taken, rest in zip(some[could].tolist(), rests[could].tolist(), strict=True):
                 own = tuple(taken)
                 if at == len(self.nodes) - 2:
@@ -175,31 +174,15 @@ class Attempt:
         if hopeless:
             self.hopeless.add(state)
 
-    def _could(self, kind: int, sets: Ints) -> npt.NDArray[np.bool_]:
-        """Which of the sets the devices of a node of type ``kind`` might share."""
-        return self.packers[kind].shareable(sets)
-
-    def _both_could(self, at: int, sets: Ints, rests: Ints) -> npt.NDArray[np.bool_]:
-        """Which of the sets this node might share, and the next the rest: the fuller is asked first."""
-        kinds = self.kinds[at], self.kinds[at + 1]
-        slacks = [self.packers[kind].allowances(own) for kind, own in zip(kinds, (sets, rests), strict=True)]
-        could = np.ones(len(sets), dtype=bool)
-        fuller = slacks[0] <= slacks[1]
-        for here in (True, False):
-            for own, kind, asked in ((sets, kinds[0], fuller == here), (rests, kinds[1], fuller != here)):
-                which = could & asked
-                could[which] = self._could(kind, own[which])
-        return could
-
     def _sets(self, at: int, left: Counts, before: Counts | None) -> Ints:
         """Sets for the ``at``-th node that leave the later ones what they can hold, full ones first."""
         packer = self.packers[self.kinds[at]]
         found = np.zeros((_MOST_SETS, len(left)), dtype=np.int64)
         count = _choose(
             packer.areas,
-            self.later_area[at + 1],
+            self.later[at + 1].areas,
             packer.capacity * (1 + _ROUNDING),
-            self.later_capacity[at + 1] * (1 + _ROUNDING),
+            self.later[at + 1].capacity * (1 + _ROUNDING),
             np.array(left),
             np.array(left if before is None else before),
             before is not None,
@@ -210,6 +193,17 @@ class Attempt:
             return found[:0]
         found = found[:count]
         return found[np.argsort(packer.allowances(found), kind="stable")]
+
+
+def _both_could(one: Sharer, other: Sharer, sets: Ints, rests: Ints) -> npt.NDArray[np.bool_]:
+    """Which of the sets the one might share, and the other the rest: the fuller is asked first."""
+    fuller = one.allowances(sets) <= other.allowances(rests)
+    could = np.ones(len(sets), dtype=bool)
+    for first in (True, False):
+        for sharer, own, asked in ((one, sets, fuller == first), (other, rests, fuller != first)):
+            which = could & asked
+            could[which] = sharer.shareable(own[which])
+    return could
 
 
 @compiled

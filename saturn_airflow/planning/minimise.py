@@ -24,7 +24,7 @@ _BY_FRACTIONS = 0.2
 _BY_WHOLE_JOBS = 0.2
 _PROOF = 0.6
 #: Where between bound and makespan proofs are tried; where they are this near, only just below the makespan.
-_LADDER = (0.5, 0.25, 0.75, 1.0)
+_LADDER = (1.0, 0.5, 0.25, 0.125, 0.06)
 _NEAR = 1.003
 _FIRST_BUDGET = 0.2
 
@@ -53,10 +53,12 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
         searcher.run(clock.within(min(_SEARCH_FIRST_MOST, clock.limit * _SEARCH_FIRST)))
         if best.done:
             return
-        by_fractions = clock.within(clock.limit * _BY_FRACTIONS)
+        small = exact.is_small(instance)
+        # Where proofs are tried, they do better.
+        by_fractions = clock.within(clock.limit * (_BY_FRACTIONS / 2 if small else _BY_FRACTIONS))
         best.raise_bound(destructive.bisect(instance, best.bound, best.value, by_fractions, steps=10))
         team.exchange()
-        if exact.is_small(instance) and warming.wait(clock):
+        if small and warming.wait(clock):
             _prove(best, clock if processes > 1 else clock.within(clock.left * _PROOF), team)
         elif not best.done:
             whole = clock.within(clock.limit * _BY_WHOLE_JOBS)
@@ -68,21 +70,26 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
 def _prove(best: Incumbent, clock: Clock, team: Team) -> None:
     """Settle makespans between the bound and the best, until none is left.
 
-    Those near the bound are soon refuted, those near the best soon reached, those between take longest: so
-    each gets a little time, and all get more when none was settled.
+    One just below the best would settle all at once, but takes longest; the nearer the bound, the sooner it
+    is refuted. So each of some gets a little time, from the top down, and all get more when none was settled.
     """
     budget = _FIRST_BUDGET
     attempts: dict[float, exact.Attempt] = {}
     while not (best.done or clock.expired):
         settled = False
-        for rung in _LADDER if best.value > best.bound * _NEAR else (1.0,):
-            if best.done or clock.expired:
-                return
+        for rung in _LADDER:
             highest = best.objective.just_below(best.instance, best.value)
-            end = best.bound + (highest - best.bound) * rung
-            # An attempt that was cut short goes on, unless the makespans it lies between have moved.
-            attempts = {other: attempts[other] for other in attempts if best.bound < other <= highest}
-            attempt = attempts.setdefault(end, exact.Attempt(best.instance, end))
+            if best.done or clock.expired or settled or (rung < 1 and highest <= best.bound * _NEAR):
+                break
+            # An attempt that was cut short goes on, if it is still about where this one would be.
+            attempts = {end: attempts[end] for end in attempts if best.bound < end <= highest}
+            wanted = best.bound + (highest - best.bound) * rung
+            about = (highest - best.bound) * min(rung, 1 - rung) / 2
+            near = [end for end in attempts if abs(end - wanted) <= about]
+            end = min(near, key=lambda end: abs(end - wanted)) if near else wanted
+            if end not in attempts:
+                attempts[end] = exact.Attempt(best.instance, end)
+            attempt = attempts[end]
             try:
                 schedule = attempt.run(clock.within(budget))
             except NotSettledError:
@@ -94,7 +101,7 @@ def _prove(best: Incumbent, clock: Clock, team: Team) -> None:
                 best.offer(schedule)
             team.exchange()
         if not settled:
-            budget *= 3
+            budget *= 2
 
 
 def minimise_other(

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from saturn_airflow.planning.arrays import Floats, Ints, Words, modes_of
+from saturn_airflow.planning.arrays import Floats, Ints, Modes, Words, modes_of
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.compiled import compiled
 from saturn_airflow.planning.device_patterns import MOST_DEVICES, MOST_JOBS, REFUTED, share
@@ -48,25 +48,23 @@ class NotSettledError(Exception):
     """The search was cut short: neither a packing nor a proof that there is none."""
 
 
-class Packer:
-    """Packs nodes of one type within a makespan C.
+class Sharer:
+    """So many devices, each of which has until C.
 
+    :param modes: what every class takes on them.
     :param end: C.
     """
 
-    def __init__(self, instance: Instance, kind: int, end: float) -> None:
-        self.devices = instance.types[kind].devices
+    def __init__(self, devices: int, modes: Modes, end: float) -> None:
+        self.devices = devices
         self.end = end
-        self.capacity = self.devices * end
-        self.modes = modes_of(instance, kind)
-        self.areas: Floats = self.modes.areas(end)
+        self.capacity = devices * end
+        self.modes = modes
         #: Least area of a job of each class that ends by C; infinite where none does.
-        self.area: list[float] = self.areas.tolist()
+        self.areas: Floats = modes.areas(end)
         #: Classes in the order in which devices are filled: those that may take longest first.
-        longest = np.where(np.isfinite(self.modes.seconds), self.modes.seconds, 0).max(axis=1)
+        longest = np.where(np.isfinite(modes.seconds), modes.seconds, 0).max(axis=1)
         self.order: Ints = np.argsort(-longest, kind="stable")
-        self._refuted: Words = np.zeros((_REMEMBERED, 2), dtype=np.uint64)
-        self._keys = hash_keys(len(self.area))
 
     def allowances(self, sets: Ints) -> Floats:
         """(sets,) device-seconds that a packing of each set of jobs may waste; below 0 there is none.
@@ -88,6 +86,16 @@ class Packer:
             return allowances >= 0
         devices, seconds, _ = self.modes
         return _shareable(self.devices, self.end, devices, seconds, self.areas, self.order, sets, allowances)
+
+
+class Packer(Sharer):
+    """Packs nodes of one type within a makespan C."""
+
+    def __init__(self, instance: Instance, kind: int, end: float) -> None:
+        super().__init__(instance.types[kind].devices, modes_of(instance, kind), end)
+        self.area: list[float] = self.areas.tolist()
+        self._refuted: Words = np.zeros((_REMEMBERED, 2), dtype=np.uint64)
+        self._keys = hash_keys(len(self.area))
 
     def search(self, jobs: tuple[int, ...], effort: int, clock: Clock | None = None) -> ClassRow | None:
         """A packing of ``jobs`` by C, or None when there is none.
