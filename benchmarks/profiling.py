@@ -14,8 +14,8 @@ import argparse
 import dataclasses
 import json
 import logging
+import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,14 +25,20 @@ from typing import Any
 
 from machine import describe
 
-from saturn_airflow import Cluster, HParams, Job, Node
-from saturn_airflow.cluster import Node as NodeType
+from saturn_airflow import Cluster, HParams, Job, Node, library, planning
 from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.plan import Plan
 from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.profiling import waves
+from saturn_airflow.profiling.knowledge import Knowledge
+from saturn_airflow.profiling.measure import measure
+from saturn_airflow.profiling.trials import trials_of
+from saturn_airflow.training import runs
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOTS, JOBS, FINGERPRINTS = 8, 24, 8
+NODE = Node("slots", SLOTS, kind="cpu")
+CLUSTER = Cluster(NODE)
 TECHNIQUES = ("direct", "sharded", "piped")
 #: A technique that sleeps: what it costs on one device, what share of that does not get faster on several,
 #: and the seconds that each doubling of devices adds.
@@ -78,18 +84,10 @@ def main() -> None:
 
 def waves_case(folder: Path) -> dict[str, Any]:
     """What the waves measure, against measuring everything."""
-    from saturn_airflow import library, planning
-    from saturn_airflow.profiling import waves
-    from saturn_airflow.profiling.knowledge import Knowledge
-
     folder.mkdir(parents=True, exist_ok=True)
     for name in TECHNIQUES:
         (folder / f"{name}.py").write_text(LAW)
-    import os
-
     os.environ[library.FOLDERS_VARIABLE] = str(folder)
-    node = Node("slots", SLOTS, kind="cpu")
-    cluster = Cluster(node)
     jobs = [
         Job(
             f"job-{n}",
@@ -100,66 +98,74 @@ def waves_case(folder: Path) -> dict[str, Any]:
         )
         for n in range(JOBS)
     ]
-
-    def quick(problem: Problem) -> Plan:
-        return planning.solve(problem, time_limit=2.0, gap=0.003)
-
-    def thorough(problem: Problem | None) -> Plan:
-        assert problem is not None
-        return planning.solve(problem, time_limit=20.0, gap=0.0005)
-
-    everything = Knowledge.of(jobs, cluster, TECHNIQUES)
+    long = dataclasses.replace(jobs[0].hparams, batches=100_000)
     began = time.monotonic()
-    trials = _run_trials(everything, node, folder)
-    seconds = time.monotonic() - began
-
-    known: list[Estimate] = []
-    spent: list[dict[str, Any]] = []
-    for number in range(1, waves.WAVES + 1):
-        knowledge = Knowledge.of(jobs, cluster, TECHNIQUES, known)
-        began = time.monotonic()
-        last = number == waves.WAVES
-        chosen = waves.first_wave(knowledge) if number == 1 else waves.next_wave(knowledge, quick, last=last)
-        choosing = time.monotonic() - began
-        between = [key for key in chosen if key not in trials]
-        trials.update(_run_trials(knowledge, node, folder, between) if between else {})
-        known += [trials[key][0] for key in chosen]
-        spent.append(
-            {
-                "trials": len(chosen),
-                "device_seconds": sum(trials[key][1] for key in chosen),
-                "choosing_seconds": choosing,
-            }
-        )
-    knowledge = Knowledge.of(jobs, cluster, TECHNIQUES, known)
-    full = Knowledge.of(jobs, cluster, TECHNIQUES, [trials[key][0] for key in everything.grid])
-    found = thorough(knowledge.problem(waves.estimates_for_plan(knowledge, quick)))
-    best = thorough(full.problem(full.known))
-    grid_cost = sum(trials[key][1] for key in everything.grid)
-    cost = sum(wave["device_seconds"] for wave in spent)
+    trials = _run_trials(Knowledge.of(jobs, CLUSTER, TECHNIQUES), folder)
+    sweeps = {
+        "24 jobs": jobs,
+        "24 jobs, one of them long": [dataclasses.replace(jobs[0], hparams=long), *jobs[1:]],
+        "8 jobs": jobs[:FINGERPRINTS],
+    }
     return {
         "jobs": JOBS,
         "fingerprints": FINGERPRINTS,
         "slots": SLOTS,
         "techniques": "three that sleep by a law of speed",
-        "full_grid": {"trials": len(everything.grid), "device_seconds": grid_cost, "wall_seconds": seconds},
+        "full_grid": {
+            "trials": len(trials),
+            "device_seconds": sum(cost for _, cost in trials.values()),
+            "wall_seconds": time.monotonic() - began,
+        },
+        **{name: _in_waves(chosen, trials, folder) for name, chosen in sweeps.items()},
+    }
+
+
+def _in_waves(
+    jobs: Sequence[Job], grid: Mapping[Key, tuple[Estimate, float]], folder: Path
+) -> dict[str, Any]:
+    """What the waves choose of trials that were run, what these cost, and the plan that comes of it."""
+
+    def quick(problem: Problem) -> Plan:
+        return planning.solve(problem, time_limit=2.0, gap=0.003)
+
+    def makespan(problem: Problem | None) -> float:
+        assert problem is not None
+        return planning.solve(problem, time_limit=20.0, gap=0.0005).makespan
+
+    trials = dict(grid)
+    known: list[Estimate] = []
+    spent: list[dict[str, Any]] = []
+    for number in range(1, waves.WAVES + 1):
+        knowledge = Knowledge.of(jobs, CLUSTER, TECHNIQUES, known)
+        began = time.monotonic()
+        last = number == waves.WAVES
+        chosen = waves.first_wave(knowledge) if number == 1 else waves.next_wave(knowledge, quick, last=last)
+        choosing = time.monotonic() - began
+        trials |= _run_trials(knowledge, folder, [key for key in chosen if key not in trials])
+        known += [trials[key][0] for key in chosen]
+        cost = sum(trials[key][1] for key in chosen)
+        spent.append({"trials": len(chosen), "device_seconds": cost, "choosing_seconds": choosing})
+        if not chosen:
+            break
+    knowledge = Knowledge.of(jobs, CLUSTER, TECHNIQUES, known)
+    full = Knowledge.of(jobs, CLUSTER, TECHNIQUES, [estimate for estimate, _ in grid.values()])
+    found = makespan(knowledge.problem(waves.estimates_for_plan(knowledge, quick)))
+    best = makespan(full.problem(full.known))
+    return {
         "waves": spent,
         "trials": len(known),
-        "cost_of_full_grid": cost / grid_cost,
-        "makespan": found.makespan,
-        "makespan_from_full_grid": best.makespan,
-        "longer": found.makespan / best.makespan - 1,
+        "cost_of_full_grid": sum(wave["device_seconds"] for wave in spent)
+        / sum(grid[key][1] for key in full.grid),
+        "makespan": found,
+        "makespan_from_full_grid": best,
+        "longer": found / best - 1,
     }
 
 
 def _run_trials(
-    knowledge: Any, node: NodeType, folder: Path, keys: Iterable[Key] | None = None
+    knowledge: Knowledge, folder: Path, keys: Iterable[Key] | None = None
 ) -> dict[Key, tuple[Estimate, float]]:
     """Each strategy's estimate, and the device-seconds that its trial took."""
-    from saturn_airflow.profiling.measure import measure
-    from saturn_airflow.profiling.trials import trials_of
-    from saturn_airflow.training import runs
-
     trials = trials_of(list(knowledge.grid if keys is None else keys), knowledge.strategies)
 
     def run(numbered: tuple[int, Any]) -> tuple[Key, tuple[Estimate, float]]:
@@ -167,7 +173,7 @@ def _run_trials(
         own = folder / f"trial-{trial.fingerprint}-{trial.technique}-{trial.devices}"
         estimate = measure(
             trial,
-            node,
+            NODE,
             folder=own,
             priority=(0.0, position),
             leases_folder=str(folder / "leases"),
@@ -221,8 +227,6 @@ def _regret(
     plan: Mapping[str, Any], choices: Mapping[str, Any], outcomes: Sequence[Mapping[str, Any]]
 ) -> float:
     """By how much the plan was longer than one made from the actual speeds, both at these speeds."""
-    from saturn_airflow.planning import solve
-
     actual = {outcome["job"]: outcome["actual_seconds"] for outcome in outcomes}
     free: dict[int, float] = {}
     for a in sorted(plan["assignments"], key=lambda a: (a["start"], a["job"])):
@@ -236,9 +240,9 @@ def _regret(
             if o["seconds"]
         )
         jobs.append(PlannedJob(name, options))
-    best = solve(Problem("actual", (Node("local", 2, kind="cpu"),), tuple(jobs)), time_limit=10.0)
+    best = planning.solve(Problem("actual", (Node("local", 2, kind="cpu"),), tuple(jobs)), time_limit=10.0)
     return max(free.values()) / best.makespan - 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

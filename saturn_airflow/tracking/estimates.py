@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import statistics
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ def find(
                     observations.setdefault(seen["estimate"].key, []).append(seen)
     except TrackingError as error:
         log.warning("MLflow does not answer (%s): no estimates from earlier sweeps", error)
-    return [e for seen in observations.values() if (e := _combined(seen)) is not None]
+    combined = {key: e for key, seen in observations.items() if (e := _combined(seen)) is not None}
+    return _as_training_had_it(combined, observations)
 
 
 def everything(uri: str) -> list[Known]:
@@ -302,6 +304,8 @@ def _combined(observations: Sequence[Observation], forgetful: bool = True) -> Es
 
     :param forgetful: whether what could not run is forgotten after a while.
     """
+    if not observations:
+        return None
     ordered = sorted(observations, key=lambda seen: float(seen["time"]))
     # What a technique of another version did says nothing of this one.
     ordered = [seen for seen in ordered if seen["estimate"].version == ordered[-1]["estimate"].version]
@@ -330,6 +334,32 @@ def _combined(observations: Sequence[Observation], forgetful: bool = True) -> Es
         peak_host_bytes=max(e.peak_host_bytes for e, _ in alike),
         observed_at=at,
     )
+
+
+def _as_training_had_it(
+    combined: Mapping[Key, Estimate], observations: Mapping[Key, Sequence[Observation]]
+) -> list[Estimate]:
+    """What is known, with strategies that were only tried as much slower as training made those it used.
+
+    Training has neighbours on the machine and lasts until it is warm. Without this a plan would leave what
+    training was honest about for what only a short trial has seen.
+    """
+    seen: dict[tuple[str, str], list[float]] = {}
+    for key, own in observations.items():
+        tried, trained = ([o for o in own if o["source"] == source] for source in ("measured", "trained"))
+        before, now = _combined(tried), combined.get(key)
+        if trained and before is not None and now is not None and before.works and now.works:
+            ratio = now.seconds_per_batch / before.seconds_per_batch
+            seen.setdefault((key.fingerprint, key.kind), []).append(ratio)
+    found = []
+    for key, estimate in combined.items():
+        ratios = seen.get((key.fingerprint, key.kind))
+        only_tried = all(o["source"] == "measured" for o in observations[key])
+        if estimate.works and only_tried and ratios:
+            seconds = estimate.seconds_per_batch * statistics.median(ratios)
+            estimate = _replaced(estimate, seconds_per_batch=seconds)
+        found.append(estimate)
+    return found
 
 
 def _replaced(estimate: Estimate, **changes: Any) -> Estimate:

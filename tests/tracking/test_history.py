@@ -46,6 +46,7 @@ def runs(uri: str, fingerprint: str) -> list[Any]:
 
 
 def test_what_was_measured_is_found_again(uri: str, mark: str, tmp_path: Path) -> None:
+    began = time.time()
     measured = [
         estimate(mark),
         estimate(mark, devices=1, seconds_per_batch=0.9),
@@ -53,9 +54,8 @@ def test_what_was_measured_is_found_again(uri: str, mark: str, tmp_path: Path) -
         estimate(mark[::-1]),
     ]
     assert estimates.record(uri, measured, tmp_path)
-    before = time.time()
     found = estimates.find(uri, [mark])
-    assert all(0 <= before - e.observed_at < 60 for e in found)
+    assert all(began - 0.001 <= e.observed_at <= time.time() for e in found)
     assert {e.key: dataclasses.replace(e, observed_at=0) for e in found} == {
         e.key: dataclasses.replace(e, source="history") for e in measured[:3]
     }
@@ -89,6 +89,19 @@ def test_the_actual_speed_weighs_by_how_many_batches_it_was_seen_over(
     assert found.batches == 100
     assert len(runs(uri, mark)) == 1
     assert runs(uri, mark)[0].data.tags["source"] == "trained"
+
+
+def test_what_was_only_tried_is_as_much_slower_as_training_made_the_others(
+    embedded_uri: str, mark: str, tmp_path: Path
+) -> None:
+    fsdp = {"technique": "fsdp", "seconds_per_batch": 0.4}
+    estimates.record(embedded_uri, [estimate(mark, batches=10), estimate(mark, **fsdp)], tmp_path)
+    estimates.record(embedded_uri, [estimate(mark, kind="a100", **fsdp)], tmp_path)
+    estimates.update(embedded_uri, [estimate(mark, seconds_per_batch=0.6, batches=90)], tmp_path)
+    found = {(e.technique, e.kind): e.seconds_per_batch for e in estimates.find(embedded_uri, [mark])}
+    assert found["ddp", "cpu"] == pytest.approx(0.59, rel=1e-3)
+    assert found["fsdp", "cpu"] == pytest.approx(0.4 * 0.59 / 0.5, rel=1e-3)
+    assert found["fsdp", "a100"] == 0.4, "another kind of device may have no such neighbours"
 
 
 def test_old_observations_count_less() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,23 @@ def test_a_trial_measures_what_training_does(tmp_path: Path) -> None:
 
 def test_short_batches_are_counted_for_longer(tmp_path: Path) -> None:
     assert run(tmp_path, small_job()).batches > 20
+
+
+def test_a_speed_that_varies_is_known_by_its_mean_and_its_spread(tmp_path: Path) -> None:
+    estimate = run(tmp_path, small_job("uneven"))
+    # Every third batch counts in what all of them take; the median would be a third of that.
+    assert estimate.seconds_per_batch >= 0.03
+    assert estimate.spread > 0.5
+    assert estimate.batches * estimate.seconds_per_batch > 2, "more of them are looked at"
+
+
+def test_evaluating_is_part_of_what_training_will_take(tmp_path: Path) -> None:
+    job = dataclasses.replace(
+        small_job("slow", epochs=1, batches=None), load_eval_dataloader="small_jobs:noise"
+    )
+    estimate = run(tmp_path, job, how=Measure(1, 3))
+    assert estimate.evaluation_seconds >= 500 * 0.02 * 0.9, "of 500 batches, from eight of them"
+    assert estimate.seconds(500) >= estimate.evaluation_seconds + 500 * estimate.seconds_per_batch
 
 
 def test_the_fastest_that_fits_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,13 @@ def slow(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return squared(outputs, targets)
 
 
+def uneven(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Every third batch takes much longer than the others."""
+    uneven.calls = getattr(uneven, "calls", 0) + 1  # type: ignore[attr-defined]
+    time.sleep(0.09 if uneven.calls % 3 == 0 else 0.01)  # type: ignore[attr-defined]
+    return squared(outputs, targets)
+
+
 def stuck(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     if os.environ["RANK"] == "1":
         time.sleep(1000)
