@@ -228,7 +228,7 @@ class Sender:
             return
         with server.answers(), server.uploading():
             if record["kind"] == "model":
-                models.log_model(self.uri, self._run(), path, record["to"], record["inputs"])
+                models.log_model(self.uri, self._run(), path, record["to"], record.get("inputs", []))
             elif path.is_dir():
                 mlflow.log_artifacts(self._run(), str(path), record["to"])
             else:

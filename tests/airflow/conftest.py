@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from saturn_airflow.demo.airflow import Airflow
@@ -29,10 +31,11 @@ class Deployment:
         return self.airflow.trigger(dag_id)
 
     def wait(self, dag_id: str, run_id: str, timeout: float = 240.0) -> str:
-        deadline = time.monotonic() + timeout
+        deadline, state = time.monotonic() + timeout, "unknown"
         while time.monotonic() < deadline:
             self.services.check()
-            state = self.airflow.state(dag_id, run_id)
+            with contextlib.suppress(httpx.TimeoutException):  # a busy API server answers the next time
+                state = self.airflow.state(dag_id, run_id)
             if state in ("success", "failed"):
                 return state
             time.sleep(0.5)

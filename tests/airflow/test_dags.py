@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
+import httpx
 import mlflow
 import numpy as np
 import pytest
@@ -47,8 +49,11 @@ def test_a_technique_of_ones_own_trains(deployment, runs):
 def test_a_challenger_becomes_the_champion_when_a_human_agrees(deployment, runs):
     dag_id, run_id = "champion_challenger", runs["champion_challenger"]
     deadline = time.monotonic() + PATIENCE
-    while "approve" not in (waiting := _required_actions(deployment, dag_id, run_id)):
-        assert deployment.airflow.state(dag_id, run_id) != "failed", deployment.states(dag_id, run_id)
+    waiting: dict[str, Any] = {}
+    while "approve" not in waiting:
+        with contextlib.suppress(httpx.TimeoutException):
+            waiting = _required_actions(deployment, dag_id, run_id)
+            assert deployment.airflow.state(dag_id, run_id) != "failed", deployment.states(dag_id, run_id)
         assert time.monotonic() < deadline, deployment.states(dag_id, run_id)
         time.sleep(0.5)
     best = result(deployment, runs, dag_id)["best"]
