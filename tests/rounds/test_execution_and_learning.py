@@ -12,8 +12,13 @@ from saturn_airflow.cluster import Node
 from saturn_airflow.plan import Assignment, Plan
 from saturn_airflow.planning import solve
 from saturn_airflow.planning.adoption import Effort, decide
+from saturn_airflow.planning.clock import LookClock
 from saturn_airflow.planning.execution import Place, Situation, execute, keep_places
+from saturn_airflow.planning.foresight import foresee
+from saturn_airflow.planning.instance import group
 from saturn_airflow.planning.learning import Seen, corrected
+from saturn_airflow.planning.replanning import carry_on
+from saturn_airflow.planning.schedule import assignments
 from saturn_airflow.planning.simulation import truth, with_launches
 from saturn_airflow.problem import Option, PlannedJob, Problem
 
@@ -108,6 +113,28 @@ def test_devices_are_kept_by_those_who_stay(problem, seed, share):
     assert execute(problem, found, everything(problem)).end <= found.makespan * (1 + 1e-9)
 
 
+@settings(max_examples=30, deadline=None)
+@given(problems(releases=False), st.floats(0.2, 0.9))
+def test_foresight_leaves_no_more_for_after_the_boundary(problem, share):
+    """Judged by running both on paper: device-seconds of what is left, each job at its thriftiest."""
+    instance = group(problem)
+    plan = planned(problem)
+    boundary = plan.makespan * share
+    start = carry_on(instance, plan)
+    found = foresee(instance, start, boundary, plan.makespan * 10, 0, LookClock(0.1))
+
+    def left_by(schedule):
+        new = dataclasses.replace(plan, assignments=assignments(instance, schedule))
+        left = execute(problem, new, everything(problem), until=boundary).situation.left
+        least = {
+            j.name: min(m.area for modes in instance.modes[i] for m in modes)
+            for i, j in enumerate(problem.jobs)
+        }
+        return sum(share * least[name] for name, share in left.items())
+
+    assert left_by(found) <= left_by(start) * (1 + 1e-6) + 1e-6
+
+
 ONE_NODE = (Node("n", 2, "cpu"),)
 
 
@@ -132,6 +159,24 @@ def test_moves_that_cost_more_than_they_win_are_not_made():
     stays = decide(problem, plan, now, effort=QUICK, checkpoint=10.0)
     assert not stays.adopted
     assert stays.expected == stays.otherwise == 50
+
+
+def test_a_new_plan_leaves_a_job_on_the_devices_it_has():
+    """The job runs on the device that the planner would give to another."""
+    problem = Problem("p", ONE_NODE, (job("a", ("one", 1, 100.0, 1.0)), job("b", ("one", 1, 200.0, 1.0))))
+    plan = Plan(
+        "p",
+        "makespan",
+        300,
+        0,
+        0,
+        (Assignment("a", "one", 1, "n", (1,), 0, 100), Assignment("b", "one", 1, "n", (1,), 100, 300)),
+    )
+    for name, device in (("a", 0), ("a", 1), ("b", 0), ("b", 1)):
+        now = Situation({"a": 0.9, "b": 0.9}, {name: Place("one", 1, "n", (device,))})
+        found = decide(problem, plan, now, effort=QUICK, checkpoint=5.0)
+        assert found.adopted
+        assert found.moved == ()
 
 
 def test_jobs_of_a_lost_node_go_elsewhere():

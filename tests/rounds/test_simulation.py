@@ -12,7 +12,7 @@ from planning_problems import INSTANCES, problems
 
 from saturn_airflow.cli import main
 from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.planning.simulation import Failure, clairvoyant, simulate, truth
+from saturn_airflow.planning.simulation import Costs, Failure, clairvoyant, simulate, truth
 from saturn_airflow.problem import Problem
 from saturn_airflow.rounds import Rounds
 from saturn_airflow.selection import Chosen, MedianStopping, SuccessiveHalving
@@ -58,8 +58,10 @@ def test_what_a_lost_node_ran_is_trained_elsewhere(problem, rounds, seed, share)
     nodes = (*problem.nodes, dataclasses.replace(problem.nodes[0], name="lost", queue=""))
     jobs = tuple(dataclasses.replace(job, nodes=None) for job in problem.jobs)
     more = dataclasses.replace(problem, nodes=nodes, jobs=jobs)
+    quick = Costs(checkpoint=0.1, launch=0.1, checkpoint_every=1.0)
+    lost_at = [Failure("lost", share)]
     found = simulate(
-        more, rounds=Rounds(most=rounds), seed=seed, failures=[Failure("lost", share)], time_limit=0.02
+        more, rounds=Rounds(most=rounds), seed=seed, failures=lost_at, costs=quick, time_limit=0.02
     )
     assert_sound(found, [job.name for job in problem.jobs])
     lost = [s for s in found.stretches if s.place.node == "lost"]
