@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saturn_airflow.plan import Assignment, Plan
-from saturn_airflow.plugin.reading import ENDED, PLAN, TRAIN, Record, Task
+from saturn_airflow.plugin.reading import ENDED, PLAN, REPORT, TRAIN, Record, Task
 
 GOING = ("running", "deferred")
 #: A node's name and the device's number there.
@@ -163,9 +163,20 @@ def read_rounds(record: Record, group: str, now: float) -> list[Round]:
             bar.superseded_at = made_at
         before.update({bar.job: bar for bar in bars if bar.end is not None})
         rounds.append(Round(number, plan, values, made_at, zero, bars, outcomes))
+    for outcome in report_of(record, group).get("jobs", ()):
+        last = before.get(outcome["job"])
+        # It ended while no task followed it, between two rounds.
+        if last is not None and last.status in ("going_on", "paused"):
+            last.outcome, last.status, last.reason = outcome, outcome["status"], outcome.get("reason")
+            _ran(last)
     if rounds and record.is_live:
         _expect(rounds[-1].bars, now)
     return rounds
+
+
+def report_of(record: Record, group: str) -> Mapping[str, Any]:
+    """The sweep's result; empty as long as there is none."""
+    return next((value for _, value in record.all_values(record.of(group, REPORT), "return_value")), {})
 
 
 def _find_tasks(bars: Sequence[Bar], train: Sequence[Task]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from saturn_airflow.plugin.bars import Bar, Round, finite, read_rounds
-from saturn_airflow.plugin.reading import ENDED, MLFLOW_LINK, PLAN, REPORT, STAGES, TRIALS, Record, Task
+from saturn_airflow.plugin.bars import Bar, Round, finite, read_rounds, report_of
+from saturn_airflow.plugin.reading import ENDED, MLFLOW_LINK, PLAN, STAGES, TRIALS, Record, Task
 
 
 def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
     :param now: seconds since the epoch. In the answer, times are seconds since its ``origin``.
     """
     rounds = read_rounds(record, group, now)
-    result = next((value for _, value in record.all_values(record.of(group, REPORT), "return_value")), None)
+    result = report_of(record, group)
     origin = rounds[0].zero if rounds else record.start or now
     nodes = _nodes(rounds)
     stages = list(_stages(record, group))
@@ -34,7 +34,7 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
         "nodes": nodes,
         "jobs": _jobs(record, group, rounds, result, origin),
         "totals": _totals(rounds, nodes, result, now, origin),
-        "best": (result or {}).get("best"),
+        "best": result.get("best"),
         "profiling": next(
             (value for _, value in record.all_values(record.of(group, PLAN), "profiling")), None
         ),
@@ -54,7 +54,7 @@ def sweep_state(run: str, report: str | None) -> str:
 
 
 def _jobs(
-    record: Record, group: str, rounds: Sequence[Round], result: Mapping[str, Any] | None, origin: float
+    record: Record, group: str, rounds: Sequence[Round], result: Mapping[str, Any], origin: float
 ) -> list[dict[str, Any]]:
     """All jobs of the sweep, in the order of their start; those that were not planned last."""
     by_job: dict[str, list[Bar]] = {}
@@ -64,21 +64,20 @@ def _jobs(
     jobs = []
     for name, bars in by_job.items():
         last = next((bar for bar in reversed(bars) if bar.task and bar.status != "skipped"), bars[-1])
-        outcome = next((r.outcomes[name] for r in reversed(rounds) if name in r.outcomes), {})
-        # A later round drops a job without a place in its plan.
-        dropped = outcome.get("status") == "pruned"
+        # A round that drops a job has no place for it in its plan.
+        dropped = next((o for r in rounds if (o := r.outcomes.get(name)) and o["status"] == "pruned"), None)
         jobs.append(
             {
                 "name": name,
-                "status": "pruned" if dropped else last.status,
-                "reason": outcome["reason"] if dropped else last.reason,
+                "status": dropped["status"] if dropped else last.status,
+                "reason": dropped["reason"] if dropped else last.reason,
                 "bars": [bar.to_dict(origin) for bar in bars],
                 "start": next((b.start for b in bars if b.start is not None), bars[0].planned_start) - origin,
                 # Later plans have what was left of it.
                 "planned": bars[0].assignment.seconds,
                 "actual": sum(held) if (held := [b.held for b in bars if b.held is not None]) else None,
-                "loss": outcome.get("loss"),
-                "eval_loss": outcome.get("eval_loss"),
+                "loss": last.outcome.get("loss"),
+                "eval_loss": last.outcome.get("eval_loss"),
                 "task": last.task and _task(last.task),
                 "mlflow": _mlflow(record, [bar.task for bar in reversed(bars) if bar.task]),
             }
@@ -95,13 +94,11 @@ def _task(task: Task) -> dict[str, Any]:
     return {"id": task.task_id, "map_index": task.map_index, "try_number": task.try_number}
 
 
-def _left_out(
-    record: Record, group: str, result: Mapping[str, Any] | None
-) -> Iterator[tuple[str, str, str | None]]:
+def _left_out(record: Record, group: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
     for _, unplanned in record.all_values(record.of(group, PLAN), "unplanned"):
         for entry in unplanned:
             yield entry["job"], "not planned", entry.get("reason")
-    for outcome in (result or {}).get("jobs", ()):
+    for outcome in result.get("jobs", ()):
         yield outcome["job"], outcome["status"].replace("_", " "), outcome.get("reason")
 
 
@@ -120,7 +117,7 @@ def _nodes(rounds: Sequence[Round]) -> list[dict[str, Any]]:
 def _totals(
     rounds: Sequence[Round],
     nodes: Sequence[Mapping[str, Any]],
-    result: Mapping[str, Any] | None,
+    result: Mapping[str, Any],
     now: float,
     origin: float,
 ) -> dict[str, Any]:
@@ -148,7 +145,7 @@ def _totals(
         "elapsed": elapsed,
         "expected": max(expected, default=None),
         "utilisation": _share(busy, (elapsed or 0.0) * devices),
-        "estimate_error_median": (result or {}).get("estimate_error_median"),
+        "estimate_error_median": result.get("estimate_error_median"),
     }
 
 

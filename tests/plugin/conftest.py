@@ -56,7 +56,7 @@ class Site:
             headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
         return httpx.Client(base_url=self.url, headers=headers, timeout=120)
 
-    def wait(self, condition: Any, timeout: float = 300.0) -> None:
+    def wait(self, condition: Any, timeout: float = 500.0) -> None:
         """Wait until ``condition`` holds of the states of the run's tasks, by their ids and names."""
         deadline = time.monotonic() + timeout
         while True:
@@ -104,7 +104,7 @@ def large() -> Sweep:
         for seed in range(25)
     ]
     broken = {names[3]: "the loss is nan at step 41"}
-    return Sweep("large", names, 32, 8, utc_now() - timedelta(seconds=4000), at=4000, broken=broken)
+    return Sweep("large", names, 32, 8, utc_now() - timedelta(seconds=1500), at=1500, broken=broken)
 
 
 def secret() -> Sweep:

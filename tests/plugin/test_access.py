@@ -11,7 +11,7 @@ from synthetic import RUN
 from saturn_airflow.plugin import PREFIX, SaturnPlugin
 from saturn_airflow.plugin.reading import read_run, read_sweeps
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 LARGE = f"/saturn/plan/large/{RUN}"
 PAGE = {"Accept": "text/html,*/*"}
 

@@ -179,6 +179,14 @@ def test_a_job_that_a_later_round_drops_is_pruned():
     assert (run.job("loser")["status"], run.job("loser")["reason"]) == ("pruned", "pruned after 7 batches")
 
 
+def test_a_job_that_ended_between_two_rounds_is_as_the_report_says():
+    run = two_rounds()
+    run.task("report", "report", "success", return_value={"jobs": [{"job": "stays", **finished(1000, 1070)}]})
+    run.tasks = [task for task in run.tasks if not task.task_id.startswith("sweep.round_2")]
+    assert run.job("stays")["status"] == "finished"
+    assert run.job("stays")["bars"][0]["actual"] == [0, 70]
+
+
 def test_stages_count_the_mapped_tasks_that_have_ended():
     run = Run()
     run.task("profile.wave_1", "profile", "success", 0)

@@ -24,6 +24,7 @@ def watched_sweep():
         jobs=[job("gated", load_dataloader="gated:points"), job("<script>alert(1)</script>")],
         techniques=["single"],
         cluster=Cluster(Node("a", devices=2, kind="cpu")),
+        planning_seconds=1,
     )
     SaturnSweepOperator(
         task_id="troubled",
@@ -34,6 +35,7 @@ def watched_sweep():
         ],
         techniques=["single"],
         cluster=Cluster(Node("b", devices=2, kind="cpu")),
+        planning_seconds=1,
         retries=0,
     )
 
