@@ -18,8 +18,8 @@ from saturn_airflow.profiling.knowledge import Knowledge
 from saturn_airflow.profiling.options import Estimates
 from saturn_airflow.profiling.unmeasured import likely
 
-#: Waves of trials a sweep has at most.
-WAVES = 3
+#: Waves of trials a sweep has at most. With three the last one measures more, and plans are worse.
+WAVES = 4
 #: A makespan that is shorter by this share is worth trials.
 WORTH = 0.01
 #: The same where earlier sweeps have measured what they thought worth it.

@@ -79,14 +79,16 @@ def test_the_tasks_of_a_sweep(tmp_path):
         "sweep.profile.wave_2": ["sweep.profile.choose_2"],
         "sweep.profile.choose_3": ["sweep.profile.wave_2"],
         "sweep.profile.wave_3": ["sweep.profile.choose_3"],
-        "sweep.plan": ["sweep.profile.wave_1", "sweep.profile.wave_2", "sweep.profile.wave_3"],
+        "sweep.profile.choose_4": ["sweep.profile.wave_3"],
+        "sweep.profile.wave_4": ["sweep.profile.choose_4"],
+        "sweep.plan": [f"sweep.profile.wave_{n}" for n in (1, 2, 3, 4)],
         "sweep.train": ["sweep.plan"],
         "sweep.report": ["sweep.train"],
         "use": ["sweep.report"],
     }
     assert two["sweep.train.gpu-a"] == ["sweep.train.gpu-a_jobs"]
     assert two["sweep.train.gpu-a_jobs"] == ["sweep.plan"]
-    waves = [f"sweep.profile.wave_{n}.gpu-{node}" for n in (1, 2, 3) for node in "ab"]
+    waves = [f"sweep.profile.wave_{n}.gpu-{node}" for n in (1, 2, 3, 4) for node in "ab"]
     assert two["sweep.plan"] == waves
     assert two["sweep.profile.choose_2"] == waves[:2]
     assert two["sweep.profile.wave_2.gpu-a_trials"] == ["sweep.profile.choose_2"]
