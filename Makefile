@@ -13,6 +13,8 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cluster,dev,docs,torch,transformers]" \
 		apache-airflow==3.3.2 torch==2.13.0
+	# The planner compiles its innermost loops once per machine: now, rather than in the first plan.
+	$(BIN)/python -c "from saturn_airflow.planning.warming import warm; warm()"
 	touch $@
 
 # The nightly DAG on this machine, start to end. KEEP=1 leaves the UIs up until Ctrl-C.
