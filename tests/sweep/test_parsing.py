@@ -151,7 +151,7 @@ MISTAKES = [
         "jobs=[job(nodes=['gpu-c'])], cluster=TWO",
         "job 'a' is bound to node 'gpu-c'; the cluster has gpu-a, gpu-b",
     ),
-    ("cluster=None", "write Cluster(Node("),
+    ("cluster=None", "no nodes are known; give the sweep a cluster=Cluster(Node("),
     ("cluster=Cluster(Node('a', 0))", "node 'a': devices is 0"),
     ("profile='always'", "profile is 'always'; it is 'auto' or 'fresh' or 'never'"),
     (
