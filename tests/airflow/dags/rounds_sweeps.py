@@ -23,7 +23,7 @@ def job(name: str, lr: float = 0.05, epochs: int = 1, **data) -> Job:
     )
 
 
-JOBS = [job("slow", samples=4800, later=0.012), *(job(f"even-{n}", samples=4800) for n in (1, 2))]
+JOBS = [job("slow", samples=3200, later=0.012), *(job(f"even-{n}", samples=3200) for n in (1, 2))]
 CLUSTER = Cluster(Node("a", devices=2, kind="cpu"))
 COMMON = {
     "cluster": CLUSTER,
