@@ -2,8 +2,8 @@
 
     python benchmarks/real_rounds.py [--again 1]
 
-Runs the sweeps ``one_round`` and ``five_rounds`` of ``tests/airflow/dags``, each on an Airflow and an MLflow of
-its own (the next sweep would know better), and writes what they took into
+Runs the sweeps ``one_round`` and ``five_rounds`` of ``tests/airflow/dags``, each on an Airflow and an MLflow
+of its own (the next sweep would know better), and writes what they took into
 ``benchmarks/results/real_rounds.json``.
 """
 
