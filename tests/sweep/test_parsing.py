@@ -51,7 +51,7 @@ def run_python(code: str, tmp_path: Path, **settings: str) -> subprocess.Complet
 def test_a_sweep_of_a_hundred_jobs_imports_nothing_heavy(tmp_path):
     done = run_python(
         f"""
-        build(jobs=grid(job("a-{{lr}}"), lr=[i / 1000 for i in range(100)]))
+        build(jobs=grid(job("a-{{lr}}"), lr=[i / 1000 for i in range(100)]), register_as="best")
         print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
         """,
         tmp_path,
@@ -159,6 +159,7 @@ MISTAKES = [
         "job 'a': neutral names 'dya', which is no hyper-parameter and no key of its model_args or data_args",
     ),
     ("mode='least'", "mode is 'least'; it is 'min' or 'max'"),
+    ("register_as='digits/v2'", "register_as is 'digits/v2'; give the name of a registered model"),
     ("planning_seconds=0", "planning_seconds is 0"),
     ("metric='acuracy'", "metric is 'acuracy'; it is None or 'eval_loss' or 'epoch_loss' or 'loss'"),
     ("metric='eval_loss'", "metric is 'eval_loss', but job 'a' has no load_eval_dataloader"),
