@@ -65,6 +65,7 @@ def main() -> None:
     """Measure, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=("waves", "nightly"), help="only this one")
+    parser.add_argument("--note", help="what else the machine did, kept with the figures")
     parser.add_argument("--state", type=Path, help="keep what the cases write in this folder")
     parser.add_argument("--out", type=Path, help="write the figures to this file, beside those it has")
     args = parser.parse_args()
@@ -76,7 +77,8 @@ def main() -> None:
         if args.case in (None, name):
             with tempfile.TemporaryDirectory() as folder:
                 found = case(args.state / name if args.state else Path(folder))
-            figures[name] = {**found, "machine": describe()}
+            doing = {"load_average": round(os.getloadavg()[0], 1), "note": args.note}
+            figures[name] = {**found, "machine": {**describe(), **doing}}
             print(json.dumps({name: found}, indent=2), flush=True)
             if args.out:
                 args.out.write_text(json.dumps(figures, indent=2) + "\n")

@@ -233,7 +233,14 @@ def _seen(outcomes: Sequence[Mapping[str, Any]], planned: Mapping[str, Mapping[s
 
     actual = sum(o["seconds_per_batch"] * o["batches"] for o in outcomes) / batches
     entry = planned.get(first["job"], {})
-    off = actual / entry["seconds_per_batch"] - 1 if entry else 0.0
+    stale = None
+    if entry:
+        expected = entry["seconds_per_batch"]
+        offs = [o["seconds_per_batch"] / expected - 1 for o in outcomes]
+        # Where one of those that trained alike agrees, the others had noise.
+        if min(offs) > DRIFT or max(offs) < -DRIFT:
+            off = actual / expected - 1
+            stale = f"training took {actual:.4g} s per batch, {off:+.0%} against the estimate"
     return Estimate(
         fingerprint=first["fingerprint"],
         technique=first["technique"],
@@ -252,9 +259,7 @@ def _seen(outcomes: Sequence[Mapping[str, Any]], planned: Mapping[str, Mapping[s
         batches_per_epoch=first["batches_per_epoch"],
         peak_device_bytes=max(o["peak_device_bytes"] for o in outcomes),
         peak_host_bytes=max(o["peak_host_bytes"] for o in outcomes),
-        stale=f"training took {actual:.4g} s per batch, {off:+.0%} against the estimate"
-        if abs(off) > DRIFT
-        else None,
+        stale=stale,
     )
 
 

@@ -176,6 +176,14 @@ def test_a_speed_that_is_far_off_is_measured_again_and_told(seconds: float, off:
     assert ("the next sweep measures it again" in table(result)) == off
 
 
+def test_noise_is_no_drift() -> None:
+    jobs = [outcome("a", seconds_per_batch=0.5), outcome("b", seconds_per_batch=0.9)]
+    entries = [entry("a"), entry("b")]
+    assert actual_speeds(jobs, entries)[0].stale is None
+    jobs[0]["seconds_per_batch"] = 0.7
+    assert "+60% against the estimate" in (actual_speeds(jobs, entries)[0].stale or "")
+
+
 def test_the_report_says_what_measuring_took() -> None:
     found = stages({"trials": 4, "known": 0, "seconds": 30.0}, 120.0)
     assert found["profile_share"] == 0.25
