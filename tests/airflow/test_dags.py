@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -46,7 +47,7 @@ def test_a_technique_of_ones_own_trains(deployment, runs):
     assert [(job["status"], job["technique"]) for job in jobs] == [("finished", "half_gradients")] * 2
 
 
-def test_a_challenger_becomes_the_champion_when_a_human_agrees(deployment, runs):
+def test_a_challenger_becomes_the_champion_when_a_human_agrees(deployment, runs, monkeypatch):
     dag_id, run_id = "champion_challenger", runs["champion_challenger"]
     deadline = time.monotonic() + PATIENCE
     waiting: dict[str, Any] = {}
@@ -69,6 +70,7 @@ def test_a_challenger_becomes_the_champion_when_a_human_agrees(deployment, runs)
     champion = client.get_model_version_by_alias("digits", "champion")
     assert champion.run_id == best["run_id"]
 
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "dags")  # where the model's module is
     mlflow.set_tracking_uri(deployment.services.mlflow_url)
     model = mlflow.pyfunc.load_model("models:/digits@champion")
     assert model.metadata.signature.inputs.input_names() == ["pixel_values"]
