@@ -144,7 +144,7 @@ class LocalCluster:
                 raise SaturnError(f"not ready after {timeout:.0f} s: {', '.join(late)}\n{tails}")
             time.sleep(0.1)
 
-    def wait_ready(self, name: str, timeout: float = 120.0) -> None:
+    def wait_ready(self, name: str, timeout: float = 180.0) -> None:
         """Wait until a service that was started again passes its health check.
 
         :raises SaturnError: when it does not within ``timeout`` seconds.
