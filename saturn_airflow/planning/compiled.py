@@ -7,8 +7,13 @@ user's cache, so that it is compiled once per machine, not once per solve.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
+
+# Else numba paints its messages with colorama, which replaces sys.stdout while it compiles: under the feet of
+# another thread, in which Pyomo captures what HiGHS prints.
+os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
 
 import numba
 

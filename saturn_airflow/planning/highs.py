@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,6 @@ from pyomo.contrib.appsi.base import TerminationCondition
 from pyomo.contrib.appsi.solvers.highs import Highs
 
 from saturn_airflow.planning.clock import Clock
-
-# Pyomo captures the output of the whole process while it solves, and two captures at once are an error.
-_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -62,14 +58,13 @@ class Solver:
         :param relaxed: only the linear relaxation.
         """
         solver = self.highs
+        solver.config.time_limit = max(clock.left, 0.01)
         solver.config.warmstart = warm
         solver.config.mip_gap = 0.0
         solver.highs_options = {"threads": 1, "random_seed": seed, "solve_relaxation": relaxed, **options}
         if target is not None:
             solver.highs_options["objective_target"] = target
-        with _one_at_a_time:
-            solver.config.time_limit = max(clock.left, 0.01)
-            results = solver.solve(self.model)
+        results = solver.solve(self.model)
         condition = results.termination_condition
         objective = results.best_feasible_objective
         if objective is not None and math.isfinite(objective):
