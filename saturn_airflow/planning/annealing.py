@@ -22,7 +22,9 @@ from saturn_airflow.planning.schedule import Placed, Schedule
 _ENDS, _WEIGHTED_ENDS, _DEVICE_TIME = 0, 1, 2
 _POWER = 40.0
 _LATE = 20.0
-_MOVES_AT_ONCE = 2000
+_MOVES_AT_ONCE, _LEAST_MOVES = 2000, 20
+#: Steps of the loop over devices that take some milliseconds.
+_STEPS_AT_ONCE = 4_000_000
 
 
 class Energy(NamedTuple):
@@ -76,9 +78,16 @@ def anneal(
             longest = reached[0] ** (1 / _POWER) / energy.scale
             energy = makespan_energy(longest)
             energies, reached[0] = _energies(problem, energy, state), 1.0
-        _moves(problem, energy, state, energies, best, reached, temperature, seed)
+        moves = _affordable(problem, state)
+        _moves(problem, energy, state, energies, best, reached, temperature, moves, seed)
         if clock.expired:
             return _schedule(instance, best)
+
+
+def _affordable(problem: Arrays, state: State) -> int:
+    """How many moves to make between two looks at the clock."""
+    steps_of_one = int(problem.widths.max() * (state.lengths.max() + 1))
+    return max(_LEAST_MOVES, min(_MOVES_AT_ONCE, _STEPS_AT_ONCE // steps_of_one))
 
 
 class Arrays(NamedTuple):
@@ -236,6 +245,7 @@ def _moves(
     best: State,
     reached: Floats,
     temperature: float,
+    moves: int,
     seed: Words,
 ) -> None:
     """Some moves at one temperature: they change ``state``, ``energies``, and ``best`` with ``reached``."""
@@ -243,7 +253,7 @@ def _moves(
     here_jobs, here_modes = np.zeros(room, np.int64), np.zeros(room, np.int64)
     there_jobs, there_modes = np.zeros(room, np.int64), np.zeros(room, np.int64)
     free = np.zeros(_widest(problem))
-    for _ in range(_MOVES_AT_ONCE):
+    for _ in range(moves):
         one = int(draw(seed) * nodes)
         length = state.lengths[one]
         if length == 0:

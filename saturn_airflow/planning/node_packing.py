@@ -36,8 +36,8 @@ ClassRow = list[tuple[int, int]]
 
 _ROUNDING = 1e-11
 FOUND, NONE, CUT_SHORT = 1, 0, -1
-_BRANCHES_AT_ONCE = 100_000
-_ROOT_EFFORT = 200_000
+_BRANCHES_AT_ONCE = 20_000
+_ROOT_EFFORT = 100_000
 _SHARING = 300
 _FEW_TO_SHARE = 5
 _REMEMBERED = 1 << 21
@@ -133,7 +133,7 @@ class Packer(Sharer):
             if spent >= effort or (clock is not None and clock.expired):
                 raise NotSettledError
             # The table holds what was refuted so far; were it too small, more at once gets further.
-            at_once = min(effort - spent, at_once * 5 // 4)
+            at_once = min(effort - spent, max(at_once, spent // 20))
 
 
 def hash_keys(classes: int) -> Words:
