@@ -166,13 +166,18 @@ def test_a_sweep_without_mlflow_trains_and_its_records_are_sent_later(deployment
 
 
 def test_what_an_earlier_sweep_measured_is_not_measured_again(deployment):
-    for first in (True, False):
+    known = False
+    for _ in range(2):
         run_id = deployment.start("familiar_sweep")
         assert deployment.wait("familiar_sweep", run_id) == "success"
         tasks = deployment.airflow.tasks("familiar_sweep", run_id)
-        profile = [(t["map_index"], t["state"]) for t in tasks if t["task_id"] == "sweep.profile.wave_1"]
-        assert profile == ([(0, "success")] if first else [(-1, "skipped")])
-        assert deployment.airflow.xcom("familiar_sweep", run_id, "sweep.report")["failed"] == []
+        wave = [(t["map_index"], t["state"]) for t in tasks if t["task_id"] == "sweep.profile.wave_1"]
+        assert wave == ([(-1, "skipped")] if known else [(0, "success")])
+        result = deployment.airflow.xcom("familiar_sweep", run_id, "sweep.report")
+        assert result["failed"] == []
+        assert result["trials"] == (0 if known else 1)
+        # On a machine that is busy with other things training may not bear out the trial.
+        known = not result["drifted"]
 
 
 def test_a_successful_sweep_sends_its_asset_event_with_the_best_job(deployment):

@@ -8,12 +8,10 @@ from airflow.sdk.exceptions import AirflowSkipException
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 
 
-def sweep(job, **hparams):
+def sweep(job, data="faulty:points", **hparams):
     return SaturnSweepOperator(
         task_id="sweep",
-        jobs=[
-            Job(job, "faulty:linear", "faulty:points", "faulty:loss", hparams=HParams(batches=30, **hparams))
-        ],
+        jobs=[Job(job, "faulty:linear", data, "faulty:loss", hparams=HParams(batches=30, **hparams))],
         techniques=["single"],
         cluster=Cluster(Node("a", devices=1, kind="cpu")),
     )
@@ -26,7 +24,8 @@ def small_sweep():
 
 @dag(schedule=None, tags=["test"])
 def familiar_sweep():
-    sweep("familiar", batch_size=32)
+    # Data that decides the speed, so that training is as fast as its trial.
+    sweep("familiar", "faulty:slow_points", batch_size=16)
 
 
 @dag(schedule=None, tags=["test"])
