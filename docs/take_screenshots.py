@@ -1,6 +1,6 @@
 """Make the docs' screenshots: run the demo, and photograph its pages with Chromium.
 
-    python docs/take_screenshots.py            # minutes; writes docs/images/plan_page.png and mlflow.png
+    python docs/take_screenshots.py            # minutes; writes docs/images/plan_page.png
 
 Needs Debian's package chromium, or another with its path in CHROMIUM.
 """
@@ -52,9 +52,6 @@ def main() -> int:
                 photograph(
                     page, f"{pages['Airflow']}/plugin/saturn-plan", "#content:not([hidden])", "plan_page"
                 )
-                # The sweep's page is .../runs/<id>; the experiment's has its jobs beside it.
-                experiment = pages["MLflow"].rpartition("/runs/")[0]
-                photograph(page, f"{experiment}/runs?compareRunsMode=CHART", "text=eval_loss", "mlflow")
                 browser.close()
         finally:
             demo.send_signal(signal.SIGINT)
