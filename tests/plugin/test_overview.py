@@ -163,6 +163,13 @@ def test_a_later_rounds_plan_takes_the_place_of_what_is_left():
     assert loser[0]["planned"] is None
 
 
+def test_a_job_that_paused_between_rounds_has_a_gap():
+    run = two_rounds()
+    run.values["sweep.round_1.train", 1, "outcome"]["status"] = "paused"
+    run.train(1, "running", "stays", "round_2.", start=1056)
+    assert [bar["actual"] for bar in run.job("stays")["bars"]] == [[0, 50], [56, 100]]
+
+
 def test_what_an_outcome_says_of_all_rounds_is_counted_once():
     run = two_rounds()
     run.tasks = [task for task in run.tasks if not task.task_id.startswith("sweep.round_2.train")]

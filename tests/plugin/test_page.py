@@ -107,7 +107,7 @@ def test_in_airflows_own_ui_with_its_links_and_its_theme(site, failed, visit):
     visitor = visit()
     page = visitor.page
     page.goto(f"/dags/watched_sweep/runs/{site.run_id}")
-    page.get_by_role("link", name="Plan", exact=True).click()
+    page.locator("a[href$='/plugin/saturn-plan']").click()
     frame = page.frame_locator("iframe")
     expect(frame.locator("#name")).to_have_text("steady")
     frame.locator("#sweep").select_option("troubled")

@@ -41,8 +41,9 @@ export class Chart {
     const height = Math.min(30, Math.max(3, Math.floor(640 / Math.max(1, this.rows.length))));
     this.rowHeight = height;
     this.element.style.height = `${height * this.rows.length + 76}px`;
-    this.echarts.resize();
     this.echarts.setOption(this.option(layers), { replaceMerge: ["series"] });
+    // Only now: resizing draws, and what was drawn before had other rows.
+    this.echarts.resize();
     this.setTicks();
   }
 
@@ -57,6 +58,7 @@ export class Chart {
   option(layers) {
     const [ink, muted, line, face] = ["--ink", "--muted", "--line", "--card"].map(css);
     const firsts = new Set(this.rows.flatMap((row, index) => (row.device === 0 ? [index] : [])));
+    const { rows } = this;
     const many = this.rowHeight < 14;
     const text = { color: muted, fontFamily: css("--font"), fontSize: 11 };
     return {
@@ -102,8 +104,8 @@ export class Chart {
         axisTick: { show: false },
         axisLabel: {
           ...text,
-          interval: (index) => !many || this.rows[index].device === Math.floor((this.rows[index].of - 1) / 2),
-          formatter: (_, index) => (many ? this.rows[index].node : this.rowLabel(this.rows[index])),
+          interval: (index) => !many || rows[index].device === Math.floor((rows[index].of - 1) / 2),
+          formatter: (_, index) => (many ? rows[index].node : this.rowLabel(rows[index])),
         },
         splitLine: { show: true, interval: (index) => firsts.has(index), lineStyle: { color: css("--line-strong") } },
       },

@@ -18,7 +18,7 @@ export class Details {
 
   // job: of the page; known: what the server knows besides, a refusal in words, or null while it is asked.
   draw(job, known) {
-    const had = this.element.contains(document.activeElement) && document.activeElement.className;
+    const had = this.element.contains(document.activeElement) ? document.activeElement : null;
     this.element.hidden = false;
     this.element.replaceChildren(
       h(
@@ -33,7 +33,7 @@ export class Details {
       this.facts(job),
       ...(typeof known === "string" ? [h("p", { class: "muted" }, known)] : known ? this.known(known) : [h("p", { class: "muted" }, "…")]),
     );
-    if (had) this.element.querySelector(`.${had}`)?.focus();
+    if (had) (had.className ? this.element.querySelector(`.${had.className}`) : this.element.querySelector("h2"))?.focus();
   }
 
   focus() {
