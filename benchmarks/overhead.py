@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import statistics
@@ -181,6 +182,8 @@ def train_processes(folder: Path) -> list[dict[str, Any]]:
         words = process.info["cmdline"] or []
         if SUPERVISOR in words and words[-2].startswith(str(folder)):
             run = Path(words[-2])
+            if (run / "alive").read_text() != str(process.pid):
+                continue  # one it launches, which still looks like it
             said = {event["event"] for event in events(run)}
             spec = json.loads((run / "spec.json").read_text())
             if spec["mode"] == "train":
@@ -200,7 +203,7 @@ def memory_of(supervisor: int) -> dict[str, float] | None:
             infos = [process.memory_full_info() for process in processes]
             sizes[f"{name}_rss"] = sum(info.rss for info in infos) / 2**20
             sizes[f"{name}_pss"] = sum(info.pss for info in infos) / 2**20
-    except psutil.Error:
+    except (psutil.Error, ValueError):
         return None
     for kind in ("rss", "pss"):
         sizes[f"all_{kind}"] = sum(sizes[f"{name}_{kind}"] for name in groups)
@@ -218,6 +221,8 @@ def main() -> None:
     end_on_signals()
     cases = {"handover": jobs(args.jobs, 4, 12), "makespan": jobs(16, 45, 75)}
     results: dict[str, Any] = {"machine": describe(), "nodes": len(NODES), "devices_per_node": DEVICES}
+    # Figures taken while others use the cores say little of Saturn.
+    results["load_average_before"] = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="saturn-overhead-", ignore_cleanup_errors=True) as folder:
         for case in args.case or cases:
             results[case] = measure(case, cases[case], (args.state or Path(folder)) / case)
