@@ -1,0 +1,73 @@
+"""Sweeps that are slow enough to be disturbed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import dag
+
+from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
+
+A, B = Node("gpu-a", devices=2, kind="cpu"), Node("gpu-b", devices=2, kind="cpu")
+
+
+def job(name: str, batches: int, nodes: list[str] | None = None) -> Job:
+    hparams = HParams(batches=batches, batch_size=8, lr=0.01)
+    return Job(name, "slow_jobs:linear", "slow_jobs:points", "slow_jobs:loss", hparams=hparams, nodes=nodes)
+
+
+def sweep(jobs: list[Job], *nodes: Node, **settings: Any) -> SaturnSweepOperator:
+    return SaturnSweepOperator(
+        task_id="sweep",
+        jobs=jobs,
+        cluster=Cluster(*nodes) if nodes else None,
+        techniques=["single"],
+        checkpoint_every=2,
+        planning_seconds=1,
+        **settings,
+    )
+
+
+@dag(schedule=None)
+def nightly() -> None:
+    """Shares its nodes with ``weekly``."""
+    sweep([job(f"n{i}", 20 + 10 * i) for i in range(4)], A, B)
+
+
+@dag(schedule=None)
+def weekly() -> None:
+    """Shares its nodes with ``nightly``."""
+    sweep([job(f"w{i}", 25 + 10 * i) for i in range(4)], A, B)
+
+
+@dag(schedule=None)
+def outages() -> None:
+    """A job on each node that trains while the services around it fail. Its nodes are the deployment's."""
+    sweep([job("on-a", 1300, ["gpu-a"]), job("on-b", 1300, ["gpu-b"])])
+
+
+@dag(schedule=None)
+def mishaps() -> None:
+    """Jobs on one node that each meet with something."""
+    batches = {"undisturbed": 100, "rank-killed": 100, "cleared": 120, "failed": 300, "full-disk": 180}
+    sweep([job(name, count) for name, count in batches.items()], A, allowed_failures=1)
+
+
+@dag(schedule=None)
+def lost_node() -> None:
+    """One job on a node that goes for good, and one elsewhere."""
+    sweep([job("stranded", 3000, ["gpu-b"]), job("elsewhere", 20, ["gpu-a"])], A, B, allowed_failures=1)
+
+
+@dag(schedule=None)
+def deaf_node() -> None:
+    """One of its nodes has no worker."""
+    sweep([job("nowhere", 5)], A, Node("gpu-z", devices=2, kind="cpu"))
+
+
+nightly()
+weekly()
+outages()
+mishaps()
+lost_node()
+deaf_node()

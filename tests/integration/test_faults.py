@@ -1,0 +1,298 @@
+"""What dies around training, and in it, loses nothing. Each test prints its figure."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from fault_watch import Watched, gone, patiently
+
+pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(1200)]
+
+API_AWAY, MLFLOW_AWAY = 60.0, 120.0
+
+
+@pytest.fixture(scope="module")
+def shared(cluster):
+    """Two sweeps at once on the same nodes, and one that names a node without a worker."""
+    sweeps = [Watched(cluster, name) for name in ("nightly", "weekly", "deaf_node")]
+    for sweep in sweeps:
+        cluster.wait_until(sweep.ended, 480, sweep.states)
+    return sweeps
+
+
+def test_two_sweeps_at_once_share_no_device(shared):
+    spans = []
+    for sweep, letter in zip(shared[:2], "nw", strict=True):
+        assert sweep.ended() == "success"
+        for job in (f"{letter}{i}" for i in range(4)):
+            assert sweep.result()[job]["status"] == "finished"
+            for _, events in itertools.groupby(sweep.events(job), key=lambda event: event["run"]):
+                # The lease ends between the last word of the ranks and that of their supervisor.
+                (leased, *_, last, _) = [e for e in events if e["event"] != "waiting"]
+                spans += [(device, leased["time"], last["time"], job) for device in leased["names"]]
+    spans.sort()
+    for (device, _, end, job), (other, start, _, next_job) in itertools.pairwise(spans):
+        assert device != other or end <= start, f"{job} and {next_job} shared {device}"
+    mixed = {device: {job[0] for d, _, _, job in spans if d == device} for device, *_ in spans}
+    busy = sum(end - start for _, start, end, _ in spans)
+    took = max(end for _, _, end, _ in spans) - min(start for _, start, _, _ in spans)
+    print(
+        f"\n8 jobs of two sweeps on {len(mixed)} devices, none shared: {busy:.0f} s of them in {took:.0f} s"
+    )
+    assert any(len(sweeps) == 2 for sweeps in mixed.values()), "the sweeps never met on a device"
+
+
+def test_a_node_without_a_worker_is_an_error_within_a_minute(cluster, shared):
+    sweep = shared[2]
+    assert sweep.ended() == "failed"
+    tasks = cluster.airflow.tasks(sweep.dag_id, sweep.run_id)
+    (trials,) = [task for task in tasks if task["task_id"] == "sweep.trials"]
+    assert trials["try_number"] == 1
+    print(f"\na node without a worker: an error after {trials['duration']:.0f} s")
+    assert trials["duration"] < 60
+    lines = "\n".join(cluster.airflow.log(sweep.dag_id, sweep.run_id, "sweep.trials", -1, 1))
+    assert "No worker listens on saturn.gpu-z yet" in lines
+
+
+@pytest.fixture(scope="module")
+def outages(cluster):
+    """One job on each node trains while all that is around it goes away and comes back; what was seen."""
+    sweep = Watched(cluster, "outages")
+    jobs = ("on-a", "on-b")
+    cluster.wait_until(lambda: all(len(sweep.steps(job)) > 5 for job in jobs), 480, sweep.states)
+    seen: dict[str, Any] = {"sweep": sweep, "trainings": {job: sweep.processes(job) for job in jobs}}
+    seen["devices"] = subprocess.run(
+        ["saturn", "devices", "--json"], env=cluster.environment("gpu-a"), capture_output=True, text=True
+    ).stdout
+
+    begin = time.monotonic()
+    cluster.kill("mlflow")
+    cluster.kill("gpu-a")
+    killed = time.monotonic()
+    cluster.revive("gpu-a", wait=False)
+    patiently(cluster, _whatever(lambda: _is_followed_again(sweep, "on-a")), 240, _whatever(sweep.states))
+    seen["reconnected"] = time.monotonic() - killed
+    seen["steps at the reconnect"] = len(sweep.steps("on-a"))
+
+    for name, sign in {
+        "redis": signal.SIGKILL,
+        "scheduler": signal.SIGKILL,
+        "postgres": signal.SIGQUIT,
+    }.items():
+        cluster.kill(name, sign)
+        cluster.revive(name, wait=False)
+    cluster.kill("airflow")
+    back = time.monotonic() + API_AWAY
+    patiently(cluster, lambda: time.monotonic() > back, API_AWAY + 10)
+    seen["steps when the API was back"] = {job: len(sweep.steps(job)) for job in jobs}
+    cluster.revive("airflow", wait=False)
+    patiently(cluster, lambda: time.monotonic() > begin + MLFLOW_AWAY, MLFLOW_AWAY)
+    cluster.revive("mlflow", wait=False)
+    patiently(cluster, _whatever(sweep.ended), 480, sweep.states)
+    return seen
+
+
+def _is_followed_again(sweep: Watched, job: str) -> bool:
+    task = sweep.task(job)
+    return (task["try_number"], task["state"]) == (2, "running")
+
+
+def test_a_killed_worker_costs_no_step_and_its_task_reconnects(outages):
+    sweep = outages["sweep"]
+    print(f"\nworker killed: the task followed its training again after {outages['reconnected']:.0f} s")
+    assert len({event["run"] for event in sweep.events("on-a")}) == 1, "training was started anew"
+    assert outages["steps at the reconnect"] > 20
+    assert sweep.steps("on-a") == list(range(1, 1301))
+
+
+def test_training_goes_on_without_api_server_scheduler_redis_and_postgres(outages):
+    sweep = outages["sweep"]
+    assert sweep.ended() == "success"
+    for job in ("on-a", "on-b"):
+        times = [event["time"] for event in sweep.events(job, "step")]
+        pause = max(b - a for a, b in itertools.pairwise(times))
+        tries = sweep.task(job)["try_number"]
+        print(f"\n{job}: the longest pause between two steps was {pause:.1f} s; it took {tries} tries")
+        assert sweep.steps(job) == list(range(1, 1301))
+        assert len({event["run"] for event in sweep.events(job)}) == 1
+        assert sweep.result()[job]["status"] == "finished"
+        assert tries > 1, "the API server was not away long enough to be noticed"
+
+
+def test_no_metric_is_lost_or_doubled_by_two_minutes_without_mlflow(outages):
+    sweep = outages["sweep"]
+    for job in ("on-a", "on-b"):
+        steps = sweep.metric_steps(sweep.result()[job]["run_id"])
+        print(f"\n{job}: MLflow has {len(steps)} of 1300 losses after {MLFLOW_AWAY:.0f} s without it")
+        assert sorted(steps) == list(range(1, 1301))
+
+
+def test_devices_says_who_holds_what(outages):
+    shown = json.loads(outages["devices"])
+    holders = {d["name"]: d["holder"]["who"] for d in shown["devices"] if d["holder"]}
+    assert sorted(name.rpartition(": ")[2] for name in holders.values()) == ["on-a", "on-b"]
+    assert {name.partition("-cpu")[0] for name in holders} == {"gpu-a", "gpu-b"}
+
+
+@pytest.fixture(scope="module")
+def mishaps(cluster):
+    """One node is gone for good; meanwhile every job on the other one meets with something."""
+    lost = Watched(cluster, "lost_node")
+    cluster.wait_until(lambda: len(lost.events("stranded", "checkpoint")) > 1, 480, lost.states)
+    cluster.kill("gpu-b", everything=True)
+    killed = time.monotonic()
+    sweep = Watched(cluster, "mishaps")
+    seen: dict[str, Any] = {"lost": lost, "sweep": sweep}
+    todo = {"rank-killed": _kill_a_rank, "cleared": _clear, "failed": _mark_failed}
+    with contextlib.ExitStack() as stack:
+        if os.geteuid() == 0:
+            todo["full-disk"] = _fill_disk
+            small_disk(stack, sweep.folder("full-disk"))
+        while not sweep.ended():
+            for job in [job for job in todo if len(sweep.events(job, "checkpoint")) > 1]:
+                seen[job] = todo.pop(job)(sweep, job)
+            assert time.monotonic() < sweep.triggered + 480, sweep.states()
+            time.sleep(0.1)
+    cluster.wait_until(lost.ended, 480, lost.states)
+    seen["reported"] = time.monotonic() - killed
+    cluster.revive("gpu-b", wait=False)
+    return seen
+
+
+def small_disk(stack: contextlib.ExitStack, folder: Any) -> None:
+    """A disk of one MiB in place of ``folder``."""
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
+
+    def keep() -> None:
+        shutil.copytree(folder, f"{folder}.kept")
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        shutil.copytree(f"{folder}.kept", folder, dirs_exist_ok=True)
+
+    stack.callback(keep)
+
+
+def _kill_a_rank(sweep: Watched, job: str) -> dict[str, Any]:
+    rank = max(sweep.processes(job), key=lambda process: process.create_time())
+    rank.kill()
+    return {"step": sweep.steps(job)[-1]}
+
+
+def _clear(sweep: Watched, job: str) -> dict[str, Any]:
+    task = sweep.task(job)
+    body = {
+        "dry_run": False,
+        "dag_run_id": sweep.run_id,
+        "task_ids": [[task["task_id"], task["map_index"]]],
+        "only_failed": False,
+    }
+    return _until_gone(
+        sweep,
+        job,
+        lambda: sweep.cluster.airflow.send("POST", f"/dags/{sweep.dag_id}/clearTaskInstances", body),
+    )
+
+
+def _mark_failed(sweep: Watched, job: str) -> dict[str, Any]:
+    task = sweep.task(job)
+    path = f"/dags/{sweep.dag_id}/dagRuns/{sweep.run_id}/taskInstances/{task['task_id']}/{task['map_index']}"
+    return _until_gone(sweep, job, lambda: sweep.cluster.airflow.send("PATCH", path, {"new_state": "failed"}))
+
+
+def _until_gone(sweep: Watched, job: str, click: Callable[[], object]) -> dict[str, Any]:
+    processes = sweep.processes(job)
+    pids = {process.pid for process in processes}
+    click()
+    clicked = time.monotonic()
+    sweep.cluster.wait_until(lambda: gone(processes), 60)
+    took = time.monotonic() - clicked
+    # A cleared job's next try may already hold the device again.
+    again = sweep.held(job) and {process.pid for process in sweep.processes(job)} - pids
+    return {"seconds": took, "free": not sweep.held(job) or bool(again)}
+
+
+def _fill_disk(sweep: Watched, job: str) -> dict[str, Any]:
+    filler = sweep.folder(job) / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    checkpoints = len(sweep.events(job, "checkpoint"))
+    time.sleep(5)  # two checkpoints are due meanwhile; nothing can be written that would tell
+    filler.unlink()
+    return {"checkpoints": checkpoints}
+
+
+def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(mishaps):
+    sweep = mishaps["sweep"]
+    starts = sweep.events("rank-killed", "start")
+    saved = [e["step"] for e in sweep.events("rank-killed", "checkpoint") if e["run"] == 1]
+    assert [start["step"] for start in starts] == [0, saved[-1]]
+    print(f"\nrank killed at step {mishaps['rank-killed']['step']}: went on from step {saved[-1]}")
+    assert sweep.losses("rank-killed") == sweep.losses("undisturbed")
+    assert sweep.result()["rank-killed"]["status"] == "finished"
+
+
+@pytest.mark.parametrize("job", ["cleared", "failed"])
+def test_a_task_that_is_cleared_or_marked_failed_frees_its_devices(mishaps, job):
+    seen = mishaps[job]
+    print(f"\ntask {job}: its ranks were gone after {seen['seconds']:.1f} s")
+    assert seen["seconds"] < 10
+    assert seen["free"]
+    sweep = mishaps["sweep"]
+    ends = sweep.events(job, "end")
+    assert ends[0]["status"] == "stopped"
+    assert ends[0]["result"]["checkpoint"], "it had time to save what it had"
+    if job == "cleared":
+        assert sweep.steps(job) == list(range(1, 121)), "the next try went on where the first had stopped"
+        assert sweep.result()[job]["status"] == "finished"
+    else:
+        assert len(ends) == 1
+        assert sweep.result()[job]["status"] == "stopped"
+        assert sweep.task(job)["state"] == "failed"
+
+
+def test_a_full_disk_is_outlived(mishaps):
+    if "full-disk" not in mishaps:
+        pytest.skip("mounting a small disk needs root")
+    sweep = mishaps["sweep"]
+    warnings = [e["message"] for e in sweep.events("full-disk", "warning")]
+    assert any("No space left" in message for message in warnings), warnings
+    print(f"\nfull disk: {len(warnings)} warnings such as {warnings[0]!r}")
+    assert sweep.steps("full-disk") == list(range(1, 181))
+    undisturbed = sweep.losses("undisturbed")
+    assert {step: loss for step, loss in sweep.losses("full-disk").items() if step <= 100} == undisturbed
+    assert sweep.result()["full-disk"]["status"] == "finished"
+    assert sorted(sweep.metric_steps(sweep.result()["full-disk"]["run_id"])) == list(range(1, 181))
+
+
+def test_a_node_that_is_gone_is_reported_with_its_last_checkpoint(mishaps):
+    lost = mishaps["lost"]
+    stranded = lost.result()["stranded"]
+    print(f"\nnode gone: the sweep ended {mishaps['reported']:.0f} s later; {stranded['reason']}")
+    assert lost.ended() == "success"
+    assert lost.result()["elsewhere"]["status"] == "finished"
+    assert stranded["status"] != "finished"
+    last = lost.events("stranded", "checkpoint")[-1]
+    assert (stranded["checkpoint"], stranded["steps"]) == (last["path"], last["step"])
+
+
+def _whatever(ask: Callable[[], Any]) -> Callable[[], Any]:
+    """``ask``, which has no answer while the services it asks are away."""
+
+    def asked() -> Any:
+        with contextlib.suppress(httpx.HTTPError):
+            return ask()
+        return None
+
+    return asked
