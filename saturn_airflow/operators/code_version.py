@@ -13,7 +13,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def code_version(context: Context) -> dict[str, str]:
-    """Tags that name the git commit of the task's DAG bundle, as MLflow's UI shows it; empty where there is none.
+    """Tags that name the git commit of the task's DAG bundle, as MLflow's UI shows it; empty without one.
 
     A bundle with versions, such as Airflow's ``GitDagBundle``, says its own; of a plain folder, git is asked.
     """

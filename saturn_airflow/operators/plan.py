@@ -16,7 +16,7 @@ from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
 from saturn_airflow.operators.waves import Learned, quick_solve
-from saturn_airflow.plan import Plan
+from saturn_airflow.plan import Assignment, Plan
 from saturn_airflow.plugin.links import MlflowRunLink, PlanLink
 from saturn_airflow.problem import PlannedJob, Problem
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
@@ -255,9 +255,20 @@ def entries(
                 "fingerprint": estimate.fingerprint,
                 "attempt": made,
                 "position": position,
+                "after": before(assignment, ordered[:position]),
             }
         )
     return result
+
+
+def before(assignment: Assignment, earlier: Sequence[Assignment]) -> list[str]:
+    """The jobs that have the devices of ``assignment`` just before it.
+
+    :param earlier: the assignments before it, in the order of their start.
+    """
+    last = {(a.node, device): a.job for a in earlier for device in a.device_ids}
+    found = (last.get((assignment.node, device)) for device in assignment.device_ids)
+    return list(dict.fromkeys(job for job in found if job is not None))
 
 
 def summary(plan: Plan, practice: Plan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -39,6 +40,8 @@ WORTH_A_RETRY = ("stopped", "lost", "hung", "failed")
 #: How long training may take to stop for a user: Airflow looks at a task's state every five seconds, and ten
 #: seconds after the click its devices are free.
 STOP_SECONDS = 4.0
+#: For how long a job lets those before it in the plan ask for their devices first; some may never do.
+LET_GO_FIRST_SECONDS = 30.0
 
 
 class TrainOperator(ResumableJobMixin, FollowingOperator):
@@ -114,6 +117,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             if end["status"] != "finished" and not self._is_worth_a_retry(context, end):
                 raise AirflowFailException(self._conclude(context, run, end)["reason"])
             run.done_with()
+        self._let_go_first(context)
         try:
             return str(runs.start(spec).folder)
         except InvalidSweepError as error:
@@ -197,6 +201,22 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             outlive_seconds=outlive_seconds(),
             try_number=context["ti"].try_number,
         )
+
+    def _let_go_first(self, context: Context) -> None:
+        """Wait until those who have this job's devices before it in the plan have asked for them.
+
+        Who asks stands in the plan's order. But tasks that are queued in this order may start in another, and
+        the first to ask would find its devices free.
+        """
+        from saturn_airflow.training import runs
+
+        sweep = SweepContext.of(context, self.group)
+        until = time.monotonic() + LET_GO_FIRST_SECONDS
+        for job in self.entry["after"]:
+            while not runs.has_asked(sweep.job_folder(job), self.entry["attempt"]):
+                if self.must_go() or time.monotonic() > until:
+                    return
+                time.sleep(0.1)
 
     def _planned(self) -> dict[str, Any]:
         """What the outcome says of the plan."""

@@ -309,6 +309,15 @@ def all_of(folder: str | Path) -> list[Run]:
     return [Run(path) for path in sorted((Path(folder) / "runs").glob("*")) if (path / "alive").exists()]
 
 
+def has_asked(folder: str | Path, since: float) -> bool:
+    """Whether a job has a run that holds its devices, waits for them, or has ended, under this plan.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    :param since: when the plan was made, in seconds since the epoch.
+    """
+    return any(run.spec.priority[0] >= since or run.is_alive() for run in all_of(folder))
+
+
 def failures(folder: str | Path, after_try: int = 0) -> int:
     """How many runs of a job ended badly: not finished, and not because they were told to stop.
 

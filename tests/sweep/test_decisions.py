@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.estimates import Estimate
 from saturn_airflow.operators import context
-from saturn_airflow.operators.plan import why_nowhere
+from saturn_airflow.operators.plan import before, why_nowhere
 from saturn_airflow.operators.report import actual_speeds, best_of, estimate_errors, summarize
-from saturn_airflow.plan import Plan
+from saturn_airflow.plan import Assignment, Plan
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of, total_batches
 from saturn_airflow.profiling.trials import device_counts
@@ -185,3 +185,23 @@ def test_the_users_folders_travel_and_the_interpreters_do_not(tmp_path, monkeypa
 def test_secrets_stay_out_of_mlflow():
     shown = context.hide_secrets({"data.password": "hunter2", "data.day": "2026-11-21", "lr": "0.1"})
     assert shown == {"data.password": "***", "data.day": "2026-11-21", "lr": "0.1"}
+
+
+def test_each_job_knows_who_has_its_devices_before_it():
+    def on(job, devices, start, end, node="large"):
+        return Assignment(job, "ddp", len(devices), node, tuple(devices), start, end)
+
+    plan = [
+        on("a", [0], 0, 5),
+        on("elsewhere", [0], 0, 5, node="small"),
+        on("b", [1], 0, 3),
+        on("c", [1], 3, 5),
+        on("d", [0, 1], 5, 9),
+    ]
+    assert [before(assignment, plan[:place]) for place, assignment in enumerate(plan)] == [
+        [],
+        [],
+        [],
+        ["b"],
+        ["a", "c"],
+    ]

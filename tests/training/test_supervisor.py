@@ -93,11 +93,15 @@ def test_training_from_start_to_end(tmp_path: Path) -> None:
 def test_stopping_checkpoints_and_a_further_run_goes_on(tmp_path: Path) -> None:
     _, _, straight = finish(spec_for(tmp_path / "straight", small_job("slow", batches=60), "ddp", devices=2))
 
-    spec = spec_for(tmp_path / "broken", small_job("slow", batches=60), "ddp", devices=2)
+    spec = spec_for(tmp_path / "broken", small_job("slow", batches=60), "ddp", devices=2, priority=(5.0, 0))
+    assert not runs.has_asked(spec.folder, since=5.0)
     run = runs.start(spec)
     events = until(run, "step", 5)
+    assert runs.has_asked(spec.folder, since=6.0)
     run.stop()
     assert not run.is_alive()
+    assert runs.has_asked(spec.folder, since=5.0)
+    assert not runs.has_asked(spec.folder, since=6.0)
     events += run.events()
     end = events[-1]
     assert end["status"] == "stopped"
