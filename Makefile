@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo cluster cluster-demo test test-fast lint docs clean
+.PHONY: install demo cluster cluster-demo test test-deployments test-rooms test-fast lint docs clean
 
 install: $(STAMP)
 
@@ -29,8 +29,16 @@ cluster: install
 cluster-demo: install
 	$(BIN)/saturn demo --cluster --state $(STATE)-cluster $(if $(KEEP),--keep)
 
+# Two halves side by side, since half the time a test waits for services; each shows its results at its end.
+DEPLOYMENTS := tests/demo tests/integration tests/plugin
 test: install
-	$(BIN)/python -m pytest
+	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-deployments test-rooms
+
+test-deployments: install
+	$(BIN)/python -m pytest $(DEPLOYMENTS)
+
+test-rooms: install
+	$(BIN)/python -m pytest $(DEPLOYMENTS:%=--ignore=%)
 
 # No Airflow services, no ranks.
 test-fast: install
