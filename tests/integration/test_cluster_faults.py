@@ -31,7 +31,7 @@ def shared(cluster):
     return sweeps
 
 
-def test_two_sweeps_at_once_share_no_device(shared):
+def test_two_sweeps_at_once_share_no_device(shared, figure):
     spans = []
     for sweep, letter in zip(shared[:2], "nw", strict=True):
         assert sweep.ended() == "success"
@@ -47,19 +47,17 @@ def test_two_sweeps_at_once_share_no_device(shared):
     mixed = {device: {job[0] for d, _, _, job in spans if d == device} for device, *_ in spans}
     busy = sum(end - start for _, start, end, _ in spans)
     took = max(end for _, _, end, _ in spans) - min(start for _, start, _, _ in spans)
-    print(
-        f"\n8 jobs of two sweeps on {len(mixed)} devices, none shared: {busy:.0f} s of them in {took:.0f} s"
-    )
+    figure(f"8 jobs of two sweeps on {len(mixed)} devices, none shared: {busy:.0f} s of them in {took:.0f} s")
     assert any(len(sweeps) == 2 for sweeps in mixed.values()), "the sweeps never met on a device"
 
 
-def test_a_node_without_a_worker_is_an_error_within_a_minute(cluster, shared):
+def test_a_node_without_a_worker_is_an_error_within_a_minute(cluster, shared, figure):
     sweep = shared[2]
     assert sweep.ended() == "failed"
     tasks = cluster.airflow.tasks(sweep.dag_id, sweep.run_id)
     (trials,) = [task for task in tasks if task["task_id"] == "sweep.trials"]
     assert trials["try_number"] == 1
-    print(f"\na node without a worker: an error after {trials['duration']:.0f} s")
+    figure(f"a node without a worker: an error after {trials['duration']:.0f} s")
     assert trials["duration"] < 60
     lines = "\n".join(cluster.airflow.log(sweep.dag_id, sweep.run_id, "sweep.trials", -1, 1))
     assert "No worker listens on saturn.gpu-z yet" in lines
@@ -108,33 +106,33 @@ def _is_followed_again(sweep: Watched, job: str) -> bool:
     return (task["try_number"], task["state"]) == (2, "running")
 
 
-def test_a_killed_worker_costs_no_step_and_its_task_reconnects(outages):
+def test_a_killed_worker_costs_no_step_and_its_task_reconnects(outages, figure):
     sweep = outages["sweep"]
-    print(f"\nworker killed: the task followed its training again after {outages['reconnected']:.0f} s")
+    figure(f"worker killed: the task followed its training again after {outages['reconnected']:.0f} s")
     assert len({event["run"] for event in sweep.events("on-a")}) == 1, "training was started anew"
     assert outages["steps at the reconnect"] > 20
     assert sweep.steps("on-a") == list(range(1, 1301))
 
 
-def test_training_goes_on_without_api_server_scheduler_redis_and_postgres(outages):
+def test_training_goes_on_without_api_server_scheduler_redis_and_postgres(outages, figure):
     sweep = outages["sweep"]
     assert sweep.ended() == "success"
     for job in ("on-a", "on-b"):
         times = [event["time"] for event in sweep.events(job, "step")]
         pause = max(b - a for a, b in itertools.pairwise(times))
         tries = sweep.task(job)["try_number"]
-        print(f"\n{job}: the longest pause between two steps was {pause:.1f} s; it took {tries} tries")
+        figure(f"{job}: the longest pause between two steps was {pause:.1f} s; it took {tries} tries")
         assert sweep.steps(job) == list(range(1, 1301))
         assert len({event["run"] for event in sweep.events(job)}) == 1
         assert sweep.result()[job]["status"] == "finished"
         assert tries > 1, "the API server was not away long enough to be noticed"
 
 
-def test_no_metric_is_lost_or_doubled_by_two_minutes_without_mlflow(outages):
+def test_no_metric_is_lost_or_doubled_by_two_minutes_without_mlflow(outages, figure):
     sweep = outages["sweep"]
     for job in ("on-a", "on-b"):
         steps = sweep.metric_steps(sweep.result()[job]["run_id"])
-        print(f"\n{job}: MLflow has {len(steps)} of 1300 losses after {MLFLOW_AWAY:.0f} s without it")
+        figure(f"{job}: MLflow has {len(steps)} of 1300 losses after {MLFLOW_AWAY:.0f} s without it")
         assert sorted(steps) == list(range(1, 1301))
 
 
@@ -233,20 +231,20 @@ def _fill_disk(sweep: Watched, job: str) -> dict[str, Any]:
     return {"checkpoints": checkpoints}
 
 
-def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(mishaps):
+def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(mishaps, figure):
     sweep = mishaps["sweep"]
     starts = sweep.events("rank-killed", "start")
     saved = [e["step"] for e in sweep.events("rank-killed", "checkpoint") if e["run"] == 1]
     assert [start["step"] for start in starts] == [0, saved[-1]]
-    print(f"\nrank killed at step {mishaps['rank-killed']['step']}: went on from step {saved[-1]}")
+    figure(f"rank killed at step {mishaps['rank-killed']['step']}: went on from step {saved[-1]}")
     assert sweep.losses("rank-killed") == sweep.losses("undisturbed")
     assert sweep.result()["rank-killed"]["status"] == "finished"
 
 
 @pytest.mark.parametrize("job", ["cleared", "failed"])
-def test_a_task_that_is_cleared_or_marked_failed_frees_its_devices(mishaps, job):
+def test_a_task_that_is_cleared_or_marked_failed_frees_its_devices(mishaps, job, figure):
     seen = mishaps[job]
-    print(f"\ntask {job}: its ranks were gone after {seen['seconds']:.1f} s")
+    figure(f"task {job}: its ranks were gone after {seen['seconds']:.1f} s")
     assert seen["seconds"] < 10
     assert seen["free"]
     sweep = mishaps["sweep"]
@@ -262,13 +260,13 @@ def test_a_task_that_is_cleared_or_marked_failed_frees_its_devices(mishaps, job)
         assert sweep.task(job)["state"] == "failed"
 
 
-def test_a_full_disk_is_outlived(mishaps):
+def test_a_full_disk_is_outlived(mishaps, figure):
     if "full-disk" not in mishaps:
         pytest.skip("mounting a small disk needs root")
     sweep = mishaps["sweep"]
     warnings = [e["message"] for e in sweep.events("full-disk", "warning")]
     assert any("No space left" in message for message in warnings), warnings
-    print(f"\nfull disk: {len(warnings)} warnings such as {warnings[0]!r}")
+    figure(f"full disk: {len(warnings)} warnings such as {warnings[0]!r}")
     assert sweep.steps("full-disk") == list(range(1, 181))
     undisturbed = sweep.losses("undisturbed")
     assert {step: loss for step, loss in sweep.losses("full-disk").items() if step <= 100} == undisturbed
@@ -276,10 +274,10 @@ def test_a_full_disk_is_outlived(mishaps):
     assert sorted(sweep.metric_steps(sweep.result()["full-disk"]["run_id"])) == list(range(1, 181))
 
 
-def test_a_node_that_is_gone_is_reported_with_its_last_checkpoint(mishaps):
+def test_a_node_that_is_gone_is_reported_with_its_last_checkpoint(mishaps, figure):
     lost = mishaps["lost"]
     stranded = lost.result()["stranded"]
-    print(f"\nnode gone: the sweep ended {mishaps['reported']:.0f} s later; {stranded['reason']}")
+    figure(f"node gone: the sweep ended {mishaps['reported']:.0f} s later; {stranded['reason']}")
     assert lost.ended() == "success"
     assert lost.result()["elsewhere"]["status"] == "finished"
     assert stranded["status"] != "finished"
