@@ -32,7 +32,6 @@ _FIRST_BUDGET = 0.2
 def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Schedule | None) -> None:
     """Improve ``best`` until it is proven good enough or the time is up."""
     instance, clock = best.instance, best.clock
-    warming.start()
     best.raise_bound(simple_bound(instance))
     if carried is not None:
         best.offer(carried)
@@ -45,9 +44,11 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
         if isinstance(clock, LookClock):
             searcher.run(clock)
             return
-        # HiGHS and Pyomo are imported here: a solve that needs no model does without them.
+        # HiGHS and Pyomo are imported here: a solve that needs no model does without them. And before the
+        # thread that compiles begins, see there.
         from saturn_airflow.planning import destructive, relaxation
 
+        warming.start()
         best.raise_bound(relaxation.bound(instance, clock.within(clock.limit * _BY_FRACTIONS), relaxed=True))
         team.exchange()
         searcher.run(clock.within(min(_SEARCH_FIRST_MOST, clock.limit * _SEARCH_FIRST)))

@@ -6,6 +6,7 @@ is compiled first, which takes some ten seconds. :func:`warm` does that ahead.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 
@@ -37,6 +38,10 @@ def warm() -> None:
 def start() -> None:
     """Begin, unless that was done."""
     if not _ready.is_set() and _started.acquire(blocking=False):
+        # The compiler imports it where it is there; and parts of scipy import each other, so that two threads
+        # that import them at once can lock each other up.
+        with contextlib.suppress(ImportError):
+            import scipy.linalg.cython_blas  # noqa: F401
         threading.Thread(target=warm, daemon=True).start()
 
 
