@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from saturn_airflow.tracking.estimates import Known
 
+#: Columns of text that goes to a file or another program.
+_WIDTH = 160
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
@@ -79,8 +82,9 @@ def _show(found: Sequence[Known], count: int) -> None:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("job", "technique", "devices"):
-        table.add_column(name, overflow="fold")
+    table.add_column("job", overflow="fold", min_width=12)
+    for name in ("technique", "devices"):
+        table.add_column(name, no_wrap=True)
     for name in ("s/batch", "spread", "set-up", "memory", "source", "age"):
         table.add_column(name, justify="left" if name == "source" else "right", no_wrap=True)
     table.add_column("note", overflow="fold")
@@ -108,6 +112,8 @@ def _show(found: Sequence[Known], count: int) -> None:
         )
         job = known.job
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
     if found:
         console.print(table)
     console.print(

@@ -52,7 +52,8 @@ class Services:
         self._launch(
             "mlflow",
             *("mlflow", "server", "--host", HOST, "--port", port, "--workers", "1"),
-            *("--backend-store-uri", store, "--artifacts-destination", artifacts),
+            # Plain files, so that models can be loaded without the server, too.
+            *("--backend-store-uri", store, "--no-serve-artifacts", "--default-artifact-root", artifacts),
         )
         self._launch("airflow-migrate", "airflow", "db", "migrate")
         self.processes.finish("airflow-migrate")
