@@ -24,8 +24,8 @@ def small_sweep():
 
 @dag(schedule=None, tags=["test"])
 def familiar_sweep():
-    # Data that decides the speed, so that training is as fast as its trial; and a batch size of its own, since
-    # what any other sweep has measured is known, too.
+    # Data that decides the speed, so that training is as fast as its trial; and a batch size of its own,
+    # since what other sweeps have measured is known, too.
     sweep("familiar", "faulty:slow_points", batch_size=12)
 
 
