@@ -85,6 +85,11 @@ class Rounds:
             f"rounds is {value!r}; give a number, or a policy such as Rounds(most=4, every_minutes=30)"
         )
 
+    @property
+    def says_when(self) -> bool:
+        """Whether it says itself when a round ends; where it does not, the rungs of a selection may."""
+        return (self.every_minutes, self.share, self.off_by) != (None, None, None)
+
     def length(self, makespan: float) -> float:
         """Seconds after which a round ends whose plan takes ``makespan`` seconds; infinite where only a job
         that strays ends it."""

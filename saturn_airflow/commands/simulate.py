@@ -80,12 +80,19 @@ def run(args: argparse.Namespace) -> int:
     }
     found = simulation.simulate(problem, rounds=rounds, selection=_rule(args.selection), **same)
     once = simulation.simulate(problem, rounds=Rounds(most=1), **same)
-    known = simulation.clairvoyant(problem, noise=args.noise, seed=args.seed, shape=args.shape, costs=costs)
+    known = simulation.clairvoyant(
+        problem,
+        noise=args.noise,
+        seed=args.seed,
+        shape=args.shape,
+        costs=costs,
+        time_limit=args.time_limit,
+    )
     if args.json:
         others = {"one_shot": once.makespan, "clairvoyant": known}
         print(json.dumps({"name": problem.name, "seed": args.seed, **others, **found.to_dict()}))
     else:
-        _show(problem, found, once, known, len(problem.jobs))
+        _show(problem, found, once, known)
     return 0
 
 
@@ -105,7 +112,7 @@ def _rule(name: str | None) -> Rule | None:
     return {None: None, "halving": SuccessiveHalving(), "median": MedianStopping()}[name]
 
 
-def _show(problem: Problem, found: Simulation, once: Simulation, known: float, jobs: int) -> None:
+def _show(problem: Problem, found: Simulation, once: Simulation, known: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -134,7 +141,7 @@ def _show(problem: Problem, found: Simulation, once: Simulation, known: float, j
         console.print(f"warning: {text}")
     console.print(
         f"ends after {duration(found.makespan)} with {found.moves} moves, "
-        f"{len(found.pruned)} of {jobs} jobs dropped"
+        f"{len(found.pruned)} of {len(problem.jobs)} jobs dropped"
     )
     console.print(
         f"planned once, without selection: {duration(once.makespan)}; "

@@ -13,8 +13,10 @@ from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.operators.context import home
 
-#: A worker may be in the middle of a restart.
+#: A worker may be in the middle of its start,
 PATIENCE_SECONDS = 30.0
+#: or of a restart.
+RESTART_SECONDS = 15.0
 # Every answer takes as long as is waited for more of them.
 _FIRST_SECONDS, _LATER_SECONDS = 0.5, 2.0
 
@@ -72,7 +74,7 @@ def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lamb
 
     :raises InvalidSweepError: naming the node, its queue, and the command that starts a worker for it.
     """
-    if "Celery" not in conf.get("core", "executor", fallback="").partition(",")[0]:
+    if not _has_queues():
         return
     deadline, seconds = time.monotonic() + PATIENCE_SECONDS, _FIRST_SECONDS
     while True:
@@ -97,16 +99,31 @@ def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lamb
         seconds = _LATER_SECONDS
 
 
-def present(cluster: Iterable[Node]) -> list[Node]:
-    """Nodes on whose queue a Celery worker listens now; all of them where that can't be told."""
+def lost(cluster: Iterable[Node], suspects: Iterable[Node] | None = None) -> list[Node]:
+    """Nodes on whose queue no Celery worker listens, nor starts to for as long as a restart takes.
+
+    None where that can't be told: with other executors, without a broker, and when no node is heard of at all.
+
+    :param suspects: ask after these nodes only.
+    """
     nodes = list(cluster)
-    if "Celery" not in conf.get("core", "executor", fallback="").partition(",")[0]:
-        return nodes
-    try:
-        heard = queues_with_a_worker()
-    except Exception:  # the broker may be in the middle of a restart
-        return nodes
-    return [node for node in nodes if node.queue in heard] or nodes
+    gone = nodes if suspects is None else list(suspects)
+    if not _has_queues():
+        return []
+    deadline = time.monotonic() + RESTART_SECONDS
+    while gone:
+        try:
+            heard = queues_with_a_worker()
+        except Exception:  # the broker may be in the middle of a restart
+            heard = set()
+        if not any(node.queue in heard for node in nodes):
+            return []
+        gone = [node for node in gone if node.queue not in heard]
+        if time.monotonic() > deadline:
+            break
+        if gone:
+            time.sleep(1.0)
+    return gone
 
 
 def queues_with_a_worker(seconds: float = _LATER_SECONDS) -> set[str]:
@@ -118,6 +135,10 @@ def queues_with_a_worker(seconds: float = _LATER_SECONDS) -> set[str]:
 
     answers = app.control.inspect(timeout=seconds).active_queues() or {}
     return {str(queue["name"]) for queues in answers.values() for queue in queues}
+
+
+def _has_queues() -> bool:
+    return "Celery" in conf.get("core", "executor", fallback="").partition(",")[0]
 
 
 def _cards() -> Path:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from saturn_airflow.plan import Assignment, Plan
 from saturn_airflow.planning.clock import Clock, LookClock
-from saturn_airflow.planning.execution import Execution, Place, Situation, execute, keep_places
+from saturn_airflow.planning.execution import Execution, Situation, execute, keep_places, same_but_ids
 from saturn_airflow.planning.foresight import foresee
 from saturn_airflow.planning.instance import group
 from saturn_airflow.planning.planner import solve
@@ -173,10 +173,8 @@ def _running_first(plan: Plan, situation: Situation) -> Plan:
         indices.sort(key=lambda index: assigned[index].start)
         for one, two in itertools.pairwise(indices):
             earlier, later = assigned[one], assigned[two]
-            place = situation.running.get(later.job)
-            goes_on = place is not None and _goes_on(later.technique, later.devices, later.node, place)
             if (
-                goes_on
+                same_but_ids(later, situation.running.get(later.job))
                 and earlier.start == 0
                 and earlier.end == later.start
                 and earlier.job not in situation.running
@@ -185,7 +183,3 @@ def _running_first(plan: Plan, situation: Situation) -> Plan:
                 assigned[one] = dataclasses.replace(later, start=0.0, end=seconds)
                 assigned[two] = dataclasses.replace(earlier, start=seconds, end=seconds + earlier.seconds)
     return dataclasses.replace(plan, assignments=tuple(sorted(assigned, key=lambda a: (a.start, a.job))))
-
-
-def _goes_on(technique: str, devices: int, node: str, place: Place) -> bool:
-    return (technique, devices, node) == (place.technique, place.devices, place.node)

@@ -65,7 +65,7 @@ def anneal(
     cold: float,
 ) -> Schedule:
     """The best schedule met while cooling from ``hot`` to ``cold`` until the time is up."""
-    problem = _problem(instance, energy)
+    problem = _problem(instance)
     state = _state(instance, schedule)
     energies = _energies(problem, energy, state)
     best = State(*(part.copy() for part in state))
@@ -111,7 +111,7 @@ class State(NamedTuple):
     lengths: Ints
 
 
-def _problem(instance: Instance, energy: Energy) -> Arrays:
+def _problem(instance: Instance) -> Arrays:
     classes = np.array(instance.class_of)
     tables = [modes_of(instance, kind) for kind in range(len(instance.types))]
     most = max(table.seconds.shape[1] for table in tables)

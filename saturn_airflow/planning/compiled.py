@@ -1,7 +1,7 @@
 """Machine code for the innermost loops, made from their Python by numba.
 
 A search tries millions of schedules, and most of its time goes into a few small loops over numbers.
-Compiled they run some fifty times faster. What is compiled is kept on disk, next to the code or in the
+Compiled they run many times faster. What is compiled is kept on disk, next to the code or in the
 user's cache, so that it is compiled once per machine, not once per solve.
 """
 

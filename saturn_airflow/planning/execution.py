@@ -138,7 +138,7 @@ def execute(
 def keep_places(plan: Plan, running: Mapping[str, Place]) -> Plan:
     """``plan`` with device ids exchanged so that running jobs it leaves as they are keep their devices."""
     ordered = _in_order(plan)
-    first = [a for a in ordered if a.start == 0 and _same_but_ids(a, running.get(a.job))]
+    first = [a for a in ordered if a.start == 0 and same_but_ids(a, running.get(a.job))]
     kept = {a.job: running[a.job].device_ids for a in first}
     taken: dict[tuple[str, int], float] = {(a.node, device): a.end for a in first for device in kept[a.job]}
     size: dict[str, int] = {}
@@ -175,7 +175,8 @@ def _staying(queue: list[Assignment], situation: Situation) -> set[str]:
     return found
 
 
-def _same_but_ids(a: Assignment, place: Place | None) -> bool:
+def same_but_ids(a: Assignment, place: Place | None) -> bool:
+    """Whether a job that runs in ``place`` may go on there under ``a``, perhaps on other devices' ids."""
     return place is not None and (a.technique, a.devices, a.node) == (
         place.technique,
         place.devices,

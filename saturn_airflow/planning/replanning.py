@@ -59,6 +59,15 @@ def remaining(
     return dataclasses.replace(problem, jobs=tuple(jobs))
 
 
+def stranded(problem: Problem, nodes: Sequence[Node]) -> list[str]:
+    """Jobs that fit on none of these nodes."""
+    return [
+        job.name
+        for job in problem.jobs
+        if not any(problem.fits(job, option, node) for option in job.options for node in nodes)
+    ]
+
+
 def on_nodes(problem: Problem, nodes: Sequence[Node]) -> Problem:
     """``problem`` on what is left of its nodes.
 

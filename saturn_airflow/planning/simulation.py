@@ -416,7 +416,7 @@ class _Sweep:
         last = self.used >= self.rounds.most
         self.goal = self._goal(last)
         # Where jobs wait for each other at a rung, that is what ends a round.
-        whole = last or (self.goal < 1 and self.rounds.share is None)
+        whole = last or (self.goal < 1 and not self.rounds.says_when)
         return decide(
             corrected(self.estimated, self.seen) if self.search.learn else self.estimated,
             plan,

@@ -20,6 +20,7 @@ from saturn_airflow.problem import Option, PlannedJob, Problem
 
 _LOOK_EVERY = 0.2
 _ready = threading.Event()
+_failed: list[BaseException] = []
 _started = threading.Lock()
 
 
@@ -42,13 +43,26 @@ def start() -> None:
         # that import them at once can lock each other up.
         with contextlib.suppress(ImportError):
             import scipy.linalg.cython_blas  # noqa: F401
-        threading.Thread(target=warm, daemon=True).start()
+        threading.Thread(target=_warm_aside, daemon=True).start()
+
+
+def _warm_aside() -> None:
+    try:
+        warm()
+    except BaseException as error:
+        _failed.append(error)
+        raise
 
 
 def wait(clock: Clock) -> bool:
-    """Whether the compiled code got ready before the time was up."""
+    """Whether the compiled code got ready before the time was up.
+
+    :raises RuntimeError: when it can't be compiled and the clock would wait for it for ever.
+    """
     start()
     while not _ready.wait(_LOOK_EVERY):
+        if _failed and isinstance(clock, LookClock):
+            raise RuntimeError("the planner's code could not be compiled") from _failed[0]
         if not isinstance(clock, LookClock) and clock.expired:
             return False
     return True

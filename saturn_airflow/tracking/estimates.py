@@ -180,9 +180,7 @@ def send(uri: str, record: Record) -> None:
         "reason": estimate.reason or "",
         "stale": estimate.stale or "",
         "source": observation["source"],
-        "observed": datetime.fromtimestamp(observation["time"] / 1000, timezone.utc).isoformat(
-            " ", "minutes"
-        ),
+        "observed": _date(observation["time"]),
         "parameters": json.dumps(dict(estimate.parameters), sort_keys=True),
         "version.technique": estimate.version,
         **{f"version.{key}": value for key, value in observation["versions"].items()},

@@ -215,7 +215,9 @@ class JobRun(_Run):
         return self._background.wait(seconds)
 
     def follow(self, event: Event) -> None:
-        """Record an event of training: ``start``, ``step``, ``eval``, ``checkpoint``, ``warning`` or ``end``.
+        """Record an event of training.
+
+        That is ``leased``, ``start``, ``step``, ``eval``, ``checkpoint``, ``warning`` or ``end``.
 
         Takes microseconds, whatever MLflow does. Steps that are recorded already, as after a resume, are
         left out, and so are events of other kinds.

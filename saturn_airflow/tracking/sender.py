@@ -238,7 +238,8 @@ class Sender:
         try:
             found = models.register(self.uri, self._state["experiment_id"], record)
         except RecordRefusedError as error:
-            found = {"name": record["name"], "alias": record["alias"], "version": None, "reason": str(error)}
+            found = {"name": record["name"], "alias": record["alias"], "version": None, "champion": None}
+            found["reason"] = str(error)
             self.outbox.refuse(record, str(error))
         self._state["registered"] = found
 

@@ -25,8 +25,8 @@ def recent(uri: str, limit: int = 20, dag_id: str | None = None) -> list[dict[st
 
     :param dag_id: only those of this DAG.
     :returns: JSON-ready: ``run_id``, ``sweep`` (``dag/run/task``), ``status``, ``started_at``, ``ended_at``
-        (seconds since the epoch), ``jobs`` (how many), ``planned_seconds`` and other figures, ``best``,
-        ``registered``, ``url``; None for what is not known.
+        (seconds since the epoch), ``jobs`` (how many), ``planned_seconds`` and other figures,
+        ``devices``, ``best``, ``airflow_url``, ``url``; None for what is not known.
     :raises MlflowAwayError: when MLflow does not answer.
     """
     return [_sweep(uri, run) for run in _sweep_runs(uri, limit, dag_id)]

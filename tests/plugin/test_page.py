@@ -36,7 +36,7 @@ def row(page, job):
 
 
 def bars(page, kind):
-    """The names of the jobs that have a bar in the chart."""
+    """How many bars of a kind the chart has."""
     return page.evaluate(
         """async (kind) => {
             const root = document.documentElement.dataset.root;
@@ -80,6 +80,9 @@ def test_names_are_text_wherever_they_stand(running, visit):
         for y in (45, 75):
             chart.hover(position={"x": x, "y": y})
             if tip.count() and tip.is_visible() and tip.text_content() == SCRIPT:
+                page.get_by_label("Close the details").click()
+                chart.click(position={"x": x, "y": y})
+                expect(page.locator("#details-title")).to_have_text(SCRIPT)
                 return
     raise AssertionError("no tooltip of that job")
 

@@ -13,8 +13,10 @@ export class Chart {
   constructor(element, onChoose) {
     this.element = element;
     this.echarts = echarts.init(element, null, { renderer: "canvas" });
-    this.echarts.on("click", { seriesId: "actual" }, (event) => onChoose(this.items.actual[event.dataIndex].job));
-    this.echarts.on("click", { seriesId: "planned" }, (event) => onChoose(this.items.planned[event.dataIndex].job));
+    this.echarts.on("click", "series", (event) => {
+      const item = this.items[event.seriesId]?.[event.dataIndex];
+      if (item) onChoose(item.job.name);
+    });
     this.echarts.on("datazoom", () => this.setTicks());
     this.items = { planned: [], actual: [] };
     this.zoom = { start: 0, end: 100 };
