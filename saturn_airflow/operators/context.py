@@ -6,7 +6,6 @@ import math
 import os
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +69,9 @@ def home() -> Path:
 
 def leases_folder() -> str:
     """The folder of the device locks of this machine (``[saturn] leases_folder``)."""
-    default = str(Path(tempfile.gettempdir()) / "saturn-leases")
-    return conf.get("saturn", "leases_folder", fallback="") or default
+    from saturn_airflow.training import leases
+
+    return conf.get("saturn", "leases_folder", fallback="") or str(leases.default_folder())
 
 
 def outlive_seconds() -> float:
