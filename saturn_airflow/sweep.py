@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Literal
 
 from airflow.sdk import (
@@ -16,6 +17,7 @@ from airflow.sdk import (
 )
 
 from saturn_airflow.cluster import Cluster
+from saturn_airflow.deadlines import Deadline
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.graph import UNLESS_ITS_OWN_FAULT, patience, per_node, profile_waves
 from saturn_airflow.jobs import Job, check_jobs
@@ -31,6 +33,8 @@ from saturn_airflow.round_graph import rounds_of
 from saturn_airflow.rounds import Rounds
 from saturn_airflow.selection import Rule, rule_of
 
+#: What a plan can be made for.
+OBJECTIVES = ("makespan", "mean-completion", "device-time")
 #: What Saturn's training loop measures, and a sweep can choose its best job by.
 METRICS = ("eval_loss", "epoch_loss", "loss")
 
@@ -53,6 +57,13 @@ class SaturnSweepOperator(TaskGroup):
     :param profile: ``"auto"`` measures what earlier sweeps don't know already; ``"fresh"`` measures all anew;
         ``"never"`` plans with what is known, and leaves out jobs of which nothing is.
     :param planning_seconds: the time limit of planning, in seconds.
+    :param objective: what the plan minimises: ``"makespan"``, the time until all jobs are done;
+        ``"mean-completion"``, the time until a job is done, on average; ``"device-time"``, the time that
+        devices are held, with every job done by the ``deadline``.
+    :param deadline: for ``objective="device-time"``: how long the sweep may take, as a ``timedelta``, or a
+        time of day in the DAG's timezone, such as ``"06:00"``, the first after the sweep began. Where no
+        plan can meet it, all is planned to end as early as possible, and the plan's log, its page and the
+        report say so.
     :param metric: what the best job is chosen by: ``"eval_loss"``, ``"epoch_loss"`` (the mean training loss
         over the last epoch), ``"loss"``. Default: ``eval_loss`` where all jobs have it, else ``epoch_loss``.
     :param mode: whether the metric is better small (``"min"``) or large (``"max"``).
@@ -85,6 +96,8 @@ class SaturnSweepOperator(TaskGroup):
         techniques: Sequence[str] | None = None,
         profile: Literal["auto", "fresh", "never"] = "auto",
         planning_seconds: float = 10.0,
+        objective: Literal["makespan", "mean-completion", "device-time"] = "makespan",
+        deadline: timedelta | str | None = None,
         metric: str | None = None,
         mode: Literal["min", "max"] = "min",
         register_as: str | None = None,
@@ -107,6 +120,8 @@ class SaturnSweepOperator(TaskGroup):
             _check_registered_name(register_as)
             _check_choice("profile", profile, ("auto", "fresh", "never"))
             _check_number("planning_seconds", planning_seconds)
+            _check_choice("objective", objective, OBJECTIVES)
+            due = _checked_deadline(deadline, objective)
             _check_number("checkpoint_every", checkpoint_every)
             _check_count("keep_checkpoints", keep_checkpoints, 1)
             _check_count("retries", retries, 0)
@@ -143,6 +158,8 @@ class SaturnSweepOperator(TaskGroup):
                 "trials_task": trials.task_id,
                 "profile_tasks": [task.task_id for task in waves],
                 "time_limit": planning_seconds,
+                "objective": objective,
+                "deadline": None if due is None else due.to_dict(),
                 "group": group,
             }
             to_train: dict[str, Any] = {
@@ -191,7 +208,7 @@ class SaturnSweepOperator(TaskGroup):
                 waves >> plan
                 train >> report
             else:
-                plans, train = rounds_of(
+                plans, train, watching = rounds_of(
                     cluster, waves, rounds, rule, plan=to_plan, train=to_train, job_retries=retries
                 )
                 report = RoundReportOperator(
@@ -200,7 +217,7 @@ class SaturnSweepOperator(TaskGroup):
                     selects=rule is not None,
                     **to_report,
                 )
-                [*plans, *train] >> report
+                [*plans, *train, *watching] >> report
         self.report = report
         self.asset = asset
 
@@ -255,6 +272,22 @@ def _checked_rule(
                     "load_eval_dataloader; give it one, or write metric='epoch_loss'"
                 )
     return rule
+
+
+def _checked_deadline(deadline: object, objective: str) -> Deadline | None:
+    if deadline is None:
+        if objective == "device-time":
+            raise InvalidSweepError(
+                "objective is 'device-time', which needs a deadline: give deadline=timedelta(hours=6) "
+                "or a time of day, such as '06:00'"
+            )
+        return None
+    if objective != "device-time":
+        raise InvalidSweepError(
+            f"deadline goes with objective='device-time', not with {objective!r}, which is as early as "
+            "can be already"
+        )
+    return Deadline.of(deadline)
 
 
 def _check_registered_name(register_as: str | None) -> None:

@@ -102,7 +102,7 @@ def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lamb
 def lost(cluster: Iterable[Node], suspects: Iterable[Node] | None = None) -> list[Node]:
     """Nodes on whose queue no Celery worker listens, nor starts to for as long as a restart takes.
 
-    None where that can't be told: with other executors, without a broker, and when no node is heard of at all.
+    None where that can't be told: with other executors, without a broker, when no node is heard of at all.
 
     :param suspects: ask after these nodes only.
     """

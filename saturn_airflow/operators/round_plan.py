@@ -13,12 +13,11 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from saturn_airflow import selection
 from saturn_airflow.cluster import Cluster
-from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
-from saturn_airflow.operators.inventory import present
-from saturn_airflow.operators.plan import PlanOperator, entries, summary
+from saturn_airflow.operators.inventory import lost
+from saturn_airflow.operators.plan import MAKESPAN, PlanOperator, choices, entries, summary
 from saturn_airflow.operators.train import OUTCOME_KEY, STOP_SECONDS
 from saturn_airflow.plan import Plan
 from saturn_airflow.problem import Problem
@@ -68,6 +67,7 @@ class RoundPlanOperator(PlanOperator):
         self.earlier = list(earlier)
         self.trained = list(trained)
         self._problem: Problem | None = None
+        self._left: Problem | None = None
         self._decision: Decision | None = None
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
@@ -79,13 +79,19 @@ class RoundPlanOperator(PlanOperator):
 
     def solve(self, problem: Problem) -> Plan:
         """The first plan, made for a sweep that is looked at again."""
+        from saturn_airflow.planning.adoption import what_is_left
         from saturn_airflow.planning.execution import Situation
 
         rung = self._rung({})
-        left = {job.name: self._goal(job.name, rung) for job in problem.jobs}
-        self._problem = problem
-        self._decision = self._decide(problem, None, Situation(left), 0.0)
+        situation = Situation({job.name: self._goal(job.name, rung) for job in problem.jobs})
+        self._problem, self._left = problem, what_is_left(problem, situation)
+        self._decision = self._decide(problem, None, situation, 0.0)
         return self._decision.plan
+
+    def part_of(self, problem: Problem) -> Problem:
+        """What of ``problem`` the first plan is for: with a selection, all jobs up to their first rung."""
+        assert self._left is not None
+        return self._left
 
     def _first(self, context: Context) -> list[dict[str, Any]]:
         found = super().execute(context)
@@ -103,6 +109,7 @@ class RoundPlanOperator(PlanOperator):
     def _again(self, context: Context) -> list[dict[str, Any]]:
         from saturn_airflow import tracking
         from saturn_airflow.planning import baselines
+        from saturn_airflow.planning.adoption import what_is_left
         from saturn_airflow.training import runs
 
         ti = context["ti"]
@@ -117,14 +124,16 @@ class RoundPlanOperator(PlanOperator):
         listed = pull_from_trials(context, self.trials_task, "jobs")
         jobs = {data["name"]: Job.from_dict(data) for data in listed}
         self.jobs, self.estimates = jobs, estimates
+        self.ends_by = self.moment_of_deadline(context)
         progress = self._progress(sweep, problem)
-        last_outcomes = self._outcomes(context)
-        going = self._going(last_outcomes, progress, state["pruned"])
+        outcomes = last_outcomes(ti, self.earlier, self.trained)
+        statuses = {job: outcome["status"] for job, outcome in outcomes.items()}
+        going = self._going(statuses, progress, state["pruned"])
         dropped = self._drop(progress, going)
         going = [job for job in going if job not in dropped]
         pruned = [*state["pruned"], *dropped]
         ti.xcom_push(STATE_KEY, {**state, "pruned": pruned})
-        unfollowed = _finished_alone(progress, last_outcomes)
+        unfollowed = _finished_alone(progress, statuses)
         if not going and not dropped and not unfollowed:
             raise AirflowSkipException("every job is done")
         for job in dropped:
@@ -136,18 +145,18 @@ class RoundPlanOperator(PlanOperator):
             known = learned(problem, progress, estimates, jobs, self.log.info)
             # What is done must not bind the plan to a node that is gone.
             known = replace(known, jobs=tuple(job for job in known.jobs if job.name in situation.left))
-            decision = self._decide(
-                self._on_present_nodes(known, cluster),
-                plan,
-                situation,
-                _checkpoint(progress),
-            )
+            known = self._without_lost_nodes(known, cluster)
+            situation = replace(situation, left={job.name: situation.left[job.name] for job in known.jobs})
+            decision = self._decide(known, plan, situation, _checkpoint(progress))
             self._say(decision)
             for job in decision.moved:
                 self.log.info("%s is stopped to go on elsewhere", job)
                 if run := progress[job].alive:
                     run.stop(STOP_SECONDS)
             plan, made = decision.plan, time.time()
+            refusals = pull_from_trials(context, self.trials_task, "refusals")
+            left = what_is_left(known, situation)
+            ti.xcom_push("choices", choices(left, plan, jobs, estimates, refusals))
             found = entries(plan, jobs, estimates, cluster, made)
             result = [self._with_round(entry, decision, rung, progress, before) for entry in found]
         else:
@@ -157,9 +166,7 @@ class RoundPlanOperator(PlanOperator):
             self.log.info("%s", summary(plan, practice))
         ti.xcom_push("unplanned", [])
         ti.xcom_push("attempt", made)
-        ti.xcom_push(
-            "plan", finite({**plan.to_dict(), **cluster.to_dict(), "current_practice": practice.makespan})
-        )
+        ti.xcom_push("plan", self.told(plan, cluster, practice))
         sweep_run = tracking.reopen_sweep(
             mlflow_uri(), pull_from_trials(context, self.trials_task, "sweep"), sweep.folder
         )
@@ -205,33 +212,33 @@ class RoundPlanOperator(PlanOperator):
 
         return {job.name: progress.of(sweep.job_folder(job.name)) for job in problem.jobs}
 
-    def _on_present_nodes(self, problem: Problem, cluster: Cluster) -> Problem:
-        """``problem`` without the nodes that have lost their worker, unless a job fits nowhere else."""
-        from saturn_airflow.planning.replanning import on_nodes
+    def _without_lost_nodes(self, problem: Problem, cluster: Cluster) -> Problem:
+        """``problem`` without nodes that have lost their worker, and without jobs that fit on no other.
 
-        here = present(cluster)
-        if len(here) == len(cluster):
-            return problem
-        lost = ", ".join(node.name for node in cluster if node not in here)
-        try:
-            found = on_nodes(problem, here)
-        except InvalidSweepError as error:
-            self.log.error("No worker listens for %s any more, but %s", lost, error)
-            return problem
-        self.log.warning("No worker listens for %s any more: its jobs go elsewhere", lost)
-        return found
+        Where no job fits elsewhere it stays as it is: they wait for their node.
+        """
+        from saturn_airflow.planning.replanning import on_nodes, stranded
 
-    def _outcomes(self, context: Context) -> dict[str, str]:
-        """What each job's last task said became of it."""
-        found = context["ti"].xcom_pull(task_ids=self.trained, key=OUTCOME_KEY) or []
-        outcomes = sorted((o for o in found if o is not None), key=lambda o: o["attempt"])
-        return {outcome["job"]: outcome["status"] for outcome in outcomes}
+        gone = lost(cluster)
+        if not gone:
+            return problem
+        names = ", ".join(node.name for node in gone)
+        here = [node for node in cluster if node not in gone]
+        stay = stranded(problem, here)
+        if len(stay) == len(problem.jobs):
+            self.log.error("No worker listens for %s any more, and what is left fits nowhere else", names)
+            return problem
+        self.log.warning("No worker listens for %s any more: its jobs go elsewhere", names)
+        for job in stay:
+            self.log.error("%s fits nowhere else: this round is without it", job)
+        going = tuple(job for job in problem.jobs if job.name not in stay)
+        return on_nodes(replace(problem, jobs=going), here)
 
     def _going(
-        self, outcomes: Mapping[str, str], progress: Mapping[str, Progress], pruned: Sequence[str]
+        self, statuses: Mapping[str, str], progress: Mapping[str, Progress], pruned: Sequence[str]
     ) -> list[str]:
         """Jobs that are neither done, nor dropped, nor failed for good."""
-        over = {job for job, status in outcomes.items() if status in OVER}
+        over = {job for job, status in statuses.items() if status in OVER}
         return [
             job
             for job, p in progress.items()
@@ -291,20 +298,22 @@ class RoundPlanOperator(PlanOperator):
         policy = Rounds.from_dict(self.rounds)
         # Where jobs wait for each other at a rung, that is what ends a round.
         whole = self.number == policy.most or (self.selection is not None and self._waits_at_rungs(policy))
-        return decide(
-            problem,
-            plan,
-            situation,
-            # Looking beyond the boundary takes up to five searches.
-            effort=Effort(time_limit=self.time_limit / (1 if whole else 5)),
-            checkpoint=checkpoint,
-            length=(lambda makespan: math.inf) if whole else policy.length,
+        # Looking beyond the boundary takes up to five searches.
+        seconds = self.time_limit / (1 if whole else 5)
+        return self.in_time(
+            lambda objective, deadline: decide(
+                problem,
+                plan,
+                situation,
+                effort=Effort(time_limit=seconds, objective=objective, deadline=deadline),
+                checkpoint=checkpoint,
+                length=(lambda makespan: math.inf) if whole else policy.length,
+            )
         )
 
     def _waits_at_rungs(self, policy: Rounds) -> bool:
         assert self.selection is not None
-        own = (policy.every_minutes, policy.share, policy.off_by)
-        return own == (None, None, None) and selection.from_dict(self.selection).next_rung(0.0) < math.inf
+        return not policy.says_when and selection.from_dict(self.selection).next_rung(0.0) < math.inf
 
     def _with_round(
         self,
@@ -315,6 +324,8 @@ class RoundPlanOperator(PlanOperator):
         before: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """A plan's entry with what its train task must know of the round."""
+        from saturn_airflow.training.progress import Progress
+
         added: dict[str, Any] = {"round": self.number, "ends_at": None, "most_batches": None}
         if math.isfinite(decision.length):
             added["ends_at"] = entry["attempt"] + decision.length
@@ -322,16 +333,27 @@ class RoundPlanOperator(PlanOperator):
             per_epoch = self._per_epoch(self.jobs[entry["name"]])
             if per_epoch and rung * per_epoch < entry["batches"]:
                 added["most_batches"] = int(rung * per_epoch)
-        added["planned_makespan"] = decision.expected
-        if progress and (p := progress[entry["name"]]).alive:
+        added["planned_makespan"] = (
+            decision.expected if self.objective == MAKESPAN else decision.plan.makespan
+        )
+        estimate = self.estimates[
+            Key(entry["fingerprint"], entry["technique"], entry["devices"], entry["kind"])
+        ]
+        batches = entry["batches"]
+        training = estimate.setup_seconds + batches * estimate.seconds_per_batch
+        added["besides_seconds"] = estimate.seconds(batches, warm=True) - training
+        p = progress[entry["name"]] if progress else Progress()
+        if p.alive:
             stays = entry["name"] not in decision.moved and p.training
             added["goes_on"] = list(p.alive.spec.priority) if stays else None
-        if before and (old := before.get(entry["name"])) and _place(old) != _place(entry):
+        if before and p.steps and (old := before.get(entry["name"])) and _place(old) != _place(entry):
             added["moved_from"] = f"{old['technique']} x {old['devices']} on {old['node']}"
         return {**entry, **added}
 
     def _say(self, decision: Decision) -> None:
-        if decision.adopted:
+        if decision.adopted and self.objective != MAKESPAN:
+            self.log.info("A new plan: it ends in %.1f s, moves included", decision.plan.makespan)
+        elif decision.adopted:
             self.log.info(
                 "A new plan: all is done in %.1f s, moves included; the one before would take %.1f s more",
                 *(decision.expected, decision.otherwise - decision.expected),
@@ -340,9 +362,20 @@ class RoundPlanOperator(PlanOperator):
             self.log.info("The plan is carried on: no other wins more than its moves cost")
 
 
-def _finished_alone(progress: Mapping[str, Progress], outcomes: Mapping[str, str]) -> list[str]:
-    """Jobs that trained to their end after their task had left them."""
-    return [job for job, p in progress.items() if p.status == "finished" and outcomes.get(job) == "going_on"]
+def last_outcomes(ti: Any, plans: Sequence[str], trained: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each job's last outcome in the rounds of these plan tasks.
+
+    What train tasks pushed under a plan that was cleared and made anew since does not count.
+    """
+    attempts = {ti.xcom_pull(task_ids=task, key="attempt", map_indexes=-1) for task in plans}
+    found = ti.xcom_pull(task_ids=list(trained), key=OUTCOME_KEY) or []
+    kept = [dict(outcome) for outcome in found if outcome and outcome["attempt"] in attempts]
+    return {outcome["job"]: outcome for outcome in sorted(kept, key=lambda outcome: outcome["attempt"])}
+
+
+def _finished_alone(progress: Mapping[str, Progress], statuses: Mapping[str, str]) -> list[str]:
+    """Jobs that trained to their end after their task had left them, or was lost."""
+    return [job for job, p in progress.items() if p.status == "finished" and statuses.get(job) != "finished"]
 
 
 def learned(

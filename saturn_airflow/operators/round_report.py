@@ -11,9 +11,8 @@ from saturn_airflow.estimates import Estimate
 from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.report import ReportOperator
-from saturn_airflow.operators.round_plan import STATE_KEY, learned
+from saturn_airflow.operators.round_plan import STATE_KEY, last_outcomes, learned
 from saturn_airflow.operators.round_train import GOES_ON
-from saturn_airflow.operators.train import OUTCOME_KEY
 from saturn_airflow.problem import Problem
 from saturn_airflow.profiling.options import by_key
 
@@ -41,21 +40,11 @@ class RoundReportOperator(ReportOperator):
         """Each job's last outcome, and the last entry of it in a plan."""
         ti = context["ti"]
         last_entry: dict[str, dict[str, Any]] = {}
-        attempts = []
         for task in self.plan_tasks:
-            made, entered = (
-                ti.xcom_pull(task_ids=task, key=key, map_indexes=-1) for key in ("attempt", "return_value")
-            )
-            if entered is not None:
-                attempts.append(made)
-                last_entry.update({entry["name"]: entry for entry in entered})
+            entered = ti.xcom_pull(task_ids=task, key="return_value", map_indexes=-1) or []
+            last_entry.update({entry["name"]: entry for entry in entered})
         first = {entry["name"]: entry for entry in entries}
-        found = ti.xcom_pull(task_ids=self.train_tasks, key=OUTCOME_KEY) or []
-        last: dict[str, dict[str, Any]] = {}
-        for outcome in sorted(
-            (o for o in found if o and o["attempt"] in attempts), key=lambda o: o["attempt"]
-        ):
-            last[outcome["job"]] = dict(outcome)
+        last = last_outcomes(ti, self.plan_tasks, self.train_tasks)
         for name, outcome in last.items():
             if outcome["status"] in GOES_ON:
                 outcome |= {

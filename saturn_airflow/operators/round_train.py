@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowSkipException
 
 from saturn_airflow.operators.context import SweepContext, finite
+from saturn_airflow.operators.round_watch import over_file
 from saturn_airflow.operators.train import OUTCOME_KEY, STOP_SECONDS, TrainOperator
 from saturn_airflow.rounds import Rounds
 
 if TYPE_CHECKING:
     from saturn_airflow.training.runs import Run, RunSpec
 
+#: So many batches show how fast a job is; the first are slow.
+ENOUGH_STEPS = 8
 #: Outcomes of a job that a later round goes on with.
 GOES_ON = ("going_on", "waiting", "paused")
 
@@ -33,6 +36,7 @@ class RoundTrainOperator(TrainOperator):
         super().__init__(**kwargs)
         self.rounds = rounds
         self._over_file: Path | None = None
+        self._steps_seen = 0
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Train.
@@ -42,7 +46,7 @@ class RoundTrainOperator(TrainOperator):
         if self.entry.get("pruned"):
             self._prune(context)
         sweep = SweepContext.of(context, self.group)
-        self._over_file = sweep.folder / f"round_{self.entry['round']}.over"
+        self._over_file = over_file(sweep, self.entry["round"], self.entry["attempt"])
         if self._is_over() and not self.entry.get("goes_on"):
             self._wait_for_next(context)
         return super().execute(context)
@@ -62,24 +66,6 @@ class RoundTrainOperator(TrainOperator):
             self._mark(context)
         return name
 
-    def poll_until_complete(self, external_id: Any, context: Context) -> None:
-        """Follow the run to its end or the round's, or until this task must go."""
-        from saturn_airflow.training import runs
-
-        run = runs.Run(Path(str(external_id)))
-        try:
-            end = self._pass_on(context, run)
-        except AirflowTaskTimeout:
-            run.stop(STOP_SECONDS)
-            raise
-        if end is None and not self.must_go():
-            self._end_round(context, run)
-        elif end is not None and self._is_at_rung(end):
-            self._outcome = self._leave_open(context, "paused", end.get("result") or {})
-            run.done_with()
-        else:
-            super().poll_until_complete(external_id, context)
-
     def must_let_go(self) -> bool:
         """Whether this task was told to go, or the round is over."""
         return self.must_go() or self._is_over()
@@ -88,11 +74,14 @@ class RoundTrainOperator(TrainOperator):
         """End the round for all where this job is going to end far from when it was planned to."""
         if event["event"] != "step" or event["eta_seconds"] is None or self._over_file is None:
             return
-        entry = self.entry
-        expected = event["time"] + event["eta_seconds"] - entry["attempt"]
-        policy = Rounds.from_dict(self.rounds)
+        entry, policy = self.entry, Rounds.from_dict(self.rounds)
+        self._steps_seen += 1
+        if self._steps_seen < ENOUGH_STEPS or entry["round"] == policy.most:
+            return
+        besides = entry["besides_seconds"] * (1 - event["step"] / entry["batches"])
+        expected = event["time"] + event["eta_seconds"] + besides - entry["attempt"]
         strayed = policy.strayed(expected, entry["end"], entry["planned_makespan"])
-        if strayed and entry["round"] < policy.most and not self._over_file.exists():
+        if strayed and not self._over_file.exists():
             self.log.info("Ends after %.0f s instead of %.0f: the round is over", expected, entry["end"])
             self._over_file.touch()
 
@@ -122,6 +111,15 @@ class RoundTrainOperator(TrainOperator):
         return (
             most is not None and end["status"] == "stopped" and (end["result"] or {}).get("steps", 0) >= most
         )
+
+    def _ended(self, context: Context, run: Run, end: dict[str, Any] | None) -> None:
+        if end is None and not self.must_go():
+            self._end_round(context, run)
+        elif end is not None and self._is_at_rung(end):
+            self._outcome = self._leave_open(context, "paused", end.get("result") or {})
+            run.done_with()
+        else:
+            super()._ended(context, run, end)
 
     def _end_round(self, context: Context, run: Run) -> None:
         from saturn_airflow.training import progress

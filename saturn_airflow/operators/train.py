@@ -149,9 +149,12 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         except AirflowTaskTimeout:
             run.stop(STOP_SECONDS)
             raise
+        self._ended(context, run, end)
+
+    def _ended(self, context: Context, run: Run, end: dict[str, Any] | None) -> None:
+        """Make of the run's end what this task ends with; without one, this task must go before it."""
         if end is None:
             self._leave(context, run)
-        assert end is not None
         self._outcome = self._conclude(context, run, end)
         if end["status"] == "finished":
             return
@@ -240,6 +243,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             SweepContext.of(context, self.group).job_folder(self.entry["job"]["name"]),
             # Whoever clears a task has mended something: it has all its tries again.
             after_try=last_try - (self.retries or 0),
+            node=self.entry["node"],
         )
         tries_left = ti.try_number <= last_try and failures <= self.job_retries
         return end["status"] in WORTH_A_RETRY and tries_left

@@ -318,16 +318,19 @@ def has_asked(folder: str | Path, since: float) -> bool:
     return any(run.spec.priority[0] >= since or run.is_alive() for run in all_of(folder))
 
 
-def failures(folder: str | Path, after_try: int = 0) -> int:
+def failures(folder: str | Path, after_try: int = 0, node: str | None = None) -> int:
     """How many runs of a job ended badly: not finished, and not because they were told to stop.
 
     :param after_try: count runs of later tries only.
+    :param node: where the job is now; what was lost elsewhere went with its node, and does not count.
     """
     count = 0
     for run in all_of(folder):
         end = run.end
-        bad = end is not None and end["status"] not in ("finished", "stopped")
-        count += bad and run.spec.try_number > after_try
+        if end is None or end["status"] in ("finished", "stopped"):
+            continue
+        elsewhere = end["status"] == "lost" and node not in (None, run.spec.node)
+        count += not elsewhere and run.spec.try_number > after_try
     return count
 
 

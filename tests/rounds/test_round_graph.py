@@ -65,6 +65,17 @@ def test_each_round_has_a_train_task_per_node():
     }
 
 
+def test_a_round_that_is_followed_by_another_watches_its_nodes_where_there_are_several():
+    found = build(cluster=TWO, rounds=3)
+    watched = [task for task in found.task_ids if task.endswith("watch")]
+    assert watched == ["sweep.round_1.watch", "sweep.round_2.watch"]
+    watch = found.get_task("sweep.round_2.watch")
+    assert watch.upstream_task_ids == {"sweep.round_2.plan"}
+    assert watch.downstream_task_ids == {"sweep.report"}, "the next round does not wait for it"
+    assert watch.train_tasks == {node: f"sweep.round_2.train.{node}" for node in ("gpu-a", "gpu-b")}
+    assert not [task for task in build(rounds=3).task_ids if task.endswith("watch")]
+
+
 def selects_nothing(histories):
     return []
 

@@ -1,0 +1,105 @@
+"""Who notices in a round with several nodes that one is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import BaseSensorOperator, Context, TaskInstanceState
+from airflow.sdk.exceptions import DownstreamTasksSkipped
+
+from saturn_airflow.cluster import Cluster
+from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.inventory import lost
+
+#: Seconds between looks; each is a process of a few seconds.
+LOOK_SECONDS = 20.0
+_YEAR = 365 * 86400.0
+_ENDED = (
+    TaskInstanceState.SUCCESS,
+    TaskInstanceState.FAILED,
+    TaskInstanceState.SKIPPED,
+    TaskInstanceState.UPSTREAM_FAILED,
+    TaskInstanceState.REMOVED,
+)
+
+
+def over_file(sweep: SweepContext, number: int, attempt: float) -> Path:
+    """What ends a round before its time, once it exists.
+
+    :param attempt: when the round's plan was made, in seconds since the epoch.
+    """
+    return sweep.folder / f"round_{number}_{attempt}.over"
+
+
+class RoundWatchOperator(BaseSensorOperator):
+    """End a round when a node is lost, so that the next one takes its jobs elsewhere.
+
+    Airflow itself gives up a lost node's tasks late: those that ran when it misses their heartbeats, and all
+    that then wait in the node's queue half an hour later. This task looks from time to time. Where a node
+    has tasks left, none of which runs, and no worker, they are skipped, and the round is over for all.
+
+    :param number: of the round.
+    :param plan_task: the round's.
+    :param train_tasks: the round's, by node.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        cluster: dict[str, Any],
+        plan_task: str,
+        train_tasks: dict[str, str],
+        group: str,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(mode="reschedule", poke_interval=LOOK_SECONDS, timeout=_YEAR, **kwargs)
+        self.number = number
+        self.cluster = cluster
+        self.plan_task = plan_task
+        self.train_tasks = train_tasks
+        self.group = group
+
+    def poke(self, context: Context) -> bool:
+        """Whether all training of the round has ended.
+
+        :raises DownstreamTasksSkipped: with the tasks of lost nodes, which Airflow then skips.
+        """
+        cluster = Cluster.from_dict(self.cluster)
+        attempt, left = self._left(context)
+        # A worker that was restarted finds its tasks again for as long as Airflow counts them as running.
+        idle = [n for n in cluster if left[n.name] and TaskInstanceState.RUNNING not in left[n.name].values()]
+        if gone := lost(cluster, idle):
+            names = ", ".join(node.name for node in gone)
+            self.log.error(
+                "No worker listens for %s any more: its jobs go on elsewhere, in the next round", names
+            )
+            over = over_file(SweepContext.of(context, self.group), self.number, attempt)
+            over.parent.mkdir(parents=True, exist_ok=True)
+            over.touch()
+            tasks = [(self.train_tasks[n.name], index) for n in gone for index in left[n.name]]
+            raise DownstreamTasksSkipped(tasks=tasks)  # type: ignore[no-untyped-call]
+        return not any(left.values())
+
+    def _left(self, context: Context) -> tuple[float, dict[str, dict[int, str | None]]]:
+        """When the round was planned; by node, the states of its train tasks that have not ended."""
+        ti = context["ti"]
+        attempt, entries = (
+            ti.xcom_pull(task_ids=self.plan_task, key=key, map_indexes=-1)
+            for key in ("attempt", "return_value")
+        )
+        found = ti.get_task_states(
+            dag_id=ti.dag_id, task_ids=list(self.train_tasks.values()), run_ids=[ti.run_id]
+        )
+        states = found.get(ti.run_id, {})
+        left: dict[str, dict[int, str | None]] = {}
+        for node, task in self.train_tasks.items():
+            count = sum(entry["node"] == node for entry in entries)
+            # A task that could not be mapped has a state of its own; those not mapped yet will soon run.
+            known = (
+                {} if states.get(task) in _ENDED else dict.fromkeys(range(count), TaskInstanceState.RUNNING)
+            )
+            known = {index: states.get(f"{task}_{index}", state) for index, state in known.items()}
+            left[node] = {index: state for index, state in known.items() if state not in _ENDED}
+        return attempt, left
