@@ -11,5 +11,9 @@ class InvalidSweepError(SaturnError, ValueError):
     """A sweep, job, cluster or planning problem that can't be right as it is written."""
 
 
+class MissedDeadlineError(InvalidSweepError):
+    """No plan ends by the deadline, or none was found that does."""
+
+
 class JobError(SaturnError):
     """The job's own code raised, or its loss is not a number: this job fails, the others go on."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.cluster import Cluster, Node
-from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.deadlines import Deadline
+from saturn_airflow.errors import InvalidSweepError, MissedDeadlineError
 from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
@@ -29,14 +30,21 @@ _SHOWN = (
 )
 
 
+MAKESPAN = "makespan"
+Planned = TypeVar("Planned")
+
+
 class PlanOperator(BaseOperator):
     """Solve the sweep's SPASE problem.
 
     Returns the jobs in the order of their start, each with its strategy, node and devices. Pushes ``plan``
-    (the plan, with the makespan of current practice beside it), ``unplanned`` (jobs no strategy can train,
-    with the reason), ``choices`` (for each job the strategies it had, with their estimates, and why this one
-    was chosen), ``profiling`` (what the trials took) and ``attempt`` (what the report knows this plan's
-    outcomes by).
+    (the plan; beside it the makespan of current practice, and the deadline), ``unplanned`` (jobs no strategy
+    can train, with the reason), ``choices`` (for each job the strategies it had, with their estimates, and
+    why this one was chosen), ``profiling`` (what the trials took) and ``attempt`` (what the report knows this
+    plan's outcomes by).
+
+    :param objective: one of the planner's.
+    :param deadline: when all has to be done, for the objective ``device-time``.
     """
 
     operator_extra_links = (MlflowRunLink(), PlanLink())
@@ -51,11 +59,15 @@ class PlanOperator(BaseOperator):
         profile_tasks: list[str],
         time_limit: float,
         group: str,
+        objective: str = MAKESPAN,
+        deadline: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.cluster = cluster
         self.techniques = techniques
+        self.objective = objective
+        self.deadline = deadline
         self.profile = profile
         self.trials_task = trials_task
         self.profile_tasks = profile_tasks
@@ -65,6 +77,9 @@ class PlanOperator(BaseOperator):
         #: What is planned, and what is known of it, once that was read.
         self.jobs: dict[str, Job] = {}
         self.estimates: Estimates = {}
+        #: When all has to be done, in seconds since the epoch, and whether the plan is made to meet it.
+        self.ends_by: float | None = None
+        self.meets_deadline = True
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan.
@@ -73,7 +88,6 @@ class PlanOperator(BaseOperator):
         """
         from saturn_airflow import tracking
         from saturn_airflow.planning import baselines
-        from saturn_airflow.planning.explaining import explain
         from saturn_airflow.profiling import waves
 
         ti = context["ti"]
@@ -107,16 +121,14 @@ class PlanOperator(BaseOperator):
         except InvalidSweepError as error:
             raise AirflowFailException(str(error)) from None
         self.jobs, self.estimates = jobs, estimates
+        self.ends_by = self.moment_of_deadline(context)
         plan = self.solve(problem)
         practice = baselines.current_practice(problem)
-        reasons_why = {reason.assignment.job: reason for reason in explain(problem, plan).reasons}
+        ti.xcom_push("choices", choices(self.part_of(problem), plan, jobs, estimates, refusals))
         plan = with_launches(plan, cluster, jobs, estimates)
         self.log.info("%s", summary(plan, practice))
         made = time.time()
-        ti.xcom_push(
-            "plan", finite({**plan.to_dict(), **cluster.to_dict(), "current_practice": practice.makespan})
-        )
-        ti.xcom_push("choices", finite(choices(plan, reasons_why, jobs, estimates, refusals, cluster)))
+        ti.xcom_push("plan", self.told(plan, cluster, practice))
         ti.xcom_push("attempt", made)
 
         uri = mlflow_uri()
@@ -132,7 +144,47 @@ class PlanOperator(BaseOperator):
         """The plan."""
         from saturn_airflow import planning
 
-        return planning.solve(problem, time_limit=self.time_limit)
+        return self.in_time(
+            lambda objective, deadline: planning.solve(
+                problem, objective=objective, deadline=deadline, time_limit=self.time_limit
+            )
+        )
+
+    def part_of(self, problem: Problem) -> Problem:
+        """What of ``problem`` the plan is for: all of it."""
+        return problem
+
+    def moment_of_deadline(self, context: Context) -> float | None:
+        """When all has to be done, in seconds since the epoch."""
+        if self.deadline is None:
+            return None
+        began = pull_from_trials(context, self.trials_task, "started")
+        return Deadline.from_dict(self.deadline).moment(began, context["dag"].timezone)
+
+    def in_time(self, make: Callable[[str, float | None], Planned]) -> Planned:
+        """What ``make`` makes of the sweep's objective and the seconds that are left until its deadline.
+
+        Where the deadline can't be met, all is to end as early as possible.
+        """
+        if self.ends_by is None:
+            return make(self.objective, None)
+        launching = (e.launch_seconds for e in self.estimates.values() if waits_warm(e.kind))
+        left = self.ends_by - time.time() - self.time_limit - max(launching, default=0.0)
+        try:
+            if left <= 0:
+                raise MissedDeadlineError(f"planning and launching end {-left:.0f} s after it")
+            return make(self.objective, left)
+        except MissedDeadlineError as error:
+            self.log.error("THE DEADLINE CAN'T BE MET: %s. All is planned to end as early as possible", error)
+            self.meets_deadline = False
+            return make(MAKESPAN, None)
+
+    def told(self, plan: Plan, cluster: Cluster, practice: Plan) -> dict[str, Any]:
+        """The plan as the page and the report read it."""
+        found = {**plan.to_dict(), **cluster.to_dict(), "current_practice": practice.makespan}
+        if self.ends_by is not None:
+            found["deadline"] = {"at": self.ends_by, "planned": self.meets_deadline}
+        return dict(finite(found))
 
 
 def profiling(learned: Learned, until: float) -> dict[str, float]:
@@ -164,6 +216,8 @@ def with_launches(plan: Plan, cluster: Cluster, jobs: Mapping[str, Job], estimat
         assignments.append(
             dataclasses.replace(a, start=a.start + late if a.start > 0 else 0.0, end=a.end + late)
         )
+    if plan.objective == "mean-completion" and plan.value is not None and plan.value_bound is not None:
+        plan = dataclasses.replace(plan, value=plan.value + late, value_bound=plan.value_bound + late)
     return dataclasses.replace(
         plan,
         makespan=plan.makespan + late,
@@ -173,40 +227,39 @@ def with_launches(plan: Plan, cluster: Cluster, jobs: Mapping[str, Job], estimat
 
 
 def choices(
+    problem: Problem,
     plan: Plan,
-    reasons: Mapping[str, Any],
     jobs: Mapping[str, Job],
     estimates: Estimates,
     refusals: Sequence[Mapping[str, Any]],
-    cluster: Cluster,
 ) -> dict[str, Any]:
-    """For each planned job what it could have run under, with what is known of that, and why it does not."""
+    """For each planned job what it could have run under, with what is known of that, and why it does not.
+
+    :param problem: what the plan is for, with the seconds that it was made with.
+    """
+    from saturn_airflow.planning.explaining import explain
+
+    kinds = {node.name: node.kind for node in problem.nodes}
+    seconds = {(job.name, o.technique, o.devices): o.seconds for job in problem.jobs for o in job.options}
     found = {}
-    for a in plan.assignments:
+    for reason in explain(problem, plan).reasons:
+        a = reason.assignment
         mark = fingerprint(jobs[a.job])
-        batches = total_batches(jobs[a.job], estimates)
-        makespans = {
-            (other.technique, other.devices): other.makespan for other in reasons[a.job].alternatives
-        }
-        options = []
-        for key, e in sorted(estimates.items(), key=lambda item: item[0][1:]):
-            if key.fingerprint != mark:
-                continue
-            chosen = (key.technique, key.devices, key.kind) == (a.technique, a.devices, cluster[a.node].kind)
-            options.append(
-                {
-                    **{name: getattr(e, name) for name in _SHOWN},
-                    "seconds": e.seconds(batches or 0) if e.works else None,
-                    "makespan": makespans.get((key.technique, key.devices)) if not chosen else plan.makespan,
-                    "chosen": chosen,
-                }
-            )
-        found[a.job] = {
-            "why": reasons[a.job].text,
-            "options": options,
-            "refused": [dict(r) for r in refusals if r["fingerprint"] == mark],
-        }
-    return found
+        chosen = Key(mark, a.technique, a.devices, kinds[a.node])
+        makespans = {(other.technique, other.devices): other.makespan for other in reason.alternatives}
+        options = [
+            {
+                **{name: getattr(e, name) for name in _SHOWN},
+                "seconds": seconds.get((a.job, e.technique, e.devices), {}).get(e.kind),
+                "makespan": plan.makespan if key == chosen else makespans.get((e.technique, e.devices)),
+                "chosen": key == chosen,
+            }
+            for key, e in sorted(estimates.items(), key=lambda item: item[0][1:])
+            if key.fingerprint == mark
+        ]
+        refused = [dict(r) for r in refusals if r["fingerprint"] == mark]
+        found[a.job] = {"why": reason.text, "options": options, "refused": refused}
+    return dict(finite(found))
 
 
 def why_nowhere(

@@ -35,8 +35,9 @@ class ReportOperator(BaseOperator):
 
     The result is a mapping: ``best`` (job, metric, value, model_uri, run_id), ``jobs`` (one outcome per
     job), ``failed``, ``pruned`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``, ``gap``,
-    ``utilisation``, ``gpu_hours`` (device-hours), ``registered`` (what came of ``register_as``),
-    ``mlflow_url`` and more. It is pushed before the task fails for failed jobs.
+    ``utilisation``, ``gpu_hours`` (device-hours), ``deadline`` (where there was one: when, and whether it
+    was met), ``registered`` (what came of ``register_as``), ``mlflow_url`` and more. It is pushed before the
+    task fails for failed jobs.
     """
 
     operator_extra_links = (MlflowRunLink(),)
@@ -94,6 +95,8 @@ class ReportOperator(BaseOperator):
         add_last_checkpoints(sweep, result["jobs"])
         if planned:
             result["current_practice_seconds"] = planned["current_practice"]
+            if due := planned.get("deadline"):
+                result["deadline"] = lateness(due, outcomes)
         started = pull_from_trials(context, self.trials_task, "started")
         result |= stages(profiling, time.time() - started)
         speeds = actual_speeds(outcomes, entries)
@@ -193,6 +196,16 @@ def estimate_errors(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "estimate_error_median": statistics.median(errors),
         "estimate_error_p90": errors[math.ceil(0.9 * len(errors)) - 1],
     }
+
+
+def lateness(deadline: Mapping[str, Any], outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What became of the deadline.
+
+    :returns: ``at`` (seconds since the epoch), ``planned`` (whether a plan could meet it), ``met``, and
+        ``late_seconds``, negative where there was time to spare.
+    """
+    late = max((o["ended_at"] for o in outcomes if "ended_at" in o), default=deadline["at"]) - deadline["at"]
+    return {**deadline, "met": late <= 0, "late_seconds": late}
 
 
 def stages(profiling: Mapping[str, float] | None, seconds: float) -> dict[str, float]:
@@ -337,6 +350,14 @@ def table(result: Mapping[str, Any]) -> str:
             f"actual {result['actual_seconds']:.1f} s, "
             f"devices busy {100 * result['utilisation']:.0f}% of it; "
             f"one after another on whole nodes: {result['current_practice_seconds']:.1f} s"
+        )
+    if due := result.get("deadline"):
+        late = due["late_seconds"]
+        lines.append(
+            f"the deadline was met, with {-late:.0f} s to spare"
+            if due["met"]
+            else f"THE DEADLINE WAS MISSED by {late:.0f} s"
+            + ("" if due["planned"] else ", as the plan had foreseen")
         )
     if "estimate_error_median" in result:
         lines.append(

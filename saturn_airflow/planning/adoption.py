@@ -13,6 +13,7 @@ from saturn_airflow.planning.clock import Clock, LookClock
 from saturn_airflow.planning.execution import Execution, Situation, execute, keep_places, same_but_ids
 from saturn_airflow.planning.foresight import foresee
 from saturn_airflow.planning.instance import group
+from saturn_airflow.planning.objectives import DEVICE_TIME, MAKESPAN, MEAN_COMPLETION
 from saturn_airflow.planning.planner import solve
 from saturn_airflow.planning.replanning import carry_on, remaining
 from saturn_airflow.planning.schedule import assignments, makespan
@@ -27,7 +28,8 @@ class Decision(NamedTuple):
 
     :param plan: to be run from now on, with the times at which its jobs are expected to start and end.
     :param adopted: whether it is another than before.
-    :param expected: seconds from now until all is done, moves included, and the next boundary put to use.
+    :param expected: seconds from now until all is done, moves included, and the next boundary put to use;
+        for an objective other than the makespan, what it comes to.
     :param otherwise: the same for the plan before it.
     :param moved: running jobs that are stopped for it.
     :param length: seconds from now to the next boundary; infinite where there is none.
@@ -43,15 +45,18 @@ class Decision(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How to search.
+    """How to search, and for what.
 
     :param time_limit: seconds of each solve; at a boundary with another to come there are up to five.
     :param repeatable: count steps rather than seconds, see :func:`solve`.
+    :param deadline: seconds from now, for the objective ``"device-time"``.
     """
 
     time_limit: float = 10.0
     seed: int = 0
     repeatable: bool = False
+    objective: str = MAKESPAN
+    deadline: float | None = None
 
     def solve(self, problem: Problem, previous: Plan | None) -> Plan:
         """The best plan for ``problem`` found in that time."""
@@ -61,7 +66,25 @@ class Effort:
             seed=self.seed,
             repeatable=self.repeatable,
             previous=previous,
+            objective=self.objective,
+            deadline=self.deadline,
         )
+
+    def cost(self, problem: Problem, run: Execution) -> float:
+        """What the objective says of a ``run`` on paper: less is better, infinite where it leaves some."""
+        if run.situation.left:
+            return math.inf
+        if self.objective == MEAN_COMPLETION:
+            weights = {job.name: job.weight for job in problem.jobs}
+            total = sum(weights[s.job] * s.end for s in run.stretches)
+            return total / (sum(weights[s.job] for s in run.stretches) or 1.0)
+        if self.objective == DEVICE_TIME:
+            assert self.deadline is not None
+            if run.end <= self.deadline:
+                return sum(s.place.devices * (s.end - s.start) for s in run.stretches)
+            # More than any run that ends in time can cost, and the more the later.
+            return run.end * sum(node.devices for node in problem.nodes)
+        return run.end
 
     def clock(self) -> Clock:
         """For a search of that time."""
@@ -97,11 +120,10 @@ def decide(
     left = what_is_left(problem, situation)
     new = effort.solve(left, plan)
     ends = length(new.makespan)
-    looks_ahead = foresight and ends < new.makespan
+    looks_ahead = foresight and effort.objective == MAKESPAN and ends < new.makespan
 
     def expected(candidate: Plan) -> float:
-        run = execute(problem, candidate, situation, checkpoint=checkpoint)
-        end = math.inf if run.situation.left else run.end
+        end = effort.cost(problem, execute(problem, candidate, situation, checkpoint=checkpoint))
         if not looks_ahead:
             return end
         then = execute(problem, candidate, situation, until=ends, checkpoint=checkpoint)
@@ -122,17 +144,21 @@ def decide(
     run = execute(problem, best, situation, checkpoint=checkpoint)
     if best is plan:
         won = otherwise
-    return Decision(_from_now(new, run), best is not plan, won, otherwise, run.moved, ends)
+    return Decision(
+        _from_now(new, run, effort.cost(problem, run)), best is not plan, won, otherwise, run.moved, ends
+    )
 
 
-def _from_now(new: Plan, run: Execution) -> Plan:
-    """What is expected to happen, as a plan with the bound of the ``new`` one."""
+def _from_now(new: Plan, run: Execution, cost: float) -> Plan:
+    """What is expected to happen, as a plan with the bounds of the ``new`` one."""
     assigned = tuple(
         Assignment(
             s.job, s.place.technique, s.place.devices, s.place.node, s.place.device_ids, s.start, s.end
         )
         for s in run.stretches
     )
+    if new.value is not None and new.value_bound is not None:
+        new = dataclasses.replace(new, value=cost, value_bound=min(new.value_bound, cost))
     return dataclasses.replace(
         new, makespan=run.end, lower_bound=min(new.lower_bound, run.end), assignments=assigned
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.errors import MissedDeadlineError
 from saturn_airflow.planning import exact, warming
 from saturn_airflow.planning.bounds import mean_completion_bound, simple_bound
 from saturn_airflow.planning.clock import Clock, LookClock
@@ -117,7 +117,7 @@ def minimise_other(
 ) -> tuple[Incumbent, float]:
     """The best found for another objective than the makespan, and a bound of the makespan.
 
-    :raises InvalidSweepError: when the deadline can't be met, or no plan that meets it was found.
+    :raises MissedDeadlineError: when the deadline can't be met, or no plan that meets it was found.
     """
     best = Incumbent(instance, aim, clock, gap, on_progress)
     bound = simple_bound(instance)
@@ -142,7 +142,7 @@ def _meet_deadline(best: Incumbent, aim: Objective, seed: int, processes: int) -
     instance, clock = best.instance, best.clock
     least = destructive.least_area(instance, aim.deadline, clock.within(clock.limit * _BY_FRACTIONS))
     if least is None:
-        raise InvalidSweepError(
+        raise MissedDeadlineError(
             f"no plan can end by {aim.deadline:g} s: the longest job, or all jobs together, take longer. "
             "Give a later deadline or more devices"
         )
@@ -152,7 +152,7 @@ def _meet_deadline(best: Incumbent, aim: Objective, seed: int, processes: int) -
         return
     minimise_makespan(fast, seed, processes, None)
     if not best.offer(fast.schedule):
-        raise InvalidSweepError(
+        raise MissedDeadlineError(
             f"no plan was found that ends by {aim.deadline:g} s; the best ends after {fast.value:g} s. "
             "Give a later deadline, more devices, or a longer time limit"
         )

@@ -30,6 +30,11 @@ def five(deployment):
 
 
 @pytest.fixture(scope="module")
+def moved(deployment):
+    return run_sweep(deployment, "moved")
+
+
+@pytest.fixture(scope="module")
 def halved(deployment):
     return run_sweep(deployment, "halved")
 
@@ -70,32 +75,51 @@ def test_each_round_is_in_the_grid_and_unused_ones_are_skipped(five):
     assert "failed" not in states.values()
 
 
-@pytest.mark.ranks
-def test_losses_are_those_of_a_job_trained_in_one_go(deployment, five, tmp_path):
-    """Whatever was stopped, moved or left running: every step once, and the same losses in float64."""
+def test_each_rounds_plan_says_what_a_job_could_have_run_under(deployment, five):
+    for number in (1, 2):
+        of_round = f"sweep.round_{number}.plan"
+        plan, choices = (
+            deployment.airflow.xcom("five_rounds", five["run_id"], of_round, key)
+            for key in ("plan", "choices")
+        )
+        assert choices.keys() == {a["job"] for a in plan["assignments"]}
+        for a in plan["assignments"]:
+            (chosen,) = [option for option in choices[a["job"]]["options"] if option["chosen"]]
+            assert (chosen["technique"], chosen["devices"]) == (a["technique"], a["devices"])
+            assert choices[a["job"]]["why"]
+
+
+def trained_straight(deployment, folder, samples):
+    """The losses of a job that is trained in one go."""
     straight = Job(
         "straight",
         "slow_later:linear",
         "slow_later:paced",
         "slow_later:loss",
         HParams(batch_size=16, lr=0.05, optimizer="torch.optim:SGD", precision="float64"),
-        data_args={"samples": 3200, "first": 0.0, "later": 0.0},
+        data_args={"samples": samples, "first": 0.0, "later": 0.0},
     )
     run = runs.start(
         runs.RunSpec(
             job=straight,
             technique="single",
-            folder=str(tmp_path / "straight"),
+            folder=str(folder / "straight"),
             node="straight",
             slots=1,
             devices=1,
             kind="cpu",
-            leases_folder=str(tmp_path / "leases"),
+            leases_folder=str(folder / "leases"),
             path=(str(deployment.services.state.parent / "dags"),),
         )
     )
     assert run.wait()["status"] == "finished"
-    expected = losses_of(tmp_path / "straight")
+    return losses_of(folder / "straight")
+
+
+@pytest.mark.ranks
+def test_losses_are_those_of_a_job_trained_in_one_go(deployment, five, tmp_path):
+    """Whatever was stopped, moved or left running: every step once, and the same losses in float64."""
+    expected = trained_straight(deployment, tmp_path, 3200)
     for job in ("slow", "even-1", "even-2"):
         found = losses_of(deployment.job_folder("five_rounds", five["run_id"], job))
         assert found == pytest.approx(expected, rel=1e-9), job
@@ -108,6 +132,35 @@ def test_a_job_has_one_mlflow_run_with_every_step_once(deployment, five):
     for run in found:
         steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "loss")]
         assert sorted(steps) == list(range(1, 201))
+
+
+def test_a_job_that_strays_from_the_plan_ends_the_round_and_goes_on_elsewhere(deployment, moved):
+    assert moved["state"] == "success", moved["states"]
+    assert {outcome["status"] for outcome in moved["result"]["jobs"]} == {"finished"}
+    folder = deployment.job_folder("moved", moved["run_id"], "slow")
+    places = [(run.spec.technique, run.spec.devices, run.spec.node) for run in runs.all_of(folder)]
+    assert places == [("single", 1, "a"), ("ddp", 2, "b")]
+    assert len(list(folder.parent.glob("round_1_*.over"))) == 1, "nothing but the job ends a round here"
+    assert {job["job"]: job["node"] for job in moved["result"]["jobs"]} == dict.fromkeys(
+        ("slow", "even-1", "even-2"), "b"
+    )
+
+
+@pytest.mark.ranks
+def test_a_job_that_moved_has_the_losses_of_one_that_did_not(deployment, moved, tmp_path):
+    expected = trained_straight(deployment, tmp_path, 1600)
+    found = losses_of(deployment.job_folder("moved", moved["run_id"], "slow"))
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_move_is_marked_in_the_one_run_of_its_job(deployment, moved):
+    client, found = mlflow_runs(deployment, "moved")
+    assert sorted(run.info.run_name for run in found) == ["even-1", "even-2", "slow"]
+    (slow,) = [run for run in found if run.info.run_name == "slow"]
+    marks = {key: value for key, value in slow.data.tags.items() if key.startswith("saturn.moved")}
+    assert marks == {"saturn.moved.round_2": "single x 1 on a -> ddp x 2 on b[0,1]"}
+    steps = [metric.step for metric in client.get_metric_history(slow.info.run_id, "loss")]
+    assert sorted(steps) == list(range(1, 101))
 
 
 def test_the_better_half_goes_on_and_the_rest_is_pruned_not_failed(deployment, halved):
@@ -126,6 +179,13 @@ def test_the_better_half_goes_on_and_the_rest_is_pruned_not_failed(deployment, h
     assert states["sweep.round_2.train lr-1e-05"] == "skipped"
     assert "failed" not in states.values()
     assert result["without_selection_seconds"] > 0
+
+
+def test_every_round_has_the_sweeps_objective(deployment, halved):
+    for number in (1, 2):
+        plan = deployment.airflow.xcom("halved", halved["run_id"], f"sweep.round_{number}.plan", "plan")
+        assert plan["objective"] == "mean-completion"
+        assert plan["value_bound"] <= plan["value"] <= plan["makespan"]
 
 
 def test_pruned_jobs_are_marked_in_mlflow_and_stopped_at_their_rung(deployment, halved):

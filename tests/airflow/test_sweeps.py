@@ -62,6 +62,16 @@ def test_the_plan_says_what_each_job_could_have_run_under(deployment, broken):
     assert good["why"]
 
 
+def test_a_deadline_that_no_plan_can_meet_is_said_in_the_log_and_the_result(deployment, broken):
+    plan = deployment.airflow.xcom("broken_sweep", broken["run_id"], "sweep.plan", "plan")
+    assert plan["objective"] == "makespan"
+    deadline = broken["result"]["deadline"]
+    assert (deadline["planned"], deadline["met"]) == (False, False)
+    assert deadline["late_seconds"] > 0
+    lines = deployment.airflow.log("broken_sweep", broken["run_id"], "sweep.plan", -1, 1)
+    assert any("THE DEADLINE CAN'T BE MET" in line for line in lines)
+
+
 def test_the_report_says_what_measuring_took(broken):
     result = broken["result"]
     assert result["trials"] >= 4
@@ -176,6 +186,7 @@ def test_what_an_earlier_sweep_measured_is_not_measured_again(deployment):
         result = deployment.airflow.xcom("familiar_sweep", run_id, "sweep.report")
         assert result["failed"] == []
         assert result["trials"] == (0 if known else 1)
+        assert (result["deadline"]["planned"], result["deadline"]["met"]) == (True, True)
         # On a machine that is busy with other things training may not bear out the trial.
         known = not result["drifted"]
 

@@ -11,7 +11,6 @@ from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.operators.plan import choices, why_nowhere, with_launches
 from saturn_airflow.operators.report import actual_speeds, drifted, stages, table
 from saturn_airflow.plan import Assignment, Plan
-from saturn_airflow.planning.explaining import explain
 from saturn_airflow.problem import PlannedJob, Problem
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of
@@ -87,14 +86,15 @@ def test_what_the_plan_page_needs_of_each_job() -> None:
         0.1,
         tuple(Assignment(n, "single", 1, "gpu", (i,), 0.0, 11.0) for i, n in enumerate("ab")),
     )
-    reasons = {reason.assignment.job: reason for reason in explain(problem, plan).reasons}
     refusals = [
         {"fingerprint": fingerprint(job()), "technique": "ddp", "devices": 1, "kind": "a100", "reason": "no"}
     ]
-    found = choices(plan, reasons, jobs, estimates, refusals, GPUS)
+    found = choices(problem, plan, jobs, estimates, refusals)
     assert found.keys() == {"a", "b"}
     ddp, fsdp, single = found["a"]["options"]
     assert (single["chosen"], ddp["chosen"]) == (True, False)
+    # As the planner had it: warm, when the devices are free.
+    assert (single["seconds"], ddp["seconds"]) == (11.0, 7.0)
     assert (ddp["source"], ddp["uncertainty"], ddp["makespan"]) == ("interpolated", 0.1, 18.0)
     assert (fsdp["reason"], fsdp["seconds"]) == ("out of memory", None)
     assert found["a"]["refused"] == refusals

@@ -161,6 +161,10 @@ MISTAKES = [
     ("mode='least'", "mode is 'least'; it is 'min' or 'max'"),
     ("register_as='digits/v2'", "register_as is 'digits/v2'; give the name of a registered model"),
     ("planning_seconds=0", "planning_seconds is 0"),
+    ("objective='cost'", "objective is 'cost'; it is 'makespan' or 'mean-completion' or 'device-time'"),
+    ("objective='device-time'", "objective is 'device-time', which needs a deadline: give deadline="),
+    ("deadline='06:00'", "deadline goes with objective='device-time', not with 'makespan'"),
+    ("objective='device-time', deadline=3600", "deadline is 3600; give the time a sweep may take"),
     ("metric='acuracy'", "metric is 'acuracy'; it is None or 'eval_loss' or 'epoch_loss' or 'loss'"),
     ("metric='eval_loss'", "metric is 'eval_loss', but job 'a' has no load_eval_dataloader"),
     ("keep_checkpoints=0", "keep_checkpoints is 0; give a whole number of at least 1"),
@@ -196,6 +200,22 @@ print(json.dumps(messages))
     for (arguments, expected), message in zip(MISTAKES, said, strict=True):
         assert expected in message, arguments
         assert "\n" not in message, arguments
+
+
+def test_the_objective_and_the_deadline_reach_every_plan(tmp_path):
+    done = run_python(
+        """
+        from datetime import timedelta
+        for more in ({"deadline": "06:00"}, {"deadline": timedelta(hours=6), "rounds": 2}):
+            tasks = build(objective="device-time", **more).tasks
+            print(json.dumps([[t.objective, t.deadline] for t in tasks if t.task_id.endswith("plan")]))
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    clock, span = map(json.loads, done.stdout.splitlines()[-2:])
+    assert clock == [["device-time", {"seconds": None, "clock": "06:00"}]]
+    assert span == [["device-time", {"seconds": 21600, "clock": None}]] * 2
 
 
 def test_references_may_be_left_to_the_nodes(tmp_path):

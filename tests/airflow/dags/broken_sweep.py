@@ -1,6 +1,8 @@
-"""A sweep in which some jobs go wrong and the others must not notice."""
+"""A sweep in which some jobs go wrong and the others must not notice; and a deadline no plan can meet."""
 
 from __future__ import annotations
+
+from datetime import timedelta
 
 from airflow.sdk import TriggerRule, dag, task
 
@@ -35,6 +37,8 @@ def broken_sweep():
         techniques=["single", "ddp"],
         cluster=Cluster(Node("a", devices=1, kind="cpu"), Node("b", devices=2, kind="cpu")),
         retries=0,
+        objective="device-time",
+        deadline=timedelta(seconds=1),
     )
 
     @task(trigger_rule=TriggerRule.ALL_DONE)

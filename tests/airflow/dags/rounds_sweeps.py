@@ -9,7 +9,7 @@ from saturn_airflow.rounds import Rounds
 from saturn_airflow.selection import SuccessiveHalving
 
 
-def job(name: str, lr: float = 0.05, epochs: int = 1, **data) -> Job:
+def job(name: str, lr: float = 0.05, epochs: int = 1, nodes: list[str] | None = None, **data) -> Job:
     return Job(
         name,
         load_model="slow_later:linear",
@@ -20,6 +20,7 @@ def job(name: str, lr: float = 0.05, epochs: int = 1, **data) -> Job:
             batch_size=16, epochs=epochs, lr=lr, optimizer="torch.optim:SGD", precision="float64"
         ),
         data_args=data,
+        nodes=nodes,
     )
 
 
@@ -44,6 +45,20 @@ def five_rounds():
 
 
 @dag(schedule=None, tags=["test"])
+def moved():
+    """The slow job is alone on its node; when it is seen to be ten times slower, it takes the other node."""
+    SaturnSweepOperator(
+        task_id="sweep",
+        jobs=[
+            job("slow", samples=1600, later=0.04),
+            *(job(f"even-{n}", samples=1600, nodes=["b"]) for n in (1, 2)),
+        ],
+        rounds=Rounds(most=3, off_by=0.5),
+        **{**COMMON, "cluster": Cluster(Node("a", devices=1, kind="cpu"), Node("b", devices=2, kind="cpu"))},
+    )
+
+
+@dag(schedule=None, tags=["test"])
 def halved():
     SaturnSweepOperator(
         task_id="sweep",
@@ -53,10 +68,12 @@ def halved():
         ],
         rounds=4,
         selection=SuccessiveHalving(),
+        objective="mean-completion",
         **COMMON,
     )
 
 
 one_round()
 five_rounds()
+moved()
 halved()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from airflow.sdk import dag, task
 from airflow.sdk.exceptions import AirflowSkipException
 
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 
 
-def sweep(job, data="faulty:points", **hparams):
+def sweep(job, data="faulty:points", aim=None, **hparams):
     return SaturnSweepOperator(
         task_id="sweep",
         jobs=[Job(job, "faulty:linear", data, "faulty:loss", hparams=HParams(batches=30, **hparams))],
         techniques=["single"],
         cluster=Cluster(Node("a", devices=1, kind="cpu")),
+        **(aim or {}),
     )
 
 
@@ -26,7 +29,8 @@ def small_sweep():
 def familiar_sweep():
     # Data that decides the speed, so that training is as fast as its trial; and a batch size of its own,
     # since what other sweeps have measured is known, too.
-    sweep("familiar", "faulty:slow_points", batch_size=12)
+    aim = {"objective": "device-time", "deadline": timedelta(hours=1)}
+    sweep("familiar", "faulty:slow_points", aim, batch_size=12)
 
 
 @dag(schedule=None, tags=["test"])

@@ -1,0 +1,91 @@
+"""What sweeps plan for other than the makespan, at the start and at a boundary."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from saturn_airflow.cluster import Cluster, Node
+from saturn_airflow.operators.plan import PlanOperator
+from saturn_airflow.operators.report import lateness, table
+from saturn_airflow.planning.adoption import Effort, decide
+from saturn_airflow.planning.execution import Place, Situation
+from saturn_airflow.problem import Option, PlannedJob, Problem
+
+NODE = Node("n", 2, "cpu")
+
+
+def job(name: str, **seconds: float) -> PlannedJob:
+    devices = {"one": 1, "two": 2}
+    return PlannedJob(name, tuple(Option(t, devices[t], {"cpu": s}) for t, s in seconds.items()))
+
+
+#: Thrifty on one device, fast on two.
+ONE_JOB = Problem("p", (NODE,), (job("a", one=10.0, two=6.0),))
+
+
+def operator(**arguments: Any) -> PlanOperator:
+    usual = {
+        "task_id": "plan",
+        "techniques": None,
+        "profile": "auto",
+        "trials_task": "trials",
+        "group": "sweep",
+    }
+    more = {"cluster": Cluster(NODE).to_dict(), "profile_tasks": [], "time_limit": 3.0}
+    return PlanOperator(**{**usual, **more, **arguments})
+
+
+@pytest.mark.parametrize(("left", "technique"), [(60.0, "one"), (8.0, "two")])
+def test_with_a_deadline_the_thriftiest_plan_that_meets_it_is_made(left: float, technique: str) -> None:
+    plans = operator(objective="device-time")
+    plans.ends_by = time.time() + left
+    plan = plans.solve(ONE_JOB)
+    assert [a.technique for a in plan.assignments] == [technique]
+    assert plan.value == {"one": 10, "two": 12}[technique]
+    assert plans.meets_deadline
+
+
+@pytest.mark.parametrize("left", [3.0, -100.0])
+def test_where_the_deadline_cannot_be_met_all_ends_as_early_as_can_be(left: float) -> None:
+    plans = operator(objective="device-time")
+    plans.ends_by = time.time() + left
+    plan = plans.solve(ONE_JOB)
+    assert (plan.objective, plan.makespan) == ("makespan", 6.0)
+    told = plans.told(plan, Cluster(NODE), plan)
+    assert told["deadline"] == {"at": plans.ends_by, "planned": False}
+
+
+def test_at_a_boundary_a_deadline_lets_a_job_move_to_where_it_ends_in_time() -> None:
+    now = Situation({"a": 0.9}, {"a": Place("one", 1, "n", (0,))})
+    before = decide(ONE_JOB, None, Situation({"a": 1.0}), effort=Effort(time_limit=0.2), checkpoint=0.0).plan
+
+    def technique(deadline: float) -> str:
+        effort = Effort(time_limit=0.2, objective="device-time", deadline=deadline)
+        (found,) = decide(ONE_JOB, before, now, effort=effort, checkpoint=0.5).plan.assignments
+        return found.technique
+
+    assert technique(30.0) == "one"
+    assert technique(7.0) == "two"
+    # In time on paper, but not with the checkpoint: the one that is least late.
+    assert technique(5.6) == "two"
+
+
+def test_the_mean_completion_has_short_jobs_first() -> None:
+    node = Node("n", 1, "cpu")
+    problem = Problem("p", (node,), (job("long", one=10.0), job("short", one=1.0)))
+    effort = Effort(time_limit=0.2, objective="mean-completion")
+    found = decide(problem, None, Situation({"long": 1.0, "short": 1.0}), effort=effort, checkpoint=0.0)
+    assert [a.job for a in sorted(found.plan.assignments, key=lambda a: a.start)] == ["short", "long"]
+    assert found.plan.value == pytest.approx((1 + 11) / 2)
+
+
+def test_the_report_says_whether_the_deadline_was_met() -> None:
+    outcomes = [{"job": "a", "ended_at": 90.0}, {"job": "b", "ended_at": 130.0}, {"job": "c"}]
+    assert lateness({"at": 150.0, "planned": True}, outcomes)["met"]
+    late = lateness({"at": 100.0, "planned": False}, outcomes)
+    assert (late["met"], late["late_seconds"]) == (False, 30.0)
+    result = {"jobs": [{"job": "a", "status": "finished"}], "best": None, "deadline": late}
+    assert "THE DEADLINE WAS MISSED by 30 s, as the plan had foreseen" in table(result)
