@@ -6,7 +6,7 @@ import argparse
 from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from saturn_airflow.commands.shared import COMPOSE, add_dags
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -22,12 +22,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=Path(".saturn-cluster"),
         help="folder for all they write; one used before is taken up again (%(default)s)",
     )
-    parser.add_argument(
-        "--compose", type=Path, default=ROOT / "docker" / "compose.yaml", help="the compose file"
-    )
-    parser.add_argument(
-        "--dags", type=Path, default=ROOT / "dags", help="the DAGs folder (that of the clone)"
-    )
+    parser.add_argument("--compose", type=Path, default=COMPOSE, help="the compose file (that of the clone)")
+    add_dags(parser)
     parser.add_argument(
         "--set",
         action="append",
@@ -53,9 +49,8 @@ def run(args: argparse.Namespace) -> int:
     if args.new_secrets:
         print("".join(f"{name}={value}\n" for name, value in new_secrets().items()), end="")
         return 0
-    for path in (args.compose, args.dags):
-        if not path.exists():
-            raise SaturnError(f"there is no {path}; run this from a clone, or say where it is")
+    if not args.dags.is_dir():
+        raise SaturnError(f"there is no folder {args.dags}; run this from a clone, or give --dags")
     variables = {}
     for text in args.set:
         name, sign, value = text.partition("=")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from saturn_airflow.commands.shared import COMPOSE, add_dags
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +18,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state", type=Path, default=Path(".saturn"), help="folder for all it writes (%(default)s)"
     )
-    parser.add_argument(
-        "--dags", type=Path, default=ROOT / "dags", help="folder of the example DAGs (that of the clone)"
-    )
+    add_dags(parser)
     parser.add_argument(
         "--dag", metavar="ID", help="run this DAG, in the file ID.py, whose sweep has task_id='sweep'"
     )
@@ -45,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
         raise SaturnError(
             f"{args.dags} has no {dag_id}.py; run the demo from a clone of the repository, or give --dags"
         )
-    if args.cluster:
-        return run_demo(
-            LocalCluster(args.state, ROOT / "docker" / "compose.yaml", args.dags), dag_id, args.keep
-        )
-    return run_demo(Services(args.state, args.dags), dag_id, args.keep)
+    services = (
+        LocalCluster(args.state, COMPOSE, args.dags) if args.cluster else Services(args.state, args.dags)
+    )
+    return run_demo(services, dag_id, args.keep)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from saturn_airflow.errors import InvalidSweepError, SaturnError
-
-if TYPE_CHECKING:
-    from saturn_airflow.training.leases import Holder
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -37,47 +33,15 @@ def run(args: argparse.Namespace) -> int:
     """Show, or announce."""
     if args.announce:
         return _announce(args)
-    shown = survey(args.leases or _configured_folder())
+    from saturn_airflow.deployment.device_use import device_use
+
+    shown = device_use(args.leases or _configured_folder())
     print(json.dumps(shown, indent=2) if args.json else in_words(shown, time.time()))
     return 0
 
 
-def survey(folder: Path | None) -> dict[str, Any]:
-    """Devices and waiters of this machine.
-
-    :param folder: of the device locks; None for the default.
-    :returns: ``devices`` (name, id of a GPU on this machine, kind, holder, strangers: ids of processes on it
-        that are not its holder's) and ``waiters``; times are seconds since the epoch.
-    """
-    from saturn_airflow.training import devices, leases
-
-    held, processes = leases.holders(folder), devices.gpu_processes()
-    gpus = devices.gpus()
-    names = [*gpus, *(name for name in leases.names(folder) if name not in gpus)]
-    return {
-        "folder": str(folder or leases.default_folder()),
-        "devices": [
-            {
-                "name": name,
-                "id": list(gpus).index(name) if name in gpus else None,
-                "kind": gpus.get(name, "cpu"),
-                "holder": _as_dict(held.get(name)),
-                "strangers": strangers(processes.get(name, []), held.get(name)),
-            }
-            for name in names
-        ],
-        "waiters": [_as_dict(holder) for holder in leases.waiters(folder)],
-    }
-
-
-def strangers(processes: Sequence[int], holder: Holder | None) -> list[int]:
-    """Those of ``processes`` that do not belong to the session of the supervisor that holds the device."""
-    ours = _session(holder.pid) if holder is not None else None
-    return [pid for pid in processes if ours is None or _session(pid) != ours]
-
-
 def in_words(shown: Mapping[str, Any], now: float) -> str:
-    """The survey as a table for people."""
+    """What :func:`~saturn_airflow.deployment.device_use.device_use` found as a table for people."""
     rows = [["device", "kind", "holder", "for"]]
     for device in shown["devices"]:
         name = device["name"] if device["id"] is None else f"{device['id']}: {device['name']}"
@@ -133,17 +97,6 @@ def _configured_folder() -> Path | None:
     except ModuleNotFoundError:  # a machine with torch alone
         return None
     return Path(leases_folder())
-
-
-def _as_dict(holder: Holder | None) -> dict[str, Any] | None:
-    return None if holder is None else {"who": holder.who, "pid": holder.pid, "since": holder.since}
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:  # it is gone, or in another container
-        return None
 
 
 def _named(pid: int) -> str:

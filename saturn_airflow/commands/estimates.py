@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from saturn_airflow.commands import shared
 
 if TYPE_CHECKING:
     from saturn_airflow.tracking.estimates import Known
-
-#: Columns of text that goes to a file or another program.
-_WIDTH = 160
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,27 +24,20 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--failed", action="store_true", help="only of strategies that can't run, with the reason"
     )
     parser.add_argument("--json", action="store_true", help="print them as JSON")
-    parser.add_argument(
-        "--uri", help="MLflow's tracking URI (default: MLFLOW_TRACKING_URI, else the store in Saturn's home)"
-    )
+    shared.add_uri(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the estimates that match."""
     from saturn_airflow import tracking
 
-    home = Path(os.environ.get("AIRFLOW__SATURN__HOME") or _default_home())
-    known = tracking.estimates.everything(args.uri or tracking.resolve_uri(home))
+    known = tracking.estimates.everything(shared.uri_of(args))
     found = sorted(filter(lambda k: _matches(k, args), known), key=_order)
     if args.json:
         print(json.dumps([_row(k) for k in found], indent=2))
     else:
         _show(found, len(known))
     return 0
-
-
-def _default_home() -> Path:
-    return Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "saturn"
 
 
 def _matches(known: Known, args: argparse.Namespace) -> bool:
@@ -77,7 +67,6 @@ def _row(known: Known) -> dict[str, Any]:
 
 def _show(found: Sequence[Known], count: int) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -111,9 +100,7 @@ def _show(found: Sequence[Known], count: int) -> None:
             style="dim" if not e.works else "yellow" if e.stale else None,
         )
         job = known.job
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = shared.console()
     if found:
         console.print(table)
     console.print(

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow.commands import shared
 from saturn_airflow.errors import SaturnError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _STYLES = {"finished": "green", "failed": "red", "running": "cyan", "pruned": "dim", "stopped": "yellow"}
-#: Columns of what is no terminal, where COLUMNS does not say otherwise: wide enough to be read by programs.
-_WIDTH = 200
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -42,19 +38,14 @@ def _options(parser: argparse.ArgumentParser, default: Any = None, listing: bool
         limit = 20 if default is None else default
         parser.add_argument("--limit", type=int, metavar="N", default=limit, help="how many at the most (20)")
     parser.add_argument("--json", action="store_true", default=default or False, help="print it as JSON")
-    parser.add_argument(
-        "--uri",
-        default=default,
-        help="MLflow's tracking URI (default: MLFLOW_TRACKING_URI, else the store in Saturn's home)",
-    )
+    shared.add_uri(parser, default)
 
 
 def run(args: argparse.Namespace) -> int:
     """List, or show one."""
-    from saturn_airflow import tracking
     from saturn_airflow.tracking import sweeps
 
-    uri = args.uri or tracking.resolve_uri(_home())
+    uri = shared.uri_of(args)
     if args.action == "show":
         found: Any = sweeps.one(uri, args.sweep)
     else:
@@ -70,13 +61,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _home() -> Path:
-    default = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "saturn"
-    return Path(os.environ.get("AIRFLOW__SATURN__HOME") or default)
-
-
 def _list(found: Sequence[Mapping[str, Any]]) -> None:
-    console = _console()
+    console = shared.console()
     if not found:
         console.print("MLflow knows no sweep.")
         return
@@ -101,7 +87,7 @@ def _list(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show(sweep: Mapping[str, Any]) -> None:
-    console = _console()
+    console = shared.console()
     columns = ("job", "status", "technique", "devices", "node", "planned", "actual", "loss", "eval loss")
     rows = [
         [
@@ -152,14 +138,6 @@ def _table(
         cells[status].stylize(_STYLES.get(row[status], ""))
         table.add_row(*cells)
     console.print(table)
-
-
-def _console() -> Console:
-    """A console that colours a terminal alone (rich's own rule), and gives programs wide lines."""
-    from rich.console import Console
-
-    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=_WIDTH if wide else None)
 
 
 def _line(console: Console, text: str) -> None:

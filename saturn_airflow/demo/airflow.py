@@ -84,10 +84,6 @@ class Airflow:
         """The answer to ``GET /api/v2<path>``."""
         return self._client.get(path, params=params).raise_for_status().json()
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer to ``POST /api/v2<path>``."""
-        return self._client.post(path, json=body).raise_for_status().json()
-
     def delete(self, path: str) -> None:
         """``DELETE /api/v2<path>``."""
         self._client.delete(path).raise_for_status()

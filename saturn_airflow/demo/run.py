@@ -13,35 +13,39 @@ from rich.live import Live
 from saturn_airflow.demo import view
 from saturn_airflow.demo.airflow import Airflow
 from saturn_airflow.demo.progress import SweepProgress, read_job, read_plan, read_stages
-from saturn_airflow.demo.services import Services
-from saturn_airflow.deployment.local import LocalCluster
 from saturn_airflow.deployment.processes import end_on_signals
+from saturn_airflow.deployment.services import LocalServices
 from saturn_airflow.errors import SaturnError
 from saturn_airflow.folders import slug
 
 GROUP = "sweep"
 
 
-def run_demo(
-    services: Services | LocalCluster, dag_id: str, keep: bool = False, console: Console | None = None
-) -> int:
+def run_demo(services: LocalServices, dag_id: str, keep: bool = False) -> int:
     """Run the demo; returns the exit status, 0 when every job finished.
 
     :param services: what it runs on; started here, and stopped.
     :param dag_id: a DAG with a sweep called ``sweep``.
     :param keep: leave the UIs up until Ctrl-C.
-    :raises SaturnError: when a service does not start, with its log's end.
+    :raises SaturnError: when a service does not start, with its log's end, or Airflow does not answer.
     """
-    console = console or Console()
+    console = Console()
     end_on_signals()
     try:
         with console.status("Starting MLflow and Airflow ..."):
             services.start()
         console.print(f"Airflow {services.airflow_url}   MLflow {services.mlflow_url}", highlight=False)
-        status = _run_sweep(services, dag_id, console)
+        try:
+            status = _run_sweep(services, dag_id, console)
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise SaturnError(
+                f"Airflow at {services.airflow_url} did not do as asked: {reason}; "
+                f"its logs are in {services.processes.logs}"
+            ) from None
         if keep:
             console.print("\nBoth UIs stay up; Ctrl-C stops them.")
-            if isinstance(services, LocalCluster):
+            if services.how_to_log_in:
                 console.print(services.how_to_log_in, highlight=False, soft_wrap=True)
             with suppress(KeyboardInterrupt):
                 while True:
@@ -53,7 +57,7 @@ def run_demo(
             services.stop()
 
 
-def _run_sweep(services: Services | LocalCluster, dag_id: str, console: Console) -> int:
+def _run_sweep(services: LocalServices, dag_id: str, console: Console) -> int:
     airflow = Airflow(services.airflow_url, services.login)
     with console.status("Airflow is parsing the DAGs ..."):
         airflow.wait_for_dag(dag_id)

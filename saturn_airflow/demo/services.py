@@ -9,29 +9,26 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 
-from saturn_airflow.deployment.processes import HOST, Processes, free_port
+from saturn_airflow.deployment.processes import HOST, free_port
+from saturn_airflow.deployment.services import LocalServices
 from saturn_airflow.errors import SaturnError
 
 
-class Services:
-    """MLflow and a small Airflow (SQLite, LocalExecutor); all their state is in one folder.
+class Services(LocalServices):
+    """MLflow and a small Airflow (SQLite, LocalExecutor), which nobody has to log in to.
 
     :param state: the folder; made when it is not there.
     :param dags: the DAGs folder.
-    :raises SaturnError: from :meth:`start`, when a service ends early or does not answer in time.
+    :param settings: what is added to, or replaced in, the environment of every service.
     """
 
-    #: Nobody has to log in.
     login = None
 
     def __init__(self, state: Path, dags: Path, settings: Mapping[str, str] | None = None) -> None:
-        self.state = state.resolve()
-        self.home = self.state / "jobs"
-        self.processes = Processes(self.state / "logs")
+        super().__init__(state)
         self.airflow_url = f"http://{HOST}:{free_port(8080)}"
         self.mlflow_url = f"http://{HOST}:{free_port(5000)}"
         self.environment = {
@@ -43,6 +40,11 @@ class Services:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             **(settings or {}),
         }
+
+    @property
+    def home(self) -> Path:
+        """The folder of checkpoints and progress of jobs."""
+        return self.state / "jobs"
 
     def start(self, timeout: float = 120.0) -> None:
         """Start everything and wait until it answers, at most ``timeout`` seconds."""
@@ -73,27 +75,6 @@ class Services:
         """Start a service again that was killed."""
         self.processes.revive(name)
 
-    def check(self) -> None:
-        """Raise :class:`SaturnError` when a service has ended by itself."""
-        self.processes.check()
-
-    def stop(self) -> None:
-        """End all services and whatever they started."""
-        self.processes.stop()
-
-    def __enter__(self) -> Services:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def _launch(self, name: str, *command: str) -> None:
         self.processes.launch(name, command, self.environment)
 
@@ -122,7 +103,8 @@ def airflow_settings(state: Path, dags: Path, url: str) -> dict[str, str]:
         "API__SECRET_KEY": secrets.token_hex(32),
         "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
         "DAG_PROCESSOR__REFRESH_INTERVAL": "10",
-        "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+        # More often would cost a quarter of a core, which the training of this machine needs.
+        "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         "SATURN__HOME": str(state / "jobs"),
         "SATURN__TECHNIQUES_FOLDER": str(dags / "shop" / "techniques"),
         "SATURN__LEASES_FOLDER": str(state / "leases"),

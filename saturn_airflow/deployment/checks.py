@@ -18,7 +18,7 @@ import httpx
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from saturn_airflow.cluster import Cluster
+from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.deployment import survey as surveys
 from saturn_airflow.errors import SaturnError
 from saturn_airflow.folders import slug
@@ -94,13 +94,19 @@ def examine_node(name: str) -> Iterator[Finding]:
 
     For a deployment whose workers do not answer `saturn doctor`.
     """
-    deployment = Deployment(celery=False, nodes={name: surveys.survey(name)})
-    try:
-        from saturn_airflow.operators.inventory import deployed_cluster
+    from saturn_airflow.operators.inventory import deployed_cluster
 
+    deployment = Deployment(celery=False)
+    try:
         deployment.cluster = deployed_cluster()
     except SaturnError as error:
         yield Finding("nodes", "warning", str(error), "a sweep then has to name its cluster itself")
+    known = [node.name for node in deployment.cluster or ()]
+    if known and name not in known:
+        text = f"{name!r} is no node of this deployment, which has {', '.join(known)}"
+        yield Finding("nodes", "problem", text, "correct --node, or add the node to [saturn] nodes")
+        return
+    deployment.nodes[name] = surveys.survey(name)
     for check in (check_versions, check_nodes, check_storage, check_leases, check_mlflow):
         yield from check(deployment)
 
@@ -268,15 +274,17 @@ def check_nodes(deployment: Deployment) -> Iterator[Finding]:
             fix = "look at the node, and at its worker's log"
             yield Finding("nodes", "problem", f"{node.name}: {error}", fix)
             continue
+        there = said["versions"]
         wrong = [
-            f"{package} {said['versions'].get(package, 'missing')} (here {own[package]})"
+            f"{package} {there[package]} (here {own[package]})"
             for package in ("python", "saturn-airflow", "apache-airflow", "torch")
-            if package in own and said["versions"].get(package) != own[package]
+            if package in own and package in there and there[package] != own[package]
         ]
         if wrong:
             text = f"{node.name}: runs {', '.join(wrong)}"
             yield Finding("nodes", "warning", text, "install the same versions on all machines")
-        if "torch" not in said["versions"]:
+        trains = "torch" in there
+        if not trains:
             text = f"{node.name}: torch is not installed"
             yield Finding("nodes", "problem", text, "pip install 'saturn-airflow[torch]' there")
         away = [f"{what}: {error}" for what, error in said["reach"].items() if error]
@@ -292,62 +300,68 @@ def check_nodes(deployment: Deployment) -> Iterator[Finding]:
         if strangers:
             text = f"{node.name}: processes that are not Saturn's use {', '.join(strangers)}"
             yield Finding("nodes", "warning", text, f"`saturn devices` on {node.name} lists them")
-        if enough and not wrong and not away:
+        if trains and enough and not wrong and not away:
             gpus = ", ".join(sorted(set(said["gpus"]))) or "CPU slots"
             yield Finding("nodes", "ok", f"{node.name}: {node.devices} x {node.kind} ({gpus})")
 
 
 def check_limits(deployment: Deployment) -> Iterator[Finding]:
     """Airflow lets as many tasks run at once as there are devices, and those that wait behind them."""
-    from airflow.sdk import conf
-
     if deployment.cluster is None:
         return
-    fine = True
-    need = {node.queue: node.devices + 2 for node in deployment.cluster}
-    for node in deployment.cluster:
+    found = list(_low_limits(deployment, deployment.cluster))
+    total = sum(map(_tasks_of, deployment.cluster))
+    yield from found or [Finding("limits", "ok", f"{total} tasks of a sweep may run at once")]
+
+
+def _tasks_of(node: Node) -> int:
+    """How many tasks of one sweep run on a node at once: one for each device, and two that wait."""
+    return node.devices + 2
+
+
+def _low_limits(deployment: Deployment, cluster: Cluster) -> Iterator[Finding]:
+    from airflow.sdk import conf
+
+    for node in cluster:
+        need = _tasks_of(node)
         slots = sum(
             deployment.pools.get(worker, 0)
             for worker, queues in deployment.workers.items()
             if node.queue in queues
         )
-        if 0 < slots < need[node.queue]:
-            fine = False
-            text = f"the worker of {node.name} runs {slots} tasks at once; one sweep uses {need[node.queue]}"
-            fix = f"airflow celery worker --queues {node.queue} --concurrency {need[node.queue]} (or more)"
+        if 0 < slots < need:
+            text = f"the worker of {node.name} runs {slots} tasks at once; one sweep uses {need}"
+            fix = f"airflow celery worker --queues {node.queue} --concurrency {need} (or more)"
             yield Finding("limits", "warning", text, fix)
-    total = sum(need.values())
+    total = sum(map(_tasks_of, cluster))
     for section, option, usual in (("core", "parallelism", 32), ("core", "max_active_tasks_per_dag", 16)):
         limit = conf.getint(section, option, fallback=usual)
         if limit < total:
-            fine = False
             text = f"[{section}] {option} is {limit}; a sweep over all nodes has {total} tasks at once"
             yield Finding("limits", "warning", text, f"set [{section}] {option} to {total} or more")
     if deployment.celery:
         options = conf.getsection("celery_broker_transport_options") or {}
         hours = float(options.get("visibility_timeout") or 86400) / 3600
         if hours < 24 * 7:
-            fine = False
             text = f"visibility_timeout is {hours:.0f} h; a task that runs longer is handed out again"
             fix = "set [celery_broker_transport_options] visibility_timeout above the longest training"
             yield Finding("limits", "warning", text, fix)
-    if fine:
-        yield Finding("limits", "ok", f"{total} tasks of a sweep may run at once")
 
 
 def check_storage(deployment: Deployment) -> Iterator[Finding]:
     """All nodes write to the folder of checkpoints, see each other's files there, and have room."""
     answered = {name: said for name, said in deployment.nodes.items() if "home" in said}
-    fine = bool(answered)
+    yield from list(_bad_storage(answered)) or _good_storage(answered)
+
+
+def _bad_storage(answered: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     for name, said in answered.items():
         home = said["home"]
         if home["error"]:
-            fine = False
             text = f"{name} can't write to {home['folder']}: {home['error']}"
             fix = "let the worker's user write there, or set [saturn] home"
             yield Finding("storage", "problem", text, fix)
         if home["free"] < LITTLE_DISK:
-            fine = False
             level: Level = "problem" if home["free"] < NO_DISK else "warning"
             text = f"{name}: {home['free'] / 2**30:.1f} GB are free for checkpoints in {home['folder']}"
             yield Finding("storage", level, text, "remove old sweeps there, or give it a larger disk")
@@ -355,16 +369,18 @@ def check_storage(deployment: Deployment) -> Iterator[Finding]:
         for other, theirs in answered.items():
             mark = theirs["home"]["mark"]
             if mark and other != name and said["marks"].get(slug(theirs["name"])) != mark:
-                fine = False
                 text = f"{name} does not see what {other} writes to {theirs['home']['folder']}"
                 fix = "mount one shared folder on all nodes, or jobs can't move between them ([saturn] home)"
                 yield Finding("storage", "problem", text, fix)
-    if fine and len(answered) == 1:
+
+
+def _good_storage(answered: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    if len(answered) == 1:
         (name, said), *_ = answered.items()
         others = ", ".join(sorted(set(said["marks"]) - {slug(said["name"])})) or "none"
         text = f"{said['home']['folder']} can be written by {name}, which sees the marks of: {others}"
         yield Finding("storage", "ok", text)
-    elif fine:
+    elif answered:
         free = min(said["home"]["free"] for said in answered.values()) / 2**30
         folder = next(iter(answered.values()))["home"]["folder"]
         yield Finding("storage", "ok", f"{folder} is shared by {', '.join(answered)}; {free:.0f} GB free")
@@ -372,7 +388,6 @@ def check_storage(deployment: Deployment) -> Iterator[Finding]:
 
 def check_leases(deployment: Deployment) -> Iterator[Finding]:
     """Device locks lie on each node's own disk, and are held by live processes only."""
-    fine = 0
     for name, said in deployment.nodes.items():
         if "leases" not in said:
             continue
@@ -390,7 +405,6 @@ def check_leases(deployment: Deployment) -> Iterator[Finding]:
             pids = " ".join(map(str, orphan["pids"]))
             text = f"{name}: {orphan['device']} is held for {orphan['who']}, whose process is gone"
             yield Finding("leases", "problem", text, f"on {name}: kill {pids}")
-        fine += not said["orphans"]
         held = sum(1 for device in said["devices"] if device["holder"])
         if not said["orphans"]:
             waiting = len(said["waiters"])

@@ -67,9 +67,17 @@ def load(path: Path, variables: Mapping[str, str]) -> dict[str, Service]:
     """The services of a compose file, by name.
 
     :param variables: what ``${NAME}`` stands for.
-    :raises ComposeError: when a required variable is missing, or a dependency is not there.
+    :raises ComposeError: when there is no such file or it is no YAML, a required variable is missing, or a
+        dependency is not there.
     """
-    data = yaml.safe_load(path.read_text())
+    try:
+        data = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ComposeError(
+            f"there is no compose file {path}; run this from a clone of the repository, or say where it is"
+        ) from None
+    except yaml.YAMLError as error:
+        raise ComposeError(f"{path} is no YAML: {error}") from None
     services = {name: _service(name, interpolate(body, variables)) for name, body in data["services"].items()}
     for service in services.values():
         if unknown := sorted(set(service.depends_on) - set(services)):

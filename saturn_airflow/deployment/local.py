@@ -24,11 +24,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from saturn_airflow.deployment.compose import Service, load
-from saturn_airflow.deployment.processes import HOST, Processes, free_port
+from saturn_airflow.deployment.processes import HOST, free_port
+from saturn_airflow.deployment.services import LocalServices
 from saturn_airflow.errors import SaturnError
 
 #: The ports of the compose file, with their usual numbers.
@@ -43,7 +43,7 @@ SMALL = {
 }
 
 
-class LocalCluster:
+class LocalCluster(LocalServices):
     """A whole deployment on this machine, listening on 127.0.0.1 only; all its state is in one folder.
 
     :param state: the folder; made when it is not there. A cluster started there again finds its databases.
@@ -62,8 +62,7 @@ class LocalCluster:
         variables: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.state = state.resolve()
-        self.processes = Processes(self.state / "logs")
+        super().__init__(state)
         self._secrets = self.state / "secrets.env"
         ports = {name: str(free_port(usual)) for name, usual in PORTS.items()}
         self.airflow_url = f"http://{HOST}:{ports['AIRFLOW_PORT']}"
@@ -89,6 +88,7 @@ class LocalCluster:
                 for volume in service.volumes
             },
         }
+        self.how_to_log_in = f"Log in to Airflow as {self.login[0]}; the password is in {self._secrets}."
         self._ready: set[str] = set()
         self._lock: IO[bytes] | None = None
 
@@ -106,11 +106,6 @@ class LocalCluster:
     def login(self) -> tuple[str, str]:
         """User and password of Airflow's administrator."""
         return self.variables.get("AIRFLOW_ADMIN_USER", "admin"), self.variables["AIRFLOW_ADMIN_PASSWORD"]
-
-    @property
-    def how_to_log_in(self) -> str:
-        """Words for people."""
-        return f"Log in to Airflow as {self.login[0]}; the password is in {self._secrets}."
 
     def environment(self, name: str) -> dict[str, str]:
         """The environment of a service, for a command that is to run beside it."""
@@ -167,10 +162,6 @@ class LocalCluster:
         if wait:
             self.wait_ready(name)
 
-    def check(self) -> None:
-        """Raise :class:`SaturnError` when a service has ended by itself."""
-        self.processes.check()
-
     def stop(self) -> None:
         """End all services and whatever they started; those that others depend on go last."""
         signs = {s.name: signal.Signals[s.stop_signal] for s in self.services.values()}
@@ -181,19 +172,6 @@ class LocalCluster:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-    def __enter__(self) -> LocalCluster:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _be_alone(self) -> None:
         """Refuse to share the folder with another cluster; end what a killed one left behind."""
@@ -306,7 +284,8 @@ def _prepare_postgres(
     :raises SaturnError: when Postgres is not installed, or refuses.
     """
     data = Path(environment["PGDATA"])
-    if shutil.which("postgres", path=environment["PATH"]) is None:
+    server = shutil.which("postgres", path=environment["PATH"])
+    if server is None:
         raise SaturnError("there is no Postgres here; on Debian and Ubuntu: apt-get install postgresql")
     as_user: tuple[str, ...] = ()
     if os.geteuid() == 0:
@@ -316,12 +295,12 @@ def _prepare_postgres(
         capability = ("--inh-caps=+dac_override", "--ambient-caps=+dac_override")
         as_user = ("setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", *capability)
     data.chmod(0o700)
-    program = (*as_user, shutil.which("postgres", path=environment["PATH"]) or "postgres")
+    program = (*as_user, server)
     if not (data / "PG_VERSION").exists():
         scripts = folders["/docker-entrypoint-initdb.d"].glob("*.sql")
         statements = [f"CREATE DATABASE {environment['POSTGRES_DB']};\n", *(s.read_text() for s in scripts)]
         password = f"{environment['POSTGRES_PASSWORD']}\n"
-        initdb = shutil.which("initdb", path=environment["PATH"]) or "initdb"
+        initdb = str(Path(server).with_name("initdb"))
         options = ("--auth=scram-sha-256", "--pwfile=/dev/stdin", "--encoding=UTF8", "--locale=C.UTF-8")
         user = f"--username={environment['POSTGRES_USER']}"
         _feed((*as_user, initdb, "--no-sync", user, *options), password, environment)

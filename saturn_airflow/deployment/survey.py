@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import socket
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -29,23 +28,23 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
     :param name: what its mark is called: the Celery worker's name, or the node's.
     :param mark: the mark's contents.
     :param mlflow: an address of the MLflow server to try; None for the one that is configured here.
-    :return: ``versions``, ``home`` (folder, its storage, free and total bytes, an error where it can't be
+    :return: ``versions``, ``home`` (folder, its storage, free bytes, an error where it can't be
         written), ``marks`` (names whose marks are seen, with their contents), ``devices`` and ``waiters`` (as
         `saturn devices` has them), ``gpus`` (product names of those it may use), ``orphans`` (devices held
         for a process that is gone), ``reach`` (an error, or None, by address). Times are seconds since the
         epoch.
     """
-    from saturn_airflow.commands import devices as devices_command
+    from saturn_airflow.deployment.device_use import device_use
     from saturn_airflow.operators import context
     from saturn_airflow.training import devices
 
     leases = Path(context.leases_folder())
-    found: dict[str, Any] = {"name": name, "host": socket.gethostname(), "versions": versions()}
+    found: dict[str, Any] = {"name": name, "versions": versions()}
     found["home"] = _home(context.home(), name, mark)
     found["marks"] = marks(context.home())
     found["leases"] = {"folder": str(leases), "storage": storage(leases)}
     try:
-        shown = devices_command.survey(leases)
+        shown = device_use(leases)
         found["devices"], found["waiters"] = shown["devices"], shown["waiters"]
         found["orphans"] = _orphans(shown["devices"], leases)
     except Exception as error:
@@ -138,8 +137,7 @@ def _home(home: Path, name: str, mark: str) -> dict[str, Any]:
     except OSError as error:
         found["error"] = error.strerror or str(error)
     there = next((path for path in (home, *home.parents) if path.exists()), Path("/"))
-    usage = shutil.disk_usage(there)
-    found["free"], found["total"] = usage.free, usage.total
+    found["free"] = shutil.disk_usage(there).free
     return found
 
 

@@ -141,6 +141,15 @@ def test_variables_are_read_as_compose_reads_them(text, variables, expected):
     assert interpolate(text, variables) == expected
 
 
+def test_what_is_no_compose_file_is_named(tmp_path):
+    path = tmp_path / "compose.yaml"
+    with pytest.raises(ComposeError, match=r"there is no compose file \S+compose\.yaml"):
+        load(path, {})
+    path.write_text("services: [")
+    with pytest.raises(ComposeError, match=r"compose\.yaml is no YAML"):
+        load(path, {})
+
+
 def test_times():
     assert seconds("1m30s") == 90
     assert seconds("500ms") == 0.5

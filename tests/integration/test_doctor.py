@@ -83,7 +83,7 @@ def test_whatever_is_broken_is_named_with_its_fix(doctor, cluster, tmp_path, orp
 
 def test_the_connection_of_airflow_is_what_counts_for_mlflow(doctor, cluster):
     connection = {"connection_id": "mlflow_default", "conn_type": "http", "host": "http://127.0.0.1:9"}
-    cluster.airflow.post("/connections", connection)
+    cluster.airflow.send("POST", "/connections", connection)
     try:
         status, levels = doctor()
     finally:
@@ -102,6 +102,12 @@ def test_a_node_that_can_not_write_is_found_on_the_node(doctor, tmp_path):
     assert len(levels["problem"]) == 1
     assert "gpu-a can't write to" in levels["problem"][0]
     assert "-> let the worker's user write there, or set [saturn] home" in levels["problem"][0]
+
+
+def test_a_node_that_does_not_exist_is_a_problem(doctor):
+    status, levels = doctor("--node", "gpu-x")
+    assert status == 1
+    assert "'gpu-x' is no node of this deployment, which has gpu-a, gpu-b" in levels["problem"][0]
 
 
 @pytest.fixture
