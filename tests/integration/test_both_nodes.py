@@ -1,15 +1,16 @@
-"""The deployment of the compose file runs sweeps, and comes back after faults."""
+"""The example sweep of the deployment trains on all its nodes."""
 
 from __future__ import annotations
 
 import pytest
 
-pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(900)]
 
 
-def test_a_sweep_trains_on_both_nodes(cluster):
-    run = cluster.trigger("over_both_nodes")
-    assert cluster.wait("over_both_nodes", run) == "success", cluster.states("over_both_nodes", run)
-    result = cluster.airflow.xcom("over_both_nodes", run, "sweep.report")
+def test_the_nightly_sweep_trains_on_both_nodes(cluster):
+    run = cluster.trigger("nightly_on_cluster")
+    state = cluster.wait("nightly_on_cluster", run, timeout=800)
+    assert state == "success", cluster.states("nightly_on_cluster", run)
+    result = cluster.airflow.xcom("nightly_on_cluster", run, "sweep.report")
     assert {job["node"] for job in result["jobs"]} == {"gpu-a", "gpu-b"}
-    assert [job["status"] for job in result["jobs"]] == ["finished"] * 4
+    assert [job["status"] for job in result["jobs"]] == ["finished"] * 8
