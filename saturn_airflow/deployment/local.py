@@ -4,6 +4,7 @@ Commands, environments, dependencies, health checks and volumes come from the co
 containers is this, and no more:
 
 - every ``<NAME>_HOST`` is 127.0.0.1, every ``<NAME>_PORT`` a free port, and ``LISTEN`` 127.0.0.1;
+- sizes are those of :data:`SMALL`;
 - where a command or an environment names the path of a volume, it gets the volume's folder on this machine;
 - the image of Postgres makes the database before its first start: :func:`_prepare_postgres` does that here.
   Postgres refuses to run as root, so root runs it as the user ``postgres``.
