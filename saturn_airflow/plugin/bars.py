@@ -24,7 +24,6 @@ class Bar:
     """
 
     round: int
-    position: int
     assignment: Assignment
     planned_start: float = 0.0
     superseded_at: float | None = None
@@ -79,7 +78,6 @@ class Bar:
             if self.start is None or self.end is None
             else [self.start - origin, self.end - origin],
             "expected_end": None if self.expected_end is None else self.expected_end - origin,
-            "held": self.held,
             "status": self.status,
             "going": self.is_going,
         }
@@ -111,17 +109,7 @@ class Round:
 
     def to_dict(self, origin: float) -> dict[str, Any]:
         """This round as JSON-ready data."""
-        plan = self.plan
-        return {
-            "number": self.number,
-            "start": self.zero - origin,
-            "makespan": plan.makespan,
-            "lower_bound": plan.lower_bound,
-            "gap": finite(plan.gap),
-            "objective": plan.objective,
-            "planning_seconds": plan.seconds,
-            "current_practice": self.values.get("current_practice"),
-        }
+        return {"number": self.number, "start": self.zero - origin, "makespan": self.plan.makespan}
 
 
 def read_rounds(record: Record, group: str, now: float) -> list[Round]:
@@ -142,10 +130,7 @@ def read_rounds(record: Record, group: str, now: float) -> list[Round]:
         plan = Plan.from_dict(values)
         ordered = sorted(plan.assignments, key=lambda a: (a.start, a.job))
         outcomes = dict(_outcomes(record, train, made_at))
-        bars = [
-            Bar(number, position, a, outcome=outcomes.get(a.job, {}), before=before.get(a.job))
-            for position, a in enumerate(ordered)
-        ]
+        bars = [Bar(number, a, outcome=outcomes.get(a.job, {}), before=before.get(a.job)) for a in ordered]
         _find_tasks(bars, train)
         held: set[Device] = set()
         freed: dict[Device, float] = {}

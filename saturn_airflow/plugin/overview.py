@@ -21,8 +21,6 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
     nodes = _nodes(rounds)
     stages = list(_stages(record, group))
     return {
-        "dag_id": record.dag_id,
-        "run_id": record.run_id,
         "state": sweep_state(record.state, stages[-1]["state"]),
         "live": record.is_live,
         "sweep": group,
@@ -33,7 +31,7 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
         "rounds": [round.to_dict(origin) for round in rounds],
         "nodes": nodes,
         "jobs": _jobs(record, group, rounds, result, origin),
-        "totals": _totals(rounds, nodes, result, now, origin),
+        "totals": _totals(rounds, nodes, now, origin),
         "best": result.get("best"),
         "profiling": next(
             (value for _, value in record.all_values(record.of(group, PLAN), "profiling")), None
@@ -115,16 +113,11 @@ def _nodes(rounds: Sequence[Round]) -> list[dict[str, Any]]:
 
 
 def _totals(
-    rounds: Sequence[Round],
-    nodes: Sequence[Mapping[str, Any]],
-    result: Mapping[str, Any],
-    now: float,
-    origin: float,
+    rounds: Sequence[Round], nodes: Sequence[Mapping[str, Any]], now: float, origin: float
 ) -> dict[str, Any]:
     devices = sum(node["devices"] for node in nodes)
-    totals: dict[str, Any] = {"devices": devices}
     if not rounds:
-        return totals
+        return {"devices": devices}
     first, last = rounds[0], rounds[-1]
     bars = [bar for round in rounds for bar in round.bars]
     ran = [bar for bar in bars if bar.start is not None and bar.end is not None]
@@ -134,18 +127,21 @@ def _totals(
     busy = sum((bar.held or 0.0) * bar.assignment.devices for bar in ran)
     planned = sum(a.seconds * a.devices for a in first.plan.assignments)
     expected = [bar.expected_end - origin for bar in last.bars if bar.expected_end is not None]
+    deadline = last.values.get("deadline")
     return {
-        **totals,
+        "devices": devices,
+        "objective": first.plan.objective,
+        "value": first.plan.value,
+        "value_bound": first.plan.value_bound,
+        "deadline": deadline and {"at": deadline["at"] - origin, "planned": deadline["planned"]},
         "makespan": first.plan.makespan,
         "lower_bound": first.plan.lower_bound,
         "gap": finite(first.plan.gap),
         "current_practice": first.values.get("current_practice"),
-        "planning_seconds": sum(round.plan.seconds for round in rounds),
         "planned_utilisation": _share(planned, first.plan.makespan * devices),
         "elapsed": elapsed,
         "expected": max(expected, default=None),
         "utilisation": _share(busy, (elapsed or 0.0) * devices),
-        "estimate_error_median": result.get("estimate_error_median"),
     }
 
 
@@ -153,18 +149,15 @@ def _stages(record: Record, group: str) -> Iterator[dict[str, Any]]:
     """Where the sweep stands: each stage with its state, and how many of its tasks have ended."""
     for stage in STAGES:
         tasks = record.of(group, stage)
-        states = [task.state for task in tasks]
-        ended = sum(state in ENDED for state in states)
-        if {"failed", "upstream_failed"} & set(states):
-            state = "failed"
-        elif tasks and ended == len(tasks):
-            state = "skipped" if set(states) <= {"skipped", "removed"} else "done"
-        elif any(state is not None for state in states):
-            state = "running"
-        else:
+        states = {task.state for task in tasks}
+        if not states - {None}:
             state = "waiting"
-        if state == "failed" and ended < len(tasks):
+        elif not states <= set(ENDED):
             state = "running"
+        elif {"failed", "upstream_failed"} & states:
+            state = "failed"
+        else:
+            state = "skipped" if states <= {"skipped", "removed"} else "done"
         mapped = [task.state in ENDED for task in tasks if task.map_index >= 0]
         yield {"name": stage, "state": state, "done": sum(mapped), "all": len(mapped)}
 

@@ -28,7 +28,7 @@ ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 MLFLOW_LINK = "_link_MlflowRunLink"
 #: What the page shows of all jobs, and what it shows of one.
 OVERVIEW = ("plan", "unplanned", "attempt", "outcome", "profiling", MLFLOW_LINK)
-DETAILS = ("jobs", "choices", "outcome")
+DETAILS = ("jobs", "choices")
 
 
 @dataclass(frozen=True)

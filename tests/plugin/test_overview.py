@@ -175,7 +175,7 @@ def test_what_an_outcome_says_of_all_rounds_is_counted_once():
     run.tasks = [task for task in run.tasks if not task.task_id.startswith("sweep.round_2.train")]
     outcome = {"job": "stays", "attempt": 1052.0, **finished(1000, 1090)}
     run.task("round_2.train", "train", "success", 0, 1056, name="stays", outcome=outcome)
-    assert [bar["held"] for bar in run.job("stays")["bars"]] == [50, 40]
+    assert run.job("stays")["actual"] == 90
     assert run.job("stays")["status"] == "finished"
 
 
@@ -240,6 +240,32 @@ def test_only_web_addresses_become_links():
     assert run.job("job")["mlflow"] == "https://mlflow/#/runs/1"
 
 
+def test_each_rounds_choice_is_told_and_a_round_that_has_none_for_a_job_is_left_out():
+    run = two_rounds()
+    run.values["sweep.trials", -1, "jobs"] = [{"name": "moves"}, {"name": "loser"}]
+    entry = {"technique": "single", "devices": 1, "parameters": {}}
+    for number, made, jobs in ((1, MADE, ("moves", "loser")), (2, 1052.0, ("moves",))):
+        entries = [{**entry, "name": job, "attempt": made, "round": number} for job in ("moves", "loser")]
+        choices = {job: {"why": f"of round {number}", "options": []} for job in jobs}
+        plan = f"sweep.round_{number}.plan"
+        run.values.update({(plan, -1, "return_value"): entries, (plan, -1, "choices"): choices})
+    record = Record("dag", "run", "running", None, None, tuple(run.tasks), run.values)
+    moves, loser = (job_choice(record, "sweep", job)["rounds"] for job in ("moves", "loser"))
+    assert [(one["round"], one["choice"]["why"]) for one in moves] == [(1, "of round 1"), (2, "of round 2")]
+    assert [one["round"] for one in loser] == [1]
+
+
+def test_a_deadline_and_another_objective_are_told():
+    run = Run()
+    run.plan(on("job", 0, 50))
+    told = {"objective": "device-time", "value": 50.0, "value_bound": 40.0}
+    run.values["sweep.plan", -1, "plan"] |= {**told, "deadline": {"at": MADE + 300, "planned": True}}
+    run.train(0, "success", "job", **finished(1010, 1060))
+    totals = run.page()["totals"]
+    assert totals["deadline"] == {"at": 290, "planned": True}
+    assert (totals["objective"], totals["value"], totals["gap"]) == ("device-time", 50, 0.25)
+
+
 def test_choices_are_told_and_their_absence_too():
     run = Run()
     entry = {"name": "job", "technique": "single", "devices": 1, "start": 0, "end": 50, "attempt": MADE}
@@ -250,7 +276,6 @@ def test_choices_are_told_and_their_absence_too():
     record = Record("dag", "run", "running", None, None, tuple(run.tasks), run.values)
     found = job_choice(record, "sweep", "job")
     assert found["rounds"][0]["choice"]["why"] == "nothing is faster"
-    assert found["rounds"][0]["seconds"] == 50
     del run.values["sweep.plan", -1, "choices"]
     assert job_choice(record, "sweep", "job")["rounds"][0]["choice"] is None
     assert job_choice(record, "sweep", "other") is None

@@ -35,17 +35,90 @@ def row(page, job):
     return page.locator("#table tbody tr", has=page.get_by_role("button", name=job, exact=True))
 
 
-def bars(page, kind):
-    """How many bars of a kind the chart has."""
+def places(page, kind):
+    """Where in the chart the bars of a kind are: the middle of each, in pixels."""
     return page.evaluate(
         """async (kind) => {
             const root = document.documentElement.dataset.root;
-            const chart = await import(`${root}/static/vendor/echarts-6.1.0.min.mjs`);
-            const series = chart.getInstanceByDom(document.getElementById("chart")).getOption().series;
-            return series.find((one) => one.id === kind).data.length;
+            const echarts = await import(`${root}/static/vendor/echarts-6.1.0.min.mjs`);
+            const chart = echarts.getInstanceByDom(document.getElementById("chart"));
+            const { data } = chart.getOption().series.find((one) => one.id === kind);
+            return data.map(([start, end, row]) => chart.convertToPixel("grid", [(start + end) / 2, row]));
         }""",
         kind,
     )
+
+
+def bars(page, kind):
+    """How many bars of a kind the chart has."""
+    return len(places(page, kind))
+
+
+def test_details_keep_the_focus_the_place_and_what_is_unfolded(running, visit):
+    page = visit(viewport={"width": 1400, "height": 380}).open(running)
+    row(page, "gated").get_by_role("button").click()
+    details = page.locator("#details")
+    expect(details.locator("h3").first).to_contain_text("Why single × 1")
+    actual = details.locator("dt", has_text="actual").locator("+ dd")
+    details.get_by_role("link", name="Airflow task").focus()
+    kept = page.evaluate_handle(
+        """() => {
+            const details = document.getElementById("details");
+            details.scrollTop = 60;
+            return [document.activeElement, details.querySelector("tr.chosen"), details.scrollTop];
+        }"""
+    )
+    before = actual.text_content()
+    expect(actual).not_to_have_text(before)
+    assert page.evaluate(
+        """([focused, row, top]) => {
+            const details = document.getElementById("details");
+            return top === 60 && details.scrollTop === top
+                && document.activeElement === focused && row.isConnected;
+        }""",
+        kept,
+    )
+
+
+def test_an_answer_that_comes_late_does_not_undo_a_newer_choice_of_sweep(running, visit):
+    page = visit().open(running)
+    held = []
+    page.route(lambda url: "/data/plan/" in url and "sweep=" not in url, lambda route: held.append(route))
+    page.wait_for_timeout(4000)  # the next question is under way, and gets no answer yet
+    assert held
+    page.locator("#sweep").select_option("troubled")
+    expect(page.locator("#name")).to_have_text("troubled")
+    with page.expect_response(lambda answer: "sweep=" not in answer.url):
+        held[0].continue_()
+    page.wait_for_timeout(300)
+    assert page.locator("#name").text_content() == "troubled"  # now, not after the next answer
+    # And only one series of questions goes on.
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(12_000)
+    assert 1 <= len(asked) <= 4
+    assert all(url.endswith("sweep=troubled") for url in asked)
+
+
+def test_a_mistake_in_drawing_is_not_called_airflows_silence(running, visit):
+    visitor = visit()
+    page = visitor.open(running)
+    message = page.locator("#message")
+    plans = re.compile("/data/plan/")
+    page.route(plans, lambda route: route.fulfill(status=502))
+    expect(message).to_contain_text("No word from Airflow (Airflow answered with 502); trying again")
+
+    def without_jobs(route):
+        route.fulfill(json={**route.fetch().json(), "jobs": None})
+
+    page.unroute(plans)
+    page.route(plans, without_jobs)
+    expect(message).to_contain_text("This page can't show what Airflow answered")
+    assert "TypeError" in visitor.errors[-1]
+    page.unroute(plans)
+    expect(message).to_be_hidden()
+    expect(row(page, "gated")).to_be_visible()
+    visitor.errors.clear()
 
 
 def test_a_running_sweep_is_followed_until_it_has_ended(site, running, visit):
@@ -74,16 +147,15 @@ def test_names_are_text_wherever_they_stand(running, visit):
     page.get_by_label("Find").fill("alert(1)")
     expect(page.locator("#table tbody tr:not([hidden])")).to_have_count(1)
     chart = page.locator("#chart")
-    box = chart.bounding_box()
     tip = page.locator(".tip strong")
-    for x in range(100, int(box["width"]), 40):
-        for y in (45, 75):
-            chart.hover(position={"x": x, "y": y})
-            if tip.count() and tip.is_visible() and tip.text_content() == SCRIPT:
-                page.get_by_label("Close the details").click()
-                chart.click(position={"x": x, "y": y})
-                expect(page.locator("#details-title")).to_have_text(SCRIPT)
-                return
+    for x, y in places(page, "actual"):
+        chart.hover(position={"x": x, "y": y})
+        expect(tip).to_be_visible()
+        if tip.text_content() == SCRIPT:
+            page.get_by_label("Close the details").click()
+            chart.click(position={"x": x, "y": y})
+            expect(page.locator("#details-title")).to_have_text(SCRIPT)
+            return
     raise AssertionError("no tooltip of that job")
 
 

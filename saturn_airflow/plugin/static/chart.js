@@ -211,7 +211,8 @@ export class Chart {
     const found = [];
     if (!rounds.length) return { data: [] };
     const last = rounds.at(-1);
-    if (rounds.length === 1 && totals.lower_bound) {
+    if (totals.deadline) found.push(at(totals.deadline.at, "deadline", "solid", css("--bad"), true));
+    if (rounds.length === 1 && totals.value === null) {
       found.push(at(totals.lower_bound, `proven bound ${duration(totals.lower_bound)}`, "dotted", muted, true));
     }
     found.push(at(last.start + last.makespan, `planned end ${duration(last.start + last.makespan)}`, "dashed", ink, false));
@@ -243,7 +244,7 @@ export class Chart {
       for (const bar of job.bars) ends.push(bar.planned?.[1] ?? 0, bar.actual?.[1] ?? 0, bar.expected_end ?? 0);
     }
     if (live && rounds.length) ends.push(now);
-    return Math.max(...ends, totals.lower_bound ?? 0) * 1.02;
+    return Math.max(...ends, totals.lower_bound ?? 0, totals.deadline?.at ?? 0) * 1.02;
   }
 
   // Ticks at whole seconds, minutes and hours, as many as there is room for.

@@ -21,14 +21,32 @@ export const getPlan = (sweep) => get(`plan/${part(at.dag)}/${part(at.run)}`, { 
 export const getJob = (sweep, job) => get(`job/${part(at.dag)}/${part(at.run)}`, { sweep, job });
 export const getSweeps = () => get(at.dag ? `sweeps/${part(at.dag)}` : "sweeps");
 
-// Calls `refresh` now and again, while somebody looks, for as long as it says that it is worth asking again.
-// Returns how to call it at once.
-export function poll(refresh, seconds) {
+// Asks now and again, while somebody looks, and has the answer drawn, for as long as `draw` says that it is worth
+// asking again. Whatever goes wrong is said. Returns how to ask at once: an answer that was under way is dropped then.
+export function poll({ ask, draw, say, seconds }) {
   let timer = null;
+  let calls = 0;
   async function now() {
     clearTimeout(timer);
     timer = null;
-    if (await refresh()) timer = setTimeout(now, 1000 * (document.hidden ? 10 * seconds : seconds));
+    const call = ++calls;
+    const { answer, error } = await ask().then((answer) => ({ answer }), (error) => ({ error }));
+    if (call !== calls) return;
+    let goesOn = true;
+    if (error instanceof Refused) {
+      say(error.message);
+      goesOn = false;
+    } else if (error) {
+      say(`No word from Airflow (${error.message}); trying again.`);
+    } else {
+      try {
+        goesOn = draw(answer);
+      } catch (mistake) {
+        console.error(mistake);
+        say(`This page can't show what Airflow answered (${mistake.message}). That is Saturn's mistake: please report it.`);
+      }
+    }
+    if (goesOn) timer = setTimeout(now, 1000 * (document.hidden ? 10 * seconds : seconds));
   }
   document.addEventListener("visibilitychange", () => timer !== null && !document.hidden && now());
   now();

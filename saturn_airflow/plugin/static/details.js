@@ -1,85 +1,60 @@
 // All of one job: what was chosen for it and why, what it became.
 import { colorOf, toneOf } from "./colors.js";
-import { h } from "./dom.js";
+import { fill, fillEach, h } from "./dom.js";
 import { bytes, devices, duration, number, percent, strategy } from "./format.js";
 import { isWebAddress, logAddress } from "./links.js";
 
 export class Details {
   constructor(element, onClose) {
     this.element = element;
-    this.onClose = onClose;
+    this.title = h("h2", { id: "details-title", tabindex: "-1" });
+    this.status = h("span");
+    this.reason = h("p", { class: "why bad" });
+    this.facts = h("dl", { class: "facts" });
+    this.links = h("nav", { "aria-label": "Of this job" });
+    this.rounds = h("div");
+    this.rest = h("div");
+    const close = h("button", { type: "button", class: "close", onclick: onClose, "aria-label": "Close the details" }, "×");
+    element.append(h("header", { class: "toolbar" }, this.title, this.status, h("span", { class: "spring" }), close), this.reason, this.facts, this.links, this.rounds, this.rest);
     element.addEventListener("keydown", (event) => event.key === "Escape" && onClose());
   }
 
   close() {
     this.element.hidden = true;
-    this.element.replaceChildren();
-  }
-
-  // job: of the page; known: what the server knows besides, a refusal in words, or null while it is asked.
-  draw(job, known) {
-    const had = this.element.contains(document.activeElement) ? document.activeElement : null;
-    this.element.hidden = false;
-    this.element.replaceChildren(
-      h(
-        "header",
-        { class: "toolbar" },
-        h("h2", { id: "details-title", tabindex: "-1" }, job.name),
-        h("span", { class: `chip ${toneOf(job.status)}` }, job.status.replaceAll("_", " ")),
-        h("span", { class: "spring" }),
-        h("button", { type: "button", class: "close", onclick: this.onClose, "aria-label": "Close the details" }, "×"),
-      ),
-      job.reason ? h("p", { class: "why bad" }, job.reason) : "",
-      this.facts(job),
-      ...(typeof known === "string" ? [h("p", { class: "muted" }, known)] : known ? this.known(known) : [h("p", { class: "muted" }, "…")]),
-    );
-    if (had) (had.className ? this.element.querySelector(`.${had.className}`) : this.element.querySelector("h2"))?.focus();
   }
 
   focus() {
-    this.element.querySelector("h2")?.focus();
+    this.element.scrollTop = 0;
+    this.title.focus();
   }
 
-  facts(job) {
-    const line = (name, ...value) => (value.some(Boolean) ? [h("dt", {}, name), h("dd", {}, ...value)] : []);
-    const bar = job.bars.at(-1);
-    return h(
-      "dl",
-      { class: "facts" },
-      ...job.bars.flatMap((one) =>
-        line(job.bars.length > 1 ? `round ${one.round}` : "runs under", h("span", { class: "swatch", color: colorOf(one.technique) }), `${strategy(one)} on ${devices(one)}`),
-      ),
-      ...(bar ? line("planned", `${duration(job.planned)}, from ${duration(job.bars[0].planned_start)} on`) : []),
-      ...(job.actual !== null && bar ? line("actual", `${duration(job.actual)}, from ${duration(Math.max(0, job.start))} on${bar.going ? ", goes on" : ""}`) : []),
-      ...line("eval loss", job.eval_loss !== null && job.eval_loss !== undefined && number(job.eval_loss)),
-      ...line("loss", job.loss !== null && job.loss !== undefined && number(job.loss)),
-      ...(job.task ? line("tries", String(job.task.try_number)) : []),
-      ...(job.task
-        ? line(
-            "open",
-            h("a", { href: logAddress(job.task), "data-leave": true }, "log"),
-            " ",
-            h("a", { href: `${logAddress(job.task)}/details`, "data-leave": true }, "Airflow task"),
-            " ",
-            isWebAddress(job.mlflow) ? h("a", { href: job.mlflow, target: "_blank", rel: "noopener", "data-leave": true }, "MLflow run") : "",
-          )
-        : []),
+  // job: of the page; known: what the server knows besides, a refusal in words, or null while it is asked.
+  // What stays the same is not drawn again: the focus, the place and what was unfolded are left as they are.
+  draw(job, known) {
+    this.element.hidden = false;
+    fill(this.title, job.name, () => job.name);
+    fill(this.status, job.status, () => h("span", { class: `chip ${toneOf(job.status)}` }, job.status.replaceAll("_", " ")));
+    this.reason.hidden = !job.reason;
+    fill(this.reason, job.reason, () => job.reason);
+    fillEach(this.facts, facts(job), ([name, value, color]) => [h("dt", {}, name), h("dd", {}, color && h("span", { class: "swatch", color }), value)]);
+    fill(this.links, [job.task, job.mlflow], () => links(job));
+    const { rounds, description } = known?.rounds ? known : { rounds: [] };
+    fillEach(this.rounds, rounds, (round) => this.round(round));
+    fill(this.rest, description ?? known, () =>
+      description ? [h("h3", {}, "The job"), h("dl", { class: "facts" }, ...pairs(description))] : h("p", { class: "muted" }, known ?? "…"),
     );
   }
 
-  known({ rounds, description }) {
+  round(round) {
     return [
-      ...rounds.flatMap((round, index) => [
-        h("h3", {}, rounds.length > 1 ? `Why ${strategy(round)} in round ${index + 1}` : `Why ${strategy(round)}`),
-        ...(round.choice ? this.choice(round) : [h("p", { class: "muted" }, "Its alternatives were not recorded.")]),
-        ...this.parameters(round.parameters),
-      ]),
-      h("h3", {}, "The job"),
-      h("dl", { class: "facts" }, ...pairs(description)),
+      h("h3", {}, `Why ${strategy(round)}${round.round ? ` in round ${round.round}` : ""}`),
+      round.moved_from && h("p", { class: "why" }, `Moved from ${round.moved_from}.`),
+      ...(round.choice ? this.choice(round) : [h("p", { class: "muted" }, "Its alternatives were not recorded.")]),
+      ...this.parameters(round.parameters),
     ];
   }
 
-  choice({ choice, seconds }) {
+  choice({ choice }) {
     const chosen = choice.options.find((option) => option.chosen);
     const works = choice.options.filter((option) => option.seconds !== null && !option.reason);
     const not = [...choice.options.filter((option) => option.reason), ...(choice.refused ?? [])];
@@ -95,7 +70,7 @@ export class Details {
               "table",
               { class: "options" },
               h("thead", {}, h("tr", {}, ...["Strategy", "Takes", "Device-time", "Per device", "Known", "The plan"].map((name, index) => h("th", { scope: "col", class: index && index < 4 && "number" }, name)))),
-              h("tbody", {}, ...works.map((option) => this.option(option, chosen, longest, seconds))),
+              h("tbody", {}, ...works.map((option) => this.option(option, chosen, longest))),
             ),
           )
         : "",
@@ -128,6 +103,27 @@ export class Details {
   parameters(parameters) {
     return Object.keys(parameters ?? {}).length ? [h("dl", { class: "facts" }, ...pairs(parameters))] : [];
   }
+}
+
+// What the page knows of a job, as lines of [name, value, color].
+function facts(job) {
+  const bar = job.bars.at(-1);
+  const lines = job.bars.map((one) => [job.bars.length > 1 ? `round ${one.round}` : "runs under", `${strategy(one)} on ${devices(one)}`, colorOf(one.technique)]);
+  if (bar) lines.push(["planned", `${duration(job.planned)}, from ${duration(job.bars[0].planned_start)} on`]);
+  if (bar && job.actual !== null) lines.push(["actual", `${duration(job.actual)}, from ${duration(Math.max(0, job.start))} on${bar.going ? ", goes on" : ""}`]);
+  for (const metric of ["eval_loss", "loss"]) {
+    if (typeof job[metric] === "number") lines.push([metric.replace("_", " "), number(job[metric])]);
+  }
+  if (job.task) lines.push(["tries", String(job.task.try_number)]);
+  return lines;
+}
+
+function links({ task, mlflow }) {
+  return [
+    task && h("a", { href: logAddress(task), "data-leave": true }, "Log"),
+    task && h("a", { href: `${logAddress(task)}/details`, "data-leave": true }, "Airflow task"),
+    isWebAddress(mlflow) && h("a", { href: mlflow, target: "_blank", rel: "noopener", "data-leave": true }, "MLflow run"),
+  ];
 }
 
 // Why an alternative lost, in a few words.

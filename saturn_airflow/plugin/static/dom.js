@@ -21,6 +21,21 @@ export const byId = (id) => document.getElementById(id);
 export function fill(element, key, build) {
   const text = JSON.stringify(key);
   if (element.dataset.key === text) return;
-  element.dataset.key = text;
   element.replaceChildren(...[build()].flat().filter(isSome));
+  element.dataset.key = text;
+}
+
+// A child for each item, redrawn only where its item is another than before.
+export function fillEach(element, items, build) {
+  while (element.children.length > items.length) element.lastElementChild.remove();
+  while (element.children.length < items.length) element.append(h("div"));
+  items.forEach((item, index) => fill(element.children[index], item, () => build(item, index)));
+}
+
+// Says something above all else; nothing hides it.
+export function say(text) {
+  const message = byId("message");
+  message.hidden = !text;
+  // Text that stays is not read out again.
+  if (message.textContent !== text) message.textContent = text;
 }

@@ -43,14 +43,8 @@ export const number = (value) =>
 export const strategy = (bar) => `${bar.technique} × ${bar.devices}`;
 
 export function devices(bar) {
-  const ids = [...bar.device_ids].sort((a, b) => a - b);
-  const runs = [];
-  for (const id of ids) {
-    const last = runs.at(-1);
-    if (last && last[1] === id - 1) last[1] = id;
-    else runs.push([id, id]);
-  }
-  return `${bar.node} [${runs.map(([a, b]) => (a === b ? a : b === a + 1 ? `${a}, ${b}` : `${a}–${b}`)).join(", ")}]`;
+  const runs = spans(bar.device_ids).map(([a, b]) => (a === b ? a : b === a + 1 ? `${a}, ${b}` : `${a}–${b}`));
+  return `${bar.node} [${runs.join(", ")}]`;
 }
 
 // Contiguous runs of device ids, as [first, last].

@@ -1,9 +1,9 @@
 // The plan page: asks for the sweep now and again and draws what it hears.
 import { Chart } from "./chart.js";
 import { colorOf, toneOf } from "./colors.js";
-import { getJob, getPlan, poll, Refused } from "./data.js";
+import { getJob, getPlan, poll } from "./data.js";
 import { Details } from "./details.js";
-import { byId, fill, h } from "./dom.js";
+import { byId, fill, h, say } from "./dom.js";
 import { devices, duration, number, percent, signed, strategy } from "./format.js";
 import { isWebAddress, runAddress } from "./links.js";
 import { Table } from "./table.js";
@@ -28,28 +28,24 @@ function asked() {
   }
 }
 
-async function refresh() {
-  try {
-    page = await getPlan(ask.sweep);
-    heard = Date.now();
-    say(notice());
-    draw();
-    if (ask.chosen && page.live) await learn(ask.chosen);
-    return page.live;
-  } catch (error) {
-    say(error instanceof Refused ? error.message : `No word from Airflow (${error.message}); trying again.`);
-    byId("live").textContent = "";
-    return !(error instanceof Refused);
-  }
+function hear(found) {
+  if (page && page.sweep !== found.sweep) forget();
+  page = found;
+  heard = Date.now();
+  draw();
+  say(notice());
+  if (ask.chosen && page.live) learn(ask.chosen);
+  return page.live;
 }
 
-function say(text) {
-  byId("message").hidden = !text;
-  if (byId("message").textContent !== text) byId("message").textContent = text;
+// What was chosen in one sweep means nothing in another.
+function forget() {
+  Object.assign(ask, { chosen: null, known: null, node: "" });
 }
 
 function notice() {
   if (page.unreadable) return "The plan is kept by a custom XCom backend, where this page can't read it.";
+  if (page.totals.deadline?.planned === false) return "The deadline can't be met: all is planned to end as early as possible.";
   if (page.rounds.length) return "";
   return page.live ? "There is no plan yet." : "No plan was made; the logs of the tasks say why.";
 }
@@ -94,7 +90,7 @@ function drawTop() {
   byId("sweep-choice").hidden = page.sweeps.length < 2;
   fill(byId("sweep"), page.sweeps, () => page.sweeps.map((name) => h("option", { value: name }, name)));
   byId("sweep").value = page.sweep;
-  fill(byId("links"), [page.mlflow, page.dag_id], () => [
+  fill(byId("links"), page.mlflow, () => [
     window.parent === window && h("a", { href: runAddress() }, "DAG run"),
     isWebAddress(page.mlflow) && h("a", { href: page.mlflow, target: "_blank", rel: "noopener", "data-leave": true }, "MLflow run"),
   ]);
@@ -131,7 +127,9 @@ function drawTotals() {
     if (rounds.length) {
       const saved = totals.current_practice ? 1 - totals.makespan / totals.current_practice : null;
       card("Planned makespan", duration(totals.makespan), saved !== null && `${duration(totals.current_practice)} one after another on whole nodes`);
-      card("Proven bound", duration(totals.lower_bound), totals.gap !== null && `gap ${percent(totals.gap, 1)}: no plan is shorter by more`);
+      const gap = totals.gap !== null && `gap ${percent(totals.gap, 1)}: no plan is better by more`;
+      if (totals.value === null) card("Proven bound", duration(totals.lower_bound), gap);
+      else card(`Planned ${totals.objective.replace("-", " ")}`, duration(totals.value), gap);
       card(
         live && totals.expected ? "So far" : "Actual makespan",
         duration(totals.elapsed),
@@ -191,13 +189,9 @@ async function choose(name) {
 }
 
 async function learn(name) {
-  let known;
-  try {
-    known = await getJob(page.sweep, name);
-  } catch (error) {
-    known = error.message;
-  }
-  if (ask.chosen !== name || JSON.stringify(known) === JSON.stringify(ask.known)) return;
+  const { sweep } = page;
+  const known = await getJob(sweep, name).catch((error) => ask.known ?? error.message);
+  if (ask.chosen !== name || page.sweep !== sweep) return;
   ask.known = known;
   drawJobs();
 }
@@ -213,7 +207,8 @@ for (const name of ["node", "layers"]) {
   });
 }
 byId("sweep").addEventListener("change", (event) => {
-  Object.assign(ask, { sweep: event.target.value, chosen: null, known: null, node: "" });
+  ask.sweep = event.target.value;
+  forget();
   const address = new URL(location.href);
   address.searchParams.set("sweep", ask.sweep);
   history.replaceState(null, "", address);
@@ -226,4 +221,4 @@ byId("later").addEventListener("click", () => chart.view(1, 0.3));
 byId("zoom-reset").addEventListener("click", () => chart.showAll());
 document.addEventListener("theme", () => page && draw());
 setInterval(tick, 1000);
-const askNow = poll(refresh, SECONDS);
+const askNow = poll({ ask: () => getPlan(ask.sweep), draw: hear, say, seconds: SECONDS });

@@ -1,7 +1,7 @@
 // The list of the latest sweeps.
 import { toneOf } from "./colors.js";
-import { getSweeps, poll, Refused } from "./data.js";
-import { byId, fill, h } from "./dom.js";
+import { getSweeps, poll } from "./data.js";
+import { byId, fill, h, say } from "./dom.js";
 import { duration, number, percent } from "./format.js";
 import { planAddress } from "./links.js";
 
@@ -46,18 +46,11 @@ function row(sweep) {
   );
 }
 
-poll(async () => {
-  try {
-    const { sweeps } = await getSweeps();
-    const message = byId("message");
-    message.hidden = sweeps.length > 0;
-    message.textContent = "There is no sweep yet. A DAG with a SaturnSweepOperator makes one each time it runs.";
-    byId("sweeps").hidden = !sweeps.length;
-    fill(byId("sweeps").tBodies[0], sweeps, () => sweeps.map(row));
-    return true;
-  } catch (error) {
-    byId("message").hidden = false;
-    byId("message").textContent = error instanceof Refused ? error.message : `No word from Airflow (${error.message}); trying again.`;
-    return !(error instanceof Refused);
-  }
-}, SECONDS);
+function draw({ sweeps }) {
+  say(sweeps.length ? "" : "There is no sweep yet. A DAG with a SaturnSweepOperator makes one each time it runs.");
+  byId("sweeps").hidden = !sweeps.length;
+  fill(byId("sweeps").tBodies[0], sweeps, () => sweeps.map(row));
+  return true;
+}
+
+poll({ ask: getSweeps, draw, say, seconds: SECONDS });
