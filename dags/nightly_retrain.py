@@ -1,4 +1,4 @@
-"""Every night: train a dozen small models on two devices, and hand the best one on.
+"""Every night: train eight small models on two devices, and hand the best one on.
 
 Everything here is real but small: GPT-2 models on the text of the files Python ships with, and ViT models
 on scikit-learn's digits.

@@ -1,4 +1,4 @@
-"""The example DAGs, run: jobs from an upstream task, a technique of one's own, promotion by a human."""
+"""The example DAGs, run: jobs from an upstream task, one's own technique, halving, promotion by a human."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from mlflow import MlflowClient
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
-#: Seconds for a run; three share two devices.
-PATIENCE = 480
-DAGS = ("jobs_from_upstream", "own_technique", "champion_challenger")
+#: Seconds for a run; four share two devices.
+PATIENCE = 600
+DAGS = ("jobs_from_upstream", "own_technique", "champion_challenger", "hyperparameter_halving")
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,29 @@ def test_the_runs_of_a_sweep_compare_in_mlflow(deployment, runs):
         assert data.dataset.name == "shop.data:python_text"
     spent = sum(run.data.metrics["gpu_hours"] for run in children)
     assert parent.data.metrics["gpu_hours"] == pytest.approx(spent)
+
+
+def test_losers_are_pruned_and_nothing_fails(deployment, runs):
+    dag_id = "hyperparameter_halving"
+    assert finished(deployment, runs, dag_id)
+    found = result(deployment, runs, dag_id)
+    statuses = {job["job"]: job["status"] for job in found["jobs"]}
+    assert sorted(statuses.values()) == ["finished"] * 2 + ["pruned"] * 4
+    assert statuses[found["best"]["job"]] == "finished"
+    assert found["failed"] == []
+
+    states = deployment.states(dag_id, runs[dag_id])
+    assert not {"failed", "upstream_failed"} & set(states.values())
+    for job, status in statuses.items():
+        of_job = {state for task, state in states.items() if task.endswith(f".train {job}")}
+        assert of_job == ({"success", "skipped"} if status == "pruned" else {"success"}), job
+
+    client = MlflowClient(deployment.services.mlflow_url)
+    experiment = client.get_experiment_by_name(dag_id)
+    told = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    for job, status in statuses.items():
+        assert told[job].data.tags["saturn.status"] == status
+        assert told[job].info.status == {"finished": "FINISHED", "pruned": "KILLED"}[status]
 
 
 def _required_actions(deployment, dag_id, run_id) -> dict[str, Any]:
