@@ -11,6 +11,7 @@ their sets in descending order, so that no sharing is tried twice.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -53,12 +54,21 @@ class Attempt:
 
     def __init__(self, instance: Instance, end: float) -> None:
         self.instance = instance
-        self.packers = [Packer(instance, kind, end) for kind in range(len(instance.types))]
         # Nodes in order of type, so that equal nodes follow each other.
         self.nodes = sorted(range(len(instance.type_of)), key=lambda node: instance.type_of[node])
         self.kinds = [instance.type_of[node] for node in self.nodes]
         self.known: dict[tuple[int, Counts], ClassRow | None] = {}
         self.hopeless: set[tuple[int, Counts, Counts | None]] = set()
+        self._aim(end)
+        everything = tuple(len(group.jobs) for group in self.instance.classes)
+        self.effort = _FIRST_EFFORT
+        self.too_many = False
+        self.waiting: Iterator[list[Counts] | None] = self._sharings(0, everything, None)
+        self.unsettled: list[list[Counts]] = []
+
+    def _aim(self, end: float) -> None:
+        self.end = end
+        self.packers = [Packer(self.instance, kind, end) for kind in range(len(self.instance.types))]
         #: The nodes from the n-th on, as if their devices were of one node.
         self.later = [
             Sharer(
@@ -68,16 +78,17 @@ class Attempt:
             )
             for at in range(len(self.nodes))
         ]
-        everything = tuple(len(group.jobs) for group in self.instance.classes)
-        self.effort = _FIRST_EFFORT
-        self.too_many = False
-        self.waiting = self._sharings(0, everything, None)
-        self.unsettled: list[list[Counts]] = []
+
+    def lower(self, end: float) -> None:
+        """Go on for an earlier ``end``: what was refuted for the later one stays refuted."""
+        assert end < self.end
+        self._aim(end)
+        self.known = {key: None for key, row in self.known.items() if row is None}
 
     def run(self, clock: Clock) -> Schedule | None:
         """A schedule that ends in time, or None when there is none.
 
-        :raises NotSettledError: when the time is up; call again to go on.
+        :raises NotSettledError: when the time is up, call again to go on; or when there are too many sets.
         """
         while not self.too_many:
             for sharing in self.waiting:
@@ -88,9 +99,13 @@ class Attempt:
                         self.unsettled.append(sharing)
                     else:
                         if rows is not None:
+                            # There may be one that ends earlier still.
+                            self.waiting = itertools.chain([sharing], self.waiting)
                             return self._schedule(rows)
                 if clock.expired:
                     raise NotSettledError
+            if self.too_many:
+                break
             if not self.unsettled:
                 return None
             self.waiting, self.unsettled = iter(self.unsettled), []

@@ -92,4 +92,4 @@ class Incumbent:
             self.on_progress(Progress(self.clock.elapsed, self.value, self.bound))
 
 
-_EXACT = 2e-8
+_EXACT = 3e-8

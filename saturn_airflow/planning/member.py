@@ -21,22 +21,24 @@ def main() -> None:
     heard: queue.Queue[News] = queue.Queue()
     threading.Thread(target=listen, args=(sys.stdin.buffer, heard), daemon=True).start()
     best = Incumbent(group(task.problem), task.objective, Clock(task.seconds), task.enough)
-    known = -1
+    # What the leader knows.
+    version, bound = -1, 0.0
 
     def exchange() -> None:
-        nonlocal known
+        nonlocal version, bound
         while not heard.empty() or not best.schedule:
             news = heard.get(timeout=max(0.01, best.clock.left))
             if best.offer(news.schedule):
-                known = best.version
+                version = best.version
             best.raise_bound(news.bound)
-        if best.version != known:
-            known = best.version
+            bound = max(bound, news.bound)
+        if best.version != version or best.bound > bound:
+            version, bound = best.version, best.bound
             send(sys.stdout.buffer, News(best.schedule, best.bound))
 
     with contextlib.suppress(queue.Empty, OSError):
         exchange()
-        Searcher(best, task.seed, exchange).run(best.clock)
+        Searcher(best, task.seed, exchange, exactly=task.exactly).run(best.clock)
         exchange()
 
 

@@ -11,8 +11,8 @@ from saturn_airflow.planning.clock import Clock, LookClock
 from saturn_airflow.planning.incumbent import Incumbent, Progress
 from saturn_airflow.planning.instance import Instance
 from saturn_airflow.planning.listing import first_come, list_schedule
-from saturn_airflow.planning.node_packing import NotSettledError
 from saturn_airflow.planning.objectives import DEVICE_TIME, MAKESPAN, Objective
+from saturn_airflow.planning.proofs import Climb, Descent, Proof
 from saturn_airflow.planning.schedule import Schedule
 from saturn_airflow.planning.search import Searcher
 from saturn_airflow.planning.team import Team
@@ -23,10 +23,8 @@ _SEARCH_FIRST_MOST = 2.0
 _BY_FRACTIONS = 0.2
 _BY_WHOLE_JOBS = 0.2
 _PROOF = 0.6
-#: Where between bound and makespan proofs are tried; where they are this near, only just below the makespan.
-_LADDER = (1.0, 0.5, 0.25, 0.125, 0.06)
-_NEAR = 1.003
-_FIRST_BUDGET = 0.2
+#: Seconds after which the next of several proofs has its turn.
+_SLICE = 0.2
 
 
 def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Schedule | None) -> None:
@@ -38,7 +36,8 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
     best.offer(list_schedule(instance, best.bound, clock))
     if best.done:
         return
-    with Team(best, processes - 1, seed) as team:
+    small = exact.is_small(instance)
+    with Team(best, processes - 1, seed, exactly=small) as team:
         searcher = Searcher(best, seed, team.exchange)
         team.exchange()
         if isinstance(clock, LookClock):
@@ -54,13 +53,12 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
         searcher.run(clock.within(min(_SEARCH_FIRST_MOST, clock.limit * _SEARCH_FIRST)))
         if best.done:
             return
-        small = exact.is_small(instance)
         # Where proofs are tried, they do better.
         by_fractions = clock.within(clock.limit * (_BY_FRACTIONS / 2 if small else _BY_FRACTIONS))
         best.raise_bound(destructive.bisect(instance, best.bound, best.value, by_fractions, steps=10))
         team.exchange()
         if small and warming.wait(clock):
-            _prove(best, clock if processes > 1 else clock.within(clock.left * _PROOF), team)
+            _prove(best, clock if team.members else clock.within(clock.left * _PROOF), team)
         elif not best.done:
             whole = clock.within(clock.limit * _BY_WHOLE_JOBS)
             best.raise_bound(destructive.bisect(instance, best.bound, best.value, whole, steps=8, whole=True))
@@ -69,40 +67,15 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
 
 
 def _prove(best: Incumbent, clock: Clock, team: Team) -> None:
-    """Settle makespans between the bound and the best, until none is left.
-
-    One just below the best would settle all at once, but takes longest; the nearer the bound, the sooner it
-    is refuted. So each of some gets a little time, from the top down, and all get more when none was settled.
-    """
-    budget = _FIRST_BUDGET
-    attempts: dict[float, exact.Attempt] = {}
+    """Raise the bound, and unless a member does, look for what ends just earlier than the best as well."""
+    proofs: list[Proof] = [Climb(best)] if team.members else [Descent(best), Climb(best)]
     while not (best.done or clock.expired):
-        settled = False
-        for rung in _LADDER:
-            highest = best.objective.just_below(best.instance, best.value)
-            if best.done or clock.expired or settled or (rung < 1 and highest <= best.bound * _NEAR):
-                break
-            # An attempt that was cut short goes on, if it is still about where this one would be.
-            attempts = {end: attempts[end] for end in attempts if best.bound < end <= highest}
-            wanted = best.bound + (highest - best.bound) * rung
-            about = (highest - best.bound) * min(rung, 1 - rung) / 2
-            near = [end for end in attempts if abs(end - wanted) <= about]
-            end = min(near, key=lambda end: abs(end - wanted)) if near else wanted
-            if end not in attempts:
-                attempts[end] = exact.Attempt(best.instance, end)
-            attempt = attempts[end]
-            try:
-                schedule = attempt.run(clock.within(budget))
-            except NotSettledError:
-                continue
-            settled = True
-            if schedule is None:
-                best.raise_bound(end)
-            else:
-                best.offer(schedule)
+        open_ones = [proof for proof in proofs if not proof.over]
+        if not open_ones:
+            return
+        for proof in open_ones:
+            proof.run(clock.within(_SLICE))
             team.exchange()
-        if not settled:
-            budget *= 2
 
 
 def minimise_other(

@@ -3,7 +3,8 @@
 Where a node runs few jobs, packing sets of jobs to a target makespan (:mod:`pool_search`) finds far better
 plans than moving jobs around; where it runs many, or there is but one node, orders are searched
 (:mod:`annealing`). Both start from the best schedule known, whoever found it. Small problems are also
-modelled whole, with new random trees each time (:mod:`tree_packing`).
+modelled whole, with new random trees each time (:mod:`tree_packing`), and searched exactly
+(:mod:`proofs`) by one of the processes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from saturn_airflow.planning.clock import Clock, LookClock
 from saturn_airflow.planning.incumbent import Incumbent
 from saturn_airflow.planning.objectives import DEVICE_TIME, MEAN_COMPLETION
 from saturn_airflow.planning.pool_search import PoolSearch
+from saturn_airflow.planning.proofs import Descent
 
 if TYPE_CHECKING:
     from saturn_airflow.planning.tree_packing import TreePacker
@@ -32,6 +34,7 @@ Search = Callable[[Clock], None]
 _FEW_JOBS = 9
 _FEW_NODES = 4
 _TREES_JOBS = 40
+_DESCENT = 2.0
 _FIRST_STEP = 0.01
 _LEAST_STEP = 0.0002
 _MANY_NODES = 16
@@ -43,9 +46,17 @@ class Searcher:
     """Improves an incumbent, a slice of time at a time.
 
     :param exchange: called between slices, to tell other processes and hear from them.
+    :param exactly: whether to look, among others, for a schedule that ends earlier until there is none.
     """
 
-    def __init__(self, best: Incumbent, seed: int, exchange: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        best: Incumbent,
+        seed: int,
+        exchange: Callable[[], None] = lambda: None,
+        *,
+        exactly: bool = False,
+    ) -> None:
         self.best = best
         self.rng = random.Random(seed)
         self.exchange = exchange
@@ -56,7 +67,10 @@ class Searcher:
         self.patience = 0.0
         self.step = _FIRST_STEP
         self.trees: TreePacker | None = None
+        self.descent = Descent(best)
         self.shares = self._shares()
+        if exactly:
+            self.shares[self._descend] = _DESCENT
         self.spent = {search: self.rng.random() * 0.1 for search in self.shares}
 
     def run(self, clock: Clock) -> None:
@@ -68,12 +82,13 @@ class Searcher:
         slices[self._pack] = 0.5
         slices[self._anneal] = long if self.nodes <= _FEW_NODES else 1.5
         slices[self._grow_trees] = long
+        slices[self._descend] = 0.5
         while not (self.best.done or clock.expired):
             search = min(self.shares, key=lambda search: self.spent[search] / self.shares[search])
             part = clock.within(min(self.best.clock.left, slices[search]))
             search(part)
             self.spent[search] += part.elapsed
-            if self.nodes <= _FEW_NODES and search != self._pack:
+            if self.nodes <= _FEW_NODES and search not in (self._pack, self._descend):
                 # Slow cooling and long branching reach what short ones never do.
                 slices[search] *= 1.5
             self.exchange()
@@ -94,6 +109,13 @@ class Searcher:
         if self.jobs <= _TREES_JOBS and not isinstance(self.best.clock, LookClock):
             shares[self._grow_trees] = 0.3
         return shares
+
+    def _descend(self, clock: Clock) -> None:
+        if self.descent.over:
+            # Its turn comes again, perhaps for a better plan.
+            self.spent[self._descend] += clock.limit
+        else:
+            self.descent.run(clock)
 
     def _grow_trees(self, clock: Clock) -> None:
         # Pyomo is imported only where there is a model to solve.

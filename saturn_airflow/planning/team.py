@@ -22,13 +22,17 @@ from saturn_airflow.problem import Problem
 
 
 class Task(NamedTuple):
-    """What a member is to do."""
+    """What a member is to do.
+
+    :param exactly: whether to prove as well as to search.
+    """
 
     problem: Problem
     objective: Objective
     seconds: float
     enough: float
     seed: int
+    exactly: bool
 
 
 class News(NamedTuple):
@@ -42,9 +46,10 @@ class Team:
     """The members of a solve, seen from the process that leads it.
 
     :param size: how many beside the leader.
+    :param exactly: whether the first of them proves as well as searches.
     """
 
-    def __init__(self, best: Incumbent, size: int, seed: int) -> None:
+    def __init__(self, best: Incumbent, size: int, seed: int, *, exactly: bool = False) -> None:
         self.best = best
         self.told: tuple[int, float] = (-1, -1.0)
         self.heard: queue.Queue[News] = queue.Queue()
@@ -54,7 +59,12 @@ class Team:
             with contextlib.suppress(OSError):
                 self._start(
                     Task(
-                        best.instance.problem, best.objective, best.clock.left, best.enough, seed + 1 + number
+                        best.instance.problem,
+                        best.objective,
+                        best.clock.left,
+                        best.enough,
+                        seed + 1 + number,
+                        exactly and number == 0,
                     ),
                     environment,
                 )
@@ -75,7 +85,9 @@ class Team:
     def exchange(self) -> None:
         """Take what members found, and tell them the best."""
         while not self.heard.empty():
-            self.best.offer(self.heard.get().schedule)
+            news = self.heard.get()
+            self.best.offer(news.schedule)
+            self.best.raise_bound(news.bound)
         state = (self.best.version, self.best.bound)
         if state == self.told or not self.best.schedule:
             return

@@ -16,6 +16,7 @@ from saturn_airflow.planning.listing import list_schedule
 from saturn_airflow.planning.node_packing import NotSettledError, Packer
 from saturn_airflow.planning.objectives import Objective
 from saturn_airflow.planning.pool_search import PoolSearch
+from saturn_airflow.planning.proofs import Climb, Descent
 from saturn_airflow.planning.schedule import Placed, Schedule, assignments, colour, left_shift, times
 from saturn_airflow.planning.schedule import makespan as ends_at
 from saturn_airflow.planning.tree_packing import TreePacker
@@ -117,6 +118,39 @@ def test_exact_settles_the_paper_workloads_to_the_second(name: str, shortest: fl
     assert found is not None
     assert ends_at(instance, found) == shortest
     assert exact.schedule_by(instance, shortest - 0.5, Clock(120)) is None
+
+
+def test_too_many_sets_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = group(Problem.read(INSTANCES / "distinct20-2x8.json"))
+    monkeypatch.setattr(exact, "_MOST_SETS", 8)
+    with pytest.raises(NotSettledError):
+        exact.schedule_by(instance, 100_000, Clock(60))
+
+
+@some
+@given(problems(most_jobs=4))
+def test_descending_from_any_schedule_ends_at_the_shortest_and_proves_it(problem: Problem) -> None:
+    best = Incumbent(group(problem), Objective(), Clock(60))
+    best.offer(list_schedule(best.instance, 0.0, best.clock))
+    descent = Descent(best)
+    while not best.done:
+        descent.run(best.clock.within(0.001))
+    assert best.value == pytest.approx(optimum(problem, makespan), rel=1e-7)
+    assert best.proven
+
+
+@some
+@given(problems(most_jobs=4))
+def test_climbing_never_passes_the_shortest(problem: Problem) -> None:
+    shortest = optimum(problem, makespan)
+    best = Incumbent(group(problem), Objective(), Clock(60))
+    best.offer(list_schedule(best.instance, 0.0, best.clock))
+    best.raise_bound(shortest / 2)
+    climb = Climb(best)
+    while not best.done:
+        climb.run(best.clock.within(0.001))
+        assert best.bound <= shortest * (1 + 1e-7)
+    assert best.value == pytest.approx(shortest, rel=1e-7)
 
 
 def test_an_incumbent_only_ever_improves() -> None:
