@@ -44,6 +44,8 @@ def nightly_retrain() -> None:
             *grid(GPT2, n_embd=[64, 128], lr=[1e-3, 3e-3]),
             *grid(VIT, hidden_size=[32, 64], lr=[1e-3, 3e-3]),
         ],
+        # Without this line all techniques of the library are candidates, one's own among them.
+        techniques=["single", "ddp", "fsdp", "pipeline"],
         cluster=Cluster(Node("local", devices=2, kind="cpu")),
         asset=BEST_MODEL,
     )

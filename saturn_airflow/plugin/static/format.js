@@ -4,7 +4,7 @@ export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const sign = seconds < 0 ? "−" : "";
   const s = Math.abs(seconds);
-  if (s === 0) return "0 s";
+  if (s < 0.05) return "0 s";
   if (s < 9.95) return `${sign}${s.toFixed(1)} s`;
   if (s < 59.5) return `${sign}${Math.round(s)} s`;
   const whole = Math.round(s);
