@@ -18,7 +18,10 @@ def seed(*position: int | str) -> None:
     number = _number(position)
     random.seed(number)
     np.random.seed(number % 2**32)
-    torch.manual_seed(number)
+    # torch.manual_seed would look for devices of all makes each time, which takes longer than many a sample.
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
 
 
 def generator(*position: int | str) -> torch.Generator:
