@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
 import random
 import threading
 import time
@@ -25,7 +23,6 @@ log = logging.getLogger(__name__)
 # https://mlflow.org/docs/latest/api_reference/rest-api.html#request-limits
 _METRICS_PER_REQUEST = 1000
 _PARAMS_PER_REQUEST = 100
-_NICENESS = 10
 _BATCHED = ("metrics", "tags")
 
 
@@ -304,9 +301,6 @@ class BackgroundSender:
         self._thread.join(timeout=1)
 
     def _work(self) -> None:
-        # On Linux threads step back one by one: what trains beside this comes first.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         away_since: float | None = None
         pause = 0.0
         while True:
