@@ -38,9 +38,7 @@ def signals() -> Iterator[None]:
 
 
 def test_an_airflow_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        SaturnError, match=r"^Airflow at http://127\.0\.0\.1:9 did not .*refused"
-    ):
+    with pytest.raises(SaturnError, match=r"^Airflow at http://127\.0\.0\.1:9 did not .*refused"):
         run_demo(Nobody(tmp_path), "nightly_retrain")
 
 
