@@ -20,7 +20,7 @@ GPT2 = Job(
     hparams=HParams(epochs=1, batch_size=32, optimizer="torch.optim:AdamW"),
 )
 VIT = Job(
-    "vit-{hidden_size}-lr{lr}",
+    "vit-lr{lr}",
     load_model="shop.models:vit",
     load_dataloader="shop.data:digits",
     load_eval_dataloader="shop.data:digits_eval",
@@ -37,7 +37,7 @@ def nightly_on_cluster() -> None:
         task_id="sweep",
         jobs=[
             *grid(GPT2, n_embd=[64, 128], lr=[1e-3, 3e-3]),
-            *grid(VIT, hidden_size=[32, 64], lr=[1e-3, 3e-3]),
+            *grid(VIT, lr=[1e-3, 3e-3]),
         ],
         cluster=Cluster(Node("gpu-a", devices=2, kind="cpu"), Node("gpu-b", devices=2, kind="cpu")),
     )
