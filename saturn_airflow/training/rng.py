@@ -20,7 +20,7 @@ def seed(*position: int | str) -> None:
     np.random.seed(number % 2**32)
     # torch.manual_seed would look for devices of all makes each time, which takes longer than many a sample.
     torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(number)
 
 
