@@ -78,12 +78,16 @@ def estimates_for_plan(knowledge: Knowledge, solve: Solve) -> Estimates:
 
 def _unexplored(knowledge: Knowledge) -> list[Key]:
     """What to try next of each job of which nothing is known to work on a kind of device."""
-    groups: dict[tuple[str, str], list[Key]] = {}
+    # Of jobs that are alike, some may be told which techniques to use.
+    told = {(fingerprint(job), tuple(job.techniques or ())) for job in knowledge.jobs}
+    groups: dict[tuple[str, str, tuple[str, ...]], list[Key]] = {}
     for key in knowledge.untried():
-        groups.setdefault((key.fingerprint, key.kind), []).append(key)
+        for mark, techniques in sorted(told):
+            if mark == key.fingerprint and (not techniques or key.technique in techniques):
+                groups.setdefault((mark, key.kind, techniques), []).append(key)
     found: list[Key] = []
-    for keys in groups.values():
-        known = knowledge.beside(keys[0])
+    for (_, _, techniques), keys in groups.items():
+        known = [e for e in knowledge.beside(keys[0]) if not techniques or e.technique in techniques]
         if any(e.works for e in known):
             continue
         frugal = [key for key in keys if knowledge.grid[key].spares_memory]

@@ -67,6 +67,15 @@ def test_the_plan_is_as_good_as_from_the_full_grid(
     assert len({key for wave in done for key in wave}) == sum(map(len, done)), "nothing is measured twice"
 
 
+def test_a_job_that_is_told_its_techniques_is_measured_beside_one_like_it_that_is_not() -> None:
+    free, told = job(0, 0.3, 1000), dataclasses.replace(job(1, 0.3, 5), techniques=["wide"])
+    knowledge, done = sweep([free, told], cluster(2, 1))
+    assert {key.technique for key in done[0]} == {"even", "wide"}
+    problem = knowledge.problem(knowledge.known)
+    assert problem is not None
+    assert [planned.name for planned in problem.jobs] == ["j0", "j1"]
+
+
 def test_many_alike_jobs_need_one_device_each_and_few_trials() -> None:
     jobs = [job(n, 0.3, 1000 + n) for n in range(24)]
     knowledge, done = sweep(jobs, cluster(8))
