@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -74,7 +75,7 @@ def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lamb
 
     :raises InvalidSweepError: naming the node, its queue, and the command that starts a worker for it.
     """
-    if not _has_queues():
+    if not has_queues():
         return
     deadline, seconds = time.monotonic() + PATIENCE_SECONDS, _FIRST_SECONDS
     while True:
@@ -107,23 +108,18 @@ def lost(cluster: Iterable[Node], suspects: Iterable[Node] | None = None) -> lis
     :param suspects: ask after these nodes only.
     """
     nodes = list(cluster)
-    gone = nodes if suspects is None else list(suspects)
-    if not _has_queues():
+    asked = nodes if suspects is None else list(suspects)
+    if not has_queues():
         return []
+    heard = set[str]()
     deadline = time.monotonic() + RESTART_SECONDS
-    while gone:
-        try:
-            heard = queues_with_a_worker()
-        except Exception:  # the broker may be in the middle of a restart
-            heard = set()
-        if not any(node.queue in heard for node in nodes):
-            return []
-        gone = [node for node in gone if node.queue not in heard]
-        if time.monotonic() > deadline:
-            break
-        if gone:
-            time.sleep(1.0)
-    return gone
+    while not heard.issuperset(node.queue for node in asked) and time.monotonic() < deadline:
+        with contextlib.suppress(Exception):  # the broker may be in the middle of a restart, too
+            heard |= queues_with_a_worker()
+        time.sleep(0.1)
+    if not any(node.queue in heard for node in nodes):
+        return []
+    return [node for node in asked if node.queue not in heard]
 
 
 def queues_with_a_worker(seconds: float = _LATER_SECONDS) -> set[str]:
@@ -137,7 +133,8 @@ def queues_with_a_worker(seconds: float = _LATER_SECONDS) -> set[str]:
     return {str(queue["name"]) for queues in answers.values() for queue in queues}
 
 
-def _has_queues() -> bool:
+def has_queues() -> bool:
+    """Whether tasks go to the queue of their node."""
     return "Celery" in conf.get("core", "executor", fallback="").partition(",")[0]
 
 

@@ -15,6 +15,7 @@ from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 from saturn_airflow.cli import main
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.operators import inventory
+from saturn_airflow.operators.context import leases_folder
 from saturn_airflow.operators.pruning import prune
 from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.training import leases
@@ -75,6 +76,16 @@ def test_a_damaged_announcement_is_refused_by_name(home: Path) -> None:
 def test_listeners_are_looked_for_only_where_there_are_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
     inventory.check_listeners(Cluster(Node("gpu-a", devices=1)))
+
+
+def test_the_folder_of_leases_is_the_configured_one_or_that_of_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIRFLOW__SATURN__LEASES_FOLDER", raising=False)
+    monkeypatch.setenv(leases.FOLDER_VARIABLE, str(tmp_path / "library"))
+    assert leases_folder() == str(leases.default_folder()) == str(tmp_path / "library")
+    monkeypatch.setenv("AIRFLOW__SATURN__LEASES_FOLDER", str(tmp_path / "configured"))
+    assert leases_folder() == str(tmp_path / "configured")
 
 
 def test_devices_shows_holders_and_waiters(
