@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -151,14 +151,16 @@ class RoundPlanOperator(PlanOperator):
             self._say(decision)
             for job in decision.moved:
                 self.log.info("%s is stopped to go on elsewhere", job)
-                if run := progress[job].alive:
-                    run.stop(STOP_SECONDS)
             plan, made = decision.plan, time.time()
             refusals = pull_from_trials(context, self.trials_task, "refusals")
             left = what_is_left(known, situation)
             ti.xcom_push("choices", choices(left, plan, jobs, estimates, refusals))
             found = entries(plan, jobs, estimates, cluster, made)
-            result = [self._with_round(entry, decision, rung, progress, before) for entry in found]
+            staying = _staying(found, progress, decision)
+            for job in situation.left:
+                if job not in staying and (run := progress[job].alive):
+                    run.stop(STOP_SECONDS)
+            result = [self._with_round(entry, decision, rung, progress, before, staying) for entry in found]
         else:
             result, made = [], time.time()
         practice = baselines.current_practice(problem)
@@ -322,6 +324,7 @@ class RoundPlanOperator(PlanOperator):
         rung: float,
         progress: Mapping[str, Progress] | None = None,
         before: Mapping[str, Any] | None = None,
+        staying: Set[str] = frozenset(),
     ) -> dict[str, Any]:
         """A plan's entry with what its train task must know of the round."""
         from saturn_airflow.training.progress import Progress
@@ -344,8 +347,7 @@ class RoundPlanOperator(PlanOperator):
         added["besides_seconds"] = estimate.seconds(batches, warm=True) - training
         p = progress[entry["name"]] if progress else Progress()
         if p.alive:
-            stays = entry["name"] not in decision.moved and p.training
-            added["goes_on"] = list(p.alive.spec.priority) if stays else None
+            added["goes_on"] = list(p.alive.spec.priority) if entry["name"] in staying else None
         if before and p.steps and (old := before.get(entry["name"])) and _place(old) != _place(entry):
             added["moved_from"] = f"{old['technique']} x {old['devices']} on {old['node']}"
         return {**entry, **added}
@@ -404,6 +406,23 @@ def learned(
                     factor,
                 )
     return corrected(problem, seen, marks)
+
+
+def _staying(
+    entries: Sequence[Mapping[str, Any]], progress: Mapping[str, Progress], decision: Decision
+) -> set[str]:
+    """Jobs whose runs go on: those that train and are not moved, and those that wait for them to end, in the
+    line for devices that are still theirs."""
+    training = {job for job, p in progress.items() if p.training and job not in decision.moved}
+    waiting = set()
+    for entry in entries:
+        run = progress[entry["name"]].alive
+        if run and not progress[entry["name"]].training and training.issuperset(entry["after"]):
+            spec = run.spec
+            place = spec.technique, spec.devices, spec.node, spec.device_ids
+            if place == _place(entry) and spec.batch_count is None:
+                waiting.add(entry["name"])
+    return training | waiting
 
 
 def _checkpoint(progress: Mapping[str, Progress]) -> float:

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from saturn_airflow.operators.context import SweepContext, finite
 from saturn_airflow.operators.round_watch import over_file
-from saturn_airflow.operators.train import OUTCOME_KEY, STOP_SECONDS, TrainOperator
+from saturn_airflow.operators.train import OUTCOME_KEY, TrainOperator
 from saturn_airflow.rounds import Rounds
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class RoundTrainOperator(TrainOperator):
     """Train one job until it is done, or the round ends.
 
     At the boundary this task succeeds and training goes on without it: the next plan stops only jobs that it
-    moves, and the next round's task follows on those that stay. A job whose turn has not come is skipped, and
-    so is one that was pruned. The outcome's ``status`` then is ``going_on``, ``paused`` (at a rung of the
-    selection), ``waiting`` or ``pruned``.
+    moves, and the next round's task follows on those that stay. A job whose turn has not come is skipped (its
+    run goes on waiting for its devices), and so is one that was pruned. The outcome's ``status`` then is
+    ``going_on``, ``paused`` (at a rung of the selection), ``waiting`` or ``pruned``.
     """
 
     def __init__(self, *, rounds: dict[str, Any], **kwargs: Any) -> None:
@@ -126,8 +126,7 @@ class RoundTrainOperator(TrainOperator):
 
         so_far = progress.of(run.spec.folder)
         if so_far.alive is not None and not so_far.training:
-            run.stop(STOP_SECONDS)
-            run.done_with()
+            # It keeps its place in the line, so that no device is idle while the next round is planned.
             self._wait_for_next(context)
         self.log.info("The round is over; training goes on until the next plan says otherwise")
         self._outcome = self._leave_open(context, "going_on", {"steps": so_far.steps})
