@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import shutil
 import sys
@@ -31,9 +32,15 @@ from saturn_airflow.demo.services import Services
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 DAG = "nightly_retrain"
-SIZE = {"width": 1500, "height": 1150}
+WIDTH = 1500
 PATIENCE = 120_000  # milliseconds
-COLORS = 192  # of a picture's palette: screenshots of pages need no more
+#: What the table in MLflow shows; MLflow keeps a visitor's choice of columns in the browser.
+COLUMNS = [
+    *(f"metrics.`{name}`" for name in ("eval_loss", "planned_seconds", "actual_seconds")),
+    *(f"params.`{name}`" for name in ("lr", "model.n_embd", "model.hidden_size", "technique", "devices")),
+]
+#: In MLflow's search box: only jobs have this parameter.
+JOBS_ONLY = "params.job LIKE '%'"
 
 
 @dataclass
@@ -43,14 +50,14 @@ class Sweep:
     :param airflow: Airflow's address.
     :param run: the path of its DAG run.
     :param mlflow: MLflow's address.
-    :param jobs: the ids of its jobs' MLflow runs.
+    :param vits: the ids of the MLflow runs of its vision transformers, which differ in two hyper-parameters.
     """
 
     airflow: str
     run: str
     mlflow: str
     experiment: str
-    jobs: list[str]
+    vits: list[str]
 
 
 def main() -> int:
@@ -69,8 +76,9 @@ def main() -> int:
         with shown(state) as sweep, sync_playwright() as playwright:
             # Containers seldom allow what Chromium's own sandbox needs; it sees no page but these.
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            for name, take in PICTURES.items():
-                page = browser.new_page(viewport=SIZE, color_scheme="light", reduced_motion="reduce")
+            for name, (take, height) in PICTURES.items():
+                size = {"width": WIDTH, "height": height}
+                page = browser.new_page(viewport=size, color_scheme="light", reduced_motion="reduce")
                 page.set_default_timeout(PATIENCE)
                 take(page, sweep)
                 save(page, name)
@@ -88,10 +96,9 @@ def shown(state: Path) -> Iterator[Sweep]:
         runs = airflow.get(f"/dags/{DAG}/dagRuns", state="success", order_by="-id")["dag_runs"]
         client = MlflowClient(services.mlflow_url)
         experiment = client.get_experiment_by_name(DAG)
-        jobs = client.search_runs([experiment.experiment_id], "tags.`saturn.status` = 'finished'")
-        jobs = [job for job in jobs if "mlflow.parentRunId" in job.data.tags]
+        vits = client.search_runs([experiment.experiment_id], "params.job LIKE 'vit%'")
         run = quote(runs[0]["dag_run_id"], safe="")
-        ids = [job.info.run_id for job in jobs]
+        ids = [job.info.run_id for job in vits]
         yield Sweep(services.airflow_url, run, services.mlflow_url, experiment.experiment_id, ids)
 
 
@@ -119,44 +126,80 @@ def airflow_grid(page: Page, sweep: Sweep) -> None:
 
 
 def mlflow_table(page: Page, sweep: Sweep) -> None:
-    """The jobs of the sweep as a table."""
-    _open_mlflow(page, sweep, "")
-    page.get_by_text("Expand rows").click()
-    page.wait_for_timeout(2000)
+    """The jobs of the sweep as a table, the best first."""
+    key = f"MLflowLocalStorage-1.1-ExperimentPage-{json.dumps([sweep.experiment])}-ReactComponentState"
+    chosen = json.dumps({"selectedColumns": COLUMNS})
+    page.add_init_script(f"localStorage.setItem({json.dumps(key)}, {json.dumps(chosen)})")
+    page.goto(_jobs_of(sweep))
+    page.get_by_text("matching runs").wait_for()
+    _close_assistant(page)
 
 
 def mlflow_charts(page: Page, sweep: Sweep) -> None:
-    """Their metrics as charts."""
-    _open_mlflow(page, sweep, "&compareRunsMode=CHART")
+    """Their losses as charts."""
+    page.goto(f"{_jobs_of(sweep)}&compareRunsMode=CHART")
+    page.get_by_text("matching runs").wait_for()
+    _close_assistant(page)
+    page.get_by_placeholder("Search metric charts").fill("loss")
+    page.wait_for_timeout(4000)
 
 
 def mlflow_parallel(page: Page, sweep: Sweep) -> None:
-    """Hyper-parameters against losses."""
-    runs, experiments = (quote(str(ids).replace("'", '"')) for ids in (sweep.jobs, [sweep.experiment]))
+    """Hyper-parameters against the loss."""
+    runs, experiments = (quote(json.dumps(ids)) for ids in (sweep.vits, [sweep.experiment]))
     page.goto(f"{sweep.mlflow}/#/compare-runs?runs={runs}&experiments={experiments}")
-    page.wait_for_timeout(5000)
+    page.get_by_text("Clear All").click()
+    _close_assistant(page)
+    for box, names in (("parameters", ("lr", "model.hidden_size")), ("metrics", ("eval_loss",))):
+        page.get_by_text(f"Please select {box}", exact=True).click()
+        for name in names:
+            _choose(page, name)
+        page.keyboard.press("Escape")
+    page.wait_for_timeout(3000)
 
 
-def _open_mlflow(page: Page, sweep: Sweep, more: str) -> None:
-    page.goto(f"{sweep.mlflow}/#/experiments/{sweep.experiment}/runs?workflowType=machine_learning{more}")
-    page.wait_for_timeout(5000)
+def _choose(page: Page, name: str) -> None:
+    """Choose from the list that is open; it holds no more than what is seen of it."""
+    option = page.locator(f".rc-virtual-list [title='{name}']").last
+    for _ in range(20):
+        if option.count():
+            break
+        page.locator(".rc-virtual-list").last.hover()
+        page.mouse.wheel(0, 120)
+        page.wait_for_timeout(200)
+    option.click()
 
 
-PICTURES: dict[str, Callable[[Page, Sweep], None]] = {
-    "plan_page": plan_page,
-    "plan_page_dark": plan_page_dark,
-    "airflow_grid": airflow_grid,
-    "mlflow_table": mlflow_table,
-    "mlflow_parallel": mlflow_parallel,
-    "mlflow_charts": mlflow_charts,
+def _jobs_of(sweep: Sweep) -> str:
+    """The sweep's jobs in MLflow, the best first."""
+    query = {"searchFilter": JOBS_ONLY, "orderByKey": "metrics.`eval_loss`", "orderByAsc": "true"}
+    asked = "&".join(f"{key}={quote(value)}" for key, value in query.items())
+    return f"{sweep.mlflow}/#/experiments/{sweep.experiment}/runs?workflowType=machine_learning&{asked}"
+
+
+def _close_assistant(page: Page) -> None:
+    """Close what MLflow opens beside its pages on a first visit; its button has no name."""
+    page.get_by_text("MLflow Assistant").first.wait_for()
+    page.wait_for_timeout(1500)
+    page.mouse.click(WIDTH - 36, 36)
+    page.wait_for_timeout(1500)
+
+
+#: How to take each picture, and how high it is.
+PICTURES: dict[str, tuple[Callable[[Page, Sweep], None], int]] = {
+    "plan_page": (plan_page, 1150),
+    "plan_page_dark": (plan_page_dark, 1150),
+    "airflow_grid": (airflow_grid, 820),
+    "mlflow_table": (mlflow_table, 620),
+    "mlflow_charts": (mlflow_charts, 760),
+    "mlflow_parallel": (mlflow_parallel, 760),
 }
 
 
 def save(page: Page, name: str) -> None:
-    """Write what the page shows, with a palette: a third of the bytes."""
-    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    """Write what the page shows, in as few bytes as that takes."""
     path = IMAGES / f"{name}.png"
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+    Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(path, optimize=True)
     print(f"{path.relative_to(ROOT)}  {path.stat().st_size / 1024:.0f} KiB")
 
 
