@@ -50,14 +50,12 @@ class Sweep:
     :param airflow: Airflow's address.
     :param run: the path of its DAG run.
     :param mlflow: MLflow's address.
-    :param vits: the ids of the MLflow runs of its vision transformers, which differ in two hyper-parameters.
     """
 
     airflow: str
     run: str
     mlflow: str
     experiment: str
-    vits: list[str]
 
 
 def main() -> int:
@@ -94,12 +92,9 @@ def shown(state: Path) -> Iterator[Sweep]:
         airflow = Airflow(services.airflow_url)
         airflow.send("PATCH", f"/dags/{DAG}", {"is_paused": True})
         runs = airflow.get(f"/dags/{DAG}/dagRuns", state="success", order_by="-id")["dag_runs"]
-        client = MlflowClient(services.mlflow_url)
-        experiment = client.get_experiment_by_name(DAG)
-        vits = client.search_runs([experiment.experiment_id], "params.job LIKE 'vit%'")
+        experiment = MlflowClient(services.mlflow_url).get_experiment_by_name(DAG)
         run = quote(runs[0]["dag_run_id"], safe="")
-        ids = [job.info.run_id for job in vits]
-        yield Sweep(services.airflow_url, run, services.mlflow_url, experiment.experiment_id, ids)
+        yield Sweep(services.airflow_url, run, services.mlflow_url, experiment.experiment_id)
 
 
 def plan_page(page: Page, sweep: Sweep, theme: str = "light") -> None:
@@ -131,43 +126,8 @@ def mlflow_table(page: Page, sweep: Sweep) -> None:
     chosen = json.dumps({"selectedColumns": COLUMNS})
     page.add_init_script(f"localStorage.setItem({json.dumps(key)}, {json.dumps(chosen)})")
     page.goto(_jobs_of(sweep))
-    page.get_by_text("matching runs").wait_for()
+    page.get_by_text("vit-64-lr0.003").first.wait_for()
     _close_assistant(page)
-
-
-def mlflow_charts(page: Page, sweep: Sweep) -> None:
-    """Their losses as charts."""
-    page.goto(f"{_jobs_of(sweep)}&compareRunsMode=CHART")
-    page.get_by_text("matching runs").wait_for()
-    _close_assistant(page)
-    page.get_by_placeholder("Search metric charts").fill("loss")
-    page.wait_for_timeout(4000)
-
-
-def mlflow_parallel(page: Page, sweep: Sweep) -> None:
-    """Hyper-parameters against the loss."""
-    runs, experiments = (quote(json.dumps(ids)) for ids in (sweep.vits, [sweep.experiment]))
-    page.goto(f"{sweep.mlflow}/#/compare-runs?runs={runs}&experiments={experiments}")
-    page.get_by_text("Clear All").click()
-    _close_assistant(page)
-    for box, names in (("parameters", ("lr", "model.hidden_size")), ("metrics", ("eval_loss",))):
-        page.get_by_text(f"Please select {box}", exact=True).click()
-        for name in names:
-            _choose(page, name)
-        page.keyboard.press("Escape")
-    page.wait_for_timeout(3000)
-
-
-def _choose(page: Page, name: str) -> None:
-    """Choose from the list that is open; it holds no more than what is seen of it."""
-    option = page.locator(f".rc-virtual-list [title='{name}']").last
-    for _ in range(20):
-        if option.count():
-            break
-        page.locator(".rc-virtual-list").last.hover()
-        page.mouse.wheel(0, 120)
-        page.wait_for_timeout(200)
-    option.click()
 
 
 def _jobs_of(sweep: Sweep) -> str:
@@ -191,8 +151,6 @@ PICTURES: dict[str, tuple[Callable[[Page, Sweep], None], int]] = {
     "plan_page_dark": (plan_page_dark, 1150),
     "airflow_grid": (airflow_grid, 820),
     "mlflow_table": (mlflow_table, 620),
-    "mlflow_charts": (mlflow_charts, 760),
-    "mlflow_parallel": (mlflow_parallel, 760),
 }
 
 
