@@ -5,9 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
 from saturn_airflow.deployment.processes import Processes
+
+if TYPE_CHECKING:
+    # Python has it from 3.11.
+    from typing_extensions import Self
 
 
 class LocalServices(ABC):
