@@ -66,9 +66,18 @@ def run(airflow: Airflow, dag_id: str) -> dict[str, Any]:
     while airflow.state(dag_id, run_id) not in ("success", "failed"):
         time.sleep(1.0)
     result = airflow.xcom(dag_id, run_id, "sweep.report")
+    plans = [
+        airflow.xcom(dag_id, run_id, f"sweep.round_{n + 1}.plan") for n in range(result.get("rounds", 0))
+    ]
     kept = ("planned_seconds", "actual_seconds", "utilisation", "sweep_seconds", "rounds")
     return {
         **{key: result.get(key) for key in kept},
+        "moves": [
+            f"{entry['name']}: {entry['moved_from']} -> {entry['technique']} x {entry['devices']}"
+            for entries in plans
+            for entry in entries
+            if entry.get("moved_from")
+        ],
         "jobs": {
             o["job"]: [o["technique"], o["devices"], round(o["actual_seconds"], 1)] for o in result["jobs"]
         },
