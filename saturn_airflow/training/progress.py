@@ -16,13 +16,15 @@ from saturn_airflow.training.runs import Run
 _WARMUPS = 2
 #: So many batches show how fast a job is.
 _ENOUGH = 3
+#: Batches that say how fast it is now; it may have been faster, or slower, before.
+_LATELY = 50
 
 
 @dataclass(frozen=True)
 class Speed:
     """How fast a job trained under one strategy.
 
-    :param seconds: of one global batch (median).
+    :param seconds: of one global batch (median of the last).
     """
 
     technique: str
@@ -88,7 +90,7 @@ def of(folder: str | Path) -> Progress:
         status, alive = (end["status"], None) if end is not None else (None, run)
         if len(took) >= _WARMUPS + _ENOUGH:
             key = (spec.technique, spec.devices, spec.kind)
-            speeds[key] = Speed(*key, statistics.median(took[_WARMUPS:]))
+            speeds[key] = Speed(*key, statistics.median(took[_WARMUPS:][-_LATELY:]))
     whole = {
         epoch + 1.0: statistics.fmean(by_step.values())
         for epoch, by_step in losses.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from airflow.sdk import dag
 
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
@@ -9,7 +11,7 @@ from saturn_airflow.rounds import Rounds
 from saturn_airflow.selection import SuccessiveHalving
 
 
-def job(name: str, lr: float = 0.05, epochs: int = 1, nodes: list[str] | None = None, **data) -> Job:
+def job(name: str, lr: float = 0.05, epochs: int = 1, **data) -> Job:
     return Job(
         name,
         load_model="slow_later:linear",
@@ -20,11 +22,10 @@ def job(name: str, lr: float = 0.05, epochs: int = 1, nodes: list[str] | None = 
             batch_size=16, epochs=epochs, lr=lr, optimizer="torch.optim:SGD", precision="float64"
         ),
         data_args=data,
-        nodes=nodes,
     )
 
 
-JOBS = [job("slow", samples=3200, later=0.012), *(job(f"even-{n}", samples=3200) for n in (1, 2))]
+JOBS = [job("slow", samples=3200, later=0.016), *(job(f"even-{n}", samples=3200) for n in (1, 2))]
 CLUSTER = Cluster(Node("a", devices=2, kind="cpu"))
 COMMON = {
     "cluster": CLUSTER,
@@ -46,14 +47,19 @@ def five_rounds():
 
 @dag(schedule=None, tags=["test"])
 def moved():
-    """The slow job is alone on its node; when it is seen to be ten times slower, it takes the other node."""
+    """The slow job begins on the small node; when it is seen to be slow, it takes both devices of the other.
+
+    Its twin is busy there until then. What the twin's trial says of two devices is taken to hold for both.
+    """
+    slow = dataclasses.replace(job("slow", samples=2400, later=0.04), neutral=["later"])
+    many = dataclasses.replace(slow.hparams, epochs=None, batches=300)
+    twin = dataclasses.replace(
+        slow, name="twin", techniques=["ddp"], hparams=many, data_args={"samples": 2400, "later": 0.004}
+    )
     SaturnSweepOperator(
         task_id="sweep",
-        jobs=[
-            job("slow", samples=1600, later=0.04),
-            *(job(f"even-{n}", samples=1600, nodes=["b"]) for n in (1, 2)),
-        ],
-        rounds=Rounds(most=3, off_by=0.5),
+        jobs=[slow, twin],
+        rounds=Rounds(most=5, off_by=0.4),
         **{**COMMON, "cluster": Cluster(Node("a", devices=1, kind="cpu"), Node("b", devices=2, kind="cpu"))},
     )
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 #: A trial sees no more than the first batches.
-SEEN = 320
+SEEN = 640
 
 
 def linear(seed: int = 0) -> nn.Module:
