@@ -27,7 +27,10 @@ def list_schedule(instance: Instance, lower: float, clock: Clock) -> Schedule:
     upper = math.inf
     low, target = lower, lower
     for _ in range(_STEPS):
-        schedule, end = _for_target(instance, target)
+        schedule, end = min(
+            (_for_target(instance, target, order) for order in _orders(instance, target)),
+            key=lambda found: found[1],
+        )
         if end < upper:
             best, upper = schedule, end
         if end <= target:
@@ -59,13 +62,11 @@ def _weight(instance: Instance, job: int) -> float:
     return instance.problem.jobs[job].weight
 
 
-def _for_target(
-    instance: Instance, target: float, order: Sequence[int] | None = None
-) -> tuple[Schedule, float]:
+def _for_target(instance: Instance, target: float, order: Sequence[int]) -> tuple[Schedule, float]:
     free = [[0.0] * node.devices for node in instance.problem.nodes]
     schedule: Schedule = [[] for _ in free]
     latest = 0.0
-    for job in order or sorted(range(len(instance.modes)), key=lambda job: _rank(instance, job, target)):
+    for job in order:
         release = instance.problem.jobs[job].release
         in_time: tuple[float, float] = (math.inf, math.inf)
         late = math.inf
@@ -91,6 +92,13 @@ def _for_target(
         schedule[node].append(Placed(job, index))
         latest = max(latest, end)
     return schedule, latest
+
+
+def _orders(instance: Instance, target: float) -> list[list[int]]:
+    """Longest first; and where jobs are bound to nodes of some types, those before the others."""
+    longest = sorted(range(len(instance.modes)), key=lambda job: _rank(instance, job, target))
+    bound_first = sorted(longest, key=lambda job: all(instance.modes[job]))
+    return [longest] if bound_first == longest else [longest, bound_first]
 
 
 def _rank(instance: Instance, job: int, target: float) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_problems import INSTANCES, assert_valid, makespan, optimum, problems
 
+from saturn_airflow.cluster import Node
 from saturn_airflow.plan import Plan
 from saturn_airflow.planning import annealing, dual_feasible, exact
 from saturn_airflow.planning.clock import Clock
@@ -20,7 +21,7 @@ from saturn_airflow.planning.proofs import Climb, Descent
 from saturn_airflow.planning.schedule import Placed, Schedule, assignments, colour, left_shift, times
 from saturn_airflow.planning.schedule import makespan as ends_at
 from saturn_airflow.planning.tree_packing import TreePacker
-from saturn_airflow.problem import Problem
+from saturn_airflow.problem import Option, PlannedJob, Problem
 
 many = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 some = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
@@ -118,6 +119,14 @@ def test_exact_settles_the_paper_workloads_to_the_second(name: str, shortest: fl
     assert found is not None
     assert ends_at(instance, found) == shortest
     assert exact.schedule_by(instance, shortest - 0.5, Clock(120)) is None
+
+
+def test_a_list_leaves_room_for_jobs_that_are_bound_to_a_node() -> None:
+    nodes = (Node("a", 2, kind="cpu"), Node("b", 2, kind="cpu"))
+    bound = [PlannedJob(f"bound-{n}", (Option("single", 1, {"cpu": 50}),), nodes=("a",)) for n in (1, 2)]
+    free = PlannedJob("free", (Option("single", 1, {"cpu": 60}),))
+    instance = group(Problem("x", nodes, (*bound, free)))
+    assert ends_at(instance, list_schedule(instance, 60, Clock(10))) == 60
 
 
 def test_too_many_sets_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
