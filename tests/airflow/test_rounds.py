@@ -30,11 +30,6 @@ def five(deployment):
 
 
 @pytest.fixture(scope="module")
-def moved(deployment):
-    return run_sweep(deployment, "moved")
-
-
-@pytest.fixture(scope="module")
 def halved(deployment):
     return run_sweep(deployment, "halved")
 
@@ -132,34 +127,6 @@ def test_a_job_has_one_mlflow_run_with_every_step_once(deployment, five):
     for run in found:
         steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "loss")]
         assert sorted(steps) == list(range(1, 201))
-
-
-def test_a_job_that_strays_from_the_plan_ends_the_round_and_goes_on_elsewhere(deployment, moved):
-    assert moved["state"] == "success", moved["states"]
-    assert {outcome["status"] for outcome in moved["result"]["jobs"]} == {"finished"}
-    folder = deployment.job_folder("moved", moved["run_id"], "slow")
-    places = [(run.spec.technique, run.spec.devices, run.spec.node) for run in runs.all_of(folder)]
-    assert places == [("single", 1, "a"), ("ddp", 2, "b")]
-    assert list(folder.parent.glob("round_1_*.over")), "nothing but the job ends a round here"
-    slow = next(outcome for outcome in moved["result"]["jobs"] if outcome["job"] == "slow")
-    assert (slow["technique"], slow["devices"], slow["node"]) == ("ddp", 2, "b")
-
-
-@pytest.mark.ranks
-def test_a_job_that_moved_has_the_losses_of_one_that_did_not(deployment, moved, tmp_path):
-    expected = trained_straight(deployment, tmp_path, 2400)
-    found = losses_of(deployment.job_folder("moved", moved["run_id"], "slow"))
-    assert found == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_move_is_marked_in_the_one_run_of_its_job(deployment, moved):
-    client, found = mlflow_runs(deployment, "moved")
-    assert sorted(run.info.run_name for run in found) == ["slow", "twin"]
-    (slow,) = [run for run in found if run.info.run_name == "slow"]
-    marks = [value for key, value in slow.data.tags.items() if key.startswith("saturn.moved.round_")]
-    assert marks == ["single x 1 on a -> ddp x 2 on b[0,1]"]
-    steps = [metric.step for metric in client.get_metric_history(slow.info.run_id, "loss")]
-    assert sorted(steps) == list(range(1, 151))
 
 
 def test_the_better_half_goes_on_and_the_rest_is_pruned_not_failed(deployment, halved):

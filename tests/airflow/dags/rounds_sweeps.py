@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from airflow.sdk import dag
 
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
@@ -46,25 +44,6 @@ def five_rounds():
 
 
 @dag(schedule=None, tags=["test"])
-def moved():
-    """The slow job begins on the small node; when it is seen to be slow, it takes both devices of the other.
-
-    Its twin is busy there until then. What the twin's trial says of two devices is taken to hold for both.
-    """
-    slow = dataclasses.replace(job("slow", samples=2400, later=0.04), neutral=["later"])
-    many = dataclasses.replace(slow.hparams, epochs=None, batches=300)
-    twin = dataclasses.replace(
-        slow, name="twin", techniques=["ddp"], hparams=many, data_args={"samples": 2400, "later": 0.004}
-    )
-    SaturnSweepOperator(
-        task_id="sweep",
-        jobs=[slow, twin],
-        rounds=Rounds(most=5, off_by=0.4),
-        **{**COMMON, "cluster": Cluster(Node("a", devices=1, kind="cpu"), Node("b", devices=2, kind="cpu"))},
-    )
-
-
-@dag(schedule=None, tags=["test"])
 def halved():
     SaturnSweepOperator(
         task_id="sweep",
@@ -81,5 +60,4 @@ def halved():
 
 one_round()
 five_rounds()
-moved()
 halved()
