@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow.commands import shared
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.problem import Problem
 from saturn_airflow.rounds import Rounds
@@ -113,12 +114,11 @@ def _rule(name: str | None) -> Rule | None:
 
 
 def _show(problem: Problem, found: Simulation, once: Simulation, known: float) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from saturn_airflow.planning.showing import duration
 
-    console = Console()
+    console = shared.console()
     table = Table(title=f"Rounds of {problem.name}", title_justify="left")
     table.add_column("round", justify="right")
     table.add_column("begins", justify="right")

@@ -72,7 +72,7 @@ def anneal(
     reached = np.array([_whole(energy, energies)])
     seed = seeded(rng)
     while True:
-        temperature = hot * (cold / hot) ** min(1.0, clock.elapsed / clock.limit)
+        temperature = hot * (cold / hot) ** clock.gone
         if energy.name == _ENDS:
             # Measured against the best there is, the longest rows cost about 1 all the way down.
             longest = reached[0] ** (1 / _POWER) / energy.scale

@@ -28,6 +28,11 @@ class Clock:
         return max(0.0, self.limit - self.elapsed)
 
     @property
+    def gone(self) -> float:
+        """The share of the time that is gone, from 0 to 1; 1 where there was no time at all."""
+        return min(1.0, self.elapsed / self.limit) if self.limit > 0 else 1.0
+
+    @property
     def expired(self) -> bool:
         """Whether the time is up."""
         return self.elapsed >= self.limit

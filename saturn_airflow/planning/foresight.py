@@ -122,7 +122,7 @@ def _anneal(
         if steps % _LOOK_EVERY == 0:
             if clock.expired:
                 return best
-            temperature = _HOT * (_COLD / _HOT) ** (clock.elapsed / clock.limit)
+            temperature = _HOT * (_COLD / _HOT) ** clock.gone
         one = int(draw() * len(rows))
         two = int(draw() * len(rows)) if draw() < _BETWEEN else one
         if not rows[one]:

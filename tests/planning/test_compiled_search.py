@@ -13,7 +13,7 @@ from planning_problems import INSTANCES, makespan, optimum, problems
 from saturn_airflow.cluster import Node
 from saturn_airflow.planning import annealing
 from saturn_airflow.planning.arrays import Ints, merged, modes_of
-from saturn_airflow.planning.clock import LookClock
+from saturn_airflow.planning.clock import Clock, LookClock
 from saturn_airflow.planning.draws import draw, seeded
 from saturn_airflow.planning.exact import Attempt
 from saturn_airflow.planning.instance import Instance, group
@@ -120,6 +120,15 @@ def test_the_same_seed_searches_the_same() -> None:
         PoolSearch(instance, listed, end * 0.99, random.Random(5), 100).run(LookClock(0.1)) for _ in range(2)
     ]
     assert packed[0] == packed[1]
+
+
+@pytest.mark.parametrize("clock", [Clock(0.0), LookClock(0.0)])
+def test_a_search_without_any_time_gives_back_what_it_was_given(clock: Clock) -> None:
+    instance = group(Problem.read(INSTANCES / "mix30-100gpus.json"))
+    listed = list_schedule(instance, 0.0, LookClock(1))
+    energy = annealing.makespan_energy(ends_at(instance, listed))
+    found = annealing.anneal(instance, listed, energy, random.Random(5), clock, hot=1.0, cold=0.01)
+    assert ends_at(instance, found) <= ends_at(instance, listed) * (1 + 1e-9)
 
 
 def test_draws_are_spread_evenly() -> None:
