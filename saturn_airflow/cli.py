@@ -7,6 +7,8 @@ only the one that is asked for imports the rooms it needs.
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -71,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         import argcomplete
 
         argcomplete.autocomplete(parser_of(list(COMMANDS)))
+    # Otherwise Python spends up to half a second of exit on taking numba's compiled functions apart.
+    atexit.register(gc.freeze)
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser_of(words[:1]).parse_args(words)
     try:
