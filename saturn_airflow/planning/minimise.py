@@ -17,7 +17,9 @@ from saturn_airflow.planning.schedule import Schedule
 from saturn_airflow.planning.search import Searcher
 from saturn_airflow.planning.team import Team
 
-#: Shares of the time: for a good plan before costly bounds, for the bounds by fractions, by whole jobs.
+#: Shares of the time: for lists, for a good plan before costly bounds, for the bounds by fractions, by whole
+#: jobs, for proofs.
+_BY_LISTS = 0.1
 _SEARCH_FIRST = 0.15
 _SEARCH_FIRST_MOST = 2.0
 _BY_FRACTIONS = 0.2
@@ -33,7 +35,7 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
     best.raise_bound(simple_bound(instance))
     if carried is not None:
         best.offer(carried)
-    best.offer(list_schedule(instance, best.bound, clock))
+    best.offer(list_schedule(instance, best.bound, clock.within(clock.limit * _BY_LISTS)))
     if best.done:
         return
     small = exact.is_small(instance)
