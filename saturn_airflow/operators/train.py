@@ -114,7 +114,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
                 run.stop(STOP_SECONDS)
             end = self._pass_on(context, run)
             assert end is not None
-            if end["status"] != "finished" and not self._is_worth_a_retry(context, end):
+            if end["status"] != "finished" and not self._may_go_on(context, run, end):
                 raise AirflowFailException(self._conclude(context, run, end)["reason"])
             run.done_with()
         self._let_go_first(context)
@@ -234,19 +234,26 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
     def _is_of_this_plan(self, run: Run) -> bool:
         return run.spec.priority == (self.entry["attempt"], self.entry["position"])
 
+    def _may_go_on(self, context: Context, run: Run, end: dict[str, Any]) -> bool:
+        """Whether this try may go on after a run that ended so."""
+        return run.spec.try_number <= self._cleared_after(context) or self._is_worth_a_retry(context, end)
+
     def _is_worth_a_retry(self, context: Context, end: dict[str, Any]) -> bool:
         from saturn_airflow.training import runs
 
         ti = context["ti"]
-        last_try = ti.max_tries or 0
         failures = runs.failures(
             SweepContext.of(context, self.group).job_folder(self.entry["job"]["name"]),
-            # Whoever clears a task has mended something: it has all its tries again.
-            after_try=last_try - (self.retries or 0),
+            after_try=self._cleared_after(context),
             node=self.entry["node"],
         )
-        tries_left = ti.try_number <= last_try and failures <= self.job_retries
+        tries_left = ti.try_number <= (ti.max_tries or 0) and failures <= self.job_retries
         return end["status"] in WORTH_A_RETRY and tries_left
+
+    def _cleared_after(self, context: Context) -> int:
+        """The last try before somebody cleared this task: who does has mended something, and it has all its
+        tries again. 0 where nobody did."""
+        return int(context["ti"].max_tries or 0) - (self.retries or 0)
 
     def _pass_on(self, context: Context, run: Run) -> dict[str, Any] | None:
         """Tell MLflow and the log what the run says; how it ended, None if this task must go before that."""

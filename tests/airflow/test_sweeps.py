@@ -129,6 +129,23 @@ def test_the_best_model_loads_from_its_uri(deployment, broken, monkeypatch, tmp_
     assert right.float().mean() > 0.8
 
 
+def test_a_cleared_job_trains_again_whatever_it_ended_with_before(deployment, broken):
+    run_id = broken["run_id"]
+    folder = deployment.job_folder("broken_sweep", run_id, "not-a-number")
+    assert len(_events(folder, "start")) == 1, "what can't be mended by a retry is not tried again"
+    tasks = deployment.airflow.tasks("broken_sweep", run_id)
+    task = next(t for t in tasks if t["rendered_map_index"] == "not-a-number" and "train" in t["task_id"])
+    body = {
+        "dry_run": False,
+        "dag_run_id": run_id,
+        "task_ids": [[task["task_id"], task["map_index"]]],
+        "only_failed": False,
+    }
+    deployment.airflow.send("POST", "/dags/broken_sweep/clearTaskInstances", body)
+    _wait_until(lambda: len(_events(folder, "end")) == 2, 120)
+    assert len(_events(folder, "start")) == 2
+
+
 def test_a_retry_goes_on_from_the_last_checkpoint(deployment):
     run_id = deployment.start("interrupted_sweep")
     folder = deployment.job_folder("interrupted_sweep", run_id, "long")

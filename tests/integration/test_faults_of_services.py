@@ -146,12 +146,13 @@ def test_devices_says_who_holds_what(outages):
 @pytest.fixture(scope="module")
 def mishaps(cluster):
     """One node is gone for good; meanwhile every job on the other one meets with something."""
-    lost = Watched(cluster, "lost_node")
-    cluster.wait_until(lambda: len(lost.events("stranded", "checkpoint")) > 1, 480, lost.states)
+    lost, again = Watched(cluster, "lost_node"), Watched(cluster, "lost_in_rounds")
+    for one, job in ((lost, "stranded"), (again, "moves")):
+        cluster.wait_until(lambda one=one, job=job: len(one.events(job, "checkpoint")) > 1, 480, one.states)
     cluster.kill("gpu-b", everything=True)
     killed = time.monotonic()
     sweep = Watched(cluster, "mishaps")
-    seen: dict[str, Any] = {"lost": lost, "sweep": sweep}
+    seen: dict[str, Any] = {"lost": lost, "again": again, "sweep": sweep}
     todo = {"rank-killed": _kill_a_rank, "cleared": _clear, "failed": _mark_failed}
     with contextlib.ExitStack() as stack:
         if os.geteuid() == 0:
@@ -164,6 +165,7 @@ def mishaps(cluster):
             time.sleep(0.1)
     cluster.wait_until(lost.ended, 480, lost.states)
     seen["reported"] = time.monotonic() - killed
+    cluster.wait_until(again.ended, 480, again.states)
     cluster.revive("gpu-b", wait=False)
     return seen
 
@@ -283,6 +285,22 @@ def test_a_node_that_is_gone_is_reported_with_its_last_checkpoint(mishaps, figur
     assert stranded["status"] != "finished"
     last = lost.events("stranded", "checkpoint")[-1]
     assert (stranded["checkpoint"], stranded["steps"]) == (last["path"], last["step"])
+
+
+def test_with_a_round_to_come_the_jobs_of_a_node_that_is_gone_go_on_elsewhere(mishaps, figure):
+    again = mishaps["again"]
+    assert again.ended() == "success", again.states()
+    first, second = again.events("moves", "start")
+    saved = [e["step"] for e in again.events("moves", "checkpoint") if e["run"] == first["run"]]
+    pause = second["time"] - again.events("moves", "checkpoint")[len(saved) - 1]["time"]
+    figure(f"node gone: moves went on elsewhere from step {second['step']}, {pause:.0f} s after that was saved")
+    assert second["step"] == saved[-1]
+    outcome = again.result()["moves"]
+    assert (outcome["status"], outcome["node"]) == ("finished", "gpu-a")
+    assert sorted(again.losses("moves")) == list(range(1, 301))
+    undisturbed = mishaps["sweep"].losses("undisturbed")
+    assert {step: loss for step, loss in again.losses("moves").items() if step <= 100} == undisturbed
+    assert sorted(again.metric_steps(outcome["run_id"])) == list(range(1, 301))
 
 
 def _whatever(ask: Callable[[], Any]) -> Callable[[], Any]:

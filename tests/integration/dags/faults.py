@@ -6,7 +6,7 @@ from typing import Any
 
 from airflow.sdk import dag
 
-from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
+from saturn_airflow import Cluster, HParams, Job, Node, Rounds, SaturnSweepOperator
 
 A, B = Node("gpu-a", devices=2, kind="cpu"), Node("gpu-b", devices=2, kind="cpu")
 
@@ -60,6 +60,13 @@ def lost_node() -> None:
 
 
 @dag(schedule=None)
+def lost_in_rounds() -> None:
+    """The same with a round to come: the job that may go elsewhere does."""
+    jobs = [job("stays-1", 200, ["gpu-a"]), job("stays-2", 200, ["gpu-a"]), job("moves", 300)]
+    sweep(jobs, A, B, rounds=Rounds(most=2, every_minutes=60))
+
+
+@dag(schedule=None)
 def deaf_node() -> None:
     """One of its nodes has no worker."""
     sweep([job("nowhere", 5)], A, Node("gpu-z", devices=2, kind="cpu"))
@@ -70,4 +77,5 @@ weekly()
 outages()
 mishaps()
 lost_node()
+lost_in_rounds()
 deaf_node()

@@ -1,0 +1,16 @@
+"""What the tasks of a worker would each import anew, imported once.
+
+Workers load this module when their configuration says so:
+``[celery] extra_celery_config = {"imports": ["saturn_airflow.deployment.preload"]}``. Celery's pool and
+Airflow's tasks are forks of the worker's main process, so that they find these modules there, and share the
+memory they take. Nothing here imports torch: what Airflow forks must never meet CUDA.
+"""
+
+from __future__ import annotations
+
+import saturn_airflow.operators.round_train
+import saturn_airflow.operators.trials
+import saturn_airflow.sweep
+from saturn_airflow.tracking.server import import_mlflow
+
+import_mlflow()

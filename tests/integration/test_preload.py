@@ -1,0 +1,26 @@
+"""What workers import before they fork must be safe to fork."""
+
+import json
+import subprocess
+import sys
+
+LOOK = """
+import json, sys, threading
+import saturn_airflow.deployment.preload
+names = [name for name in ("torch", "mlflow", "numba", "saturn_airflow.tracking.sender") if name in sys.modules]
+print(json.dumps({"names": names, "threads": threading.active_count()}))
+"""
+
+
+def test_workers_import_mlflow_but_neither_torch_nor_anything_that_starts_threads(tmp_path):
+    found = subprocess.run(
+        [sys.executable, "-c", LOOK],
+        env={"AIRFLOW_HOME": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(found.stdout.splitlines()[-1]) == {
+        "names": ["mlflow", "saturn_airflow.tracking.sender"],
+        "threads": 1,
+    }
