@@ -16,6 +16,17 @@ from saturn_airflow.deployment.processes import HOST, free_port
 from saturn_airflow.deployment.services import LocalServices
 from saturn_airflow.errors import SaturnError
 
+#: LocalExecutor's tasks are forks of the scheduler. Celery's worker has :mod:`..deployment.preload`.
+_LOCAL_SETTINGS = """\
+import sys
+
+if "scheduler" in sys.argv:
+    # Each task would import it anew, for a second of one core.
+    from saturn_airflow.tracking.server import import_mlflow
+
+    import_mlflow()
+"""
+
 
 class Services(LocalServices):
     """MLflow and a small Airflow (SQLite, LocalExecutor), which nobody has to log in to.
@@ -57,6 +68,9 @@ class Services(LocalServices):
             # Plain files, so that models can be loaded without the server, too.
             *("--backend-store-uri", store, "--no-serve-artifacts", "--default-artifact-root", artifacts),
         )
+        settings = self.state / "airflow" / "config" / "airflow_local_settings.py"
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(_LOCAL_SETTINGS)
         self._launch("airflow-migrate", "airflow", "db", "migrate")
         self.processes.finish("airflow-migrate")
         port = self.airflow_url.rsplit(":", 1)[1]
