@@ -7,7 +7,8 @@ import sys
 LOOK = """
 import json, sys, threading
 import saturn_airflow.deployment.preload
-names = [name for name in ("torch", "mlflow", "numba", "saturn_airflow.tracking.sender") if name in sys.modules]
+asked = ("torch", "mlflow", "numba", "saturn_airflow.tracking.sender")
+names = [name for name in asked if name in sys.modules]
 print(json.dumps({"names": names, "threads": threading.active_count()}))
 """
 

@@ -61,8 +61,8 @@ def lost_node() -> None:
 
 @dag(schedule=None)
 def lost_in_rounds() -> None:
-    """The same with a round to come: the job that may go elsewhere does."""
-    jobs = [job("stays-1", 200, ["gpu-a"]), job("stays-2", 200, ["gpu-a"]), job("moves", 300)]
+    """The same with a round to come. Of its two jobs there, one waits for the device of ``stranded``."""
+    jobs = [job(f"stays-{i}", 150, ["gpu-a"]) for i in (1, 2)] + [job(f"moves-{i}", 200) for i in (1, 2)]
     sweep(jobs, A, B, rounds=Rounds(most=2, every_minutes=60))
 
 
