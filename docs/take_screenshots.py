@@ -130,6 +130,23 @@ def mlflow_table(page: Page, sweep: Sweep) -> None:
     _close_assistant(page)
 
 
+def mlflow_charts(page: Page, sweep: Sweep) -> None:
+    """The losses of all jobs."""
+    page.goto(f"{_jobs_of(sweep)}&compareRunsMode=CHART")
+    page.get_by_text("vit-64-lr0.003").first.wait_for()
+    _close_assistant(page)
+
+
+def mlflow_parallel(page: Page, sweep: Sweep) -> None:
+    """What the parameters of all jobs led to, in parallel coordinates."""
+    runs = MlflowClient(sweep.mlflow).search_runs([sweep.experiment], filter_string=JOBS_ONLY)
+    query = {"runs": json.dumps([r.info.run_id for r in runs]), "experiments": json.dumps([sweep.experiment])}
+    asked = "&".join(f"{key}={quote(value)}" for key, value in query.items())
+    page.goto(f"{sweep.mlflow}/#/compare-runs?{asked}")
+    page.get_by_text("Parallel Coordinates").first.wait_for()
+    _close_assistant(page)
+
+
 def _jobs_of(sweep: Sweep) -> str:
     """The sweep's jobs in MLflow, the best first."""
     query = {"searchFilter": JOBS_ONLY, "orderByKey": "metrics.`eval_loss`", "orderByAsc": "true"}
@@ -151,6 +168,8 @@ PICTURES: dict[str, tuple[Callable[[Page, Sweep], None], int]] = {
     "plan_page_dark": (plan_page_dark, 1150),
     "airflow_grid": (airflow_grid, 820),
     "mlflow_table": (mlflow_table, 620),
+    "mlflow_charts": (mlflow_charts, 900),
+    "mlflow_parallel": (mlflow_parallel, 900),
 }
 
 
