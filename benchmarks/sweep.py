@@ -21,6 +21,8 @@ nights record to MLflow besides. So `mapped_queue` tells what Airflow costs here
 `makespan_seconds` is from when the first job has its devices to the end of the last one, the same for all;
 `wall_seconds` is from the command (or the trigger) to the end of everything: trials, planning and report
 included.
+
+`SWEEP_LONGER=3` in the environment makes all jobs three times as long.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ from saturn_airflow.training import runs
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks" / "sweep"
 sys.path.append(str(HERE))
-from measured_jobs import CLUSTER, JOBS, NODE  # noqa: E402 - a DAG imports it, too
+from measured_jobs import CLUSTER, JOBS, LONGER, NODE  # noqa: E402 - a DAG imports it, too
 
 PEERS = ("whole_node", "queue", "ray_tune", "mapped_queue")
 NIGHTS = ("first_night", "next_night")
@@ -107,6 +109,7 @@ def main() -> None:
     results = {
         "machine": {**describe(), "load_average_before": load},
         "jobs": len(JOBS),
+        "times_as_long": LONGER,
         "slots": NODE.devices,
         **compared(rows),
         "rows": rows,
