@@ -8,9 +8,7 @@ memory they take. Nothing here imports torch: what Airflow forks must never meet
 
 from __future__ import annotations
 
-import saturn_airflow.operators.round_train
-import saturn_airflow.operators.trials
-import saturn_airflow.sweep
+import saturn_airflow.sweep  # noqa: F401
 from saturn_airflow.tracking.server import import_mlflow
 
 import_mlflow()

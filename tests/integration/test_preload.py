@@ -7,7 +7,7 @@ import sys
 LOOK = """
 import json, sys, threading
 import saturn_airflow.deployment.preload
-asked = ("torch", "mlflow", "numba", "saturn_airflow.tracking.sender")
+asked = ("torch", "numba", "mlflow", "saturn_airflow.operators.round_train")
 names = [name for name in asked if name in sys.modules]
 print(json.dumps({"names": names, "threads": threading.active_count()}))
 """
@@ -22,6 +22,6 @@ def test_workers_import_mlflow_but_neither_torch_nor_anything_that_starts_thread
         check=True,
     )
     assert json.loads(found.stdout.splitlines()[-1]) == {
-        "names": ["mlflow", "saturn_airflow.tracking.sender"],
+        "names": ["mlflow", "saturn_airflow.operators.round_train"],
         "threads": 1,
     }
