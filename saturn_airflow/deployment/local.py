@@ -268,7 +268,8 @@ def new_secrets() -> dict[str, str]:
     names = ("POSTGRES_PASSWORD", "REDIS_PASSWORD", "AIRFLOW_ADMIN_PASSWORD")
     keys = ("AIRFLOW_SECRET_KEY", "AIRFLOW_JWT_SECRET")
     return {
-        **{name: secrets.token_urlsafe(18) for name in names},
+        # No word that a command line could take for an option.
+        **{name: secrets.token_hex(16) for name in names},
         **{name: secrets.token_hex(32) for name in keys},
         "AIRFLOW_FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
     }

@@ -80,7 +80,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
         folder / "state",
         ROOT / "docker" / "compose.yaml",
         folder / "dags",
-        variables={"AIRFLOW_HEARTBEAT_TIMEOUT": "30"},
+        # A password may begin like an option.
+        variables={"AIRFLOW_HEARTBEAT_TIMEOUT": "30", "AIRFLOW_ADMIN_PASSWORD": "-p"},
         # A node that is gone for good is given up in a minute, not in half an hour.
         environment={
             "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "25",
