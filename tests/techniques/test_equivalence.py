@@ -13,7 +13,7 @@ from cells import request as train_request
 from saturn_airflow.jobs import HParams, Job
 
 Record = Callable[[str, float, float], None]
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
 
 LOSSES, WEIGHTS = 1e-12, 1e-11
 SINGLE = Strategy("single")
