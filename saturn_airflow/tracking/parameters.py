@@ -100,9 +100,9 @@ def _leaves(params: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def _key(key: str) -> str:
-    # A key must also be a path in canonical form, since file stores use it as one.
+    # A key must also be a path in canonical form that leads nowhere above, since file stores use it as one.
     parts = [part for part in _NOT_IN_KEYS.sub("_", str(key)).split("/") if part.strip(". ")]
-    return "/".join(parts)[:_KEY_LENGTH] or "_"
+    return re.sub(r"^\.\.+", "_", "/".join(parts))[:_KEY_LENGTH].rstrip("/") or "_"
 
 
 def _text(value: Any) -> str:
