@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -79,6 +80,16 @@ class Airflow:
     def send(self, method: str, path: str, body: Any) -> Any:
         """The answer to ``POST`` or ``PATCH /api/v2<path>``."""
         return self._client.request(method, path, json=body).raise_for_status().json()
+
+    def clear(self, dag_id: str, run_id: str, task: Mapping[str, Any]) -> None:
+        """Clear one task instance, one of :meth:`tasks`, whatever its state."""
+        body = {
+            "dry_run": False,
+            "dag_run_id": run_id,
+            "task_ids": [[task["task_id"], task["map_index"]]],
+            "only_failed": False,
+        }
+        self.send("POST", f"/dags/{dag_id}/clearTaskInstances", body)
 
     def get(self, path: str, **params: Any) -> Any:
         """The answer to ``GET /api/v2<path>``."""

@@ -16,7 +16,7 @@ from saturn_airflow.deployment.processes import HOST, free_port
 from saturn_airflow.deployment.services import LocalServices
 from saturn_airflow.errors import SaturnError
 
-#: LocalExecutor's tasks are forks of the scheduler. Celery's worker has :mod:`..deployment.preload`.
+#: LocalExecutor forks the scheduler. Celery's worker has :mod:`saturn_airflow.deployment.preload`.
 _LOCAL_SETTINGS = """\
 import sys
 

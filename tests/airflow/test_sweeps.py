@@ -135,13 +135,7 @@ def test_a_cleared_job_trains_again_whatever_it_ended_with_before(deployment, br
     assert len(_events(folder, "start")) == 1, "what can't be mended by a retry is not tried again"
     tasks = deployment.airflow.tasks("broken_sweep", run_id)
     task = next(t for t in tasks if t["rendered_map_index"] == "not-a-number" and "train" in t["task_id"])
-    body = {
-        "dry_run": False,
-        "dag_run_id": run_id,
-        "task_ids": [[task["task_id"], task["map_index"]]],
-        "only_failed": False,
-    }
-    deployment.airflow.send("POST", "/dags/broken_sweep/clearTaskInstances", body)
+    deployment.airflow.clear("broken_sweep", run_id, task)
     _wait_until(lambda: len(_events(folder, "end")) == 2, 120)
     assert len(_events(folder, "start")) == 2
 

@@ -150,7 +150,7 @@ def mishaps(cluster):
     lost = Watched(cluster, "lost_node")
     cluster.wait_until(lambda: len(lost.events("stranded", "checkpoint")) > 1, 480, lost.states)
     again = Watched(cluster, "lost_in_rounds")
-    cluster.wait_until(lambda: _half_trained(again, MOVED), 480, again.states)
+    cluster.wait_until(lambda: _under_way(again, MOVED), 480, again.states)
     cluster.kill("gpu-b", everything=True)
     killed = time.monotonic()
     sweep = Watched(cluster, "mishaps")
@@ -172,7 +172,7 @@ def mishaps(cluster):
     return seen
 
 
-def _half_trained(sweep: Watched, jobs: tuple[str, ...]) -> list[str]:
+def _under_way(sweep: Watched, jobs: tuple[str, ...]) -> list[str]:
     return [job for job in jobs if len(sweep.events(job, "checkpoint")) > 1]
 
 
@@ -197,17 +197,7 @@ def _kill_a_rank(sweep: Watched, job: str) -> dict[str, Any]:
 
 def _clear(sweep: Watched, job: str) -> dict[str, Any]:
     task = sweep.task(job)
-    body = {
-        "dry_run": False,
-        "dag_run_id": sweep.run_id,
-        "task_ids": [[task["task_id"], task["map_index"]]],
-        "only_failed": False,
-    }
-    return _until_gone(
-        sweep,
-        job,
-        lambda: sweep.cluster.airflow.send("POST", f"/dags/{sweep.dag_id}/clearTaskInstances", body),
-    )
+    return _until_gone(sweep, job, lambda: sweep.cluster.airflow.clear(sweep.dag_id, sweep.run_id, task))
 
 
 def _mark_failed(sweep: Watched, job: str) -> dict[str, Any]:

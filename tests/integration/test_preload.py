@@ -13,7 +13,7 @@ print(json.dumps({"names": names, "threads": threading.active_count()}))
 """
 
 
-def test_workers_import_mlflow_but_neither_torch_nor_anything_that_starts_threads(tmp_path):
+def test_workers_import_mlflow_but_not_torch_and_no_thread_of_python_is_left(tmp_path):
     found = subprocess.run(
         [sys.executable, "-c", LOOK],
         env={"AIRFLOW_HOME": str(tmp_path), "PATH": ""},

@@ -17,7 +17,7 @@ from saturn_airflow.jobs import HParams
 from saturn_airflow.training import ranks
 
 DOCS = Path(__file__).parents[2] / "docs"
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture

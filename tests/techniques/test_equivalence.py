@@ -13,7 +13,7 @@ from cells import request as train_request
 from saturn_airflow.jobs import HParams, Job
 
 Record = Callable[[str, float, float], None]
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.ranks
 
 LOSSES, WEIGHTS = 1e-12, 1e-11
 SINGLE = Strategy("single")

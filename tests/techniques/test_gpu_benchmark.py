@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.ranks
 
 
 def test_dry_run(tmp_path: Path) -> None:

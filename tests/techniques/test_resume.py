@@ -15,6 +15,7 @@ from cells import request as train_request
 from saturn_airflow.jobs import HParams, Job
 
 Record = Callable[[str, float, float], None]
+# One fixture runs all cells: beside the other half of the suite that is more than the usual five minutes.
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
 
 LOSSES, WEIGHTS = 1e-12, 1e-11

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from saturn_airflow.jobs import HParams, Job
@@ -15,7 +15,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=300), values, max_size=5))
 @example({"..0": 1, "...": 2, "a" * 249 + "/b": 3})
 def test_any_mapping_becomes_what_mlflow_takes(params: dict[str, Any]) -> None:
