@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo."""
     from saturn_airflow.demo.run import run_demo
-    from saturn_airflow.demo.services import Services
+    from saturn_airflow.demo.services import NO_SCHEDULE, Services
     from saturn_airflow.deployment.local import LocalCluster
     from saturn_airflow.errors import SaturnError
 
@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
             f"{args.dags} has no {dag_id}.py; run the demo from a clone of the repository, or give --dags"
         )
     services = (
-        LocalCluster(args.state, COMPOSE, args.dags) if args.cluster else Services(args.state, args.dags)
+        LocalCluster(args.state, COMPOSE, args.dags, environment=NO_SCHEDULE)
+        if args.cluster
+        else Services(args.state, args.dags)
     )
     return run_demo(services, dag_id, args.keep)

@@ -16,6 +16,9 @@ from saturn_airflow.deployment.processes import HOST, free_port
 from saturn_airflow.deployment.services import LocalServices
 from saturn_airflow.errors import SaturnError
 
+#: A DAG's first run by its schedule, up to a tenth of its interval late, would come before the demo's own.
+NO_SCHEDULE = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}
+
 #: LocalExecutor forks the scheduler. Celery's worker has :mod:`saturn_airflow.deployment.preload`.
 _LOCAL_SETTINGS = """\
 import sys
@@ -45,6 +48,7 @@ class Services(LocalServices):
         self.environment = {
             **os.environ,
             **airflow_settings(self.state, dags.resolve(), self.airflow_url),
+            **NO_SCHEDULE,
             "MLFLOW_TRACKING_URI": self.mlflow_url,
             # Seven processes of a quarter of a GB each, for what only traces of language models need.
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",

@@ -37,9 +37,17 @@ class Deployment:
             with contextlib.suppress(httpx.TimeoutException):  # a busy API server answers the next time
                 state = self.airflow.state(dag_id, run_id)
             if state in ("success", "failed"):
+                self._show_failures(dag_id, run_id)
                 return state
             time.sleep(0.5)
         raise AssertionError(f"{dag_id} is {state} after {timeout} s: {self.states(dag_id, run_id)}")
+
+    def _show_failures(self, dag_id: str, run_id: str) -> None:
+        """Print the ends of the logs of tasks that failed; pytest shows it with a test that fails."""
+        for t in self.airflow.tasks(dag_id, run_id):
+            if t["state"] == "failed":
+                lines = self.airflow.log(dag_id, run_id, t["task_id"], t["map_index"], t["try_number"])
+                print(f"{t['task_id']} {t['rendered_map_index']}:", *lines[-60:], sep="\n")
 
     def states(self, dag_id: str, run_id: str) -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from saturn_airflow.demo.airflow import Airflow
+from saturn_airflow.demo.services import NO_SCHEDULE
 from saturn_airflow.deployment.local import LocalCluster
 
 ROOT = Path(__file__).parents[2]
@@ -73,17 +74,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
     folder = tmp_path_factory.mktemp("cluster")
     shutil.copytree(ROOT / "dags", folder / "dags")
     shutil.copytree(Path(__file__).parent / "dags", folder / "dags", dirs_exist_ok=True)
-    nightly = folder / "dags" / "nightly_on_cluster.py"
-    # One night is asked for; one that the schedule asks for would come between the other tests.
-    nightly.write_text(nightly.read_text().replace('schedule="@daily"', "schedule=None"))
     running = RunningCluster(
         folder / "state",
         ROOT / "docker" / "compose.yaml",
         folder / "dags",
         # A password may begin like an option.
         variables={"AIRFLOW_HEARTBEAT_TIMEOUT": "30", "AIRFLOW_ADMIN_PASSWORD": "-p"},
-        # A node that is gone for good is given up in a minute, not in half an hour.
         environment={
+            **NO_SCHEDULE,
+            # A node that is gone for good is given up in a minute, not in half an hour.
             "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "25",
             "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "5",
             "AIRFLOW__SCHEDULER__NUM_STUCK_IN_QUEUED_RETRIES": "1",
