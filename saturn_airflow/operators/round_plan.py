@@ -36,6 +36,8 @@ OVER = ("failed", "not_a_number", "out_of_memory", "pruned", "does_not_fit")
 #: Seconds that saving a job takes, where none has been saved yet.
 _CHECKPOINT_SECONDS = 5.0
 _NOTHING = 1e-9
+#: The share of a job that has trained all its batches and has not ended: it evaluates, or writes its model.
+_ENDING = 1e-3
 
 
 class RoundPlanOperator(PlanOperator):
@@ -133,14 +135,13 @@ class RoundPlanOperator(PlanOperator):
         going = [job for job in going if job not in dropped]
         pruned = [*state["pruned"], *dropped]
         ti.xcom_push(STATE_KEY, {**state, "pruned": pruned})
-        unfollowed = _finished_alone(progress, statuses)
-        if not going and not dropped and not unfollowed:
+        if not going and not dropped and not _finished_alone(progress, statuses):
             raise AirflowSkipException("every job is done")
         for job in dropped:
             if run := progress[job].alive:
                 run.stop(STOP_SECONDS)
         rung = self._rung({job: progress[job] for job in going})
-        situation = self._situation(progress, going, rung)
+        situation = situation_of(progress, {job: self._goal(job, rung) for job in going})
         if situation.left:
             known = learned(problem, progress, estimates, jobs, self.log.info)
             # What is done must not bind the plan to a node that is gone.
@@ -163,6 +164,9 @@ class RoundPlanOperator(PlanOperator):
             result = [self._with_round(entry, decision, rung, progress, before, staying) for entry in found]
         else:
             result, made = [], time.time()
+        # Some perhaps before they could be stopped.
+        unfollowed = set(_finished_alone(self._progress(sweep, problem), statuses)).difference(pruned)
+        result = [entry for entry in result if entry["name"] not in unfollowed]
         practice = baselines.current_practice(problem)
         if result:
             self.log.info("%s", summary(plan, practice))
@@ -174,7 +178,7 @@ class RoundPlanOperator(PlanOperator):
         )
         sweep_run.log_plan(plan, cluster, self.number)
         self.mlflow_url = sweep_run.url
-        for job in unfollowed:
+        for job in sorted(unfollowed):
             self.log.info("%s finished while this round was planned", job)
             seen_off = {"round": self.number, "attempt": made, "position": len(result)}
             run = runs.all_of(sweep.job_folder(job))[-1]
@@ -277,21 +281,6 @@ class RoundPlanOperator(PlanOperator):
         epochs = [p.steps / p.per_epoch if p.per_epoch else 0.0 for p in progress.values()]
         return rule.next_rung(min(epochs, default=0.0) + _NOTHING)
 
-    def _situation(self, progress: Mapping[str, Progress], going: Sequence[str], rung: float) -> Situation:
-        from saturn_airflow.planning.execution import Place, Situation
-
-        left, running = {}, {}
-        for job in going:
-            p = progress[job]
-            goal = self._goal(job, rung)
-            if goal - p.share > _NOTHING:
-                left[job] = goal - p.share
-            if p.alive and p.training and job in left:
-                spec = p.alive.spec
-                assert spec.device_ids is not None
-                running[job] = Place(spec.technique, spec.devices, spec.node, tuple(spec.device_ids))
-        return Situation(left, running)
-
     def _decide(
         self, problem: Problem, plan: Plan | None, situation: Situation, checkpoint: float
     ) -> Decision:
@@ -362,6 +351,28 @@ class RoundPlanOperator(PlanOperator):
             )
         else:
             self.log.info("The plan is carried on: no other wins more than its moves cost")
+
+
+def situation_of(progress: Mapping[str, Progress], goals: Mapping[str, float]) -> Situation:
+    """Where jobs stand that are to go on.
+
+    :param goals: the share of its batches that each is to have trained at the end of the round; with 1 it is
+        to end, too, which takes a while after its last batch.
+    """
+    from saturn_airflow.planning.execution import Place, Situation
+
+    left, running = {}, {}
+    for job, goal in goals.items():
+        p = progress[job]
+        if goal - p.share > _NOTHING:
+            left[job] = goal - p.share
+        elif goal == 1.0:
+            left[job] = _ENDING
+        if p.alive and p.training and job in left:
+            spec = p.alive.spec
+            assert spec.device_ids is not None
+            running[job] = Place(spec.technique, spec.devices, spec.node, tuple(spec.device_ids))
+    return Situation(left, running)
 
 
 def last_outcomes(ti: Any, plans: Sequence[str], trained: Sequence[str]) -> dict[str, dict[str, Any]]:

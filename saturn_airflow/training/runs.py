@@ -310,12 +310,16 @@ def all_of(folder: str | Path) -> list[Run]:
 
 
 def has_asked(folder: str | Path, since: float) -> bool:
-    """Whether a job has a run that holds its devices, waits for them, or has ended, under this plan.
+    """Whether a job has a run that holds its devices, waits for them, or has ended, under this plan; or has
+    finished under an earlier one, and needs none.
 
     :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
     :param since: when the plan was made, in seconds since the epoch.
     """
-    return any(run.spec.priority[0] >= since or run.is_alive() for run in all_of(folder))
+    return any(
+        run.spec.priority[0] >= since or (end := run.end) is None or end["status"] == "finished"
+        for run in all_of(folder)
+    )
 
 
 def failures(folder: str | Path, after_try: int = 0, node: str | None = None) -> int:

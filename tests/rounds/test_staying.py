@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 
 import pytest
 
 from saturn_airflow import HParams, Job
-from saturn_airflow.operators.round_plan import _staying
+from saturn_airflow.operators.round_plan import _staying, situation_of
 from saturn_airflow.plan import Plan
 from saturn_airflow.planning.adoption import Decision
+from saturn_airflow.planning.execution import Place
 from saturn_airflow.training import leases, progress, runs
 
 PLAN = Plan("makespan", "makespan", 10.0, 0.0, 0.0, ())
@@ -74,3 +76,17 @@ def test_who_is_to_go_elsewhere_or_after_others_leaves_the_line(waiting):
     assert staying(waiting, technique="ddp") == {"first"}
     assert staying(waiting, after=["first", "another"]) == {"first"}
     assert staying(waiting, moved=("first",)) == set()
+
+
+def test_a_job_that_evaluates_after_its_last_batch_is_not_forgotten(waiting):
+    """Nor one that was killed then: only a job that has finished, or is at its rung, is left out."""
+    at_end = {
+        "ends": dataclasses.replace(waiting, steps=10, total=10, training=True),
+        "killed": progress.Progress(steps=10, total=10, status="lost"),
+        "halfway": progress.Progress(steps=5, total=10, status="stopped"),
+        "at its rung": progress.Progress(steps=5, total=10, status="stopped"),
+    }
+    found = situation_of(at_end, {"ends": 1.0, "killed": 1.0, "halfway": 1.0, "at its rung": 0.5})
+    assert found.left.keys() == {"ends", "killed", "halfway"}
+    assert 0 < found.left["ends"] == found.left["killed"] < 0.01 < found.left["halfway"]
+    assert found.running == {"ends": Place("single", 1, "n", (0,))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -82,12 +83,14 @@ def test_a_spec_that_cannot_be_right_is_refused(settings: dict[str, Any], words:
 
 
 def test_training_from_start_to_end(tmp_path: Path) -> None:
-    names, end, events = finish(spec_for(tmp_path, small_job(), "ddp", devices=2, device_ids=(1, 0)))
+    spec = spec_for(tmp_path, small_job(), "ddp", devices=2, device_ids=(1, 0))
+    names, end, events = finish(spec)
     assert names == ["leased", "launched", "start", "step", "checkpoint", "end"]
     assert events[0]["devices"] == [1, 0]
     assert (end["status"], end["result"]["steps"]) == ("finished", 50)
     assert end["result"]["peak_host_bytes"] > end["result"]["peak_device_bytes"] > 10 << 20
     assert leases.holders(tmp_path / "leases") == {}
+    assert runs.has_asked(spec.folder, since=math.inf), "it has finished, and needs no further run"
 
 
 def test_stopping_checkpoints_and_a_further_run_goes_on(tmp_path: Path) -> None:
