@@ -30,7 +30,7 @@ cluster-demo: install
 	$(BIN)/saturn demo --cluster --state $(STATE)-cluster $(if $(KEEP),--keep)
 
 # Two halves side by side, since half the time a test waits for services; each shows its results at its end.
-DEPLOYMENTS := tests/demo tests/integration tests/plugin
+DEPLOYMENTS := tests/airflow tests/integration tests/plugin
 test: install
 	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-deployments test-rooms
 

@@ -26,9 +26,8 @@ def jobs_from_upstream() -> None:
                 loss_function="shop.models:lm_loss",
                 data_args={"package": package, "samples": 512},
                 hparams=HParams(epochs=1, batch_size=32, lr=3e-3),
-                neutral=[
-                    "package"
-                ],  # no corpus trains faster than another: what is measured once holds for all
+                # No corpus trains faster than another: what is measured once holds for all.
+                neutral=["package"],
             )
             for package in packages_with_text(least_bytes=512 * 64)[:3]
         ]

@@ -121,6 +121,8 @@ def airflow_settings(state: Path, dags: Path, url: str) -> dict[str, str]:
         "API__SECRET_KEY": secrets.token_hex(32),
         "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
         "DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+        # A file that has changed is read at the next refresh; the others need not be read again so soon.
+        "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
         # More often would cost a quarter of a core, which the training of this machine needs.
         "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         "SATURN__HOME": str(state / "jobs"),

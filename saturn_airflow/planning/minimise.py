@@ -102,7 +102,7 @@ def minimise_other(
         _meet_deadline(best, aim, seed, processes)
     else:
         best.offer(first_come(instance, shortest_first=True))
-        best.offer(list_schedule(instance, bound, clock))
+        best.offer(list_schedule(instance, bound, clock.within(clock.limit * _BY_LISTS)))
         best.raise_bound(mean_completion_bound(instance))
     with Team(best, processes - 1, seed) as team:
         team.exchange()
