@@ -36,7 +36,7 @@ def result_table(result: Mapping[str, Any]) -> Table:
         ("devices", "right"),
         ("planned", "right"),
         ("actual", "right"),
-        ("final loss", "right"),
+        ("loss", "right"),
         ("", "left"),
     ):
         table.add_column(name, justify=justify, no_wrap=name == "job")  # type: ignore[arg-type]
