@@ -39,6 +39,8 @@ def nightly_on_cluster() -> None:
             *grid(GPT2, n_embd=[64, 128], lr=[1e-3, 3e-3]),
             *grid(VIT, lr=[1e-3, 3e-3]),
         ],
+        # Without this line all techniques of the library are candidates, one's own among them.
+        techniques=["single", "ddp", "fsdp"],
         cluster=Cluster(Node("gpu-a", devices=2, kind="cpu"), Node("gpu-b", devices=2, kind="cpu")),
     )
 
