@@ -1,7 +1,7 @@
 """Measures ``saturn plan`` against CP-SAT (OR-tools): same problems, same seconds, same cores, same run.
 
     python benchmarks/planner.py [--instances NAME ...] [--limits 5 30] [--processes 2]
-    python benchmarks/planner.py --random 1024 128     # jobs, nodes of 8; prints, keeps nothing
+    python benchmarks/planner.py --random 1024 128     # jobs, nodes of 8; results in planner_random.json
 
 Both get whole processes: starting Python, importing and building the model count in the time. Every plan
 goes through ``plan_checker``. Results are merged into ``benchmarks/results/planner.json``, so that it can be
@@ -37,18 +37,24 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2, help="processes of saturn, workers of CP-SAT")
     parser.add_argument("--note", default="", help="what to say of the machine")
     parser.add_argument("--table", action="store_true", help="print the results there are, run nothing")
-    parser.add_argument("--random", nargs=2, type=int, metavar=("JOBS", "NODES"), help="a problem by seed")
+    parser.add_argument(
+        "--random", nargs=2, type=int, metavar=("JOBS", "NODES"), help="a problem drawn with a seed"
+    )
     parser.add_argument("--cp-sat", nargs=3, metavar=("FILE", "SECONDS", "WORKERS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cp_sat:
         print(json.dumps(cp_sat(json.loads(Path(args.cp_sat[0]).read_text()), *map(float, args.cp_sat[1:]))))
         return 0
     if args.random:
+        problem = random_problem(*args.random)
+        found = {"machine": machine(args.note), "rows": []}
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "random.json"
-            file.write_text(json.dumps(random_problem(*args.random)))
+            file = Path(folder) / f"{problem['name']}.json"
+            file.write_text(json.dumps(problem))
             for limit in args.limits:
-                print(json.dumps(measure(file, limit, args.processes)), flush=True)
+                found["rows"].append(measure(file, limit, args.processes))
+                print(json.dumps(found["rows"][-1]), flush=True)
+        RESULTS.with_name("planner_random.json").write_text(json.dumps(found, indent=1) + "\n")
         return 0
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"machine": {}, "rows": []}
     if args.table:
@@ -68,7 +74,7 @@ def main() -> int:
 
 
 def random_problem(jobs: int, nodes: int) -> dict[str, Any]:
-    """Jobs of half an hour to five hours that speed up by 1.6 to 1.9 with each doubling of their devices."""
+    """Jobs of 2,000 to 20,000 seconds on one device, and k^0.7 to k^0.95 times as fast on k."""
     chance = random.Random(5)
     drawn = []
     for number in range(jobs):

@@ -164,7 +164,7 @@ class RoundPlanOperator(PlanOperator):
             result = [self._with_round(entry, decision, rung, progress, before, staying) for entry in found]
         else:
             result, made = [], time.time()
-        # Some perhaps before they could be stopped.
+        # Asked again: some finish while this plans, some before they can be stopped.
         unfollowed = set(_finished_alone(self._progress(sweep, problem), statuses)).difference(pruned)
         result = [entry for entry in result if entry["name"] not in unfollowed]
         practice = baselines.current_practice(problem)

@@ -37,7 +37,8 @@ class Deployment:
             with contextlib.suppress(httpx.TimeoutException):  # a busy API server answers the next time
                 state = self.airflow.state(dag_id, run_id)
             if state in ("success", "failed"):
-                self._show_failures(dag_id, run_id)
+                if state == "failed":
+                    self._show_failures(dag_id, run_id)
                 return state
             time.sleep(0.5)
         raise AssertionError(f"{dag_id} is {state} after {timeout} s: {self.states(dag_id, run_id)}")

@@ -121,15 +121,15 @@ def test_losers_are_pruned_and_nothing_fails(deployment, runs):
         assert told[job].info.status == {"finished": "FINISHED", "pruned": "KILLED"}[status]
 
 
-def _required_actions(deployment, dag_id, run_id) -> dict[str, Any]:
-    """What waits for a human, by the id of its task."""
-    found = deployment.airflow.get(f"/dags/{dag_id}/dagRuns/{run_id}/hitlDetails")["hitl_details"]
-    return {action["task_instance"]["task_id"]: action for action in found}
-
-
 def test_nothing_runs_by_its_schedule_before_what_is_asked_for(deployment):
     """Whatever the time of day: a tenth of the interval after each full one, a DAG that is unpaused runs."""
     run_id = deployment.start("every_minute")
     assert deployment.wait("every_minute", run_id) == "success"
     found = deployment.airflow.get("/dags/every_minute/dagRuns")["dag_runs"]
     assert [run["dag_run_id"] for run in found] == [run_id]
+
+
+def _required_actions(deployment, dag_id, run_id) -> dict[str, Any]:
+    """What waits for a human, by the id of its task."""
+    found = deployment.airflow.get(f"/dags/{dag_id}/dagRuns/{run_id}/hitlDetails")["hitl_details"]
+    return {action["task_instance"]["task_id"]: action for action in found}
