@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from saturn_airflow.errors import SaturnError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,17 +34,52 @@ def add_uri(parser: argparse.ArgumentParser, default: str | None = None) -> None
     parser.add_argument(
         "--uri",
         default=default,
-        help="MLflow's tracking URI (default: MLFLOW_TRACKING_URI, else the store in Saturn's home)",
+        help="MLflow's tracking URI (default: that of Airflow's connection mlflow_default, else "
+        "MLFLOW_TRACKING_URI, else the store in Saturn's home)",
     )
 
 
 def uri_of(args: argparse.Namespace) -> str:
-    """The MLflow that ``--uri`` names, or the one that is configured here."""
+    """The MLflow that ``--uri`` names, or the one that the sweeps of this deployment write to.
+
+    Where it was not named, it is told on stderr, so that nobody takes one store for another.
+
+    :raises SaturnError: when Airflow's connections can't be read, or there is no store yet.
+    """
+    if args.uri:
+        return str(args.uri)
+    uri = _deployments_uri()
+    print(f"MLflow: {re.sub(r'//[^@/]*@', '//', uri)}", file=sys.stderr)
+    store = uri.removeprefix("sqlite:///")
+    if store != uri and not Path(store).exists():
+        raise SaturnError(f"there is no MLflow store {store}; give --uri, or set MLFLOW_TRACKING_URI")
+    return uri
+
+
+def _deployments_uri() -> str:
+    airflow_home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
+    settings = ("AIRFLOW_CONN_MLFLOW_DEFAULT", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN")
+    if (airflow_home / "airflow.cfg").exists() or any(name in os.environ for name in settings):
+        with suppress(ModuleNotFoundError):
+            return _tasks_uri()
     from saturn_airflow import tracking
 
-    default = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "saturn"
-    home = Path(os.environ.get("AIRFLOW__SATURN__HOME") or default)
-    return str(args.uri or tracking.resolve_uri(home))
+    return tracking.resolve_uri(os.environ.get("AIRFLOW__SATURN__HOME") or airflow_home / "saturn")
+
+
+def _tasks_uri() -> str:
+    """The tracking URI as a sweep's tasks find it."""
+    # As Airflow's own `airflow connections` does, to see the connections that its database holds.
+    os.environ["_AIRFLOW_PROCESS_CONTEXT"] = "server"
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from saturn_airflow.operators.context import mlflow_uri
+
+    try:
+        return mlflow_uri()
+    except SQLAlchemyError as error:
+        reason = str(error).partition("\n")[0]
+        raise SaturnError(f"Airflow's connections can't be read ({reason}); give --uri") from None
 
 
 def console() -> Console:

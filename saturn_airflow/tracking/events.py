@@ -25,7 +25,7 @@ EVERY_STEP = ("loss", "step")
 #: Numbers of the ``end`` event's result whose names would say too little, or mean something else by step.
 RESULT_METRICS = {
     "seconds": "train_seconds",
-    "seconds_per_batch": "median_seconds_per_batch",
+    "seconds_per_batch": "mean_seconds_per_batch",
     "spread": "seconds_per_batch_spread",
 }
 _PAUSE_MS = 1000

@@ -96,8 +96,29 @@ def test_what_can_not_be_done_is_one_line_and_status_2(
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
-    assert err.count("\n") == 1
+    complaints = [line for line in err.splitlines() if not line.startswith("MLflow: ")]
+    assert len(complaints) == 1
+    assert said in complaints[0]
+
+
+def test_the_connection_that_tasks_use_is_asked_first(
+    uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_MLFLOW_DEFAULT", "http://user:secret@127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert main(["sweeps"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("MLflow: http://127.0.0.1:9\nsaturn sweeps: ")
+    assert "secret" not in err
+
+
+def test_a_store_that_is_not_there_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    assert main(["sweeps"]) == 2
+    assert f"there is no MLflow store {tmp_path}/mlflow.db" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_mlflow_that_does_not_answer_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
