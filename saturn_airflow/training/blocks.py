@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
+import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from saturn_airflow.training.recomputation import Compute, recomputed
 
 
 def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -22,7 +23,7 @@ def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
         children = [(f"{name}.{key}".lstrip("."), child) for key, child in holder.named_children()]
         by_class: dict[type[nn.Module], list[tuple[str, nn.Module]]] = {}
         for child_name, child in children:
-            by_class.setdefault(type(child), []).append((child_name, child))
+            by_class.setdefault(type_before_parametrizations(child), []).append((child_name, child))
         for alike in by_class.values():
             size = sum(p.numel() for _, child in alike for p in child.parameters())
             if len(alike) > 1 and size > best_size:
@@ -31,9 +32,21 @@ def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Keep only the inputs of each block, and compute it again in the backward pass (Chen et al., 2016)."""
-    for _, block in find_blocks(model):
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    """Keep only the inputs of each block, and compute it again in the backward pass.
+
+    :raises DoesNotFit: now or in the forward pass, for a block that can't be computed twice the same.
+    """
+    for name, block in find_blocks(model):
+        block.forward = recomputed(name, block, own_forward(block))
+
+
+def own_forward(block: nn.Module) -> Compute:
+    """The forward pass of ``block``, compiled if the block was: what is put around it then is not."""
+    if block._compiled_call_impl is None:
+        return block.forward
+    block._compiled_call_impl = None
+    compiled: Compute = torch.compile(block.forward)
+    return compiled
 
 
 def compile_blocks(model: nn.Module) -> None:

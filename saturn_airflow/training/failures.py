@@ -71,7 +71,7 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
         return Failure(status="does_not_fit", reason=str(error), whose="technique", rank=rank)
     text = _text(error)
     cause = error.__cause__ if isinstance(error, SaturnError) and error.__cause__ is not None else error
-    if any(_is_out_of_memory(e) for e in (error, cause)):
+    if any(is_out_of_memory(e) for e in (error, cause)):
         return Failure(status="out_of_memory", reason=_one_line(cause), traceback=text, rank=rank)
     if isinstance(error, NotANumberError):
         return Failure(status="not_a_number", reason=str(error), whose="job", rank=rank)
@@ -89,7 +89,8 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
     )
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory did not suffice, on whatever device."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     # On a CPU torch raises a plain RuntimeError.

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from saturn_airflow import library, references
 from saturn_airflow.jobs import Job
-from saturn_airflow.training import batches, optimizers, parallel, precision
+from saturn_airflow.training import batches, optimizers, parallel, precision, recomputation
 from saturn_airflow.training.batches import Cut, Position
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
@@ -39,6 +39,8 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
     # Fake tensors on "cuda" need a build with CUDA; what counts is how many there are, not where.
     ranks = Ranks(rank=0, size=ranks.size, device=torch.device("cpu"))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks.size)
+    # There is nothing to compare where tensors have no data.
+    recomputation.checked_calls = 0
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     data = batches.load(job, job.load_dataloader)
     with mode:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
 
-from saturn_airflow.training.blocks import find_blocks
+from saturn_airflow.training.blocks import find_blocks, own_forward
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.recomputation import Compute, recomputed
 from saturn_airflow.training.request import DoesNotFit
 
 Weights = tuple[torch.Tensor, ...]
@@ -29,33 +29,33 @@ class Spilled(Parallel):
     pass, so at most ``resident`` blocks are on the device at any time.
 
     :param folder: keep weights and gradients of the blocks in files there; None for memory.
-    :raises DoesNotFit: when the model has no blocks, or they share weights with something.
+    :raises DoesNotFit: when the model has no blocks, they share weights with something, or their gradients
+        have hooks.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, resident: int, folder: str | None) -> None:
         blocks = find_blocks(model)
         if not blocks:
             raise DoesNotFit("the model has no repeated blocks that could be spilled")
-        in_blocks = [p for _, block in blocks for p in block.parameters()]
-        spilled = set(in_blocks)
         outside = _named_outside(model, [block for _, block in blocks])
-        if len(spilled) < len(in_blocks) or any(p in spilled for p in outside):
-            raise DoesNotFit("the model's blocks share weights with each other or with other parts of it")
+        _check_weights(blocks, set(outside))
+        spilled = {p for _, block in blocks for p in block.parameters()}
         super().__init__(model, ranks)
         self._home = _Home(ranks.device, folder)
         for parameter in outside:
             parameter.data = parameter.data.to(ranks.device)
+        moved = {buffer: buffer.to(ranks.device) for buffer in model.buffers()}
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    module._buffers[name] = buffer.to(ranks.device)
+                    module._buffers[name] = moved[buffer]
         for parameter in spilled:
             parameter.data = self._home.place(parameter.data)
         self._stream = _Stream(
             [tuple(block.parameters()) for _, block in blocks], ranks.device, resident, self._home
         )
-        for index, (_, block) in enumerate(blocks):
-            _spill(block, index, self._stream)
+        for index, (name, block) in enumerate(blocks):
+            block.forward = recomputed(name, block, _streamed(name, block, index, self._stream))
 
     def backward(
         self, objective: Objective, batch: Any, samples: int, scale: float, last: bool
@@ -89,7 +89,7 @@ class _Home:
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._folder is None:
-            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pin)
+            return torch.empty_like(tensor, device="cpu", pin_memory=self._pin)
         # The file has no name any more once it is open, so it goes when the tensor goes.
         with tempfile.NamedTemporaryFile(dir=self._folder, prefix="spilled-") as file:
             size = max(1, tensor.numel())
@@ -142,7 +142,11 @@ class _Stream:
         if self._returning is not None:
             self._returning.wait_stream(torch.cuda.current_stream(self._device))
         for parameter, gradient in zip(self._weights[index], gradients, strict=True):
-            if gradient is None or not parameter.requires_grad:
+            if gradient is None:
+                continue
+            if gradient.layout != torch.strided:
+                here = gradient.to(parameter.device)
+                parameter.grad = here if parameter.grad is None else parameter.grad + here
                 continue
             if parameter.grad is not None:
                 if self._returning is not None:
@@ -194,7 +198,12 @@ class _Fetch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stream: _Stream, index: int, *weights: torch.Tensor) -> Weights:
         ctx.stream, ctx.index = stream, index
-        return stream.fetch(index)
+        # A weight that takes no part in the loss gets no gradient, as it would without all this.
+        ctx.set_materialize_grads(False)
+        fetched = stream.fetch(index)
+        frozen = [copy for copy, weight in zip(fetched, weights, strict=True) if not weight.requires_grad]
+        ctx.mark_non_differentiable(*frozen)
+        return fetched
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
@@ -202,27 +211,55 @@ class _Fetch(torch.autograd.Function):
         return (None, None, *(None for _ in gradients))
 
 
-def _spill(block: nn.Module, index: int, stream: _Stream) -> None:
-    """Have ``block`` computed with fetched weights, and again in the backward pass."""
-    names = [name for name, _ in block.named_parameters()]
-    weights = tuple(block.parameters())
-    own_forward = block.forward
+class _Bare(nn.Module):
+    """A block without the hooks that run around its forward pass: they run outside of this."""
 
-    def compute(*args: Any, **kwargs: Any) -> Any:
-        fetched = _Fetch.apply(stream, index, *weights)  # type: ignore[no-untyped-call]
-        block.forward = own_forward
-        try:
-            return functional_call(block, dict(zip(names, fetched, strict=True)), args, kwargs)
-        finally:
-            block.forward = spilled
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+        self.own_forward = own_forward(block)
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.own_forward(*args, **kwargs)
+
+
+def _streamed(name: str, block: nn.Module, index: int, stream: _Stream) -> Compute:
+    """The forward pass of ``block`` with fetched weights."""
+    bare = _Bare(block)
+    names = [name for name, _ in bare.named_parameters()]
+    weights = tuple(bare.parameters())
+
+    @functools.wraps(block.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return compute(*args, **kwargs)
-        return checkpoint(compute, *args, use_reentrant=False, **kwargs)
+        fetched = _Fetch.apply(stream, index, *weights)  # type: ignore[no-untyped-call]
+        versions = [weight._version for weight in fetched]
+        result = functional_call(bare, dict(zip(names, fetched, strict=True)), args, kwargs)
+        for short_name, weight, version in zip(names, fetched, versions, strict=True):
+            if weight._version != version:
+                raise DoesNotFit(
+                    f"block {name!r} changes its weight {short_name.removeprefix('block.')!r} in place in "
+                    "the forward pass, which would change a copy; change it after the optimizer's steps"
+                )
+        return result
 
-    spilled: Callable[..., Any] = functools.wraps(own_forward)(forward)
-    block.forward = spilled
+    return forward
+
+
+def _check_weights(blocks: Sequence[tuple[str, nn.Module]], outside: set[nn.Parameter]) -> None:
+    owners: dict[nn.Parameter, str] = {}
+    for block_name, block in blocks:
+        for name, parameter in block.named_parameters():
+            full_name = f"{block_name}.{name}"
+            if parameter in outside or owners.setdefault(parameter, full_name) != full_name:
+                raise DoesNotFit(
+                    "the model's blocks share weights with each other or with other parts of it "
+                    f"({full_name!r} among them)"
+                )
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise DoesNotFit(
+                    f"parameter {full_name!r} has a hook on its gradient, which spill does not call; "
+                    "change the gradient in the model's forward pass or in the optimizer"
+                )
 
 
 def _named_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Parameter]:

@@ -1,0 +1,117 @@
+"""What modules hold besides their parameters, remembered, so that a computation can be repeated exactly."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+# What every module has of its own; ``forward`` is there where something was put around it.
+_INTERNALS = frozenset([*vars(nn.Module()), "forward", "_compiled_call_impl"])
+_CONTAINERS = (list, tuple, set, dict, OrderedDict, deque)
+_COPYABLE = (np.ndarray, random.Random, np.random.Generator, np.random.RandomState)
+
+
+class ModuleState:
+    """Buffers and attributes of modules, and the random generators, as they are now.
+
+    Tensors, numpy arrays, generators and Python's own containers are copied. Other objects are remembered as
+    such: what changes inside of them is not seen.
+
+    :param modules: each once.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = list(modules)
+        memo: dict[int, Any] = {}
+        self._entries = [copied(_entries(holder), memo) for holder in self._holders()]
+        self._generators = _generators()
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """The remembered state inside, the one before after: changes that are made inside are lost."""
+        now = [_entries(holder) for holder in self._holders()]
+        generators = _generators()
+        memo: dict[int, Any] = {}
+        try:
+            for holder, entries in zip(self._holders(), self._entries, strict=True):
+                _replace(holder, copied(entries, memo))
+            _set_generators(self._generators)
+            yield
+        finally:
+            for holder, entries in zip(self._holders(), now, strict=True):
+                _replace(holder, entries)
+            _set_generators(generators)
+
+    def _holders(self) -> Iterator[dict[str, Any]]:
+        for module in self._modules:
+            yield module._buffers
+            yield vars(module)
+
+
+def copied(value: Any, memo: dict[int, Any], *, tensors: bool = True) -> Any:
+    """A copy of ``value`` as deep as it can be seen into; what is there twice is there twice in the copy.
+
+    :param memo: what was copied already, by id.
+    :param tensors: copy tensors too; parameters never are.
+    """
+    if id(value) in memo:
+        return memo[id(value)][1]
+    if isinstance(value, torch.Tensor):
+        if isinstance(value, nn.Parameter) or not tensors:
+            return value
+        result: Any = value.detach().clone().requires_grad_(value.requires_grad)
+    elif isinstance(value, _COPYABLE):
+        result = copy.deepcopy(value)
+    elif isinstance(value, torch.Generator):
+        result = value.clone_state()
+    elif type(value) in _CONTAINERS:
+        result = _copied_container(value, memo, tensors)
+    else:
+        return value
+    # The value is kept too, so that its id is not given to another one.
+    memo[id(value)] = (value, result)
+    return result
+
+
+def _copied_container(value: Any, memo: dict[int, Any], tensors: bool) -> Any:
+    if isinstance(value, dict):
+        return type(value)((key, copied(item, memo, tensors=tensors)) for key, item in value.items())
+    items = [copied(item, memo, tensors=tensors) for item in value]
+    return deque(items, value.maxlen) if isinstance(value, deque) else type(value)(items)
+
+
+def _entries(holder: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in holder.items() if key not in _INTERNALS}
+
+
+def _replace(holder: dict[str, Any], entries: Mapping[str, Any]) -> None:
+    for key in [key for key in holder if key not in entries and key not in _INTERNALS]:
+        del holder[key]
+    holder.update(entries)
+
+
+def _generators() -> tuple[Any, ...]:
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return (
+        random.getstate(),
+        np.random.get_state(),
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state() if on_gpu else None,
+    )
+
+
+def _set_generators(states: tuple[Any, ...]) -> None:
+    python, numpys, cpu, gpu = states
+    random.setstate(python)
+    np.random.set_state(numpys)
+    torch.set_rng_state(cpu)
+    if gpu is not None:
+        torch.cuda.set_rng_state(gpu)
