@@ -1,11 +1,11 @@
-# make install | demo | cluster | cluster-demo | test | test-fast | lint | docs | clean
+# make install | demo | cluster | cluster-demo | test | test-families | test-fast | lint | docs | clean
 PYTHON ?= python3
 STATE ?= .saturn
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo cluster cluster-demo test test-deployments test-rooms test-fast lint docs clean
+.PHONY: install demo cluster cluster-demo test test-deployments test-rooms test-families test-fast lint docs clean
 
 install: $(STAMP)
 
@@ -39,6 +39,10 @@ test-deployments: install
 
 test-rooms: install
 	$(BIN)/python -m pytest $(DEPLOYMENTS:%=--ignore=%)
+
+# Every model family under every technique next to a plain loop: about an hour of two cores. Writes docs/families.md.
+test-families: install
+	PYTHONPATH=tests $(BIN)/python -m families --jobs 2 --write
 
 # No Airflow services, no ranks.
 test-fast: install

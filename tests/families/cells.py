@@ -1,0 +1,194 @@
+"""The cells of the matrix: a family trained by a recipe under a strategy, or begun under another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from families.family import families, find
+from families.truth import Recipe
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A technique with its parameters on ``devices`` devices, each batch in ``accumulate`` parts."""
+
+    technique: str
+    devices: int = 1
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    accumulate: int = 1
+
+    def __str__(self) -> str:
+        tuned = [f"{key}={value}" for key, value in self.parameters.items()]
+        tuned += [f"accumulate={self.accumulate}"] * (self.accumulate > 1)
+        return f"{self.technique} on {self.devices}" + f" ({', '.join(tuned)})" * bool(tuned)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training: ``recipe`` under ``strategy``.
+
+    :param after: where it is begun under another strategy and resumed under ``strategy`` after two steps.
+    """
+
+    recipe: Recipe
+    strategy: Strategy
+    after: Strategy | None = None
+
+    @property
+    def name(self) -> str:
+        """Its place in the table."""
+        optimizer = (
+            ""
+            if self.recipe.optimizer == Recipe("").optimizer
+            else f", {self.recipe.optimizer.split(':')[1]}"
+        )
+        begun = f"{self.after}, then " if self.after else ""
+        return f"{self.recipe.family}{optimizer}: {begun}{self.strategy}"
+
+
+STRATEGIES = (
+    Strategy("single"),
+    Strategy("single", accumulate=2),
+    Strategy("single", parameters={"recompute": True}),
+    Strategy("ddp", 2),
+    Strategy("ddp", 3),
+    Strategy("ddp", 2, accumulate=2),
+    Strategy("fsdp", 2),
+    Strategy("fsdp", 3, {"keep_gathered": True}),
+    Strategy("fsdp", 2, {"recompute": True}, accumulate=2),
+    Strategy("tensor", 2),
+    Strategy("tensor", 3),
+    Strategy("pipeline", 2),
+    Strategy("pipeline", 3, {"schedule": "gpipe", "micro_batches": 3}),
+    Strategy("spill"),
+    Strategy("spill", accumulate=2),
+)
+#: One of each, for what is not about the strategies.
+PLAIN = tuple(
+    Strategy(name, 1 if name in ("single", "spill") else 2)
+    for name in ("single", "ddp", "fsdp", "tensor", "pipeline", "spill")
+)
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "torch.optim:SGD": {"optimizer_args": {"momentum": 0.9, "nesterov": True}},
+    "torch.optim:Adam": {"lr": 0.01, "optimizer_args": {"amsgrad": True}},
+    "torch.optim:AdamW": {"lr": 0.01},
+    "torch.optim:NAdam": {"lr": 0.01},
+    "torch.optim:RAdam": {"lr": 0.01},
+    "torch.optim:Adagrad": {"lr": 0.05},
+    "torch.optim:RMSprop": {"lr": 0.01, "optimizer_args": {"momentum": 0.5, "centered": True}},
+    "torch.optim:Adadelta": {"lr": 0.5},
+    "torch.optim:Adamax": {"lr": 0.01},
+    "torch.optim:ASGD": {"lr": 0.05},
+    "torch.optim:Rprop": {"lr": 0.01},
+    "torch.optim:Adafactor": {"lr": 0.01},
+    "transformers:Adafactor": {
+        "lr": 0.01,
+        "optimizer_args": {"relative_step": False, "scale_parameter": False},
+    },
+    "torch.optim:Muon": {"lr": 0.1},
+    "families.optimizers:CountsInGroups": {"lr": 0.05},
+    "families.optimizers:KeepsHistory": {"lr": 0.05},
+}
+#: Families to try optimizers on: what all techniques can train, and one of plain torch.
+FOR_OPTIMIZERS = ("llama, a loss function", "blocks with a plan")
+
+
+def row_of(cell: Cell) -> dict[str, Any]:
+    """What the table says of a cell before it is run."""
+    of = find(cell.recipe.family)
+    group, label = "family", cell.recipe.family
+    if cell.after:
+        group, label = "resume", f"{cell.after.technique}, then {cell.strategy.technique}"
+    if cell.recipe.optimizer != Recipe("").optimizer:
+        group, label = "optimizer", cell.recipe.optimizer + ", resumed" * bool(cell.after)
+    return {
+        "cell": cell.name,
+        "group": group,
+        "label": label,
+        "kind": of.kind,
+        "family": of.name,
+        "technique": cell.strategy.technique,
+        "devices": cell.strategy.devices,
+    }
+
+
+def recipe(family: str, strategy: Strategy | None = None, **changes: Any) -> Recipe:
+    """How a family is trained, in parts where that changes its maths."""
+    of = find(family)
+    accumulate = strategy.accumulate if strategy and of.couples else 1
+    return Recipe(family, **{**of.recipe, "accumulate": accumulate, **changes})
+
+
+def by_family() -> list[Cell]:
+    """Every family under every strategy."""
+    return [Cell(recipe(name, strategy), strategy) for name in families() for strategy in STRATEGIES]
+
+
+def by_optimizer() -> list[Cell]:
+    """Every optimizer under one strategy of each technique, and stopped and resumed under another."""
+    chance = random.Random(13)
+    cells = []
+    for name, settings in OPTIMIZERS.items():
+        for family in FOR_OPTIMIZERS:
+            if name.endswith("Muon"):
+                settings = {**settings, "parameter_groups": "families.optimizers:matrices"}
+            made = recipe(family, optimizer=name, **{"optimizer_args": {}, **settings})
+            cells += [Cell(made, strategy) for strategy in PLAIN]
+            others = [*PLAIN]
+            chance.shuffle(others)
+            cells += [Cell(made, strategy, after) for strategy, after in zip(PLAIN, others, strict=True)]
+    sparse = recipe("bag of words, sparse", optimizer="torch.optim:SparseAdam", lr=0.05)
+    cells += [Cell(sparse, strategy) for strategy in PLAIN]
+    return cells
+
+
+def by_pair() -> list[Cell]:
+    """Every ordered pair of strategies, each with a family that chance takes."""
+    chance = random.Random(7)
+    names = sorted(name for name, family in families().items() if not family.random)
+    cells = []
+    for before in STRATEGIES:
+        for after in STRATEGIES:
+            if before.accumulate == after.accumulate == 1:
+                cells.append(Cell(recipe(chance.choice(names)), after, before))
+    return cells
+
+
+def all_cells() -> list[Cell]:
+    """The whole matrix."""
+    return [*by_family(), *by_optimizer(), *by_pair()]
+
+
+def first_steps(cell: Cell) -> Cell:
+    """What a resumed cell begins with."""
+    assert cell.after
+    return replace(cell, strategy=cell.after, after=None)
+
+
+def truths(cells: Iterable[Cell]) -> list[Recipe]:
+    """The recipes that plain loops have to train, each once."""
+    recipes = (cell.recipe for cell in cells if not find(cell.recipe.family).random)
+    return list({recipe.key: recipe for recipe in recipes}.values())
+
+
+def references(cells: Iterable[Cell]) -> list[Cell]:
+    """What ``single`` does where a plain loop can't know what is drawn, to compare the others with."""
+    found = {
+        reference_key(cell): Cell(cell.recipe, Strategy("single", accumulate=cell.strategy.accumulate))
+        for cell in cells
+        if find(cell.recipe.family).random
+    }
+    return list(found.values())
+
+
+def reference_key(cell: Cell) -> str:
+    """The name of the file that the cell is compared with."""
+    return (
+        f"{cell.recipe.key}-{cell.strategy.accumulate}"
+        if find(cell.recipe.family).random
+        else cell.recipe.key
+    )
