@@ -69,7 +69,7 @@ class Estimate:
     :param fingerprint: of the jobs this estimate holds for.
     :param version: of the technique.
     :param parameters: what the technique's ``search`` chose.
-    :param launch_seconds: from having the devices to launching the ranks, where nothing was warm.
+    :param launch_seconds: from having the devices to launching the ranks.
     :param setup_seconds: from launching the ranks to the first batch, and what the first batches take longer
         than the others.
     :param seconds_per_batch: mean seconds of one global batch, after the first two.
@@ -147,14 +147,10 @@ class Estimate:
         """The estimate that :meth:`to_dict` described."""
         return cls(**data)
 
-    def seconds(self, batches: int, *, warm: bool = False) -> float:
-        """Seconds that training for ``batches`` global batches will take, from having the devices on.
-
-        :param warm: the processes to launch from were made ready while the devices were waited for.
-        """
+    def seconds(self, batches: int) -> float:
+        """Seconds that training for ``batches`` global batches will take, from having the devices on."""
         assert self.reason is None
-        launching = 0.0 if warm else self.launch_seconds
         evaluations = math.ceil(batches / self.batches_per_epoch) if self.batches_per_epoch else 1
         evaluating = evaluations * self.evaluation_seconds
         training = batches * self.seconds_per_batch
-        return launching + self.setup_seconds + training + evaluating + self.ending_seconds
+        return self.launch_seconds + self.setup_seconds + training + evaluating + self.ending_seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from saturn_airflow.plan import Assignment, Plan
 from saturn_airflow.plugin.links import MlflowRunLink, PlanLink
 from saturn_airflow.problem import PlannedJob, Problem
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
-from saturn_airflow.profiling.options import Estimates, by_key, options_of, total_batches, waits_warm
+from saturn_airflow.profiling.options import Estimates, by_key, options_of, total_batches
 
 #: What is shown of an estimate beside a job's plan.
 _SHOWN = (
@@ -125,7 +124,6 @@ class PlanOperator(BaseOperator):
         plan = self.solve(problem)
         practice = baselines.current_practice(problem)
         ti.xcom_push("choices", choices(self.part_of(problem), plan, jobs, estimates, refusals))
-        plan = with_launches(plan, cluster, jobs, estimates)
         self.log.info("%s", summary(plan, practice))
         made = time.time()
         ti.xcom_push("plan", self.told(plan, cluster, practice))
@@ -168,11 +166,10 @@ class PlanOperator(BaseOperator):
         """
         if self.ends_by is None:
             return make(self.objective, None)
-        launching = (e.launch_seconds for e in self.estimates.values() if waits_warm(e.kind))
-        left = self.ends_by - time.time() - self.time_limit - max(launching, default=0.0)
+        left = self.ends_by - time.time() - self.time_limit
         try:
             if left <= 0:
-                raise MissedDeadlineError(f"planning and launching end {-left:.0f} s after it")
+                raise MissedDeadlineError(f"planning ends {-left:.0f} s after it")
             return make(self.objective, left)
         except MissedDeadlineError as error:
             self.log.error("THE DEADLINE CAN'T BE MET: %s. All is planned to end as early as possible", error)
@@ -197,33 +194,6 @@ def profiling(learned: Learned, until: float) -> dict[str, float]:
         "known": sum(e.source == "history" for e in learned.knowledge.known.values()),
         "seconds": until - learned.attempt,
     }
-
-
-def with_launches(plan: Plan, cluster: Cluster, jobs: Mapping[str, Job], estimates: Estimates) -> Plan:
-    """The plan with the launches that nothing was made warm for: those of the first jobs on their devices.
-
-    The planner takes what waits to be warm when its devices are free. What starts at once is not.
-    """
-    assignments = []
-    late = 0.0
-    for a in plan.assignments:
-        kind = cluster[a.node].kind
-        if a.start <= 0 and waits_warm(kind):
-            late = max(
-                late, estimates[Key(fingerprint(jobs[a.job]), a.technique, a.devices, kind)].launch_seconds
-            )
-    for a in plan.assignments:
-        assignments.append(
-            dataclasses.replace(a, start=a.start + late if a.start > 0 else 0.0, end=a.end + late)
-        )
-    if plan.objective == "mean-completion" and plan.value is not None and plan.value_bound is not None:
-        plan = dataclasses.replace(plan, value=plan.value + late, value_bound=plan.value_bound + late)
-    return dataclasses.replace(
-        plan,
-        makespan=plan.makespan + late,
-        lower_bound=plan.lower_bound + late,
-        assignments=tuple(assignments),
-    )
 
 
 def choices(

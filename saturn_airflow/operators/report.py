@@ -21,7 +21,6 @@ from saturn_airflow.operators.train import OUTCOME_KEY
 from saturn_airflow.plan import Plan
 from saturn_airflow.plugin.links import MlflowRunLink
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
-from saturn_airflow.profiling.options import waits_warm
 
 if TYPE_CHECKING:
     from saturn_airflow.tracking import SweepRun
@@ -261,8 +260,7 @@ def _seen(outcomes: Sequence[Mapping[str, Any]], planned: Mapping[str, Mapping[s
         kind=first["kind"],
         version=entry.get("version", "1"),
         parameters=first["parameters"],
-        # What waited for its devices was warm when it had them.
-        launch_seconds=0.0 if waits_warm(first["kind"]) else mean(lambda o: o["ready_seconds"]),
+        launch_seconds=mean(lambda o: o["ready_seconds"]),
         setup_seconds=mean(lambda o: o["setup_seconds"]),
         seconds_per_batch=actual,
         evaluation_seconds=mean(lambda o: o.get("evaluation_seconds", 0.0)),

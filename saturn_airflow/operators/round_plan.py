@@ -333,7 +333,7 @@ class RoundPlanOperator(PlanOperator):
         ]
         batches = entry["batches"]
         training = estimate.setup_seconds + batches * estimate.seconds_per_batch
-        added["besides_seconds"] = estimate.seconds(batches, warm=True) - training
+        added["besides_seconds"] = estimate.seconds(batches) - estimate.launch_seconds - training
         p = progress[entry["name"]] if progress else Progress()
         if p.alive:
             added["goes_on"] = list(p.alive.spec.priority) if entry["name"] in staying else None

@@ -18,14 +18,6 @@ def by_key(*estimates: Estimate) -> dict[Key, Estimate]:
     return {estimate.key: estimate for estimate in estimates}
 
 
-def waits_warm(kind: str) -> bool:
-    """Whether a job's processes are made ready while it waits for devices of this kind.
-
-    On CPU slots the cores are busy until the devices are free: nothing is ready before.
-    """
-    return kind != "cpu"
-
-
 def options_of(job: Job, estimates: Estimates, cluster: Cluster) -> tuple[Option, ...]:
     """What the planner may choose from for ``job``: strategies that work and fit on a node it may use."""
     mark = fingerprint(job)
@@ -37,9 +29,8 @@ def options_of(job: Job, estimates: Estimates, cluster: Cluster) -> tuple[Option
     for (owner, technique, devices, kind), estimate in estimates.items():
         allowed = job.techniques is None or technique in job.techniques
         if owner == mark and estimate.works and allowed:
-            warm = waits_warm(kind)
-            seconds.setdefault((technique, devices), {})[kind] = estimate.seconds(batches, warm=warm)
-            paid_again = estimate.setup_seconds + (0.0 if warm else estimate.launch_seconds)
+            seconds.setdefault((technique, devices), {})[kind] = estimate.seconds(batches)
+            paid_again = estimate.launch_seconds + estimate.setup_seconds
             setup[technique, devices] = min(paid_again, setup.get((technique, devices), paid_again))
     options = tuple(
         Option(technique, devices, kinds, setup[technique, devices])

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow import references
-from saturn_airflow.training import failures
+from saturn_airflow.training import failures, fork_server
 from saturn_airflow.training.failures import Failure, RanksFailedError
+from saturn_airflow.training.forked import Forked
 
 Event = dict[str, Any]
 
@@ -130,12 +131,6 @@ def launch(
         group.end()
 
 
-def warm_up() -> None:
-    """Start the server that processes are forked from; it imports what they need while others go on."""
-    forkserver.set_forkserver_preload(["saturn_airflow.training.warm_server"])
-    forkserver.ensure_running()
-
-
 def launch_ranks(
     call: bytes,
     size: int,
@@ -182,18 +177,20 @@ class _Member:
     """The launcher's view of one launched process."""
 
     def __init__(self, number: int, entry: str, arguments: Sequence[Any], keep_open: Sequence[int]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        warm_up()
         self.number = number
-        self.pipe, theirs = context.Pipe()
         stack, self.stack_path = tempfile.mkstemp(prefix="saturn-stack-")
         os.close(stack)
-        self.process: ForkServerProcess = context.Process(
-            target=_main,
-            args=(entry, tuple(arguments), theirs, _Files(keep_open), self.stack_path, number),
-            name=f"saturn-{number}",
-        )
-        self.process.start()
+        self.pipe, theirs = connection.Pipe()
+        what = (entry, tuple(arguments), theirs)
+        self.process: ForkServerProcess | Forked
+        if fork_server.forked:
+            self.process = Forked(_main, (*what, self.stack_path, number), [theirs.fileno(), *keep_open])
+        else:
+            forkserver.set_forkserver_preload(["saturn_airflow.training.warm_server"])
+            self.process = multiprocessing.get_context("forkserver").Process(
+                target=_main_with_files, args=(_Files(keep_open), *what, self.stack_path, number)
+            )
+            self.process.start()
         theirs.close()
         self.alive_at = time.monotonic()
         self.failed_at = float("inf")
@@ -333,9 +330,12 @@ def _received(files: list[Any]) -> _Files:
     return _Files([file.detach() for file in files])
 
 
-def _main(
-    entry: str, arguments: tuple[Any, ...], pipe: Connection, files: _Files, stack_path: str, number: int
-) -> None:
+def _main_with_files(files: _Files, *arguments: Any) -> None:
+    _main(*arguments)
+    del files
+
+
+def _main(entry: str, arguments: tuple[Any, ...], pipe: Connection, stack_path: str, number: int) -> None:
     """What a launched process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(stack_path, "w") as stack:
@@ -347,7 +347,6 @@ def _main(
         except BaseException as error:  # the launcher tells the user
             link.end("failure", (failures.describe(error, number), time.monotonic()))
         faulthandler.unregister(signal.SIGUSR1)
-    del files
 
 
 def _died(member: _Member, kernel_killed: bool) -> Failure:

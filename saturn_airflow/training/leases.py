@@ -79,7 +79,6 @@ def acquire(
     priority: Priority = (0.0, 0),
     folder: Path | None = None,
     on_wait: Callable[[list[str]], object] = lambda holders: None,
-    on_next: Callable[[], object] = lambda: None,
     give_up: Callable[[], bool] = lambda: False,
 ) -> Lease:
     """Wait for devices and hold them.
@@ -89,7 +88,6 @@ def acquire(
     :param count: how many of them, any that are free; None for all of them.
     :param priority: smaller goes first: when the plan was made (seconds since the epoch), place in the plan.
     :param on_wait: called with the words of those waited for, whenever they change.
-    :param on_next: called while it waits for running processes alone, nobody being before it in the line.
     :param give_up: asked again and again; when it says True the wait ends.
     :raises GivenUpError: when ``give_up`` said so.
     :raises InvalidSweepError: when there are fewer devices than asked for, or the folder can't be used.
@@ -100,8 +98,6 @@ def acquire(
             if waiter.blockers != told:
                 told = waiter.blockers
                 on_wait(told)
-            if waiter.ahead == 0:
-                on_next()
             if give_up():
                 raise GivenUpError
             time.sleep(min(0.1 * (1 + waiter.ahead), 1.0))

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from saturn_airflow import library
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.jobs import Job
+from saturn_airflow.training import devices, fork_server
 from saturn_airflow.training.request import Measure
 
 Event = dict[str, Any]
@@ -373,20 +374,33 @@ def _start(spec: RunSpec, folder: Path) -> Run:
         "PYTHONUNBUFFERED": "1",
         library.FOLDERS_VARIABLE: os.pathsep.join(filter(None, folders)),
     }
+    job = spec.job
+    references = map(str, filter(None, [job.load_model, job.load_dataloader, job.loss_function]))
+    process: subprocess.Popen[bytes] | None = None
     with open(folder / "alive", "w") as alive, open(folder / "output.log", "ab") as log:
         # The lock lives as long as the supervisor, from before its first instruction on.
         fcntl.flock(alive, fcntl.LOCK_EX)
-        # A new interpreter, because what Airflow forks must never meet CUDA.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "saturn_airflow.training.supervisor", str(folder), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-            pass_fds=[alive.fileno()],
+        pid = fork_server.start(
+            [str(folder)],
+            environment,
+            [log.fileno(), alive.fileno()],
+            list(references),
+            spec.path,
+            devices.threads_per_device(spec.slots),
         )
-        alive.write(str(process.pid))
+        if pid is None:
+            # A new interpreter, because what Airflow forks must never meet CUDA.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "saturn_airflow.training.supervisor", str(folder), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+                pass_fds=[alive.fileno()],
+            )
+            pid = process.pid
+        alive.write(str(pid))
     return Run(folder, process)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -29,6 +30,8 @@ _ORPHAN_SECONDS = 3.0
 _FORSAKEN_SECONDS = 300.0
 # How long the end of a run waits for a full disk to have room for it.
 _LAST_WORDS_SECONDS = 30.0
+# What a rank leaves behind is gone within milliseconds of its SIGKILL, unless the kernel holds it.
+_LEFTOVER_SECONDS = 2.0
 # A trial keeps to its time by itself; one that does not is ended this much later.
 _TRIAL_GRACE_SECONDS = 5.0
 
@@ -38,9 +41,13 @@ class StoppedError(Exception):
 
 
 class Supervisor:
-    """One run, from waiting for its devices to its end."""
+    """One run, from waiting for its devices to its end.
 
-    def __init__(self, folder: Path, starter: int) -> None:
+    :param starter: the process that started it, as a file that becomes readable when it is gone; None where
+        it is gone already.
+    """
+
+    def __init__(self, folder: Path, starter: int | None) -> None:
         self._folder = folder
         self._starter = starter
         self._spec = RunSpec.from_dict(json.loads((folder / "spec.json").read_text()))
@@ -100,17 +107,6 @@ class Supervisor:
         job = spec.job
         warm.prepare(map(str, filter(None, [job.load_model, job.load_dataloader, job.loss_function])))
 
-        stepped_back: list[bool] = []
-
-        def warm_up() -> None:
-            # Where any devices will do they are not known yet, and what is started now must see no others.
-            if spec.device_ids is not None and spec.mode == "train":
-                if not stepped_back:
-                    warm.step_back(True)
-                    stepped_back.append(True)
-                os.environ.update(devices.environment(wanted))
-                launching.warm_up()
-
         try:
             lease = leases.acquire(
                 [device.name for device in wanted],
@@ -119,19 +115,17 @@ class Supervisor:
                 priority=spec.priority,
                 folder=Path(spec.leases_folder) if spec.leases_folder else None,
                 on_wait=lambda holders: self.emit({"event": "waiting", "for": holders}),
-                on_next=warm_up,
                 give_up=self._poll,
             )
         except leases.GivenUpError:
             raise StoppedError("stopped while waiting for its devices") from None
         held.enter_context(lease)
-        if stepped_back:
-            warm.step_back(False)
         mine = [device for device in wanted if device.name in lease.devices]
         self.emit(
             {"event": "leased", "devices": [device.id for device in mine], "names": list(lease.devices)}
         )
         _guard()
+        held.callback(_end_others)
         os.environ.update(devices.environment(mine))
         keep_open = [*lease.files, state]
         leased_at = time.monotonic()
@@ -224,7 +218,7 @@ class Supervisor:
 
     def _is_forsaken(self) -> bool:
         """Whether nobody will come back to this run."""
-        if os.getppid() == self._starter:
+        if self._starter is not None and not select.select([self._starter], [], [], 0)[0]:
             return False
         if self._spec.outlive_seconds == 0:
             return True
@@ -245,10 +239,37 @@ def _guard() -> None:
 _guards: list[subprocess.Popen[bytes]] = []
 
 
+def _end_others() -> None:
+    """End what is left of this process group but the guard, such as workers of a rank that was killed."""
+    spared = {os.getpid(), *(guard.pid for guard in _guards)}
+    deadline = time.monotonic() + _LEFTOVER_SECONDS
+    while (left := _group() - spared) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _group() -> set[int]:
+    """The processes of this process group that have not ended."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+            # Its files are open until its last thread has ended.
+            ended = state in "ZX" and len(list(path.parent.glob("task/*"))) <= 1
+            if int(group) == os.getpgrp() and not ended:
+                found.add(int(path.parent.name))
+    return found
+
+
 def main() -> None:
-    """Supervise the run in the folder that the command line names."""
-    folder, starter = Path(sys.argv[1]), int(sys.argv[2])
-    Supervisor(folder, starter).run()
+    """Supervise the run in the folder that the command line names, for the process that started this one."""
+    starter = None
+    with contextlib.suppress(ProcessLookupError):
+        starter = os.pidfd_open(int(sys.argv[2]))
+    # Who is no longer the parent has ended before it was looked for.
+    Supervisor(Path(sys.argv[1]), starter if os.getppid() == int(sys.argv[2]) else None).run()
 
 
 if __name__ == "__main__":

@@ -12,14 +12,11 @@ import contextlib
 import importlib
 import importlib.util
 import os
-import time
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _VARIABLE = "SATURN_WARM_IMPORTS"
-# The kernel takes a new priority of a session at most ten times a second.
-_AUTOGROUP = Path("/proc/self/autogroup")
-_TRIES, _PAUSE = 10, 0.11
 _ALWAYS = ["saturn_airflow.training.ranks", "saturn_airflow.training.session", "saturn_airflow.training.loop"]
 _HARMLESS = {"datasets", "numpy", "pandas", "PIL", "scipy", "sklearn", "torch", "torchvision", "transformers"}
 
@@ -28,23 +25,6 @@ def prepare(references: Iterable[str | None]) -> None:
     """Let servers started from now on import what ``"module:name"`` references will import."""
     wanted = dict.fromkeys(name for reference in references if reference for name in _imports(reference))
     os.environ[_VARIABLE] = ",".join(wanted)
-
-
-def step_back(back: bool) -> None:
-    """Let this session's processes run only when no others want to, or no longer so.
-
-    Who warms up while others train must not slow them. Linux schedules sessions against each other
-    (``sched(7)``, "The autogroup feature"), and only their priority can be given back without privileges;
-    where that is switched off nothing happens.
-    """
-    for _ in range(_TRIES):
-        try:
-            _AUTOGROUP.write_text("19" if back else "0")
-            return
-        except BlockingIOError:
-            time.sleep(_PAUSE)
-        except OSError:
-            return
 
 
 def _imports(reference: str) -> Iterator[str]:
@@ -83,9 +63,28 @@ def _source(module: str) -> bytes | None:
         return None
 
 
+def import_for(references: Iterable[str], path: Iterable[str]) -> None:
+    """Import here what ``"module:name"`` references will import.
+
+    :param path: folders their modules may be in besides Python's own.
+    """
+    search_path = list(sys.path)
+    sys.path.extend(path)
+    importlib.invalidate_caches()
+    try:
+        wanted = dict.fromkeys(name for reference in references for name in _imports(reference))
+    finally:
+        sys.path[:] = search_path
+    _import(wanted)
+
+
 def import_all() -> None:
-    """Import it all, here."""
-    for name in [*_ALWAYS, *filter(None, os.environ.get(_VARIABLE, "").split(","))]:
+    """Import here what every run needs, and what :func:`prepare` has asked for."""
+    _import([*_ALWAYS, *filter(None, os.environ.get(_VARIABLE, "").split(","))])
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
         module, _, attribute = name.partition(":")
         # What is missing or broken is met again, and told, where it is needed.
         with contextlib.suppress(Exception):

@@ -8,7 +8,7 @@ import pytest
 
 from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.estimates import Estimate, Key
-from saturn_airflow.operators.plan import choices, why_nowhere, with_launches
+from saturn_airflow.operators.plan import choices, why_nowhere
 from saturn_airflow.operators.report import actual_speeds, drifted, stages, table
 from saturn_airflow.plan import Assignment, Plan
 from saturn_airflow.problem import PlannedJob, Problem
@@ -16,7 +16,6 @@ from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of
 
 GPUS = Cluster(Node("gpu", 2, kind="a100"))
-CPUS = Cluster(Node("cpu", 2, kind="cpu"))
 
 
 def job(name: str = "a", **hparams: Any) -> Job:
@@ -33,39 +32,14 @@ def estimate(technique: str = "single", devices: int = 1, kind: str = "a100", **
 def test_an_estimate_counts_all_that_training_does() -> None:
     one = estimate(evaluation_seconds=2.0, ending_seconds=0.25)
     assert one.seconds(20) == 5 + 1 + 20 * 0.5 + 2 * 2.0 + 0.25
-    assert one.seconds(21, warm=True) == 1 + 21 * 0.5 + 3 * 2.0 + 0.25
+    assert one.seconds(21) == 5 + 1 + 21 * 0.5 + 3 * 2.0 + 0.25
     assert estimate(batches_per_epoch=0, evaluation_seconds=2.0).seconds(7) == 5 + 1 + 3.5 + 2.0
 
 
-@pytest.mark.parametrize(("kind", "cluster", "seconds"), [("a100", GPUS, 11.0), ("cpu", CPUS, 16.0)])
-def test_what_waits_for_gpus_is_warm_when_it_has_them(kind: str, cluster: Cluster, seconds: float) -> None:
-    (option,) = options_of(job(), by_key(estimate(kind=kind)), cluster)
-    assert option.seconds == {kind: seconds}
-    assert option.setup == seconds - 10
-
-
-@pytest.mark.parametrize(("kind", "cluster", "late"), [("a100", GPUS, 5.0), ("cpu", CPUS, 0.0)])
-def test_the_first_jobs_on_gpus_are_launched_cold(kind: str, cluster: Cluster, late: float) -> None:
-    (node,) = cluster
-    plan = Plan(
-        "p",
-        "makespan",
-        22.0,
-        20.0,
-        0.1,
-        tuple(
-            Assignment(name, "single", 1, node.name, (device,), start, start + 11.0)
-            for name, device, start in (("a", 0, 0.0), ("b", 1, 0.0), ("c", 0, 11.0))
-        ),
-    )
-    jobs = {name: job(name) for name in "abc"}
-    cold = with_launches(plan, cluster, jobs, by_key(estimate(kind=kind)))
-    assert [(a.start, a.end) for a in cold.assignments] == [
-        (0.0, 11.0 + late),
-        (0.0, 11.0 + late),
-        (11.0 + late, 22.0 + late),
-    ]
-    assert (cold.makespan, cold.lower_bound) == (22.0 + late, 20.0 + late)
+def test_launching_is_paid_at_every_start() -> None:
+    (option,) = options_of(job(), by_key(estimate()), GPUS)
+    assert option.seconds == {"a100": 16.0}
+    assert option.setup == 6.0
 
 
 def test_what_the_plan_page_needs_of_each_job() -> None:
@@ -93,9 +67,8 @@ def test_what_the_plan_page_needs_of_each_job() -> None:
     assert found.keys() == {"a", "b"}
     ddp, fsdp, single = found["a"]["options"]
     assert (single["chosen"], ddp["chosen"]) == (True, False)
-    # As the planner had it: warm, when the devices are free.
-    assert (single["seconds"], ddp["seconds"]) == (11.0, 7.0)
-    assert (ddp["source"], ddp["uncertainty"], ddp["makespan"]) == ("interpolated", 0.1, 18.0)
+    assert (single["seconds"], ddp["seconds"]) == (16.0, 12.0)
+    assert (ddp["source"], ddp["uncertainty"], ddp["makespan"]) == ("interpolated", 0.1, 28.0)
     assert (fsdp["reason"], fsdp["seconds"]) == ("out of memory", None)
     assert found["a"]["refused"] == refusals
     assert "ddp x 2" in found["a"]["why"]
@@ -152,7 +125,7 @@ def entry(name: str = "a", seconds: float = 0.5) -> dict[str, Any]:
 def test_what_training_took_is_what_the_next_plan_takes() -> None:
     (seen,) = actual_speeds([outcome()], [entry()])
     assert seen.key == Key(fingerprint(job()), "single", 1, "a100")
-    assert (seen.version, seen.stale, seen.launch_seconds) == ("3", None, 0.0)
+    assert (seen.version, seen.stale, seen.launch_seconds) == ("3", None, 0.5)
     assert seen.ending_seconds == pytest.approx(16.0 - 0.5 - 1.0 - 10.0 - 4.0)
     (on_cpu,) = actual_speeds([outcome(kind="cpu")], [entry()])
     assert on_cpu.seconds(20) == pytest.approx(16.0)

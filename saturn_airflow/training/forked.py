@@ -1,0 +1,83 @@
+"""Processes that are forked from one that is warm and has no threads."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+
+class Forked:
+    """A child that runs ``function(*arguments)``, in the ways of ``multiprocessing.Process``.
+
+    :param keep_open: its open files besides the standard ones. It closes all others, so that what ends when
+        this process ends does not live on in its children.
+    """
+
+    def __init__(
+        self, function: Callable[..., object], arguments: tuple[Any, ...], keep_open: Collection[int]
+    ) -> None:
+        self.exitcode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # What is frozen is never collected, so that nothing the child closes is closed twice.
+        gc.freeze()
+        self.pid = os.fork()
+        if not self.pid:
+            _be_child(function, arguments, keep_open)
+        gc.unfreeze()
+        #: Becomes readable when the child ends.
+        self.sentinel = os.pidfd_open(self.pid)
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        if self.exitcode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.exitcode = os.waitstatus_to_exitcode(status)
+        return self.exitcode is None
+
+    def join(self, timeout: float) -> None:
+        """Wait until it has ended, for at most ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while self.is_alive() and (left := deadline - time.monotonic()) > 0:
+            select.select([self.sentinel], [], [], left)
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.is_alive():
+            os.kill(self.pid, signal.SIGKILL)
+
+    def __del__(self) -> None:
+        if self.pid:
+            os.close(self.sentinel)
+
+
+def _be_child(
+    function: Callable[..., object], arguments: tuple[Any, ...], keep_open: Collection[int]
+) -> None:
+    status = 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        keep = {0, 1, 2, *keep_open}
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in keep:
+                try:
+                    os.close(int(name))
+                except OSError:  # the one that the list was read through
+                    continue
+        function(*arguments)
+        atexit._run_exitfuncs()
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,165 @@
+"""The server that runs are forked from, and what happens without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from running import small_job, spec_for
+
+from saturn_airflow.training import fork_server, runs
+from saturn_airflow.training.runs import Run
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(autouse=True)
+def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A server for this test alone, which ends with it."""
+    monkeypatch.setenv("LC_OF_A_TEST", str(tmp_path))
+    yield
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        is_server = "saturn_airflow.training.fork_server" in (process.info["cmdline"] or [])
+        if is_server and (process.info["environ"] or {}).get("LC_OF_A_TEST") == str(tmp_path):
+            process.kill()
+
+
+def parent_of(run: Run) -> int:
+    """The process that a run's supervisor was forked from."""
+    while not (text := (run.folder / "alive").read_text()):
+        time.sleep(0.01)
+    return psutil.Process(int(text)).ppid()
+
+
+def test_runs_share_one_server_that_outlives_them(tmp_path: Path) -> None:
+    first = runs.start(spec_for(tmp_path / "a", small_job("slow")))
+    second = runs.start(spec_for(tmp_path / "b", small_job("slow")))
+    server = parent_of(first)
+    assert parent_of(second) == server
+    assert server != os.getpid()
+    assert [run.wait()["status"] for run in (first, second)] == ["finished", "finished"]
+    assert psutil.pid_exists(server)
+
+
+def test_its_death_costs_nobody_anything(tmp_path: Path) -> None:
+    first = runs.start(spec_for(tmp_path / "a", small_job("slow", batches=100)))
+    server = parent_of(first)
+    os.kill(server, signal.SIGKILL)
+    second = runs.start(spec_for(tmp_path / "b", small_job("slow", batches=20)))
+    assert parent_of(second) != server
+    assert [run.wait()["status"] for run in (first, second)] == ["finished", "finished"]
+
+
+def test_a_run_starts_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(fork_server, "_launch", refused)
+    run = runs.start(spec_for(tmp_path, small_job(), "ddp", devices=2))
+    assert parent_of(run) == os.getpid()
+    assert run.wait()["status"] == "finished"
+
+
+def test_a_run_is_in_its_starters_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.start(spec_for(tmp_path / "first", small_job())).wait()
+    monkeypatch.chdir(tmp_path)
+    mask = os.umask(0o077)
+    try:
+        run = runs.start(spec_for(tmp_path / "second", small_job("slow")))
+    finally:
+        os.umask(mask)
+    supervisor = psutil.Process(int((run.folder / "alive").read_text()))
+    assert supervisor.cwd() == str(tmp_path)
+    assert run.wait()["status"] == "finished"
+    assert (run.folder / "events.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_the_code_and_what_libraries_read_are_part_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"TZ": "UTC"}
+    before = fork_server._address(environment)
+    assert fork_server._address(dict(environment)) == before
+    assert fork_server._address({**environment, "OMP_NUM_THREADS": "3"}) != before
+    source = Path(fork_server.__file__)
+    times = source.stat()
+    try:
+        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+        assert fork_server._address(environment) != before
+    finally:
+        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_it_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+        from saturn_airflow.training import fork_server, warm
+        fork_server._IDLE_SECONDS = 0.05
+        warm.import_all = lambda: None
+        fork_server.serve("a-test")
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_users_server_is_not_asked(tmp_path: Path) -> None:
+    """Who took the address before us gets neither our request nor our files."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    kept = {name: value for name, value in environment.items() if name.startswith(fork_server._KEPT)}
+    impostor = textwrap.dedent(f"""
+        import os, socket, sys
+        os.setuid(65534)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind({fork_server._address(kept)!r})
+        listener.listen()
+        print("ready", flush=True)
+        end, _ = listener.accept()
+        print("heard", len(end.recv(1 << 16)), flush=True)
+    """)
+    process = subprocess.Popen([sys.executable, "-c", impostor], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    asked = fork_server.start(["nowhere"], os.environ, [1, 2], [], [], threads=1)
+    assert asked is None
+    assert process.stdout.readline() == "heard 0\n"
+    process.wait(10)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_not_served() -> None:
+    serving = "from saturn_airflow.training import fork_server, warm; warm.import_all = lambda: None; "
+    serving += "fork_server.serve('for-one-user')"
+    server = subprocess.Popen([sys.executable, "-c", serving])
+    try:
+        asking = textwrap.dedent("""
+            import os, socket, time
+            os.setuid(65534)
+            end = socket.socket(socket.AF_UNIX)
+            while end.connect_ex("\\0saturn-fork-server-for-one-user"):
+                time.sleep(0.05)
+            print(end.recv(1))
+        """)
+        told = subprocess.run([sys.executable, "-c", asking], capture_output=True, text=True, timeout=60)
+        assert told.stdout == "b''\n"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_broken_request_is_no_end_of_it(tmp_path: Path) -> None:
+    first = runs.start(spec_for(tmp_path / "a", small_job("slow")))
+    server = parent_of(first)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    kept = {name: value for name, value in environment.items() if name.startswith(fork_server._KEPT)}
+    with socket.socket(socket.AF_UNIX) as end:
+        end.connect(fork_server._address(kept))
+        end.sendall(b"\x05\0\0\0no")
+    second = runs.start(spec_for(tmp_path / "b", small_job("slow")))
+    assert parent_of(second) == server
+    assert [run.wait()["status"] for run in (first, second)] == ["finished", "finished"]
