@@ -60,6 +60,9 @@ class FSDP(BaseTechnique):
             recompute_blocks(model)
         if not offload:
             model.to(ranks.device)
+        for parameter in model.parameters():
+            # A shard of channels_last weights would not be one piece of memory.
+            parameter.data = parameter.data.contiguous()
         pin = ranks.device.type == "cuda"
         options: dict[str, Any] = {
             "mesh": init_device_mesh(ranks.device.type, (ranks.size,)),

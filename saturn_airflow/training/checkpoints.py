@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from saturn_airflow.errors import JobError
+from saturn_airflow.training import group_state, storing
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State, Tensors
 
@@ -43,11 +44,22 @@ _FILE_BYTES = 2**30  # the tensors of one file are in memory twice while it is w
 _MANIFEST = "manifest.json"
 _HASH = "sha256"
 
-Numbers = dict[str, dict[str, Any]]
-
 
 class CheckpointError(JobError):
     """A checkpoint that can't be written or read."""
+
+
+class _About(NamedTuple):
+    """What a rank's part of a checkpoint has besides tensors."""
+
+    numbers: dict[str, dict[str, Any]]
+    groups: group_state.Values
+    common: dict[str, Any]
+    dtypes: dict[str, str]
+
+    @classmethod
+    def of(cls, state: State) -> _About:
+        return cls(state.optimizer_numbers(), state.groups.values(), state.common_numbers(), state.dtypes())
 
 
 class Checkpoints:
@@ -100,14 +112,14 @@ class Checkpoints:
         except CheckpointError as error:
             self._warn(f"{error}; training goes on")
         began = time.perf_counter()
-        tensors: Tensors = {**state.model_tensors(), **state.optimizer_tensors()}
-        numbers = copy.deepcopy(state.optimizer_numbers())
+        tensors = storing.apart({**state.model_tensors(), **state.optimizer_tensors()})
+        about = _About.of(state)
         extra = copy.deepcopy(dict(extra))
         if self._beside:
             tensors = BlockingAsyncStager().stage(tensors)
 
         def write() -> None:
-            path = self._write(step, tensors, numbers, extra)
+            path = self._write(step, tensors, about, extra)
             if saved is not None:
                 saved(path, time.perf_counter() - began)
 
@@ -135,7 +147,7 @@ class Checkpoints:
         if error is not None:
             raise error
 
-    def _write(self, step: int, tensors: Tensors, numbers: Numbers, extra: Mapping[str, Any]) -> Path:
+    def _write(self, step: int, tensors: Tensors, about: _About, extra: Mapping[str, Any]) -> Path:
         final = self._folder / f"step-{step:08d}"
         temporary = self._folder / f".saving-step-{step:08d}"
         with self._explained():
@@ -143,7 +155,7 @@ class Checkpoints:
                 for leftover in self._folder.glob(".saving-*"):
                     shutil.rmtree(leftover)
                 temporary.mkdir()
-        sizes, manifest = self._contents(tensors, numbers)
+        sizes, manifest = self._contents(tensors, about)
         with self._explained():
             writer = HuggingFaceStorageWriter(str(temporary), _file_of(sizes), save_distributed=True)
             save_distributed(tensors, storage_writer=writer, process_group=self._group)
@@ -187,29 +199,34 @@ class Checkpoints:
             self._warn(f"no checkpoint in {self._folder} is whole; starting from the beginning")
         return None
 
-    def _contents(self, tensors: Tensors, numbers_here: Numbers) -> tuple[dict[str, int], dict[str, Any]]:
+    def _contents(self, tensors: Tensors, about: _About) -> tuple[dict[str, int], dict[str, Any]]:
         """Bytes of every tensor of all ranks, and the manifest without what is known later."""
         shapes_here = {name: list(t.shape) for name, t in tensors.items()}
         sizes_here = {name: t.numel() * t.element_size() for name, t in tensors.items()}
         shapes: dict[str, list[int]] = {}
         sizes: dict[str, int] = {}
-        numbers: dict[str, dict[str, Any]] = {}
-        for part in self._everyones((shapes_here, sizes_here, numbers_here)):
-            shapes.update(part[0])
-            sizes.update(part[1])
-            numbers.update(part[2])
+        everyones = self._everyones((shapes_here, sizes_here, about))
+        for shapes_there, sizes_there, _ in everyones:
+            shapes.update(shapes_there)
+            sizes.update(sizes_there)
+        abouts = [about for *_, about in everyones]
         return sizes, {
             "format": FORMAT,
             "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "optimizer_shapes": {n: shape for n, shape in shapes.items() if n.startswith("optimizer.")},
-            "optimizer_numbers": numbers,
+            "optimizer_numbers": {n: value for about in abouts for n, value in about.numbers.items()},
+            "optimizer_groups": group_state.merged([about.groups for about in abouts]),
+            "optimizer_common": abouts[0].common,
+            "dtypes": {name: dtype for about in abouts for name, dtype in about.dtypes.items()},
         }
 
     def _read(self, path: Path, state: State, manifest: Mapping[str, Any]) -> None:
-        optimizer_tensors = state.make_optimizer_tensors(manifest["optimizer_shapes"])
+        dtypes = manifest.get("dtypes", {})
+        optimizer_tensors = state.make_optimizer_tensors(manifest["optimizer_shapes"], dtypes)
+        model_tensors = state.model_tensors()
         try:
             load_distributed(
-                {**state.model_tensors(), **optimizer_tensors},
+                {**model_tensors, **optimizer_tensors},
                 storage_reader=HuggingFaceStorageReader(str(path)),
             )
         except CheckpointException as error:
@@ -218,9 +235,13 @@ class Checkpoints:
                 f"checkpoint {path} does not fit the job's model ({cause}); "
                 "if load_model has changed, give the job another name or remove that folder"
             ) from None
-        here = {name.removeprefix("model.") for name in state.model_tensors()}
+        state.set_model(model_tensors)
+        here = {name.removeprefix("model.") for name in model_tensors}
         numbers = {name: n for name, n in manifest["optimizer_numbers"].items() if name in here}
-        state.set_optimizer(optimizer_tensors, numbers)
+        # Before the state of groups was kept there was none of it in the manifest.
+        state.set_optimizer(optimizer_tensors, numbers, dtypes, manifest.get("optimizer_common", {}))
+        if groups := manifest.get("optimizer_groups"):
+            state.groups.set(groups)
 
     def _found(self) -> list[Path]:
         """The checkpoints there are, newest first."""
@@ -321,6 +342,7 @@ def read_weights(path: str | Path) -> Tensors:
     ``model.load_state_dict(weights, strict=False)``.
     """
     reader = HuggingFaceStorageReader(str(path))
+    dtypes = json.loads((Path(path) / _MANIFEST).read_text()).get("dtypes", {})
     described = reader.read_metadata().state_dict_metadata
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -330,4 +352,9 @@ def read_weights(path: str | Path) -> Tensors:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that there is but one process
         load_distributed(dict(weights), storage_reader=reader, no_dist=True)
-    return {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+    return {
+        name.removeprefix("model."): storing.original(
+            tensor, getattr(torch, dtypes[name]) if name in dtypes else tensor.dtype
+        )
+        for name, tensor in weights.items()
+    }

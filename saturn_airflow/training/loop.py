@@ -19,6 +19,7 @@ from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import Job
 from saturn_airflow.training import batches, blocks, checkpoints, optimizers, parallel, precision, rng, state
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
+from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.request import Measure, NotANumberError, TrainRequest
@@ -77,6 +78,7 @@ class _Training:
             first = next(self.data.batches(Position(), Cut(hparams.accumulate), 1)).micro_batches[0]
             self.parallel.prepare(self.objective, first.data, first.samples)
         self.optimizer = optimizers.make_optimizer(hparams, groups, self.parallel)
+        group_state = GroupState(self.optimizer)
         self.eval_data = (
             batches.load(job, job.load_eval_dataloader, in_order=True) if job.load_eval_dataloader else None
         )
@@ -91,12 +93,12 @@ class _Training:
         self.checkpoint: str | None = None
         self.checkpoints: checkpoints.Checkpoints | None = None
         if request.measure is None:
-            self.state = state.State(self.parallel, self.optimizer, aliases)
+            self.state = state.State(self.parallel, self.optimizer, aliases, group_state)
             self.checkpoints = checkpoints.Checkpoints(
                 request.checkpoints, ranks, request.keep_checkpoints, self.warn
             )
             self._resume(self.checkpoints)
-        self.scheduler_step = optimizers.make_scheduler(hparams, self.optimizer, self.step)
+        self.scheduler_step = optimizers.make_scheduler(hparams, self.optimizer, self.step, group_state)
         self.first_step = self.step
         self.saved_step = self.step if self.checkpoint else -1
         self.tried_step, self.tried_at = self.step, time.perf_counter()

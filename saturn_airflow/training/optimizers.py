@@ -13,6 +13,7 @@ from torch import nn
 from saturn_airflow import references
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import HParams
+from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.users_code import of_the_job
 
@@ -77,18 +78,23 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
     return optimizer
 
 
-def make_scheduler(hparams: HParams, optimizer: torch.optim.Optimizer, steps: int) -> Callable[[], None]:
+def make_scheduler(
+    hparams: HParams, optimizer: torch.optim.Optimizer, steps: int, kept: GroupState
+) -> Callable[[], None]:
     """What to call after each optimizer step, with the learning rates as they are after ``steps`` of them.
 
     Schedulers are functions of the number of steps, so going through the steps again restores them exactly.
 
+    :param kept: is told what the scheduler writes into the optimizer's groups.
     :raises JobError: when the scheduler can't be made, or wants a metric in each step.
     """
     if hparams.lr_scheduler is None:
         return lambda: None
     cls, what = references.load(str(hparams.lr_scheduler)), f"lr_scheduler {hparams.lr_scheduler!r}"
+    made: list[Any] = []
     try:
-        scheduler = cls(optimizer, **hparams.lr_scheduler_args)
+        kept.scheduled(lambda: made.append(cls(optimizer, **hparams.lr_scheduler_args)))
+        (scheduler,) = made
         wanted = [p for p in inspect.signature(scheduler.step).parameters.values() if p.default is p.empty]
     except (TypeError, ValueError) as error:
         raise JobError(f"{what} does not take {dict(hparams.lr_scheduler_args)}: {error}") from error
@@ -100,6 +106,5 @@ def make_scheduler(hparams: HParams, optimizer: torch.optim.Optimizer, steps: in
         # torch warns that the optimizer has not stepped yet, which a resumed one need not have.
         warnings.simplefilter("ignore", UserWarning)
         for _ in range(steps):
-            scheduler.step()
-    step: Callable[[], None] = scheduler.step
-    return step
+            kept.scheduled(scheduler.step)
+    return lambda: kept.scheduled(scheduler.step)

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from saturn_airflow.errors import JobError
+from saturn_airflow.training import plain_values, storing
+from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.parallel import Parallel
 
 Tensors = dict[str, torch.Tensor]
@@ -18,80 +21,139 @@ class State:
 
     :param aliases: for every name a parameter or buffer has in the whole model, the first of its names;
         tied weights have several.
+    :param groups: what the optimizer keeps in its groups.
     """
 
     def __init__(
-        self, parallel: Parallel, optimizer: torch.optim.Optimizer, aliases: Mapping[str, str]
+        self,
+        parallel: Parallel,
+        optimizer: torch.optim.Optimizer,
+        aliases: Mapping[str, str],
+        groups: GroupState,
     ) -> None:
         self._optimizer = optimizer
-        persistent = set(parallel.model.state_dict(keep_vars=True))
+        self.groups = groups
+        self._module = parallel.model
+        self._aliases = aliases
         self._parameters = {aliases[name]: p for name, p in parallel.model.named_parameters()}
-        self._buffers = {
-            aliases[name]: buffer for name, buffer in parallel.model.named_buffers() if name in persistent
-        }
 
     def model_tensors(self) -> Tensors:
-        """Parameters and persistent buffers; writing into the tensors changes the model."""
-        tensors = {**self._parameters, **self._buffers}
-        return {f"model.{name}": _at_least_1d(tensor.detach()) for name, tensor in tensors.items()}
+        """Parameters and persistent buffers in the form that checkpoints keep.
+
+        After writing into them call :meth:`set_model`.
+        """
+        return {name: storing.stored(tensor.detach()) for name, tensor in self._model().items()}
+
+    def set_model(self, tensors: Tensors) -> None:
+        """Continue with these parameters and buffers, which :meth:`model_tensors` gave."""
+        with torch.no_grad():
+            for name, tensor in self._model().items():
+                storing.restore(tensor, tensors[name])
 
     def optimizer_tensors(self) -> Tensors:
         """The optimizer's state of each parameter, as far as it is tensors with dimensions."""
         return {
-            f"optimizer.{name}.{key}": value
+            f"optimizer.{name}.{key}": storing.stored(value)
             for name, key, value in self._optimizer_entries()
             if isinstance(value, torch.Tensor) and value.ndim
         }
 
+    def dtypes(self) -> dict[str, str]:
+        """What the tensors' numbers are, by the names of the tensors."""
+        tensors = {
+            f"optimizer.{name}.{key}": value
+            for name, key, value in self._optimizer_entries()
+            if isinstance(value, torch.Tensor) and value.ndim
+        }
+        return {name: _dtype_name(tensor.dtype) for name, tensor in {**self._model(), **tensors}.items()}
+
     def optimizer_numbers(self) -> dict[str, dict[str, Any]]:
-        """The optimizer's state of each parameter, as far as it is single numbers."""
+        """The optimizer's state of each parameter, as far as it is no tensors with dimensions; JSON-ready.
+
+        :raises JobError: when something is kept that JSON can't hold.
+        """
         numbers: dict[str, dict[str, Any]] = {}
         for name, key, value in self._optimizer_entries():
-            if not isinstance(value, torch.Tensor):
-                numbers.setdefault(name, {})[key] = value
-            elif not value.ndim:
-                dtype = str(value.dtype).removeprefix("torch.")
-                numbers.setdefault(name, {})[key] = {"value": value.item(), "dtype": dtype}
+            if not isinstance(value, torch.Tensor) or not value.ndim:
+                what = f"what the optimizer keeps of {name!r} as {key!r}"
+                numbers.setdefault(name, {})[key] = plain_values.encode(value, what)
         return numbers
 
-    def make_optimizer_tensors(self, shapes: Mapping[str, list[int]]) -> Tensors:
-        """Tensors to read the optimizer's state into, for those of ``shapes`` that belong to this rank."""
+    def common_numbers(self) -> dict[str, Any]:
+        """What the optimizer keeps of no parameter in particular, JSON-ready.
+
+        :raises JobError: when something is kept that JSON can't hold.
+        """
+        return {
+            str(key): plain_values.encode(value, f"what the optimizer keeps as {key!r}")
+            for key, value in self._optimizer.state.items()
+            if not isinstance(key, torch.Tensor)
+        }
+
+    def make_optimizer_tensors(self, shapes: Mapping[str, list[int]], dtypes: Mapping[str, str]) -> Tensors:
+        """Tensors to read the optimizer's state into, for those of ``shapes`` that belong to this rank.
+
+        :param dtypes: what :meth:`dtypes` told; checkpoints of earlier versions don't say.
+        :raises JobError: when state is not shaped like a parameter that is spread over devices.
+        """
         tensors: Tensors = {}
         for full_name, shape in shapes.items():
             name = full_name.removeprefix("optimizer.").rpartition(".")[0]
             parameter = self._parameters.get(name)
             if parameter is not None:
-                like_parameter = list(parameter.shape) == shape
-                tensors[full_name] = (
-                    torch.zeros_like(parameter.detach())
-                    if like_parameter
-                    else torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
-                )
+                dtype = getattr(torch, dtypes[full_name]) if full_name in dtypes else parameter.dtype
+                tensors[full_name] = _room_beside(parameter, full_name, shape, dtype)
         return tensors
 
-    def set_optimizer(self, tensors: Tensors, numbers: Mapping[str, Mapping[str, Any]]) -> None:
+    def set_optimizer(
+        self,
+        tensors: Tensors,
+        numbers: Mapping[str, Mapping[str, Any]],
+        dtypes: Mapping[str, str],
+        common: Mapping[str, Any],
+    ) -> None:
         """Continue with this state of the optimizer."""
         states: dict[str, dict[str, Any]] = {}
         for full_name, tensor in tensors.items():
             name, _, key = full_name.removeprefix("optimizer.").rpartition(".")
-            states.setdefault(name, {})[key] = tensor
+            if full_name in dtypes:
+                tensor = storing.original(tensor, getattr(torch, dtypes[full_name]))
+            states.setdefault(name, {})[key] = _laid_out_like(self._parameters[name], tensor)
         for name, entries in numbers.items():
-            for key, value in entries.items():
-                if isinstance(value, Mapping):
-                    value = torch.tensor(value["value"], dtype=getattr(torch, value["dtype"]))
-                states.setdefault(name, {})[key] = value
+            states.setdefault(name, {}).update(
+                {key: plain_values.decode(value) for key, value in entries.items()}
+            )
         name_of = {parameter: name for name, parameter in self._parameters.items()}
         state_dict = self._optimizer.state_dict()
+        state_dict["state"] = {key: plain_values.decode(value) for key, value in common.items()}
         for group, indices in zip(self._optimizer.param_groups, state_dict["param_groups"], strict=True):
             for parameter, index in zip(group["params"], indices["params"], strict=True):
                 if state := states.get(name_of[parameter]):
                     state_dict["state"][index] = state
         self._optimizer.load_state_dict(state_dict)
+        self._keep_dtypes(states)
+
+    def _keep_dtypes(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Undo that torch casts the state it loads to its parameter's dtype."""
+        for name, key, value in self._optimizer_entries():
+            saved = states.get(name, {}).get(key)
+            if isinstance(saved, torch.Tensor) and value.dtype != saved.dtype:
+                self._optimizer.state[self._parameters[name]][key] = saved.to(value.device)
+
+    def _model(self) -> Tensors:
+        # A model may put other tensors in the place of its buffers at any time.
+        persistent = set(self._module.state_dict(keep_vars=True))
+        buffers = {
+            self._aliases[name]: buffer for name, buffer in self._module.named_buffers() if name in persistent
+        }
+        tensors = {**self._parameters, **buffers}
+        return {f"model.{name}": tensor for name, tensor in tensors.items()}
 
     def _optimizer_entries(self) -> Iterator[tuple[str, str, Any]]:
         for name, parameter in self._parameters.items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                yield name, key, value
+            if parameter in self._optimizer.state:
+                for key, value in self._optimizer.state[parameter].items():
+                    yield name, key, value
 
 
 def aliases(model: torch.nn.Module) -> dict[str, str]:
@@ -104,5 +166,26 @@ def aliases(model: torch.nn.Module) -> dict[str, str]:
     return names
 
 
-def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.ndim or isinstance(tensor, DTensor) else tensor.view(1)
+def _room_beside(
+    parameter: torch.nn.Parameter, full_name: str, shape: list[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Memory to read state of ``parameter`` into."""
+    if list(parameter.shape) == shape and not dtype.is_complex:
+        return storing.stored(torch.zeros_like(parameter.detach(), dtype=dtype))
+    if isinstance(parameter, DTensor) and shape != [1]:
+        raise JobError(
+            f"{full_name!r} in the checkpoint has the shape {shape}, unlike its parameter, which is "
+            "spread over devices; go on under a technique that keeps parameters whole"
+        )
+    return storing.room(shape, dtype, parameter.device)
+
+
+def _laid_out_like(parameter: torch.nn.Parameter, state: torch.Tensor) -> torch.Tensor:
+    """``state`` with its numbers in the order in memory that the parameter has: fused kernels rely on it."""
+    if isinstance(state, DTensor) or state.shape != parameter.shape or state.stride() == parameter.stride():
+        return state
+    return torch.empty_like(parameter.detach(), dtype=state.dtype).copy_(state)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -19,6 +19,7 @@ from torch import nn
 from saturn_airflow.jobs import HParams
 from saturn_airflow.training import checkpoints, optimizers
 from saturn_airflow.training.checkpoints import CheckpointError, Checkpoints, read_weights
+from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State, aliases
@@ -62,11 +63,12 @@ class Training:
         hparams = HParams(optimizer=optimizer, lr=0.1)
         groups = optimizers.parameter_groups(hparams, self.model)
         self.optimizer = optimizers.make_optimizer(hparams, groups, parallel)
+        self.groups = GroupState(self.optimizer)
         for _ in range(steps):
             self.model(torch.arange(5)).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-        self.state = State(parallel, self.optimizer, aliases(self.model))
+        self.state = State(parallel, self.optimizer, aliases(self.model), self.groups)
 
     def contents(self) -> dict[str, Any]:
         state = self.optimizer.state

@@ -1,0 +1,177 @@
+"""Models, optimizers and a plain loop that know nothing of Saturn: what odd jobs are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+Losses = dict[int, float]
+
+
+def train_plainly(
+    model: nn.Module,
+    data: Iterable[Any],
+    loss_function: Callable[[Any, Any], torch.Tensor],
+    make_optimizer: Callable[..., torch.optim.Optimizer],
+    steps: int,
+    lr: float = 1e-2,
+    clip: float | None = None,
+    **optimizer_args: Any,
+) -> tuple[Losses, dict[str, torch.Tensor]]:
+    """Losses by step and weights at the end, of ``steps`` steps in float64 over the data, again and again."""
+    model = model.double().train()
+    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], lr=lr, **optimizer_args)
+    losses: Losses = {}
+    while len(losses) < steps:
+        for batch in data:
+            if isinstance(batch, dict):
+                loss = loss_function(model(**{k: v for k, v in batch.items() if k != "labels"}), batch)
+            else:
+                inputs, targets = batch
+                loss = loss_function(
+                    model(inputs.double() if inputs.is_floating_point() else inputs), targets
+                )
+            loss.backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[len(losses) + 1] = loss.item()
+            if len(losses) == steps:
+                break
+    return losses, {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def vectors(samples: int = 18, batch_size: int = 6, width: int = 8) -> DataLoader[Any]:
+    """Random vectors and classes, as pairs, in order; the last batch may be smaller."""
+    generator = torch.Generator().manual_seed(5)
+    rows = [
+        (torch.randn(width, generator=generator), torch.randint(0, 5, (), generator=generator))
+        for _ in range(samples)
+    ]
+    return DataLoader(rows, batch_size=batch_size)  # type: ignore[arg-type]
+
+
+def images(samples: int = 12, batch_size: int = 6) -> DataLoader[Any]:
+    """Random images of three channels and classes, as pairs, in order."""
+    generator = torch.Generator().manual_seed(6)
+    rows = [
+        (torch.randn(3, 6, 6, generator=generator), torch.randint(0, 5, (), generator=generator))
+        for _ in range(samples)
+    ]
+    return DataLoader(rows, batch_size=batch_size)  # type: ignore[arg-type]
+
+
+def words(samples: int = 16, batch_size: int = 6) -> DataLoader[Any]:
+    """Random words and classes, as pairs, in order."""
+    generator = torch.Generator().manual_seed(7)
+    rows = [
+        (torch.randint(0, 20, (4,), generator=generator), torch.randint(0, 5, (), generator=generator))
+        for _ in range(samples)
+    ]
+    return DataLoader(rows, batch_size=batch_size)  # type: ignore[arg-type]
+
+
+def class_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(outputs, targets)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Chain(nn.Module):
+    """Layers in a row."""
+
+    def __init__(self, blocks: list[nn.Module], width: int = 8) -> None:
+        super().__init__()
+        self.start = nn.Linear(8, width)
+        self.blocks = nn.ModuleList(blocks)
+        self.end = nn.Linear(width, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.start(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.end(x)
+
+
+def chain(depth: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return Chain([Block(8) for _ in range(depth)])
+
+
+class Counting(torch.optim.Optimizer):
+    """A step that shrinks with a counter and grows with a sum, both kept in the group."""
+
+    def __init__(self, params: Any, lr: float = 0.1, betas: tuple[float, float] = (0.9, 0.5)) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "step": 0, "total": torch.zeros(2)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["step"] += 1
+            group["total"] = group["total"] + group["lr"] * torch.tensor([1.0, 2.0])
+            group["betas"] = (group["betas"][0] * 0.9, group["betas"][1])
+            rate = group["lr"] * (1 + group["total"][1].item()) / group["step"] + group["betas"][0] * 1e-2
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-rate)
+
+
+class Storing(nn.Module):
+    """A model with all kinds of buffers, whose weights lie in memory in uncommon ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(8, 5)
+        self.turned = nn.Parameter(torch.randn(5, 8).t())
+        self.register_buffer("mask", torch.arange(8) % 2 == 0)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("waves", torch.ones(3, dtype=torch.complex128))
+        self.register_buffer("spread", torch.ones(1, dtype=torch.float64).expand(4))
+        self.register_buffer("part", torch.zeros(6, dtype=torch.float64)[:3])
+        self.register_buffer("few", torch.eye(3, dtype=torch.float64).to_sparse())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.mask = ~self.mask
+            self.count += 1
+            self.waves *= 1j
+            self.spread = self.spread[:1].mul(1.5).expand(4)
+            self.part += 1
+            self.few = self.few * 2
+        return self.line(x * self.mask) + x @ self.turned * self.waves.real.sum() * self.part[0]
+
+
+def storing() -> nn.Module:
+    torch.manual_seed(0)
+    return Storing()
+
+
+class Pictures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.again = nn.Conv2d(4, 4, 3)
+        self.end = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(torch.relu(self.again(torch.relu(self.conv(x)))).mean((2, 3)))
+
+
+def channels_last() -> nn.Module:
+    torch.manual_seed(0)
+    return Pictures().to(memory_format=torch.channels_last)

@@ -1,0 +1,140 @@
+"""Odd models and optimizers train as a plain loop does, under every technique that takes them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import odd
+import pytest
+import torch
+from cells import Outcome, Strategy, job, run
+from cells import request as train_request
+from torch import nn
+
+from saturn_airflow import references
+from saturn_airflow.jobs import HParams
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
+
+LOSSES, WEIGHTS = 1e-12, 1e-11
+STEPS, STOPPED_AT = 5, 2
+
+
+class Case(NamedTuple):
+    """A model with an optimizer, and how it is to be trained: at one go, or resumed under the second."""
+
+    model: str
+    strategies: tuple[tuple[Strategy, ...], ...]
+    data: str = "odd:vectors"
+    optimizer: str = "torch.optim:AdamW"
+    optimizer_args: Mapping[str, Any] = MappingProxyType({})
+    lr: float = 1e-2
+    clip: float | None = None
+    accumulate: int = 1
+
+
+SINGLE, SPILL = Strategy("single"), Strategy("spill")
+DDP, FSDP = (Strategy(technique, 2) for technique in ("ddp", "fsdp"))
+PIPELINE, TENSOR = (Strategy(technique, 2) for technique in ("pipeline", "tensor"))
+
+CASES: dict[str, Case] = {
+    "state in groups": Case(
+        "odd:chain",
+        ((SINGLE, SINGLE), (SINGLE, FSDP), (FSDP, DDP), (DDP, SPILL), (SPILL, SINGLE)),
+        optimizer="odd:Counting",
+    ),
+    "uncommon buffers": Case("odd:storing", ((SINGLE, SINGLE),)),
+    "channels last": Case(
+        "odd:channels_last", ((SINGLE, SINGLE), (SINGLE, DDP), (DDP, FSDP), (FSDP, SINGLE)), "odd:images"
+    ),
+}
+CELLS = [(name, strategies) for name, case in CASES.items() for strategies in case.strategies]
+
+
+def way(strategies: tuple[Strategy, ...]) -> str:
+    return " to ".join(map(str, strategies))
+
+
+def hparams(case: Case) -> HParams:
+    return HParams(
+        batches=STEPS,
+        precision="float64",
+        lr=case.lr,
+        optimizer=case.optimizer,
+        optimizer_args=dict(case.optimizer_args),
+        clip_grad_norm=case.clip,
+        accumulate=case.accumulate,
+    )
+
+
+def a_job(case: Case) -> Any:
+    return job(
+        load_model=case.model,
+        load_dataloader=case.data,
+        loss_function="odd:class_loss",
+        hparams=hparams(case),
+    )
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, str], Outcome]:
+    """What the chosen cells did; where one is resumed, what it did after that."""
+    items = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    chosen = [cell for cell in CELLS if {"name": cell[0], "strategies": cell[1]} in items]
+    with tempfile.TemporaryDirectory() as root:
+        first, last = [], []
+        for number, (name, strategies) in enumerate(chosen):
+            folder = Path(root, str(number))
+            if len(strategies) > 1:
+                before = train_request(a_job(CASES[name]), strategies[0], folder, batch_count=STOPPED_AT)
+                first.append((before, strategies[0].devices))
+            last.append((train_request(a_job(CASES[name]), strategies[-1], folder), strategies[-1].devices))
+        run(first)
+        keys = [(name, way(strategies)) for name, strategies in chosen]
+        return dict(zip(keys, run(last), strict=True))
+
+
+def plain(case: Case) -> tuple[odd.Losses, dict[str, torch.Tensor]]:
+    def load(name: str) -> Callable[..., Any]:
+        return references.load(name)  # type: ignore[no-any-return]
+
+    model: nn.Module = load(case.model)()
+    return odd.train_plainly(
+        model,
+        load(case.data)(),
+        odd.class_loss,
+        load(case.optimizer),
+        STEPS,
+        case.lr,
+        case.clip,
+        **case.optimizer_args,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "strategies"), CELLS, ids=lambda v: v if isinstance(v, str) else " to ".join(map(str, v))
+)
+def test_trains_as_a_plain_loop_does(
+    name: str,
+    strategies: tuple[Strategy, ...],
+    outcomes: dict[tuple[str, str], Outcome],
+    record_deviation: Callable[[str, float, float], None],
+) -> None:
+    outcome = outcomes[name, way(strategies)]
+    assert not outcome.refused, outcome.refused
+    losses, weights = plain(CASES[name])
+    started = STOPPED_AT if len(strategies) > 1 else 0
+    assert list(outcome.losses) == list(range(started + 1, STEPS + 1))
+    off = max(abs(losses[step] - loss) for step, loss in outcome.losses.items())
+    weights_off = max(
+        float((value - weights[key].to_dense()).abs().max())
+        for key, value in outcome.weights.items()
+        if value.dtype != torch.bool
+    )
+    record_deviation("odd jobs", off, weights_off)
+    assert off <= LOSSES
+    assert weights_off <= WEIGHTS

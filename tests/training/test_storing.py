@@ -1,0 +1,97 @@
+"""Whatever a tensor is and however it lies in memory, a checkpoint gives back the same numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saturn_airflow.errors import JobError
+from saturn_airflow.training import plain_values, storing
+
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    torch.int64,
+    torch.bool,
+    torch.uint16,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """A tensor of any dtype, whole, turned, a part of another, expanded or sparse."""
+    shape = draw(st.lists(st.integers(1, 4), max_size=4))
+    dtype = draw(st.sampled_from(DTYPES))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    tensor = torch.randint(0, 2, [*shape, 2], generator=generator).to(dtype)
+    how = draw(st.sampled_from(["part", "turned", "expanded", "sparse", "whole"]))
+    if how == "whole":
+        return tensor
+    if how == "turned":
+        return tensor.movedim(-1, 0)
+    if how == "part":
+        return tensor[..., 0]
+    if how == "expanded":
+        return tensor.unsqueeze(0).expand(3, *tensor.shape)
+    return tensor.to_sparse() if dtype in (torch.float32, torch.complex64) else tensor
+
+
+@settings(max_examples=150, deadline=None)
+@given(tensors())
+def test_what_is_restored_is_what_was_stored(tensor: torch.Tensor) -> None:
+    kept = storing.stored(tensor)
+    assert kept.is_contiguous()
+    assert kept.ndim > 0
+    assert kept.layout == torch.strided
+    kept = kept.clone()
+    assert kept.dtype == storing.room(list(kept.shape), tensor.dtype, tensor.device).dtype
+    other = torch.zeros_like(tensor)
+    if tensor.layout == torch.strided and tensor.stride() != other.stride():
+        other = torch.zeros_like(tensor[:1]).expand(tensor.shape)
+    storing.restore(other, kept)
+    assert other.layout == tensor.layout
+    assert torch.equal(other.to_dense(), tensor.to_dense())
+
+
+def test_what_shares_memory_is_kept_apart() -> None:
+    whole = torch.arange(6.0)
+    kept = storing.apart({"whole": whole, "part": whole[:3], "other": torch.ones(2)})
+    assert kept["whole"] is whole
+    assert kept["part"].data_ptr() != whole.data_ptr()
+    assert torch.equal(kept["part"], whole[:3])
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.lists(st.floats(allow_nan=False), min_size=1, max_size=3).map(
+            lambda numbers: torch.tensor(numbers, dtype=torch.float64)
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(VALUES)
+def test_plain_values_come_back_as_they_were(value: object) -> None:
+
+    back = plain_values.decode(json.loads(json.dumps(plain_values.encode(value, "it"))))
+    assert plain_values.equal(back, value) or repr(back) == repr(value)
+
+
+def test_what_json_cannot_hold_is_told() -> None:
+    with pytest.raises(JobError, match="the optimizer's notes is a object, which no checkpoint can hold"):
+        plain_values.encode(object(), "the optimizer's notes")
