@@ -44,8 +44,8 @@ def test_launching_is_paid_at_every_start() -> None:
 
 def test_what_the_plan_page_needs_of_each_job() -> None:
     estimates = by_key(
-        estimate(),
-        estimate("ddp", 2, seconds_per_batch=0.3, source="interpolated", uncertainty=0.1),
+        estimate(launch_seconds=0.0),
+        estimate("ddp", 2, launch_seconds=0.0, seconds_per_batch=0.3, source="interpolated", uncertainty=0.1),
         estimate("fsdp", 2, reason="out of memory", seconds_per_batch=0.0),
     )
     jobs = {name: job(name) for name in "ab"}
@@ -67,8 +67,8 @@ def test_what_the_plan_page_needs_of_each_job() -> None:
     assert found.keys() == {"a", "b"}
     ddp, fsdp, single = found["a"]["options"]
     assert (single["chosen"], ddp["chosen"]) == (True, False)
-    assert (single["seconds"], ddp["seconds"]) == (16.0, 12.0)
-    assert (ddp["source"], ddp["uncertainty"], ddp["makespan"]) == ("interpolated", 0.1, 28.0)
+    assert (single["seconds"], ddp["seconds"]) == (11.0, 7.0)
+    assert (ddp["source"], ddp["uncertainty"], ddp["makespan"]) == ("interpolated", 0.1, 18.0)
     assert (fsdp["reason"], fsdp["seconds"]) == ("out of memory", None)
     assert found["a"]["refused"] == refusals
     assert "ddp x 2" in found["a"]["why"]
