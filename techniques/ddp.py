@@ -41,10 +41,10 @@ class DDP(BaseTechnique):
     ) -> nn.Module:
         from torch.nn.parallel import DistributedDataParallel
 
+        from saturn_airflow.training.batch_norm import share_batch_norm
         from saturn_airflow.training.blocks import recompute_blocks
-        from saturn_airflow.training.limits import refuse_batch_norm
 
-        refuse_batch_norm(model, ranks)
+        share_batch_norm(model, ranks)
         if recompute:
             recompute_blocks(model)
         return DistributedDataParallel(model.to(ranks.device), gradient_as_bucket_view=True)

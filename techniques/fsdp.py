@@ -51,10 +51,11 @@ class FSDP(BaseTechnique):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
+        from saturn_airflow.training.batch_norm import share_batch_norm
         from saturn_airflow.training.blocks import find_blocks, recompute_blocks
-        from saturn_airflow.training.limits import refuse_batch_norm, refuse_scalar_parameters
+        from saturn_airflow.training.limits import refuse_scalar_parameters
 
-        refuse_batch_norm(model, ranks)
+        share_batch_norm(model, ranks)
         refuse_scalar_parameters(model, "fsdp shards parameters by their first dimension")
         if recompute:
             recompute_blocks(model)

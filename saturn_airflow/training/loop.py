@@ -13,11 +13,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from saturn_airflow import library, references
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import Job
-from saturn_airflow.training import batches, blocks, checkpoints, optimizers, parallel, precision, rng, state
+from saturn_airflow.training import (
+    batches,
+    blocks,
+    checkpoints,
+    limits,
+    optimizers,
+    parallel,
+    precision,
+    rng,
+    state,
+)
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.objective import Objective
@@ -66,6 +77,7 @@ class _Training:
         technique = library.get(request.technique)
         model = _load_model(job)
         _check_equal_everywhere(model, ranks)
+        limits.refuse_accumulated_batch_norm(model, hparams.accumulate)
         groups = optimizers.parameter_groups(hparams, model)
         aliases = state.aliases(model)
         self.objective = Objective(job, model, ranks.device)
@@ -370,6 +382,11 @@ def _load_model(job: Job) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise JobError(
             f"load_model {job.load_model!r} returned a {type(model).__name__}, not a torch.nn.Module"
+        )
+    if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:
+        raise JobError(
+            f"parameter {lazy[0]!r} has no shape before the first forward pass; "
+            f"load_model {job.load_model!r} has to run the model once on some batch"
         )
     if getattr(getattr(model, "config", None), "use_cache", False):
         # A cache of keys and values is for generating; in training it only grows.

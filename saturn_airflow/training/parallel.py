@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from saturn_airflow.errors import JobError
+from saturn_airflow.training.batch_norm import whole_batch_of
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.users_code import of_the_job
@@ -57,6 +58,7 @@ class Parallel:
         self.share = share
         self.shares = shares
         self.optimizer_kernels = optimizer_kernels
+        self._whole_batch = whole_batch_of(model)
 
     def prepare(self, objective: Objective, batch: Any, samples: int) -> None:
         """Look at a first micro-batch, before the optimizer is made; called if :attr:`wants_example`."""
@@ -76,6 +78,7 @@ class Parallel:
             they are the whole of the micro-batch's.
         """
         prepared, count = objective.prepare(batch, samples)
+        self._tell_norms(samples)
         with self._gradient_sync(last):
             with self._whose_fault():
                 total, over = objective(self.module, prepared, count)
@@ -85,6 +88,7 @@ class Parallel:
     def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's part of the summed loss of a micro-batch and of what it is a sum over."""
         prepared, count = objective.prepare(batch, samples)
+        self._tell_norms(samples)
         total, over = objective(self.module, prepared, count)
         return self._part(total), self._part(over)
 
@@ -120,6 +124,11 @@ class Parallel:
         for group in _by_device(gradients).values():
             squared += get_total_norm(group, foreach=True).to(squared) ** 2
         return squared
+
+    def _tell_norms(self, samples: int) -> None:
+        """Tell BatchNorms whether this rank's samples count, or one only stands in for an empty share."""
+        if self._whole_batch is not None:
+            self._whole_batch.counts = samples > 0
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -40,6 +40,10 @@ def no_module() -> str:
     return "gpt2"
 
 
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(3))
+
+
 def refuses() -> nn.Module:
     raise OSError("the weights are not here")
 

@@ -174,6 +174,11 @@ MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
         "JobError",
         "load_model 'loop_jobs:no_module' returned a str, not a torch.nn.Module",
     ),
+    "lazy model": (
+        request(job(load_model="loop_jobs:lazy")),
+        "JobError",
+        "parameter '0.weight' has no shape before the first forward pass",
+    ),
     "load_model raises": (
         request(job(load_model="loop_jobs:refuses")),
         "JobError",
@@ -268,9 +273,14 @@ MISTAKES_OF_TWO: dict[str, tuple[TrainRequest, str, str]] = {
         "requires_grad to False, or choose another technique",
     ),
     "batch norm": (
-        request(job(model_args={"norm": True}), technique="ddp"),
+        request(job(model_args={"norm": True}), technique="pipeline"),
         "DoesNotFit",
-        "1 is a BatchNorm1d, whose statistics would be those of each device's share of the batch",
+        "1 is a BatchNorm1d, whose statistics would be those of each micro-batch of a pipeline",
+    ),
+    "accumulated batch norm": (
+        request(job({"accumulate": 2}, model_args={"norm": True}), technique="ddp"),
+        "DoesNotFit",
+        "1 is a BatchNorm1d, whose statistics would be those of each of the 2 micro-batches",
     ),
     "different weights": (
         request(job(load_model="loop_jobs:different_on_each_rank"), technique="fsdp"),

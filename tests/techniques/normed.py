@@ -1,0 +1,105 @@
+"""Models with BatchNorms of all kinds, and data whose last batch leaves a third rank without samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import batch_norm, cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Act(nn.BatchNorm2d):
+    """A BatchNorm with a forward pass of its own, as timm has them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.3, self.eps
+        )
+        return torch.relu(x)
+
+
+class OwnStatistics(nn.BatchNorm1d):
+    """A BatchNorm that nobody else can compute."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - x.mean(0)) * self.weight + self.bias
+
+
+class Frozen(nn.Sequential):
+    """Keeps its BatchNorm as it is, whatever mode the model is in."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+class Block(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.norm(self.conv(x)))
+
+
+def cnn(synced: bool = False) -> nn.Module:
+    """Norms in and outside of blocks: with a moving and a cumulative average, without weights, frozen."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        Frozen(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)),
+        Block(nn.BatchNorm2d(4)),
+        Block(nn.BatchNorm2d(4, momentum=None)),
+        Block(Act(4)),
+        Block(nn.SyncBatchNorm(4) if synced else nn.BatchNorm2d(4)),
+        Block(nn.InstanceNorm2d(4, affine=True)),
+        nn.Flatten(2),
+        nn.BatchNorm1d(4, affine=False),
+        nn.Flatten(),
+        nn.Linear(4 * 16, 8),
+        nn.BatchNorm1d(8, track_running_stats=False),
+        nn.Linear(8, 3),
+    )
+
+
+def synced() -> nn.Module:
+    """The same with a norm of torch's that works on GPUs alone."""
+    return cnn(synced=True)
+
+
+def own_statistics() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), OwnStatistics(16), nn.Linear(16, 3))
+
+
+def pictures(samples: int = 20, batch_size: int = 6) -> DataLoader[Any]:
+    """Noise in order: batches of 6, and one of 2."""
+    generator = torch.Generator().manual_seed(4)
+    x = 3 + torch.randn(samples, 1, 4, 4, generator=generator, dtype=torch.float64)
+    return DataLoader(TensorDataset(x, torch.arange(samples) % 3), batch_size=batch_size)
+
+
+def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(outputs, targets)
+
+
+def plain(epochs: int, lr: float) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    """Losses by step and of the evaluations, weights and buffers: a loop of plain PyTorch."""
+    model = cnn().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    losses, evaluations = [], []
+    for _ in range(epochs):
+        model.train()
+        for x, y in pictures():
+            total = cross_entropy(model(x), y)
+            total.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total.item())
+        model.eval()
+        with torch.no_grad():
+            sums = [cross_entropy(model(x), y, reduction="sum").item() for x, y in pictures()]
+        evaluations.append(sum(sums) / 20)
+    return losses, evaluations, model.state_dict()

@@ -1,0 +1,88 @@
+"""BatchNorm looks at the whole batch, wherever its samples are: against a loop of plain PyTorch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import normed
+import pytest
+from cells import Outcome, Strategy, job, run
+from cells import request as train_request
+
+from saturn_airflow.jobs import HParams, Job
+
+Record = Callable[[str, float, float], None]
+pytestmark = pytest.mark.ranks
+
+EPOCHS, LR = 2, 0.05
+STRATEGIES = [
+    Strategy("single"),
+    Strategy("single", 1, {"recompute": True}),
+    Strategy("spill"),
+    *[Strategy("ddp", k) for k in (1, 2, 3)],
+    *[Strategy("fsdp", k) for k in (2, 3)],
+    Strategy("ddp", 3, {"recompute": True}),
+    Strategy("fsdp", 3, {"recompute": True, "offload": True}),
+]
+REFUSED = {
+    "own_statistics": "'1' is a OwnStatistics, which computes its statistics itself",
+}
+
+
+def normed_job(model: str) -> Job:
+    hparams = HParams(
+        epochs=EPOCHS,
+        precision="float64",
+        lr=LR,
+        optimizer="torch.optim:SGD",
+        optimizer_args={"momentum": 0.9},
+    )
+    return job(
+        load_model=f"normed:{model}",
+        load_dataloader="normed:pictures",
+        load_eval_dataloader="normed:pictures",
+        loss_function="normed:loss",
+        hparams=hparams,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("normed")
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> dict[str, Outcome]:
+    requests = {str(s): (train_request(normed_job("cnn"), s, folder / str(s)), s.devices) for s in STRATEGIES}
+    for model in ("synced", *REFUSED):
+        requests[model] = (train_request(normed_job(model), Strategy("fsdp", 2), folder / model), 2)
+    return dict(zip(requests, run(list(requests.values())), strict=True))
+
+
+@pytest.mark.parametrize("cell", [*map(str, STRATEGIES), "synced"])
+def test_statistics_are_those_of_the_whole_batch(
+    outcomes: dict[str, Outcome], folder: Path, cell: str, record_deviation: Record
+) -> None:
+    losses, evaluations, state = normed.plain(EPOCHS, LR)
+    outcome = outcomes[cell]
+    assert not outcome.refused
+    off = max(abs(one - other) for one, other in zip(outcome.losses.values(), losses, strict=True))
+    assert outcome.weights.keys() == state.keys()
+    weights = max(
+        float((value.reshape(-1).double() - state[name].reshape(-1).double()).abs().max())
+        for name, value in outcome.weights.items()
+    )
+    record_deviation("batch norm", off, weights)
+    saved = max((folder / cell / "checkpoints").glob("step-*")) / "manifest.json"
+    assert json.loads(saved.read_text())["extra"]["metrics"]["eval_loss"] == pytest.approx(
+        evaluations[-1], abs=1e-12
+    )
+    assert off <= 1e-12
+    assert weights <= 1e-11
+
+
+@pytest.mark.parametrize("model", REFUSED)
+def test_what_cannot_be_shared_is_refused(outcomes: dict[str, Outcome], model: str) -> None:
+    assert REFUSED[model] in str(outcomes[model].refused)
