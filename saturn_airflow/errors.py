@@ -6,6 +6,9 @@ from __future__ import annotations
 class SaturnError(Exception):
     """Anything Saturn tells its user; the message stands by itself, without a traceback."""
 
+    #: Whether every job would meet it that differs in nothing but what the optimizer and its schedule see.
+    common = False
+
 
 class InvalidSweepError(SaturnError, ValueError):
     """A sweep, job, cluster or planning problem that can't be right as it is written."""

@@ -78,6 +78,7 @@ def profile_waves(
                 mapped="trial",
                 part="trials",
                 label="{{ task.trial.job.name }} {{ task.trial.technique }} x {{ task.trial.devices }}",
+                trials_task=trials.task_id,
                 group=group,
                 retry_policy=UNLESS_ITS_OWN_FAULT,
                 **patience(),

@@ -100,14 +100,7 @@ class PlanOperator(BaseOperator):
         ti.xcom_push("profiling", profiling(learned, began))
         estimates = waves.estimates_for_plan(knowledge, quick_solve(self.time_limit))
 
-        planned, unplanned = [], []
-        for job in jobs.values():
-            if options := options_of(job, estimates, cluster):
-                planned.append(PlannedJob(job.name, options, tuple(job.nodes) if job.nodes else None))
-            else:
-                found = list(knowledge.known.values())
-                reason = learned.broken.get(job.name) or why_nowhere(job, found, refusals, self.profile)
-                unplanned.append({"job": job.name, "reason": reason})
+        planned, unplanned = to_plan(learned, estimates, refusals, self.profile)
         ti.xcom_push("unplanned", unplanned)
         for entry in unplanned:
             self.log.error("%s is left out: %s", entry["job"], entry["reason"])
@@ -184,13 +177,30 @@ class PlanOperator(BaseOperator):
         return dict(finite(found))
 
 
+def to_plan(
+    learned: Learned, estimates: Estimates, refusals: Sequence[Mapping[str, Any]], profile: str
+) -> tuple[list[PlannedJob], list[dict[str, str]]]:
+    """The jobs to plan, and those that are left out, each with the reason."""
+    planned, unplanned = [], []
+    knowledge = learned.knowledge
+    for job in knowledge.jobs:
+        options = options_of(job, estimates, knowledge.cluster)
+        if options and job.name not in learned.broken:
+            planned.append(PlannedJob(job.name, options, tuple(job.nodes) if job.nodes else None))
+        else:
+            found = list(knowledge.known.values())
+            reason = learned.broken.get(job.name) or why_nowhere(job, found, refusals, profile)
+            unplanned.append({"job": job.name, "reason": reason})
+    return planned, unplanned
+
+
 def profiling(learned: Learned, until: float) -> dict[str, float]:
     """What the trials of this sweep took.
 
     :param until: when the last was done, in seconds since the epoch.
     """
     return {
-        "trials": len(learned.fresh) + len(learned.broken),
+        "trials": learned.trials,
         "known": sum(e.source == "history" for e in learned.knowledge.known.values()),
         "seconds": until - learned.attempt,
     }

@@ -15,7 +15,7 @@ from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.estimates import Estimate
 from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import pull_all, pull_from_trials, use_techniques_folder
-from saturn_airflow.operators.profile import ESTIMATE_KEY
+from saturn_airflow.operators.profile import ESTIMATE_KEY, broken_of
 from saturn_airflow.plan import Plan
 from saturn_airflow.problem import Problem
 
@@ -33,13 +33,15 @@ class Learned:
     """What the tasks before this one found out.
 
     :param fresh: what this sweep measured.
-    :param broken: the error of each job whose own code raised, by the job's name.
+    :param broken: why each job that a trial found broken can't be trained, by the job's name.
+    :param trials: how many trials that took.
     :param attempt: of the task that listed the first trials.
     """
 
     knowledge: Knowledge
     fresh: list[Estimate]
     broken: dict[str, str]
+    trials: int
     attempt: float
 
     @classmethod
@@ -60,7 +62,9 @@ class Learned:
             pull_from_trials(context, trials_task, key) for key in ("jobs", "known", "attempt")
         )
         measured = pull_all(context, profile_tasks, ESTIMATE_KEY, attempt)
-        broken = {name: entry["error"] for entry in measured if "error" in entry for name in entry["jobs"]}
+        broken: dict[str, str] = {}
+        for entry in measured:
+            broken.update(broken_of(entry))
         fresh = [Estimate.from_dict(entry["estimate"]) for entry in measured if "estimate" in entry]
         found = by_key(*map(Estimate.from_dict, known))
         for e in fresh:
@@ -68,7 +72,7 @@ class Learned:
         knowledge = Knowledge.of(
             list(map(Job.from_dict, jobs)), cluster, techniques, found.values(), list(broken)
         )
-        return cls(knowledge, fresh, broken, attempt)
+        return cls(knowledge, fresh, broken, len(measured), attempt)
 
 
 class NextWaveOperator(BaseOperator):
@@ -122,7 +126,7 @@ def listed(wave: Sequence[Key], knowledge: Knowledge, attempt: float) -> list[di
     """
     from saturn_airflow.profiling.trials import trials_of
 
-    trials = trials_of(wave, knowledge.strategies)
+    trials = trials_of(wave, knowledge.strategies, knowledge.broken)
     check_map_length(len(trials), "trials")
     made = time.time()
     return [

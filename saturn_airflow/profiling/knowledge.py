@@ -11,7 +11,6 @@ from saturn_airflow.cluster import Cluster
 from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.jobs import Job
 from saturn_airflow.problem import PlannedJob, Problem
-from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import Estimates, options_of
 from saturn_airflow.profiling.trials import Asker, Strategies, strategies
 from saturn_airflow.profiling.unmeasured import hopeless, interpolated, optimistic
@@ -27,7 +26,8 @@ class Knowledge:
     :param grid: strategies on powers of two of devices, and on all that a node has.
     :param between: strategies on other numbers of devices; empty where nodes are large.
     :param known: what was measured, works or not.
-    :param broken: names of jobs whose own code raises: nothing more is measured for them.
+    :param broken: names of jobs that can't be trained, such as those whose own code raises: nothing more is
+        measured with or for them.
     """
 
     jobs: tuple[Job, ...]
@@ -71,12 +71,11 @@ class Knowledge:
 
     def untried(self) -> list[Key]:
         """What was not measured, and is not known to fail, nor to be slower than what is known."""
-        marks = {fingerprint(job) for job in self.jobs if job.name not in self.broken}
         return [
             key
             for key in self.grid
             if key not in self.known
-            and key.fingerprint in marks
+            and not self.grid[key].jobs.keys() <= self.broken
             and not hopeless(key, self.beside(key))
             and not self._is_needless(key)
         ]

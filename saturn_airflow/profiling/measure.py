@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from saturn_airflow.cluster import Node
 from saturn_airflow.errors import JobError, SaturnError
 from saturn_airflow.estimates import OUT_OF_MEMORY, Estimate, Trial
+from saturn_airflow.jobs import Job
 from saturn_airflow.training import runs
 from saturn_airflow.training.request import Measure
 from saturn_airflow.training.runs import RunSpec
@@ -23,6 +24,8 @@ def measure(
     trial: Trial,
     node: Node,
     *,
+    alike: Sequence[Job] = (),
+    on_broken: Callable[[str, str], object] = lambda job, reason: None,
     folder: str | Path,
     holder: str = "",
     priority: tuple[float, int] = (0.0, 0),
@@ -38,6 +41,8 @@ def measure(
     That it ran out of memory, took too long, or that the technique failed, is an answer: the estimate then
     has a reason.
 
+    :param alike: jobs that share the trial, whose optimizers and schedules are looked at in passing.
+    :param on_broken: called with the name of each of them that can't have its own, and the reason.
     :param folder: for the trial's files.
     :param holder: who holds the devices, in words for people.
     :param priority: as in :class:`~saturn_airflow.training.runs.RunSpec`.
@@ -47,7 +52,8 @@ def measure(
     :param seconds: how long the trial may take once it has its devices.
     :param log: called with lines for the task's log.
     :raises JobError: when the job's own code raises or its loss is not a number; the message ends with the
-        user's traceback.
+        user's traceback. Its ``common`` says whether jobs that differ in nothing but what the optimizer sees
+        would fail alike.
     :raises SaturnError: when the trial was stopped, or this machine lacks the devices the node should have.
     """
     spec = RunSpec(
@@ -65,6 +71,7 @@ def measure(
         technique_folders=technique_folders,
         path=path,
         measure=how or Measure(least_seconds=_LEAST_SECONDS, precise_seconds=_PRECISE_SECONDS),
+        alike=tuple(alike),
         trial_seconds=seconds,
     )
     run = runs.start(spec)
@@ -77,6 +84,8 @@ def measure(
                 log(f"{event['parameters']}: {event['seconds_per_batch']:.4f} s per batch")
             elif event["event"] == "warning":
                 log(event["message"])
+            elif event["event"] == "broken":
+                on_broken(event["job"], event["reason"])
             end = event
     finally:
         # Whoever leaves early, an Airflow task that is killed too, leaves no ranks behind.
@@ -98,7 +107,9 @@ def _estimate(trial: Trial, kind: str, end: Mapping[str, Any]) -> Estimate:
         return Estimate(**key, launch_seconds=found.pop("ready_seconds"), **found)
     told = "\n".join(filter(None, [reason, end["traceback"]]))
     if status == "not_a_number" or end.get("whose") == "job":
-        raise JobError(told)
+        error = JobError(told)
+        error.common = bool(end.get("common"))
+        raise error
     if status == "out_of_memory":
         return Estimate(**key, reason=f"{OUT_OF_MEMORY} ({reason})")
     if status in _ANSWERS:

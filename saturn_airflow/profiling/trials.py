@@ -82,21 +82,25 @@ def strategies(
     return found, list(refusals)
 
 
-def trials_of(keys: Collection[Key], among: Strategies) -> list[Trial]:
-    """The trials that measure ``keys``, dealt out to the nodes evenly, the longest (the widest) first."""
+def trials_of(keys: Collection[Key], among: Strategies, broken: Collection[str] = ()) -> list[Trial]:
+    """The trials that measure ``keys``, dealt out to the nodes evenly, the longest (the widest) first.
+
+    :param broken: names of jobs that can't be trained, so that nothing is measured with or for them.
+    """
     load: dict[str, float] = {}
     trials: list[Trial] = []
     for key in sorted(keys, key=lambda key: -key.devices):
         asker = among[key]
+        jobs = [job for job in asker.jobs.values() if job.name not in broken]
         node = min(asker.nodes.values(), key=lambda node: load.get(node.name, 0.0))
         load[node.name] = load.get(node.name, 0.0) + key.devices / node.devices
         trials.append(
             Trial(
-                job=next(iter(asker.jobs.values())),
+                job=jobs[0],
                 technique=key.technique,
                 devices=key.devices,
                 node=node.name,
-                covers=tuple(asker.jobs),
+                covers=tuple(job.name for job in jobs),
                 fingerprint=key.fingerprint,
                 version=asker.version,
             )

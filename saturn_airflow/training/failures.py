@@ -41,6 +41,7 @@ class Failure:
     :param whose: whose code raised, where that is known.
     :param rank: the rank that failed first.
     :param peer_lost: it failed because another rank was gone.
+    :param common: jobs that differ in nothing but what the optimizer and its schedule see would fail alike.
     """
 
     status: Status
@@ -49,6 +50,7 @@ class Failure:
     whose: Whose = ""
     rank: int = 0
     peer_lost: bool = False
+    common: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """This failure as JSON-ready data."""
@@ -74,11 +76,13 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
     if any(is_out_of_memory(e) for e in (error, cause)):
         return Failure(status="out_of_memory", reason=_one_line(cause), traceback=text, rank=rank)
     if isinstance(error, NotANumberError):
-        return Failure(status="not_a_number", reason=str(error), whose="job", rank=rank)
+        return Failure(status="not_a_number", reason=str(error), whose="job", rank=rank, common=error.common)
     if isinstance(error, InvalidSweepError | JobError):
         # Without a cause the message says it all.
         text = text if error.__cause__ is not None else ""
-        return Failure(status="failed", reason=str(error), traceback=text, whose="job", rank=rank)
+        return Failure(
+            status="failed", reason=str(error), traceback=text, whose="job", rank=rank, common=error.common
+        )
     return Failure(
         status="failed",
         reason=_one_line(error),

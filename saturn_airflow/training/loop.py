@@ -7,6 +7,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ from saturn_airflow.training import (
     rng,
     state,
 )
+from saturn_airflow.training.alike import broken_optimizers
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.request import Measure, NotANumberError, TrainRequest
-from saturn_airflow.training.users_code import of_the_job
+from saturn_airflow.training.users_code import common_to_alike, each_of_the_job, of_the_job
 
 # Batches that are slower than those after them, while caches fill.
 _WARMUPS = 2
@@ -75,25 +77,28 @@ class _Training:
         self.hparams = hparams = job.hparams
 
         technique = library.get(request.technique)
-        model = _load_model(job)
-        _check_equal_everywhere(model, ranks)
-        limits.refuse_accumulated_batch_norm(model, hparams.accumulate)
-        groups = optimizers.parameter_groups(hparams, model)
-        aliases = state.aliases(model)
-        self.objective = Objective(job, model, ranks.device)
-        if hparams.compile:
-            blocks.compile_blocks(model)
-        returned = technique.parallelize(model, ranks, **request.parameters)
-        self.parallel = parallel.adapt(returned, model, ranks, request.technique)
-        self.data = batches.load(job, job.load_dataloader)
-        if self.parallel.wants_example:
-            first = next(self.data.batches(Position(), Cut(hparams.accumulate), 1)).micro_batches[0]
-            self.parallel.prepare(self.objective, first.data, first.samples)
+        with common_to_alike():
+            model = _load_model(job)
+            _check_equal_everywhere(model, ranks)
+            limits.refuse_accumulated_batch_norm(model, hparams.accumulate)
+            groups = optimizers.parameter_groups(hparams, model)
+            aliases = state.aliases(model)
+            self.objective = Objective(job, model, ranks.device)
+            if hparams.compile:
+                blocks.compile_blocks(model)
+            returned = technique.parallelize(model, ranks, **request.parameters)
+            self.parallel = parallel.adapt(returned, model, ranks, request.technique)
+            self.data = batches.load(job, job.load_dataloader)
+            if self.parallel.wants_example:
+                first = next(self.data.batches(Position(), Cut(hparams.accumulate), 1)).micro_batches[0]
+                self.parallel.prepare(self.objective, first.data, first.samples)
+            self.eval_data = (
+                batches.load(job, job.load_eval_dataloader, in_order=True)
+                if job.load_eval_dataloader
+                else None
+            )
         self.optimizer = optimizers.make_optimizer(hparams, groups, self.parallel)
         group_state = GroupState(self.optimizer)
-        self.eval_data = (
-            batches.load(job, job.load_eval_dataloader, in_order=True) if job.load_eval_dataloader else None
-        )
         self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)
 
         self.step = 0
@@ -111,6 +116,7 @@ class _Training:
             )
             self._resume(self.checkpoints)
         self.scheduler_step = optimizers.make_scheduler(hparams, self.optimizer, self.step, group_state)
+        self._look_at_alike(groups)
         self.first_step = self.step
         self.saved_step = self.step if self.checkpoint else -1
         self.tried_step, self.tried_at = self.step, time.perf_counter()
@@ -132,6 +138,20 @@ class _Training:
         assert self.hparams.epochs is not None
         return self.position.epoch >= self.hparams.epochs
 
+    @property
+    def beyond(self) -> bool:
+        """Whether a trial has gone on after the job's last step: what goes wrong there goes wrong nowhere."""
+        return self.total is not None and self.step >= self.total
+
+    def _look_at_alike(self, groups: optimizers.Groups) -> None:
+        """Say which of the jobs that share this trial can't have their optimizer or their schedule."""
+        began = time.perf_counter()
+        others = map(Job.from_dict, self.request.alike)
+        for name, reason in broken_optimizers(self.job, others, groups, self.parallel).items():
+            self.ranks.emit("broken", job=name, reason=reason)
+        # Training does not take this time.
+        self.started += time.perf_counter() - began
+
     def run(self) -> dict[str, Any]:
         measure = self.request.measure
         wanted = self.request.batch_count
@@ -151,14 +171,14 @@ class _Training:
         warmups = measure.warmups if measure is not None else _WARMUPS
         setup_seconds = time.perf_counter() - self.started
         stop = self.finished or limit == 0
-        upcoming = self.data.batches(self.position, self.cut, None if measure is not None else limit)
+        given = self.data.batches(self.position, self.cut, None if measure is not None else limit)
+        upcoming = each_of_the_job(f"load_dataloader {self.job.load_dataloader!r}", given)
         self.parallel.model.train()
         self.parallel.module.train()
         timed_since = math.inf
         while not stop:
             began = time.perf_counter()
-            with of_the_job(f"load_dataloader {self.job.load_dataloader!r}"):
-                batch = next(upcoming)
+            batch = next(upcoming)
             done = self.step - self.first_step
             save_due = self._save_due(began)
             stop_asked, save = self._train_step(batch, save_due)
@@ -188,6 +208,26 @@ class _Training:
 
     def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
         """One optimizer step; whether a rank was asked to stop, and whether a checkpoint is due."""
+        # Nothing that the optimizer did shows in the first loss and its gradients.
+        with common_to_alike(self.step == 0):
+            loss, stop, save = self._compute_gradients(batch, save_due)
+        if self.hparams.clip_grad_norm is not None:
+            self.parallel.clip_gradients(self.hparams.clip_grad_norm)
+        with self._whose_optimizer():
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if not self.beyond:
+            self.scheduler_step()
+        self.step += 1
+        self.metrics["loss"] = loss
+        self.epoch_sum += loss
+        self.epoch_batches += 1
+        epoch, in_epoch = batch.position
+        self.position = Position(epoch + 1, 0) if batch.ends_epoch else Position(epoch, in_epoch + 1)
+        return stop, save
+
+    def _compute_gradients(self, batch: GlobalBatch, save_due: bool) -> tuple[float, bool, bool]:
+        """The loss, of which the gradients are then there; whether to stop, and whether to save."""
         model, number = self.parallel, self.step + 1
         # Loss, what it is a sum over, stop, save: in one message, so that all ranks act on the same step.
         news = torch.zeros(4, dtype=torch.float64, device=self.ranks.device)
@@ -205,7 +245,7 @@ class _Training:
             dist.all_reduce(news)
         loss_sum, over_all, stop, save = news.tolist()
         loss = loss_sum / over_all if over_all else math.nan
-        if not math.isfinite(loss):
+        if not math.isfinite(loss) and not self.beyond:
             raise NotANumberError(
                 f"loss is {loss} at step {number} (epoch {batch.position.epoch}); the job stopped there: "
                 "lower lr, set clip_grad_norm, or check the data for NaN and for batches without targets"
@@ -215,18 +255,12 @@ class _Training:
         model.finish_gradients()
         if over_all != batch.samples:
             model.scale_gradients(batch.samples / over_all)
-        if self.hparams.clip_grad_norm is not None:
-            model.clip_gradients(self.hparams.clip_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scheduler_step()
-        self.step = number
-        self.metrics["loss"] = loss
-        self.epoch_sum += loss
-        self.epoch_batches += 1
-        epoch, in_epoch = batch.position
-        self.position = Position(epoch + 1, 0) if batch.ends_epoch else Position(epoch, in_epoch + 1)
-        return stop > 0, save > 0
+        return loss, stop > 0, save > 0
+
+    def _whose_optimizer(self) -> AbstractContextManager[Any]:
+        """On plain tensors the optimizer does what the user asked for; others are the technique's."""
+        plain = self.parallel.optimizer_kernels == "fused"
+        return of_the_job(f"optimizer {self.hparams.optimizer!r}") if plain else nullcontext()
 
     def _check_gradients(self) -> None:
         for name, parameter in self.parallel.trainable().items():
@@ -277,7 +311,8 @@ class _Training:
         self.parallel.module.eval()
         news = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         with torch.no_grad():
-            for batch in data.batches(Position(), self.cut, limit or data.batches_per_epoch):
+            given = data.batches(Position(), self.cut, limit or data.batches_per_epoch)
+            for batch in each_of_the_job(f"load_eval_dataloader {self.job.load_eval_dataloader!r}", given):
                 for micro_batch in batch.micro_batches:
                     total, over = self.parallel.evaluate(
                         self.objective, micro_batch.data, micro_batch.samples

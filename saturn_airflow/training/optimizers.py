@@ -67,7 +67,7 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
     own = [{**group, "params": [here[name] for name in group["params"] if name in here]} for group in groups]
     try:
         optimizer = cls(own, **arguments)
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise JobError(f"optimizer {hparams.optimizer!r} does not take {arguments}: {error}") from error
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
@@ -96,15 +96,20 @@ def make_scheduler(
         kept.scheduled(lambda: made.append(cls(optimizer, **hparams.lr_scheduler_args)))
         (scheduler,) = made
         wanted = [p for p in inspect.signature(scheduler.step).parameters.values() if p.default is p.empty]
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise JobError(f"{what} does not take {dict(hparams.lr_scheduler_args)}: {error}") from error
     if wanted:
         raise JobError(
             f"{what} wants {wanted[0].name!r} in each step; choose one that follows the steps alone"
         )
+
+    def step() -> None:
+        with of_the_job(what):
+            kept.scheduled(scheduler.step)
+
     with warnings.catch_warnings():
         # torch warns that the optimizer has not stepped yet, which a resumed one need not have.
         warnings.simplefilter("ignore", UserWarning)
         for _ in range(steps):
-            kept.scheduled(scheduler.step)
-    return lambda: kept.scheduled(scheduler.step)
+            step()
+    return step

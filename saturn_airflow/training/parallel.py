@@ -89,7 +89,8 @@ class Parallel:
         """This rank's part of the summed loss of a micro-batch and of what it is a sum over."""
         prepared, count = objective.prepare(batch, samples)
         self._tell_norms(samples)
-        total, over = objective(self.module, prepared, count)
+        with self._whose_fault():
+            total, over = objective(self.module, prepared, count)
         return self._part(total), self._part(over)
 
     def finish_gradients(self) -> None:

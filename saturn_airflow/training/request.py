@@ -41,6 +41,8 @@ class TrainRequest:
     :param measure: None to train. For a trial: nothing is written, nothing is loaded, the first
         ``warmups`` batches are not counted, and at most ``batches`` more are timed, fewer (but at least
         one) when ``seconds`` have passed since the first of them began.
+    :param alike: jobs, as ``job``, whose optimizer and schedule a trial tries to make beside those of
+        ``job``: rank 0 emits ``broken`` (job, reason) for each for which it can't.
     """
 
     job: Mapping[str, Any]
@@ -53,6 +55,7 @@ class TrainRequest:
     keep_checkpoints: int = 2
     technique_folders: tuple[str, ...] = ()
     measure: Measure | None = None
+    alike: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def checkpoints(self) -> Path:

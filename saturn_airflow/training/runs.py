@@ -9,6 +9,7 @@ before stopped reading.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import math
@@ -53,6 +54,8 @@ class RunSpec:
     :param technique_folders: folders of the user's techniques.
     :param path: folders of the user's modules, put at the end of the module search path.
     :param measure: how a trial measures.
+    :param alike: jobs whose optimizer and schedule a trial tries to make too; the event ``broken`` (job,
+        reason) tells of those for which it can't.
     :param trial_seconds: how long a trial may take, once it has its devices.
     :param hang_seconds: training in which nothing moved for this long is ended.
     :param stop_seconds: how long training may take to stop when asked to.
@@ -80,6 +83,7 @@ class RunSpec:
     technique_folders: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     measure: Measure = field(default_factory=Measure)
+    alike: tuple[Job, ...] = ()
     trial_seconds: float = 120.0
     hang_seconds: float = 1800.0
     stop_seconds: float = 60.0
@@ -103,13 +107,15 @@ class RunSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """This spec as JSON-ready data."""
-        return {**asdict(self), "job": self.job.to_dict()}
+        jobs = {"job": self.job.to_dict(), "alike": [job.to_dict() for job in self.alike]}
+        return {**asdict(dataclasses.replace(self, alike=())), **jobs}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunSpec:
         """The spec that :meth:`to_dict` described."""
         fields = dict(data)
         fields["job"] = Job.from_dict(fields["job"])
+        fields["alike"] = tuple(map(Job.from_dict, fields.get("alike", ())))
         fields["measure"] = Measure(*fields["measure"])
         for name in ("priority", "technique_folders", "path"):
             fields[name] = tuple(fields[name])

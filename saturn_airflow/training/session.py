@@ -173,6 +173,7 @@ class Session:
             keep_checkpoints=spec.keep_checkpoints,
             technique_folders=spec.technique_folders,
             measure=measure,
+            alike=tuple(job.to_dict() for job in spec.alike) if measure is not None else (),
         )
 
     def _launch(self, call: bytes, seconds: float | None = None) -> list[dict[str, Any]]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from saturn_airflow.errors import JobError, SaturnError
 from saturn_airflow.training.request import DoesNotFit
+
+Item = TypeVar("Item")
 
 
 @contextmanager
@@ -21,3 +24,29 @@ def of_the_job(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise JobError(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+def each_of_the_job(what: str, items: Iterator[Item]) -> Iterator[Item]:
+    """What the job's own data gives, one after the other; data know nothing of the optimizer.
+
+    :raises JobError: from whatever they raise.
+    """
+    while True:
+        with common_to_alike(), of_the_job(what):
+            item = next(items, None)
+        if item is None:
+            return
+        yield item
+
+
+@contextmanager
+def common_to_alike(holds: bool = True) -> Iterator[None]:
+    """Around what knows nothing of the optimizer, its arguments and its schedule yet: mark errors as common.
+
+    Jobs that differ in nothing else would all meet them (:attr:`~saturn_airflow.errors.SaturnError.common`).
+    """
+    try:
+        yield
+    except SaturnError as error:
+        error.common = error.common or holds
+        raise

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.services
 
 @pytest.fixture(scope="module")
 def broken(deployment):
-    """The result of a sweep in which four of six jobs go wrong."""
+    """The result of a sweep in which six of eight jobs go wrong."""
     run_id = deployment.start("broken_sweep")
     state = deployment.wait("broken_sweep", run_id)
     result = deployment.airflow.xcom("broken_sweep", run_id, "sweep.report")
@@ -33,6 +33,8 @@ def test_the_other_jobs_finish_and_the_result_says_which_are_missing(deployment,
     result = broken["result"]
     statuses = {outcome["job"]: outcome["status"] for outcome in result["jobs"]}
     assert statuses == {
+        "misspelt": "not_planned",
+        "far": "not_planned",
         "good": "finished",
         "good <script>": "finished",
         "not-a-number": "not_a_number",
@@ -40,13 +42,15 @@ def test_the_other_jobs_finish_and_the_result_says_which_are_missing(deployment,
         "bad-sample": "failed",
         "fits-nowhere": "not_planned",
     }
-    assert result["missing"] == ["not-a-number", "no-model", "bad-sample", "fits-nowhere"]
+    assert result["missing"] == ["misspelt", "far", "not-a-number", "no-model", "bad-sample", "fits-nowhere"]
     assert result["best"]["job"] in ("good", "good <script>")
     assert deployment.airflow.xcom("broken_sweep", broken["run_id"], "use") == result["missing"]
 
 
 def test_every_failure_names_its_reason(broken):
     reasons = {outcome["job"]: outcome.get("reason") or "" for outcome in broken["result"]["jobs"]}
+    assert "unexpected keyword argument 'weight_decai'" in reasons["misspelt"]
+    assert "loss is nan at step 2" in reasons["far"]
     assert "weights/latest.pt is not there" in reasons["no-model"]
     assert "loss is nan at step 41" in reasons["not-a-number"]
     assert "sample 600 is damaged" in reasons["bad-sample"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from running import USERLAND, small_job
 from saturn_airflow.cluster import Node
 from saturn_airflow.errors import JobError, SaturnError
 from saturn_airflow.estimates import Estimate, Trial
-from saturn_airflow.jobs import Job
+from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.profiling.blame import measured_with_any
 from saturn_airflow.profiling.measure import measure
 from saturn_airflow.training import leases
 from saturn_airflow.training.request import Measure
@@ -146,3 +148,53 @@ def test_a_model_that_can_not_be_loaded(tmp_path: Path) -> None:
 def test_gpus_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(SaturnError, match=r"is said to have 64 a100 devices, but . GPUs are visible"):
         run(tmp_path, small_job(), node=Node("local", devices=64, kind="a100"))
+
+
+def test_a_job_that_is_to_blame_makes_room_for_the_next(tmp_path: Path) -> None:
+    def one(name: str, **hparams: Any) -> Job:
+        # A trial goes on after the last of four batches, where this schedule ends.
+        usual = {"lr_scheduler": "torch.optim.lr_scheduler:OneCycleLR", "batches": 4}
+        arguments = {"lr_scheduler_args": {"max_lr": 0.1, "total_steps": 4}}
+        return dataclasses.replace(small_job(**{**usual, **arguments, **hparams}), name=name)
+
+    jobs = [
+        one("far", lr=1e30, lr_scheduler_args={"max_lr": 1e30, "total_steps": 4}),
+        one("capturable", optimizer_args={"capturable": True, "foreach": True}),
+        one("good"),
+        one("misspelt", optimizer_args={"weight_decai": 0.1}),
+        one("steps", lr_scheduler="torch.optim.lr_scheduler:StepLR", lr_scheduler_args={"step": 5}),
+        one("also good", lr=0.001, optimizer_args={"weight_decay": 0.1}),
+    ]
+    tried = []
+
+    def with_job(job: Job, alike: Sequence[Job], on_broken: Callable[[str, str], object]) -> Estimate:
+        tried.append(job.name)
+        return run(tmp_path / job.name, job, how=Measure(2, 5), alike=alike, on_broken=on_broken)
+
+    estimate, broken = measured_with_any(jobs, with_job)
+    assert estimate is not None
+    assert estimate.works
+    assert tried == ["far", "capturable", "good"]
+    assert broken.keys() == {"far", "capturable", "misspelt", "steps"}
+    assert "loss is" in broken["far"]
+    assert "at step 2" in broken["far"]
+    assert "capturable" in broken["capturable"]
+    assert "unexpected keyword argument 'weight_decai'" in broken["misspelt"]
+    assert "unexpected keyword argument 'step'" in broken["steps"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "common"),
+    [
+        ({"load_model": "small_jobs:broken_model"}, True),
+        ({"loss_function": "small_jobs:not_a_number"}, True),
+        ({"load_eval_dataloader": "small_jobs:torn_noise"}, True),
+        ({"hparams": HParams(lr=1e30)}, False),
+    ],
+)
+def test_what_fails_before_the_optimizer_steps_is_common(
+    changes: dict[str, Any], common: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(JobError) as caught:
+        run(tmp_path, dataclasses.replace(small_job(), **changes), how=Measure(1, 3))
+    assert caught.value.common is common

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 
 from airflow.sdk import TriggerRule, dag, task
@@ -27,6 +28,8 @@ def broken_sweep():
     sweep = SaturnSweepOperator(
         task_id="sweep",
         jobs=[
+            job("misspelt", hparams=dataclasses.replace(TINY, optimizer_args={"weight_decai": 0.1})),
+            job("far", hparams=dataclasses.replace(TINY, lr=1e38)),
             job("good"),
             job("good <script>"),
             job("not-a-number", load_dataloader="faulty:slow_points", loss_function="faulty:diverging_loss"),

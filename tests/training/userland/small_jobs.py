@@ -25,6 +25,10 @@ def noise(batch_size: int = 8, samples: int = 4000, width: int = 8, workers: int
     return DataLoader(data, batch_size=batch_size, num_workers=workers)
 
 
+def torn_noise() -> DataLoader[Any]:
+    raise OSError("the data are torn")
+
+
 def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return ((outputs - targets) ** 2).mean()
 

@@ -1,0 +1,57 @@
+"""Who is to blame when a trial fails: one job, all that run the same code, or none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from saturn_airflow.errors import JobError
+from saturn_airflow.estimates import Estimate
+from saturn_airflow.jobs import Job
+
+#: Measures with a job; the others that share the trial may be found broken (name, reason) in passing.
+Measure = Callable[[Job, Sequence[Job], Callable[[str, str], object]], Estimate]
+
+
+def measured_with_any(jobs: Sequence[Job], measure: Measure) -> tuple[Estimate | None, dict[str, str]]:
+    """What is measured with the first of ``jobs`` that is fit for it, and who was found not to be.
+
+    They share a fingerprint, and so what is measured, but not their failures: one whose learning rate makes
+    its loss infinite fails alone, and the next is measured in its place.
+
+    :param measure: raises JobError when the job it is called with can't be trained.
+    :returns: the estimate (None where no job is left to measure with), and for each broken job the reason.
+    """
+    broken: dict[str, str] = {}
+    for job in jobs:
+        if job.name in broken:
+            continue
+        others = [other for other in jobs if other.name != job.name and other.name not in broken]
+        try:
+            return measure(job, others, broken.setdefault), broken
+        except JobError as error:
+            broken[job.name] = str(error)
+            if error.common:
+                broken.update((other.name, str(error)) for other in others if run_the_same(job, other))
+    return None, broken
+
+
+def run_the_same(job: Job, other: Job) -> bool:
+    """Whether two jobs run the same code on the same data from the same seed until the optimizer steps."""
+    return _without_what_follows(job) == _without_what_follows(other)
+
+
+def _without_what_follows(job: Job) -> Job:
+    """``job`` without its name, its optimizer and its schedule, and without where and how long it trains."""
+    hparams = dataclasses.replace(
+        job.hparams,
+        epochs=None,
+        batches=1,
+        optimizer="torch.optim:SGD",
+        lr=0.0,
+        optimizer_args={},
+        lr_scheduler=None,
+        lr_scheduler_args={},
+        clip_grad_norm=None,
+    )
+    return dataclasses.replace(job, name="any", hparams=hparams, techniques=None, nodes=None, neutral=())
