@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
 
 class Pipeline(BaseTechnique):
-    """Stages of equal speed, as measured.
+    """Stages of equal work, as counted.
 
     Its parameters: ``micro_batches``, how many a batch (or, with accumulation, each part of it) is cut into,
-    ``schedule``, ``"1f1b"`` or ``"gpipe"``, and ``recompute``, as in fsdp.
+    ``schedule``, ``"1f1b"`` or ``"gpipe"``, ``recompute``, as in fsdp, and ``cuts``, the blocks that the
+    second stage and those after it begin with. A trial decides the cuts, and all training keeps to them.
     """
+
+    version = "2"
 
     def why_not(self, job: Job, devices: int) -> str | None:
         return "on one device pipeline has one stage" if devices == 1 else None
@@ -57,6 +60,7 @@ class Pipeline(BaseTechnique):
         micro_batches: int = 0,
         schedule: str = "1f1b",
         recompute: bool = False,
+        cuts: Sequence[int] | None = None,
         **parameters: Any,
     ) -> Parallel:
         from saturn_airflow.training.blocks import recompute_blocks
@@ -66,4 +70,4 @@ class Pipeline(BaseTechnique):
         refuse_batch_norm(model, ranks)
         if recompute:
             recompute_blocks(model)
-        return Pipelined(model, ranks, micro_batches or 2 * ranks.size, schedule)
+        return Pipelined(model, ranks, micro_batches or 2 * ranks.size, schedule, cuts)

@@ -59,7 +59,8 @@ def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
         last batch), ``epoch_loss`` (mean over the last epoch), ``eval_loss``, ``seconds`` (of this call),
         ``setup_seconds`` (until the first batch), ``warmup_seconds`` (what the first batches took longer than
         the others), ``seconds_per_batch`` (mean after the first two) and ``spread`` (interquartile range over
-        the median), ``evaluation_seconds`` (of one pass), ``checkpoint`` (path). Measuring, ``batches`` are
+        the median), ``evaluation_seconds`` (of one pass), ``checkpoint`` (path), ``decided`` (parameters
+        of the technique that were left to it). Measuring, ``batches`` are
         those that were timed.
     :raises DoesNotFit: when the technique can't train this job on these devices.
     :raises NotANumberError: when the loss is NaN or infinite.
@@ -401,6 +402,7 @@ class _Training:
             else 0.0,
             "checkpoint": self.checkpoint,
             "inputs": self.inputs,
+            "decided": self.parallel.decided,
         }
 
     def warn(self, message: str) -> None:

@@ -57,6 +57,8 @@ class Parallel:
         self.ranks = ranks
         self.share = share
         self.shares = shares
+        #: Parameters of the technique that :meth:`prepare` decided; with them it decides no more.
+        self.decided: dict[str, Any] = {}
         self.optimizer_kernels = optimizer_kernels
         self._whole_batch = whole_batch_of(model)
 

@@ -1,119 +1,109 @@
-"""Running a model's stages, one per rank: the schedule, and what travels between them."""
+"""Running a model's stages, one per rank: the schedule, and the gradients that stages have in common."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from saturn_airflow.training import batches, stages
+from saturn_airflow.errors import JobError
+from saturn_airflow.training import anatomy, batches, rng, stages
+from saturn_airflow.training.neighbours import Neighbours
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.request import DoesNotFit
+from saturn_airflow.training.stages import Cargo, Stage
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+Piece = tuple[Any, int, tuple[int, ...]]
 
 
 class Pipelined(Parallel):
     """One stage of a model per rank.
 
-    Hidden states and their gradients travel in the format that the weights have. Each direction has a process
-    group of its own: in one group, sends in both directions could wait for each other.
-
     :param micro_batches: pieces that every micro-batch of the loop is cut into.
     :param schedule: ``"1f1b"`` or ``"gpipe"``.
+    :param cuts: the blocks that the second stage and those after it begin with; None to choose them.
     """
 
     wants_example = True
 
-    def __init__(self, model: nn.Module, ranks: Ranks, micro_batches: int, schedule: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        micro_batches: int,
+        schedule: str,
+        cuts: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(model, ranks)
         assert schedule in ("1f1b", "gpipe"), schedule
         self._pieces = micro_batches
         self._schedule = schedule
+        self._cuts = cuts
         self._is_last = ranks.rank == ranks.size - 1
-        self._dtype = next(p.dtype for p in model.parameters())
-        everyone = list(range(ranks.size))
-        self._forward_group, self._backward_group = (dist.new_group(everyone) for _ in range(2))
-        self._ends_group = dist.new_group(sorted({0, ranks.size - 1}))
-        self._entered: torch.Tensor | None = None
-        self._sent: list[tuple[Any, torch.Tensor]] = []
-        self._tied: list[nn.Parameter] = []
+        self._neighbours = Neighbours(ranks)
+        self._common: list[_Common] = []
 
     def prepare(self, objective: Objective, batch: Any, samples: int) -> None:
-        """Cut the model: find out what it consists of, measure that on the first rank, share the cuts."""
+        """Cut the model, the same way everywhere, after following a first piece of the batch through it."""
         piece, count = next(self._cut(batch, samples))
-        on_cpu = objective.on(torch.device("cpu"))
-        example, over = on_cpu.prepare(piece, count)
-        anatomy = stages.find_anatomy(
-            self.model, lambda: on_cpu(self.model, example, over)[0], self.ranks.size
-        )
-        cuts: list[Any] = [None]
-        if self.ranks.is_first:
-            example, over = objective.prepare(piece, count)
-            device = self.ranks.device
-            seconds = stages.measure(
-                self.model, anatomy, lambda: objective(self.model, example, over)[0], device
-            )
-            cuts = [stages.balance(*seconds, self.ranks.size)]
-        if self.ranks.size > 1:
-            dist.broadcast_object_list(cuts)
-            if self.ranks.rank in (0, self.ranks.size - 1):
-                self._tied = [p for p in self.model.parameters() if p in anatomy.before & anatomy.after]
-        stages.cut(self.model, anatomy, cuts[0][self.ranks.rank], self.ranks.device, self._receive)
+        example, over = objective.prepare(piece, count)
+        self.model.train()
+        found = anatomy.examine(self.model, lambda: objective(self.model, example, over), self.ranks.device)
+        cuts = stages.choose_cuts(found, self.ranks.size) if self._cuts is None else self._cuts
+        stages.check_cuts(found, cuts, self.ranks.size)
+        self.decided = {"cuts": list(cuts)}
+        holders = stages.holders(found, cuts, self.model)
+        self._common = _common(holders, self.ranks)
+        own = range(*[0, *cuts, len(found.blocks)][self.ranks.rank : self.ranks.rank + 2])
+        keep = {p for p, held_by in holders.items() if self.ranks.rank in held_by}
+        self._stage = Stage(self.model, found, own, keep, self.ranks.device)
 
-    def backward(
-        self, objective: Objective, batch: Any, samples: int, scale: float, last: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(self, objective: Objective, batch: Any, samples: int, scale: float, last: bool) -> Pair:
         news = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
-        pieces = list(self._cut(batch, samples))
-        running: deque[tuple[torch.Tensor | None, torch.Tensor]] = deque()
-
-        def forward(piece: tuple[Any, int]) -> None:
-            result, over = self._forward(objective, *piece)
-            if self._is_last:
-                news.add_(torch.stack([result.detach().to(news), over.to(news)]))
-                result = result * scale
-            running.append((self._entered, result))
-
-        def backward() -> None:
-            entered, result = running.popleft()
-            self._backward(entered, result)
-
+        pieces = self._numbered(batch, samples)
+        running: deque[tuple[Cargo, Any]] = deque()
         ahead = len(pieces)
         if self._schedule == "1f1b":
             ahead = min(ahead, self.ranks.size - self.ranks.rank)
-        for number, piece in enumerate(pieces):
-            if number >= ahead:
-                backward()
-            forward(piece)
-        while running:
-            backward()
-        self._finish_sending()
+        with self._neighbours.sending():
+            for number, piece in enumerate(pieces):
+                if number >= ahead:
+                    self._backward(*running.popleft())
+                arrived, result = self._forward(objective, *piece)
+                if self._is_last:
+                    total, over = result
+                    news.add_(torch.stack([total.detach().to(news), over.to(news)]))
+                    result = total * scale
+                running.append((arrived, result))
+            while running:
+                self._backward(*running.popleft())
         return news[0], news[1]
 
-    def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def evaluate(self, objective: Objective, batch: Any, samples: int) -> Pair:
         news = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
-        for piece in self._cut(batch, samples):
-            result, over = self._forward(objective, *piece)
-            if self._is_last:
-                news += torch.stack([result.to(news), over.to(news)])
-        self._finish_sending()
+        with self._neighbours.sending():
+            for piece in self._numbered(batch, samples):
+                _, result = self._forward(objective, *piece)
+                if self._is_last:
+                    total, over = result
+                    news += torch.stack([total.to(news), over.to(news)])
         return news[0], news[1]
 
     def finish_gradients(self) -> None:
-        """Add up the gradients of weights that are tied between the first and the last stage."""
-        for parameter in self._tied:
-            if parameter.requires_grad:
-                assert parameter.grad is not None
-                dist.all_reduce(parameter.grad, group=self._ends_group)
+        """Add up the gradients of parameters that several stages have."""
+        for common in self._common:
+            common.add_up(self.ranks.device)
 
     def _squared_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        tied = [p.grad for p in self._tied] if self._is_last else []
-        own = [g for g in gradients if not any(g is other for other in tied)]
-        squared = self._local_squared_norm(own)
+        counted = {id(p.grad) for common in self._common if not common.counts_here for p in common.parameters}
+        squared = self._local_squared_norm([g for g in gradients if id(g) not in counted])
         if self.ranks.size > 1:
             dist.all_reduce(squared)
         return squared
@@ -122,41 +112,74 @@ class Pipelined(Parallel):
         for rows in batches.split(range(samples), min(self._pieces, samples)):
             yield batches.take(batch, samples, rows)
 
-    def _forward(self, objective: Objective, piece: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What this stage makes of a piece: hidden states, sent on, or the loss and what it is a sum over."""
+    def _numbered(self, batch: Any, samples: int) -> list[Piece]:
+        """The pieces of a micro-batch, with the position that each draws random numbers by."""
+        seed = torch.initial_seed()
+        cut = enumerate(self._cut(batch, samples))
+        pieces: list[Piece] = [(data, count, (seed, number)) for number, (data, count) in cut]
+        rng.seed(seed, len(pieces))  # the stages seed differently from here on; what comes next must not
+        return pieces
+
+    def _forward(
+        self, objective: Objective, piece: Any, samples: int, position: tuple[int, ...]
+    ) -> tuple[Cargo, Any]:
+        """What arrived for a piece, and what this stage makes of it: a cargo, sent on, or the loss."""
         prepared, count = objective.prepare(piece, samples)
-        self._entered = None
+        arrived = self._neighbours.receive() if self.ranks.rank else Cargo()
+        # Gradients stay with what arrived, whatever the model does with its tensors in place.
+        copies = [tensor.clone() if tensor.requires_grad else tensor for tensor in arrived.tensors]
+        given = Cargo(copies, arrived.returned)
         if self._is_last:
-            return objective(self.module, prepared, count)
-        try:
-            objective.run(self.module, prepared)
-        except stages.LeaveForward as left:
-            hidden = left.hidden.to(self._dtype)
-        self._send(hidden.detach().contiguous(), self.ranks.rank + 1, self._forward_group)
-        return hidden, hidden
+            try:
+                return arrived, self._stage.run(
+                    lambda: objective(self.module, prepared, count), position, given
+                )
+            except JobError as error:
+                raise DoesNotFit(f"on a micro-batch of {samples} samples {error}") from error
+        result = self._stage.run(lambda: objective.run(self.module, prepared), position, given)
+        self._neighbours.send_on(result)
+        return arrived, result
 
-    def _backward(self, entered: torch.Tensor | None, result: torch.Tensor) -> None:
+    def _backward(self, arrived: Cargo, result: Any) -> None:
         if self._is_last:
-            result.backward()  # type: ignore[no-untyped-call]
+            result.backward()
         else:
-            gradient = torch.empty_like(result)
-            dist.recv(gradient, self.ranks.rank + 1, group=self._backward_group)
-            if result.requires_grad:  # it does not where all of this stage and those before it is frozen
-                result.backward(gradient)  # type: ignore[no-untyped-call]
-        if entered is not None:
-            assert entered.grad is not None
-            self._send(entered.grad, self.ranks.rank - 1, self._backward_group)
+            gradients = self._neighbours.receive_back(result.tensors)
+            pairs = [(t, g) for t, g in zip(result.tensors, gradients, strict=True) if g is not None]
+            if pairs:
+                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        self._neighbours.send_back(arrived.tensors)
 
-    def _receive(self, like: torch.Tensor) -> torch.Tensor:
-        hidden = torch.empty(like.shape, dtype=self._dtype, device=self.ranks.device)
-        dist.recv(hidden, self.ranks.rank - 1, group=self._forward_group)
-        self._entered = hidden.requires_grad_(torch.is_grad_enabled())
-        return hidden
 
-    def _send(self, tensor: torch.Tensor, to: int, group: Any) -> None:
-        self._sent.append((dist.isend(tensor, to, group=group), tensor))
+class _Common:
+    """Parameters that the same several stages have, of which each computes a part of the gradient.
 
-    def _finish_sending(self) -> None:
-        for work, _ in self._sent:
-            work.wait()
-        self._sent.clear()
+    :ivar counts_here: whether this is the stage that counts them where all gradients are counted once.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], holders: Sequence[int], ranks: Ranks) -> None:
+        # Every rank has to be there when a group is made.
+        self._group = dist.new_group(list(holders))
+        self.parameters = parameters if ranks.rank in holders else []
+        self.counts_here = ranks.rank == holders[0]
+
+    def add_up(self, device: torch.device) -> None:
+        """Give every stage the sum; a gradient that no stage has stays missing."""
+        if not self.parameters:
+            return
+        held = [float(p.grad is not None) for p in self.parameters]
+        anywhere = torch.tensor(held, device=device)
+        dist.all_reduce(anywhere, group=self._group)
+        for parameter, number in zip(self.parameters, anywhere.tolist(), strict=True):
+            if number:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad, group=self._group)
+
+
+def _common(holders: dict[nn.Parameter, list[int]], ranks: Ranks) -> list[_Common]:
+    by_stages: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    for parameter, held_by in holders.items():
+        if parameter.requires_grad and len(held_by) > 1:
+            by_stages.setdefault(tuple(held_by), []).append(parameter)
+    return [_Common(parameters, held_by, ranks) for held_by, parameters in by_stages.items()]

@@ -61,7 +61,8 @@ class Session:
         A candidate that runs out of memory, or fails where others don't, is passed over.
 
         :param candidates: the likeliest first: time may not suffice for all.
-        :returns: the fastest parameters, and the seconds of one global batch under them.
+        :returns: the fastest parameters, with what the technique decided that they left open, and the seconds
+            of one global batch under them.
         :raises RanksFailedError: when none of them runs: why, and that the memory ran out if it did.
         :raises DoesNotFit: when there are none.
         """
@@ -79,7 +80,7 @@ class Session:
             # One broken candidate must not use up the time of the others.
             share = seconds_left if number + 1 == len(candidates) else 0.6 * seconds_left
             try:
-                seconds = self._measure(parameters, max(share, 1.0), how)
+                parameters, seconds = self._measure(parameters, max(share, 1.0), how)
             except RanksFailedError as error:
                 if error.failure.whose == "job":
                     raise
@@ -88,7 +89,7 @@ class Session:
             if best is None or seconds < best[1]:
                 best = (parameters, seconds)
         if best is not None:
-            return best if len(candidates) == 1 else (best[0], self._look_closer(*best))
+            return best if len(candidates) == 1 else self._look_closer(*best)
         # Out of memory says most: with it the user knows what to change.
         reasons = sorted(failed, key=lambda error: error.failure.status != "out_of_memory")
         raise reasons[0]
@@ -124,22 +125,24 @@ class Session:
             return self._result
         return {"status": "stopped" if self._told_to_stop else "finished"}
 
-    def _look_closer(self, parameters: Parameters, seconds: float) -> float:
-        """The seconds per batch of the fastest candidate, measured for longer where they vary much."""
+    def _look_closer(self, parameters: Parameters, seconds: float) -> tuple[Parameters, float]:
+        """The fastest candidate and its seconds per batch, measured for longer where they vary much."""
         how, known = self._spec.measure, self.measured(parameters)
         left = self._deadline - time.monotonic()
         if how.precise_seconds <= 0 or known["spread"] < _STEADY or left < 3 * how.precise_seconds:
-            return seconds
+            return parameters, seconds
         try:
             return self._measure(parameters, left, how)
         except RanksFailedError:
-            return seconds
+            return parameters, seconds
 
-    def _measure(self, parameters: Parameters, seconds: float, how: Measure) -> float:
+    def _measure(self, parameters: Parameters, seconds: float, how: Measure) -> tuple[Parameters, float]:
+        """``parameters``, with what was decided that they left open, and the seconds of one global batch."""
         begun = time.monotonic()
         request = self._request(parameters, None, how._replace(seconds=seconds / 2))
         ranks = self._launch(launching.pack(_LOOP, request), seconds)
         value = ranks[0]["value"]
+        parameters = {**parameters, **value["decided"]}
         per_batch, set_up = float(value["seconds_per_batch"]), float(value["setup_seconds"])
         self._measured[_key(parameters)] = {
             "setup_seconds": ranks[0]["launch_seconds"] + set_up + value["warmup_seconds"],
@@ -156,7 +159,7 @@ class Session:
             seconds_per_batch=per_batch,
             seconds=time.monotonic() - begun,
         )
-        return per_batch
+        return parameters, per_batch
 
     def _request(
         self, parameters: Parameters, batch_count: int | None, measure: Measure | None = None

@@ -1,296 +1,272 @@
 """Cutting a model into stages that keep the names of their parameters.
 
 A stage runs the model's own ``forward``. What is not the stage's own is arranged so that this costs next to
-nothing: parameters of other stages are replaced by a zero that only has their shape, blocks before the stage
-pass their input on, the first own block takes what the stage before has sent, and the first block after the
-stage leaves the forward pass. So masks, positions and whatever else a model derives from its inputs are
-there on every stage, whatever the model is, as long as it calls its blocks one after the other and
-nothing but a tensor of hidden states runs through them.
+nothing: parameters that it does not need are replaced by a NaN that only has their shape, blocks before the
+stage return NaN shaped like what they returned where they were computed, the first own block takes what the
+stage before has sent, and the first block after the stage leaves the forward pass. So masks, positions and
+whatever else a model derives from its inputs are there on every stage, whatever the model is, as long as it
+calls its blocks one after the other. Should a model use what a stage lacks, the loss is NaN, never wrong.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.utils import _pytree
 
-from saturn_airflow.training.blocks import find_blocks
-from saturn_airflow.training.precision import map_tensors
+from saturn_airflow.training import rng
+from saturn_airflow.training.anatomy import Anatomy
+from saturn_airflow.training.blocks import own_forward
+from saturn_airflow.training.failures import is_out_of_memory
 from saturn_airflow.training.request import DoesNotFit
 
-Block = tuple[str, nn.Module]
+_CONSTANTS = (bool, int, float, str, bytes, torch.Size, torch.dtype, torch.device, type(None))
 
 
 class LeaveForward(BaseException):
-    """Carries hidden states out of a model's forward pass; no ``except Exception`` on the way may stop it."""
-
-    def __init__(self, hidden: torch.Tensor) -> None:
-        super().__init__()
-        self.hidden = hidden
+    """Ends a forward pass after a stage's last block; no ``except Exception`` on the way may stop it."""
 
 
 @dataclass(frozen=True)
-class Anatomy:
-    """What of a model lies before its blocks, and what after.
+class Like:
+    """What a tensor looks like."""
 
-    :param before: parameters that the blocks' input depends on.
-    :param after: parameters used after the last block; tied weights are in both.
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def lacking(self, device: torch.device) -> torch.Tensor:
+        """A tensor that stands for one that is not here: NaN, or 0 where the type has none."""
+        floats = self.dtype.is_floating_point or self.dtype.is_complex
+        return torch.full(self.shape, torch.nan if floats else 0, dtype=self.dtype, device=device)
+
+
+@dataclass
+class Cargo:
+    """What a stage hands on.
+
+    :param tensors: those arguments of the next stage's first block that it can't compute itself.
+    :param returned: what each block so far returned, with a :class:`Like` for every tensor.
     """
 
-    blocks: Sequence[Block]
-    before: frozenset[nn.Parameter]
-    after: frozenset[nn.Parameter]
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    returned: list[Any] = field(default_factory=list)
 
 
-def find_anatomy(model: nn.Module, run: Callable[[], torch.Tensor], stages: int) -> Anatomy:
-    """Take a model apart by looking at one forward pass in which its blocks do nothing.
+def choose_cuts(anatomy: Anatomy, stages: int) -> list[int]:
+    """The blocks that the second stage and those after it begin with, so that the most work of any is least.
 
-    :param run: runs the model, on the CPU, and returns its loss.
+    It follows from the model and the shapes of its inputs alone.
+
     :raises DoesNotFit: when the model can't be cut into so many stages.
     """
-    blocks = find_blocks(model)
-    if len(blocks) < stages:
-        raise DoesNotFit(f"the model has {len(blocks)} repeated blocks, too few for {stages} stages")
-    order: list[str] = []
-    entered: list[torch.Tensor] = []
-    left: list[torch.Tensor] = []
-
-    def watch(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        if not args or not isinstance(args[0], torch.Tensor):
-            raise DoesNotFit(f"block {name!r} does not take hidden states as its first argument")
-        others: list[torch.Tensor] = []
-        map_tensors(
-            lambda tensor: others.append(tensor) if tensor.requires_grad else None, [args[1:], kwargs]
+    count, places = len(anatomy.blocks), anatomy.places
+    if count < stages:
+        raise DoesNotFit(f"the model has {count} repeated blocks, too few for {stages} stages")
+    if len(places) < stages - 1:
+        bond = anatomy.bonds[0]
+        raise DoesNotFit(
+            f"the model can be cut in {len(places)} places, too few for {stages} stages: {bond.why} block "
+            f"{anatomy.blocks[bond.first][0]!r} computed"
         )
-        if others:
-            raise DoesNotFit(f"block {name!r} takes more than hidden states from what is trained before it")
-        order.append(name)
-        if len(order) == 1:
-            entered.append(args[0])
-            left.append(args[0].detach().requires_grad_())
-            return left[0]
-        return args[0]
-
-    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
-    try:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        first_name = blocks[0][0]
-        with _forwards(blocks, watch), torch.enable_grad():
-            loss = run()
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-    if order != [name for name, _ in blocks]:
-        raise DoesNotFit(f"the model does not call its blocks ({first_name!r} and on) once each and in order")
-    before, after = _leaves(entered), _leaves([loss])
-    of_blocks = {p for _, block in blocks for p in block.parameters()}
-    if shared := (before | after) & of_blocks:
-        name = next(name for name, p in model.named_parameters() if p in shared)
-        raise DoesNotFit(f"parameter {name!r} is used inside and outside of the blocks")
-    if sum(len(list(block.parameters())) for _, block in blocks) != len(of_blocks):
-        raise DoesNotFit(f"the model's blocks ({first_name!r} and on) share parameters")
-    return Anatomy(blocks, frozenset(before), frozenset(after))
+    before, *blocks = anatomy.work
+    return balance(before, blocks, places, stages)
 
 
-def measure(
-    model: nn.Module, anatomy: Anatomy, run: Callable[[], torch.Tensor], device: torch.device
-) -> tuple[float, list[float], float]:
-    """Seconds of a forward and backward pass: before the blocks, of each block, and after them.
+def balance(before: float, blocks: Sequence[float], places: Sequence[int], stages: int) -> list[int]:
+    """First blocks of the stages after the first, out of ``places``, so that the largest stage is least.
 
-    Blocks whose parameters have the same shapes are taken to be equally fast. The model is on the CPU before
-    and after; only what is being measured is on ``device``.
-
-    :param run: runs the model on inputs on ``device`` and returns its loss.
+    :param before: the work before the blocks; it goes to the first stage.
+    :param blocks: the work of each block.
     """
-    names = dict(anatomy.blocks)
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    assert len(places) >= stages - 1
+    sums = [0.0, *itertools.accumulate(blocks)]
 
-    def skip(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        calls.append((args, kwargs))
-        hidden: torch.Tensor = args[0]
-        return hidden
+    def size(start: int, end: int) -> float:
+        return sums[end] - sums[start] + before * (start == 0)
 
-    def leave(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        raise LeaveForward(args[0])
-
-    def only_before() -> torch.Tensor:
-        with _forwards(anatomy.blocks, leave):
-            try:
-                run()
-            except LeaveForward as left:
-                return left.hidden
-        raise AssertionError
-
-    def around() -> torch.Tensor:
-        calls.clear()
-        with _forwards(anatomy.blocks, skip):
-            return run()
-
-    of_blocks = {p for block in names.values() for p in block.parameters()}
-    others = [p for p in model.parameters() if p not in of_blocks]
-    buffers = list(model.buffers())
-    with _moved([*others, *buffers], device):
-        before = _seconds(only_before, device)
-        after = max(0.0, _seconds(around, device) - before)
-        (hidden, *args), kwargs = calls[0][0], calls[0][1]
-        hidden = hidden.detach().requires_grad_()
-        known: dict[Any, float] = {}
-        times = []
-        for block in names.values():
-            signature = (type(block), tuple(p.shape for p in block.parameters()))
-            if signature not in known:
-                with _moved(block.parameters(), device):
-                    known[signature] = _seconds(lambda block=block: block(hidden, *args, **kwargs), device)  # type: ignore[misc]
-            times.append(known[signature])
-    return before, times, after
-
-
-def balance(before: float, blocks: Sequence[float], after: float, stages: int) -> list[range]:
-    """The blocks of each stage, at least one, so that the slowest stage is as fast as can be.
-
-    What is before the blocks goes to the first stage, what is after to the last.
-    """
-    count = len(blocks)
-    assert count >= stages
-    sums = [0.0]
-    for seconds in blocks:
-        sums.append(sums[-1] + seconds)
-
-    def cost(stage: int, first: int, end: int) -> float:
-        return sums[end] - sums[first] + before * (stage == 0) + after * (stage == stages - 1)
-
-    # best[end]: the slowest stage and the cuts, when the stages so far hold the blocks up to end.
-    best: dict[int, tuple[float, list[range]]] = {0: (0.0, [])}
+    # best[end]: the largest stage and the cuts, when the stages so far hold the blocks up to end.
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for stage in range(stages):
-        ends = range(stage + 1, count - (stages - stage - 1) + 1) if stage < stages - 1 else [count]
-        best = {
-            end: min(
-                (
-                    (max(slowest, cost(stage, first, end)), [*cuts, range(first, end)])
-                    for first, (slowest, cuts) in best.items()
-                    if first < end
-                ),
-                key=lambda option: option[0],
-            )
+        ends = places if stage < stages - 1 else [len(blocks)]
+        options = {
+            end: [
+                (max(largest, size(start, end)), [*cuts, end])
+                for start, (largest, cuts) in best.items()
+                if start < end
+            ]
             for end in ends
         }
-    return best[count][1]
+        best = {end: min(found) for end, found in options.items() if found}
+    return best[len(blocks)][1][:-1]
 
 
-def cut(
-    model: nn.Module,
-    anatomy: Anatomy,
-    own: range,
-    device: torch.device,
-    receive: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
-    """Leave of ``model`` only the stage with the blocks ``own``, on ``device``.
+def check_cuts(anatomy: Anatomy, cuts: Sequence[int], stages: int) -> None:
+    """Check cuts that were chosen earlier.
 
-    :param receive: gets a tensor like the hidden states that enter the stage, and returns them.
+    :raises DoesNotFit: when the model can't be cut like that.
     """
-    blocks = anatomy.blocks
-    is_first, is_last = own.start == 0, own.stop == len(blocks)
-    of_blocks = {p for _, block in blocks for p in block.parameters()}
-    kept = {p for i in own for p in blocks[i][1].parameters()}
-    kept |= anatomy.before if is_first else frozenset()
-    kept |= anatomy.after if is_last else frozenset()
-    if is_first:
-        kept |= {p for p in model.parameters() if p not in of_blocks | anatomy.before | anatomy.after}
-    zeros = {
-        dtype: torch.zeros((), dtype=dtype, device=device) for dtype in {p.dtype for p in model.parameters()}
+    if len(cuts) != stages - 1 or list(cuts) != sorted(set(cuts)) or not set(cuts) <= set(anatomy.places):
+        raise DoesNotFit(
+            f"cuts={list(cuts)} do not make {stages} stages of this model, which has {len(anatomy.blocks)} "
+            f"blocks and can be cut before any of {anatomy.places}; leave cuts out to have them chosen"
+        )
+
+
+def holders(anatomy: Anatomy, cuts: Sequence[int], model: nn.Module) -> dict[nn.Parameter, list[int]]:
+    """The stages that need each parameter."""
+    edges = [0, *cuts, len(anatomy.blocks)]
+    needs = [set().union(*anatomy.needs[a:b]) for a, b in itertools.pairwise(edges)]
+    return {
+        p: [stage for stage, needed in enumerate(needs) if p in needed or p in anatomy.everywhere]
+        for p in model.parameters()
     }
+
+
+@dataclass
+class _Passage:
+    """One forward pass of a stage."""
+
+    position: tuple[int, ...]
+    arrived: Cargo
+    next: int = 0
+    leaving: Cargo | None = None
+
+
+class Stage:
+    """The blocks ``own`` of a model, and what the model does before, between or after them.
+
+    It draws random numbers seeded by the position of the micro-batch, and by the block's number for every
+    block, so that they do not depend on how the model is cut.
+
+    :param keep: parameters that it needs; the others leave ``model``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        anatomy: Anatomy,
+        own: range,
+        keep: set[nn.Parameter],
+        device: torch.device,
+    ) -> None:
+        self._anatomy = anatomy
+        self._own = own
+        self._device = device
+        self._is_last = own.stop == len(anatomy.blocks)
+        self._passage: _Passage | None = None
+        _drop_parameters(model, keep, device)
+        for index, (_, block) in enumerate(anatomy.blocks):
+            compute = own_forward(block)  # what a stage does around it is not compiled with it
+            call = functools.partial(self._call, index, compute)
+            block.forward = functools.wraps(compute)(call)
+
+    def run(self, compute: Callable[[], Any], position: tuple[int, ...], arrived: Cargo) -> Any:
+        """What ``compute``, which runs the model, returns in the last stage, and a :class:`Cargo` in others.
+
+        :param position: of the micro-batch.
+        :param arrived: from the stage before.
+        :raises DoesNotFit: when the model does not call its blocks as it did before.
+        """
+        passage = self._passage = _Passage(position, arrived)
+        rng.seed(*position)
+        result = None
+        try:
+            result = compute()
+        except LeaveForward:
+            pass
+        except Exception as error:
+            if passage.leaving is None:
+                self._explain(error, passage)
+        finally:
+            self._passage = None
+        if self._is_last and passage.next == self._own.stop:
+            return result
+        if not self._is_last and passage.leaving is not None:
+            return passage.leaving
+        raise DoesNotFit(f"the model did not call block {self._name(passage.next)!r}, as it did before")
+
+    def _call(self, index: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        passage, own = self._passage, self._own
+        if passage is None:
+            raise DoesNotFit(
+                f"block {self._name(index)!r} is called outside of the model's forward pass, as by gradient "
+                "checkpointing around the blocks; leave that to pipeline, which does it where it is needed"
+            )
+        if passage.leaving is not None:
+            raise LeaveForward  # somebody caught the first one
+        if index != passage.next:
+            raise DoesNotFit(
+                f"the model called block {self._name(index)!r} when it was the turn of block "
+                f"{self._name(passage.next)!r}"
+            )
+        if index < own.start:
+            passage.next += 1
+            return _pytree.tree_map_only(
+                Like, lambda like: like.lacking(self._device), passage.arrived.returned[index]
+            )
+        if index == own.stop:
+            tensors = [self._leaf(index, args, kwargs)[number] for number in self._sent(index)]
+            passage.leaving = Cargo(tensors, passage.arrived.returned)
+            raise LeaveForward
+        if index == own.start:
+            leaves = self._leaf(index, args, kwargs)
+            for number, tensor in zip(self._sent(index), passage.arrived.tensors, strict=True):
+                leaves[number] = tensor
+            args, kwargs = _pytree.tree_unflatten(leaves, self._anatomy.arguments[index].spec)
+        rng.seed(*passage.position, index)
+        returned = compute(*args, **kwargs)
+        passage.next += 1
+        if not self._is_last:
+            passage.arrived.returned.append(self._describe(index, returned))
+        return returned
+
+    def _sent(self, index: int) -> Sequence[int]:
+        return self._anatomy.arguments[index].sent
+
+    def _leaf(self, index: int, args: Any, kwargs: Any) -> list[Any]:
+        leaves, spec = _pytree.tree_flatten((args, kwargs))
+        if spec != self._anatomy.arguments[index].spec:
+            raise DoesNotFit(f"block {self._name(index)!r} is called with other arguments than before")
+        return leaves
+
+    def _describe(self, index: int, returned: Any) -> Any:
+        leaves, spec = _pytree.tree_flatten(returned)
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                leaves[number] = Like(tuple(leaf.shape), leaf.dtype)
+            elif not isinstance(leaf, _CONSTANTS):
+                raise DoesNotFit(
+                    f"block {self._name(index)!r} returns a {type(leaf).__name__}; between stages go tensors "
+                    "and numbers, in tuples, lists and mappings"
+                )
+        return _pytree.tree_unflatten(leaves, spec)
+
+    def _name(self, index: int) -> str:
+        return self._anatomy.blocks[min(index, len(self._anatomy.blocks) - 1)][0]
+
+    def _explain(self, error: Exception, passage: _Passage) -> NoReturn:
+        """Raise ``error``, or what it means where it may come from what this stage lacks."""
+        memory = any(is_out_of_memory(e) for e in (error, error.__cause__) if e is not None)
+        if isinstance(error, DoesNotFit) or memory or passage.next > self._own.start or not self._own.start:
+            raise error
+        raise DoesNotFit(
+            f"what the model does before block {self._name(passage.next)!r} does not run on a stage that "
+            f"lacks the blocks before it: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _drop_parameters(model: nn.Module, keep: set[nn.Parameter], device: torch.device) -> None:
+    """Leave of ``model`` the parameters ``keep``, and put it on ``device``."""
+    nothing = {dtype: Like((), dtype).lacking(device) for dtype in {p.dtype for p in model.parameters()}}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
-            if parameter is not None and parameter not in kept:
+            if parameter is not None and parameter not in keep:
                 del module._parameters[name]
-                object.__setattr__(module, name, zeros[parameter.dtype].expand(parameter.shape))
+                object.__setattr__(module, name, nothing[parameter.dtype].expand(parameter.shape))
     model.to(device)
-    for index, (_, block) in enumerate(blocks):
-        if index < own.start:
-            block.forward = _pass_on
-        elif index == own.stop:
-            block.forward = _leave
-    if not is_first:
-
-        def enter(block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (receive(args[0]), *args[1:])
-
-        blocks[own.start][1].register_forward_pre_hook(enter)
-
-
-def _pass_on(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return hidden
-
-
-def _leave(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    raise LeaveForward(hidden)
-
-
-@contextmanager
-def _forwards(
-    blocks: Sequence[Block], forward: Callable[[str, tuple[Any, ...], dict[str, Any]], torch.Tensor]
-) -> Iterator[None]:
-    """Put ``forward(name, args, kwargs)`` in the place of the blocks' own."""
-    own = [block.__dict__.get("forward") for _, block in blocks]
-    try:
-        for name, block in blocks:
-            block.forward = lambda *args, _name=name, **kwargs: forward(_name, args, kwargs)
-        yield
-    finally:
-        for (_, block), original in zip(blocks, own, strict=True):
-            if original is None:
-                del block.forward
-            else:
-                block.forward = original
-
-
-@contextmanager
-def _moved(tensors: Any, device: torch.device) -> Iterator[None]:
-    """Have tensors on ``device`` for a while."""
-    held = [(tensor, tensor.data) for tensor in tensors]
-    try:
-        for tensor, data in held:
-            tensor.data = data.to(device)
-        yield
-    finally:
-        for tensor, data in held:
-            tensor.data = data
-
-
-def _seconds(compute: Callable[[], torch.Tensor], device: torch.device, repeats: int = 3) -> float:
-    """The least seconds of a forward and backward pass; gradients are thrown away."""
-    taken = []
-    for _ in range(repeats):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        began = time.perf_counter()
-        result = compute()
-        inputs = list(_leaves([result]))
-        if inputs:
-            torch.autograd.grad(result.sum(), inputs)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - began)
-    return min(taken)
-
-
-def _leaves(tensors: Sequence[torch.Tensor]) -> set[Any]:
-    """The tensors that gradients of ``tensors`` would end in."""
-    found: set[Any] = set()
-    seen: set[Any] = set()
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(node.variable)
-        waiting.extend(function for function, _ in node.next_functions)
-    return found
