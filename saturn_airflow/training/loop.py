@@ -22,6 +22,7 @@ from saturn_airflow.jobs import Job
 from saturn_airflow.training import (
     batches,
     blocks,
+    caches,
     checkpoints,
     limits,
     optimizers,
@@ -425,9 +426,7 @@ def _load_model(job: Job) -> nn.Module:
             f"parameter {lazy[0]!r} has no shape before the first forward pass; "
             f"load_model {job.load_model!r} has to run the model once on some batch"
         )
-    if getattr(getattr(model, "config", None), "use_cache", False):
-        # A cache of keys and values is for generating; in training it only grows.
-        model.config.use_cache = False  # type: ignore[union-attr]
+    caches.switch_off(model)
     return precision.cast_model(model, job.hparams.precision)
 
 

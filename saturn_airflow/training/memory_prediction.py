@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from saturn_airflow import library, references
 from saturn_airflow.jobs import Job
-from saturn_airflow.training import batches, optimizers, parallel, precision, recomputation
+from saturn_airflow.training import batches, caches, optimizers, parallel, precision, recomputation
 from saturn_airflow.training.batches import Cut, Position
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
@@ -47,8 +47,7 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
         model = precision.cast_model(
             references.load(str(job.load_model))(**job.model_args), job.hparams.precision
         )
-        if getattr(getattr(model, "config", None), "use_cache", False):
-            model.config.use_cache = False  # type: ignore[union-attr]
+        caches.switch_off(model)
         # It is there already, and fake weights can't be swapped.
         model.to = lambda *args, **kwargs: model  # type: ignore[method-assign]
         groups = optimizers.parameter_groups(job.hparams, model)
