@@ -17,8 +17,9 @@ from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.users_code import of_the_job
 
-# torch's optimizers that can update all parameters in one kernel, on CPU and CUDA alike.
-_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+# torch's optimizers that can update all parameters in one kernel, on CPU and CUDA alike. SGD's kernel raises
+# at sparse gradients, and with momentum at a parameter whose first gradient comes later than those of others.
+_FUSED = (torch.optim.Adam, torch.optim.AdamW)
 
 #: The optimizer's parameter groups with names in the place of parameters.
 Groups = Sequence[dict[str, Any]]

@@ -1,0 +1,41 @@
+"""What a job's optimizer takes: as much as it takes in a plain loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from saturn_airflow.jobs import HParams
+from saturn_airflow.training.optimizers import make_optimizer, parameter_groups
+from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.training.ranks import Ranks
+
+
+def _optimizer(model: nn.Module, **hparams: Any) -> torch.optim.Optimizer:
+    chosen = HParams(optimizer="torch.optim:SGD", **hparams)
+    alone = Ranks(rank=0, size=1, device=torch.device("cpu"))
+    return make_optimizer(chosen, parameter_groups(chosen, model), Parallel(model, alone))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_takes_sparse_gradients(momentum: float) -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    before = model.weight.detach().clone()
+    optimizer = _optimizer(model, optimizer_args={"momentum": momentum}, lr=1.0)
+    model(torch.tensor([2])).sum().backward()
+    optimizer.step()
+    assert torch.equal(model.weight.detach(), before - torch.eye(5)[2][:, None])
+
+
+def test_sgd_with_momentum_takes_a_gradient_that_comes_late() -> None:
+    model = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)])
+    before = model[1].weight.detach().clone()
+    optimizer = _optimizer(model, optimizer_args={"momentum": 0.9}, lr=1.0)
+    for used in ([model[0]], [model[0], model[1]]):
+        optimizer.zero_grad()
+        sum(part(torch.ones(2)) for part in used).backward()
+        optimizer.step()
+    assert torch.equal(model[1].weight.detach(), before - 1)
