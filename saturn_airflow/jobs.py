@@ -110,6 +110,12 @@ class Job:
     :param data_args: keyword arguments of ``load_dataloader``.
     :param load_eval_dataloader: like ``load_dataloader``; its mean loss is the metric ``eval_loss`` at the
         end of each epoch.
+    :param batch_dim: the dimension that samples lie along, where Saturn finds another than is meant: a
+        number for all tensors that have so many dimensions (1 for batches that are time first), or a mapping
+        from the names of parts of a batch (their keys or positions, joined by dots) to their dimension, None
+        for what belongs to all samples. Data of samples that a DataLoader collates does not need it.
+    :param couples_batch: the loss of a sample depends on the others of its batch, as with in-batch negatives.
+        Only what leaves a global batch whole may then train the job.
     :param techniques: names of the techniques this job may use (default: all in the library).
     :param nodes: names of the nodes this job may run on (default: all).
     :param neutral: names of hyper-parameters and of keys of ``model_args`` and ``data_args`` whose values
@@ -125,6 +131,8 @@ class Job:
     model_args: Mapping[str, Any] = field(default_factory=dict)
     data_args: Mapping[str, Any] = field(default_factory=dict)
     load_eval_dataloader: Reference | None = None
+    batch_dim: int | Mapping[str, int | None] | None = None
+    couples_batch: bool = False
     techniques: Sequence[str] | None = None
     nodes: Sequence[str] | None = None
     neutral: Sequence[str] = ()
@@ -152,7 +160,28 @@ class Job:
             if isinstance(value, str) or not value or not all(isinstance(item, str) for item in value):
                 raise InvalidSweepError(f"job {self.name!r}: {name} is {value!r}; give a list of names")
             object.__setattr__(self, name, tuple(value))
+        self._check_batches()
         self._check_neutral()
+
+    def _check_batches(self) -> None:
+        what = f"job {self.name!r}"
+        if isinstance(self.batch_dim, Mapping):
+            object.__setattr__(self, "batch_dim", _json_mapping(self.batch_dim, f"{what}: batch_dim"))
+        dims = self.batch_dim.values() if isinstance(self.batch_dim, Mapping) else [self.batch_dim]
+        if not all(dim is None or (_is_int(dim) and dim >= 0) for dim in dims):
+            raise InvalidSweepError(
+                f"{what}: batch_dim is {self.batch_dim!r}; give the number of a dimension, from 0, "
+                "or a mapping from names of a batch's parts to such numbers"
+            )
+        if not isinstance(self.couples_batch, bool):
+            raise InvalidSweepError(
+                f"{what}: couples_batch is {self.couples_batch!r}; it must be True or False"
+            )
+        if self.couples_batch and self.hparams.accumulate > 1:
+            raise InvalidSweepError(
+                f"{what}: accumulate={self.hparams.accumulate} cuts a batch whose samples are coupled "
+                "(couples_batch=True); take one of the two out"
+            )
 
     def _check_neutral(self) -> None:
         given = self.neutral

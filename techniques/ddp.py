@@ -27,6 +27,8 @@ class DDP(BaseTechnique):
     """
 
     def why_not(self, job: Job, devices: int) -> str | None:
+        if job.couples_batch:
+            return f"{self.name} cuts batches, and this job couples their samples (couples_batch=True)"
         return "on one device ddp does what single does" if devices == 1 else None
 
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:

@@ -28,6 +28,8 @@ class FSDP(BaseTechnique):
     """
 
     def why_not(self, job: Job, devices: int) -> str | None:
+        if job.couples_batch:
+            return f"{self.name} cuts batches, and this job couples their samples (couples_batch=True)"
         return "on one device fsdp has nobody to share the model with" if devices == 1 else None
 
     def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:

@@ -37,6 +37,8 @@ class Pipeline(BaseTechnique):
         return "on one device pipeline has one stage" if devices == 1 else None
 
     def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:
+        if job.couples_batch:
+            return [{"schedule": "1f1b", "micro_batches": 1}]
         most = max(1, (job.hparams.batch_size or 4 * devices) // job.hparams.accumulate)
         counts = dict.fromkeys(min(most, times * devices) for times in (2, 4, 1))
         few, *_ = counts

@@ -7,6 +7,8 @@ follows from the job's seed and the epoch's number alone.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,14 +16,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from saturn_airflow import references
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import Job
 from saturn_airflow.references import Reference
+from saturn_airflow.training import layout as layouts
 from saturn_airflow.training import rng
-from saturn_airflow.training.precision import map_tensors
+from saturn_airflow.training.layout import Layout, MicroBatch
 from saturn_airflow.training.users_code import of_the_job
 
 
@@ -46,17 +57,6 @@ class Cut:
         return [split(micro_batch, self.shares)[self.share] for micro_batch in micro_batches]
 
 
-class MicroBatch(NamedTuple):
-    """One rank's share of a micro-batch.
-
-    :param samples: how many samples of ``data`` count; 0 where ``data`` is a stand-in of one sample, there
-        so that a rank without a share takes part in the collective operations.
-    """
-
-    data: Any
-    samples: int
-
-
 @dataclass(frozen=True)
 class GlobalBatch:
     """This rank's part of one global batch of ``samples`` samples."""
@@ -71,6 +71,15 @@ class Data(Protocol):
     """Batches of a job; ``batches_per_epoch`` is None where the data has no length."""
 
     batches_per_epoch: int | None
+
+    @property
+    def layout(self) -> Layout:
+        """Where the samples of a batch lie."""
+        ...
+
+    def first(self) -> MicroBatch:
+        """The first batch of the first epoch, whole."""
+        ...
 
     def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
         """Batches from ``start`` on, over as many epochs as it takes, at most ``limit`` of them."""
@@ -106,23 +115,18 @@ def load(job: Job, reference: Reference, *, in_order: bool = False) -> Data:
     return _Stream(loader, make, job, name)
 
 
-def sample_count(data: Any) -> int:
-    """Samples in a collated batch: the length of its first tensor.
-
-    :raises JobError: when it holds no tensor.
-    """
-    sizes: list[int] = []
-    map_tensors(lambda tensor: sizes.append(len(tensor)) if tensor.ndim else None, data)
-    if not sizes:
-        raise JobError("a batch holds no tensor, so Saturn can't tell how many samples it has")
-    return sizes[0]
-
-
 class _Table:
-    """Data of known length whose samples are fetched by index, each rank only its own."""
+    """Data of known length whose samples are fetched by index.
+
+    Each rank fetches only its own samples, unless they are collated by a function of the job's own: what that
+    makes of a sample, such as masks or padding, may depend on the others, so it always gets the whole batch.
+    """
 
     def __init__(self, loader: DataLoader[Any], job: Job, name: str, in_order: bool) -> None:
         self._loader = loader
+        self._samples = _SeededSamples(loader.dataset, job.hparams.seed)
+        self._by_sample = _collates_each_alone(loader.collate_fn)
+        self._batch_dim = job.batch_dim
         self._seed = job.hparams.seed
         self._shuffled = isinstance(loader.sampler, RandomSampler) and not in_order
         size = len(loader.dataset)  # type: ignore[arg-type]
@@ -143,7 +147,7 @@ class _Table:
     def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
         fetched = iter(
             DataLoader(
-                _SeededSamples(self._loader.dataset, self._seed),
+                self._samples,
                 batch_sampler=_Keys(self._keys(start, cut, limit)),
                 num_workers=self._loader.num_workers,
                 collate_fn=self._loader.collate_fn,
@@ -156,9 +160,27 @@ class _Table:
         )
         for position in self._positions(start, limit):
             samples = len(self._batches[position.batch])
-            micro_batches = [MicroBatch(next(fetched), len(rows)) for rows in cut.of(samples)]
+            shares = cut.of(samples)
+            if self._by_sample:
+                micro_batches = [MicroBatch(next(fetched), len(rows)) for rows in shares]
+            else:
+                data = next(fetched)
+                micro_batches = [self.layout.take(data, samples, rows) for rows in shares]
             ends_epoch = position.batch == len(self._batches) - 1
             yield GlobalBatch(position, samples, micro_batches, ends_epoch)
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        collate = self._loader.collate_fn
+        if self._batch_dim is None:
+            with contextlib.suppress(Exception):  # what can't be collated with its like is looked at instead
+                return layouts.of_collated(collate, self._samples[0, 0])
+        return layouts.of_batch(self.first().data, self._batch_dim)
+
+    def first(self) -> MicroBatch:
+        ((key, *others),) = self._keys(Position(), Cut(), 1)
+        data = self._loader.collate_fn(self._samples.__getitems__([key, *others]))
+        return MicroBatch(data, 1 + len(others))
 
     def _positions(self, start: Position, limit: int | None) -> Iterator[Position]:
         per_epoch = len(self._batches)
@@ -173,7 +195,7 @@ class _Table:
                 epoch = position.epoch
                 order = self._order(epoch)
             batch = self._batches[position.batch]
-            for rows in cut.of(len(batch)):
+            for rows in cut.of(len(batch)) if self._by_sample else [range(len(batch))]:
                 yield [(epoch, int(order[batch[row]])) for row in rows or [0]]
 
     def _order(self, epoch: int) -> torch.Tensor:
@@ -204,6 +226,12 @@ class _SeededSamples(Dataset[Any]):
         rng.seed(self._seed, "sample", epoch, index)
         return self._dataset[index]
 
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+        samples = [self[key] for key in keys]
+        # What is drawn when they are collated, such as masks, follows from which samples they are.
+        rng.seed(self._seed, "collate", *itertools.chain.from_iterable(keys))
+        return samples
+
 
 class _Stream:
     """Data that can only be run through: every rank sees all of it and takes its shares."""
@@ -211,6 +239,8 @@ class _Stream:
     def __init__(self, loader: Iterable[Any], make: Any, job: Job, name: str) -> None:
         self._loader: Iterable[Any] | None = loader
         self._make = make
+        self._batch_dim = job.batch_dim
+        self._layout: Layout | None = None
         self._seed = job.hparams.seed
         self._name = name
         try:
@@ -224,14 +254,33 @@ class _Stream:
     def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
         return itertools.islice(self._endless(start, cut), limit)
 
+    @property
+    def layout(self) -> Layout:
+        return self._layout or self._look(self.first().data)
+
+    def first(self) -> MicroBatch:
+        for _, data, _ in self._epoch(0):
+            return MicroBatch(data, self._look(data).count(data))
+        raise JobError(f"{self._name!r}: the data is empty; a job needs at least one batch")
+
+    def _look(self, data: Any) -> Layout:
+        """The layout, found out by the first batch that is seen."""
+        if self._layout is None:
+            if self._batch_dim is None and isinstance(self._loader, DataLoader):
+                with contextlib.suppress(Exception):  # it may have no samples, or none that can be seen alone
+                    self._layout = layouts.of_collated(self._loader.collate_fn, _any_sample(self._loader))
+            self._layout = self._layout or layouts.of_batch(data, self._batch_dim)
+        return self._layout
+
     def _endless(self, start: Position, cut: Cut) -> Iterator[GlobalBatch]:
         for epoch in itertools.count(start.epoch):
             empty = True
             for position, data, ends_epoch in self._epoch(epoch):
                 empty = False
+                layout = self._look(data)
                 if position >= start:
-                    samples = sample_count(data)
-                    micro_batches = [take(data, samples, rows) for rows in cut.of(samples)]
+                    samples = layout.count(data)
+                    micro_batches = [layout.take(data, samples, rows) for rows in cut.of(samples)]
                     yield GlobalBatch(position, samples, micro_batches, ends_epoch)
             if empty:
                 raise JobError(f"{self._name!r}: the data is empty; a job needs at least one batch")
@@ -254,15 +303,29 @@ class _Stream:
             yield Position(epoch, number), data, upcoming is nothing
 
 
-def take(data: Any, samples: int, rows: range) -> MicroBatch:
-    """The samples ``rows`` of a collated batch."""
-    chosen = rows or range(1)
+def _any_sample(loader: DataLoader[Any]) -> Any:
+    """A sample as the loader's ``collate_fn`` gets it, taken without disturbing who goes through the data.
 
-    def take(tensor: torch.Tensor) -> torch.Tensor:
-        per_sample = tensor.ndim and len(tensor) == samples
-        return tensor[chosen.start : chosen.stop] if per_sample else tensor
+    :raises Exception: when there is none to be had.
+    """
+    dataset = loader.dataset
+    if loader.batch_sampler is None and loader.batch_size is None:
+        raise TypeError("its dataset makes batches")
+    if not isinstance(dataset, IterableDataset):
+        return dataset[0]
+    samples: Any = iter(dataset)
+    if samples is dataset:
+        raise TypeError("its dataset can be gone through once")
+    return next(samples)
 
-    return MicroBatch(map_tensors(take, data), len(rows))
+
+def _collates_each_alone(collate: Any) -> bool:
+    """Whether what ``collate`` makes of a sample does not depend on those beside it."""
+    of = collate if hasattr(collate, "__qualname__") else type(collate)
+    return collate is default_collate or (
+        of.__module__ == "transformers.data.data_collator"
+        and of.__qualname__ in ("default_data_collator", "torch_default_data_collator", "DefaultDataCollator")
+    )
 
 
 def _is_table(loader: Any) -> bool:

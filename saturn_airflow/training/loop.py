@@ -24,6 +24,7 @@ from saturn_airflow.training import (
     blocks,
     caches,
     checkpoints,
+    decompose,
     limits,
     optimizers,
     parallel,
@@ -36,7 +37,7 @@ from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import Measure, NotANumberError, TrainRequest
+from saturn_airflow.training.request import DoesNotFit, Measure, NotANumberError, TrainRequest
 from saturn_airflow.training.users_code import common_to_alike, each_of_the_job, of_the_job
 
 # Batches that are slower than those after them, while caches fill.
@@ -85,12 +86,12 @@ class _Training:
             limits.refuse_accumulated_batch_norm(model, hparams.accumulate)
             groups = optimizers.parameter_groups(hparams, model)
             aliases = state.aliases(model)
-            self.objective = Objective(job, model, ranks.device)
             if hparams.compile:
                 blocks.compile_blocks(model)
             returned = technique.parallelize(model, ranks, **request.parameters)
             self.parallel = parallel.adapt(returned, model, ranks, request.technique)
             self.data = batches.load(job, job.load_dataloader)
+            self.objective = Objective(job, model, ranks.device).of(self.data)
             if self.parallel.wants_example:
                 first = next(self.data.batches(Position(), Cut(hparams.accumulate), 1)).micro_batches[0]
                 self.parallel.prepare(self.objective, first.data, first.samples)
@@ -102,6 +103,9 @@ class _Training:
         self.optimizer = optimizers.make_optimizer(hparams, groups, self.parallel)
         group_state = GroupState(self.optimizer)
         self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)
+        self.objective, self.eval_objective = decompose.objectives(
+            self.parallel, self.objective, self.data, self.eval_data, job, request.technique
+        )
 
         self.step = 0
         self.position = Position()
@@ -231,8 +235,10 @@ class _Training:
     def _compute_gradients(self, batch: GlobalBatch, save_due: bool) -> tuple[float, bool, bool]:
         """The loss, of which the gradients are then there; whether to stop, and whether to save."""
         model, number = self.parallel, self.step + 1
-        # Loss, what it is a sum over, stop, save: in one message, so that all ranks act on the same step.
-        news = torch.zeros(4, dtype=torch.float64, device=self.ranks.device)
+        # Loss, what it is a sum over, stop, save, what the loss's rule does not hold for: in one message, so
+        # that all ranks act on the same step.
+        news = torch.zeros(5, dtype=torch.float64, device=self.ranks.device)
+        self.objective.begin(batch.samples)
         for index, micro_batch in enumerate(batch.micro_batches):
             rng.seed(self.hparams.seed, "step", self.step, index, model.share)
             last = index == len(batch.micro_batches) - 1
@@ -243,9 +249,15 @@ class _Training:
             news[1] += over
         news[2] = float(self.ranks.stop_requested())
         news[3] = float(save_due and self.ranks.is_first)
+        news[4] = self.objective.strays
         if self.ranks.size > 1:
             dist.all_reduce(news)
-        loss_sum, over_all, stop, save = news.tolist()
+        loss_sum, over_all, stop, save, strays = news.tolist()
+        if strays:
+            raise DoesNotFit(
+                f"at step {number} the means in the loss are over other things than before: Saturn can't "
+                "tell how parts of a batch make it up; return it as a pair (sum, count)"
+            )
         loss = loss_sum / over_all if over_all else math.nan
         if not math.isfinite(loss) and not self.beyond:
             raise NotANumberError(
@@ -315,14 +327,16 @@ class _Training:
         with torch.no_grad():
             given = data.batches(Position(), self.cut, limit or data.batches_per_epoch)
             for batch in each_of_the_job(f"load_eval_dataloader {self.job.load_eval_dataloader!r}", given):
+                self.eval_objective.begin(batch.samples)
                 for micro_batch in batch.micro_batches:
                     total, over = self.parallel.evaluate(
-                        self.objective, micro_batch.data, micro_batch.samples
+                        self.eval_objective, micro_batch.data, micro_batch.samples
                     )
                     news += torch.stack([total, over])
                 self.ranks.stop_requested()  # a sign of life
                 if batch.ends_epoch:
                     break
+        self.parallel.finish_evaluating()
         self.parallel.model.train()
         self.parallel.module.train()
         if self.ranks.size > 1:

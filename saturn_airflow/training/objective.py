@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,22 +13,32 @@ from torch import nn
 from saturn_airflow import references
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import Job
-from saturn_airflow.training import precision
+from saturn_airflow.training import means, precision
+from saturn_airflow.training.batches import Data
+from saturn_airflow.training.layout import MicroBatch, of_batch
+from saturn_airflow.training.rules import SAMPLES, Heard, Rule
 from saturn_airflow.training.users_code import of_the_job
-
-IGNORED = -100  # the label that torch's and Hugging Face's losses leave out
 
 
 class Objective:
-    """A job's loss as a (sum, count) pair, so that the shares of a batch add up to the whole."""
+    """A job's loss as a (sum, count) pair, so that the shares of a batch add up to the whole.
 
-    def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
+    :param rule: how the losses of a batch's parts make up its own.
+    """
+
+    def __init__(self, job: Job, model: nn.Module, device: torch.device, rule: Rule = SAMPLES) -> None:
         self._loss_function = references.load(str(job.loss_function)) if job.loss_function else None
         self._name = f"loss_function {job.loss_function!r}" if job.loss_function else "the model"
-        own_loss = getattr(model, "loss_function", None)
-        self._own_loss_is_causal = getattr(own_loss, "__name__", "") == "ForCausalLMLoss"
         self._precision = job.hparams.precision
         self._device = device
+        self._data: Data | None = None
+        self.rule = rule
+        #: Samples of the global batch that is being computed.
+        self.batch_samples = 0
+        #: Who is told of the means in the loss, in the place of those who apply the rule.
+        self.heard: Heard | None = None
+        #: What the means in all losses were taken over beyond what the rule has for them; to be reset.
+        self.strays: torch.Tensor | float = 0.0
 
     def on(self, device: torch.device) -> Objective:
         """The same objective on another device."""
@@ -35,21 +46,42 @@ class Objective:
         other._device = device
         return other
 
+    def of(self, data: Data, rule: Rule | None = None) -> Objective:
+        """The same objective for batches of ``data``."""
+        other = copy.copy(self)
+        other._data = data
+        other.rule = self.rule if rule is None else rule
+        return other
+
+    def exactly(self) -> Objective:
+        """The same objective without reduced precision."""
+        other = copy.copy(self)
+        other._precision = "float32" if self._precision == "bf16" else self._precision
+        return other
+
+    def begin(self, batch_samples: int) -> None:
+        """Begin with a global batch of ``batch_samples`` samples."""
+        self.batch_samples, self.strays = batch_samples, 0.0
+
+    def take(self, batch: Any, samples: int, rows: range) -> MicroBatch:
+        """The samples ``rows`` of a batch of ``samples``.
+
+        :raises DoesNotFit: when the job's batches can't be cut.
+        """
+        assert self._data is not None
+        return self._data.layout.take(batch, samples, rows)
+
     def prepare(self, batch: Any, samples: int) -> tuple[Any, int]:
-        """A batch on the device, and what the mean of its loss is taken over: samples, or its own tokens."""
-        if self._loss_function is None and samples and isinstance(batch, Mapping):
-            labels = batch.get("labels")
-            if isinstance(labels, torch.Tensor) and labels.ndim and not labels.is_floating_point():
-                # Hugging Face's losses are means over the labels that are not ignored.
-                counted = labels[..., 1:] if self._own_loss_is_causal else labels
-                samples = int((counted != IGNORED).sum())
+        """A batch on the device, and its number of samples."""
         return precision.place(batch, self._device, self._precision), samples
 
     def inputs(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that the model is called with.
 
-        :raises JobError: when the batch is neither a mapping nor a pair.
+        :raises JobError: when the batch is neither a mapping, nor a dataclass, nor a pair.
         """
+        if dataclasses.is_dataclass(batch) and not isinstance(batch, Mapping | type):
+            batch = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
         if isinstance(batch, Mapping):
             hide_labels = self._loss_function is not None
             return (), {key: value for key, value in batch.items() if not (hide_labels and key == "labels")}
@@ -68,42 +100,55 @@ class Objective:
         and those of integers, such as tokens. Labels are left out.
         """
         args, kwargs = self.inputs(batch)
+        named: list[tuple[str | None, tuple[Any, ...], Any]] = [(None, (0,), value) for value in args]
+        named += [(name, (name,), value) for name, value in kwargs.items()]
+        layout = self._data.layout if self._data is not None else of_batch(batch, None)
         return [
             {
                 "name": name,
                 "dtype": str(value.dtype).removeprefix("torch."),
-                "shape": [-1, *(value.shape[1:] if value.is_floating_point() else [-1] * (value.ndim - 1))],
+                "shape": layout.shape(path, value),
             }
-            for name, value in [*((None, value) for value in args), *kwargs.items()]
+            for name, path, value in named
             if isinstance(value, torch.Tensor) and value.ndim and name != "labels"
         ]
 
-    def loss(self, outputs: Any, batch: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of a batch's losses and what it is a sum over, as scalars.
+    def __call__(self, module: nn.Module, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run ``module`` on a prepared batch; the sum of the losses and what it is a sum over, as scalars.
 
-        :param count: what :meth:`prepare` counted; with 0 the loss is a 0 that all outputs take part in.
+        :param samples: how many of the batch count; with 0 the loss is a 0 that all outputs take part in.
         :raises JobError: when there is no loss, or it is not a scalar.
+        :raises DoesNotFit: when the loss is made otherwise than :attr:`rule` has it.
         """
-        if not count:
-            zero = torch.zeros((), dtype=torch.float64, device=self._device)
-            return _nothing(outputs) if torch.is_grad_enabled() else zero, zero
-        if self._loss_function is None:
-            loss = _own_loss(outputs)
-        else:
-            with of_the_job(self._name):
-                loss = self._loss_function(outputs, batch if isinstance(batch, Mapping) else batch[1])
+        heard = self.heard or Heard(self.rule, samples, self.batch_samples, self._device)
+        means.listen(heard if heard.listens else None)
+        with precision.autocast(self._precision, self._device):
+            outputs = self.run(module, batch)
+            if not samples and not heard.is_collective:
+                return self._nothing(outputs)
+            loss = self._loss(outputs, batch)
+        if not samples:
+            return self._nothing(outputs)
+        self.strays += heard.strays()
         if isinstance(loss, list | tuple) and len(loss) == 2:
             total, over = loss
             self._check_scalar(total)
-        else:
-            self._check_scalar(loss)
-            total, over = loss * count, count
-        return total, torch.as_tensor(over, dtype=torch.float64, device=self._device).detach()
+            return heard.as_given(total, over)
+        self._check_scalar(loss)
+        return heard.summed(loss)
 
-    def __call__(self, module: nn.Module, batch: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run ``module`` on a prepared batch; the sum of the losses and what it is a sum over, as scalars."""
-        with precision.autocast(self._precision, self._device):
-            return self.loss(self.run(module, batch), batch, count)
+    def _loss(self, outputs: Any, batch: Any) -> Any:
+        if self._loss_function is None:
+            return _own_loss(outputs)
+        with of_the_job(self._name):
+            return self._loss_function(outputs, batch[1] if isinstance(batch, list | tuple) else batch)
+
+    def _nothing(self, outputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        taking_part = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
+        if not torch.is_grad_enabled() or not taking_part:
+            return zero, zero
+        return _Nothing.apply(*taking_part), zero  # type: ignore[no-untyped-call]
 
     def run(self, module: nn.Module, batch: Any) -> Any:
         """Run ``module`` on a prepared batch; its outputs."""
@@ -139,8 +184,17 @@ def _own_loss(outputs: Any) -> Any:
     return loss
 
 
-def _nothing(outputs: Any) -> torch.Tensor:
-    return torch.stack([tensor.sum() * 0.0 for tensor in _tensors(outputs) if tensor.requires_grad]).sum()
+class _Nothing(torch.autograd.Function):
+    """A zero that depends on tensors; gradients are zeros whatever their values, never 0 times infinity."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.like = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        return torch.zeros((), dtype=tensors[0].dtype, device=tensors[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.zeros(s, dtype=dtype, device=device) for s, dtype, device in ctx.like)
 
 
 def _tensors(outputs: Any) -> Iterable[torch.Tensor]:

@@ -41,6 +41,8 @@ class Parallel:
     needs_every_gradient = False
     #: Whether :meth:`prepare` is to be called.
     wants_example = False
+    #: Pieces that every micro-batch of the loop is cut into.
+    pieces = 1
 
     def __init__(
         self,
@@ -94,6 +96,9 @@ class Parallel:
         with self._whose_fault():
             total, over = objective(self.module, prepared, count)
         return self._part(total), self._part(over)
+
+    def finish_evaluating(self) -> None:
+        """Clear away what evaluating left behind."""
 
     def finish_gradients(self) -> None:
         """Complete the gradients after the last micro-batch."""
@@ -163,6 +168,12 @@ class Sharded(Parallel):
         assert isinstance(self.module, FSDPModule)
         self.module.set_requires_gradient_sync(last)
         yield
+
+    def finish_evaluating(self) -> None:
+        """Give the gathered parameters back, which would stay until a backward pass."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 def adapt(returned: Any, model: nn.Module, ranks: Ranks, technique: str) -> Parallel:

@@ -43,7 +43,7 @@ class Pipelined(Parallel):
     ) -> None:
         super().__init__(model, ranks)
         assert schedule in ("1f1b", "gpipe"), schedule
-        self._pieces = micro_batches
+        self.pieces = micro_batches
         self._schedule = schedule
         self._cuts = cuts
         self._is_last = ranks.rank == ranks.size - 1
@@ -52,7 +52,7 @@ class Pipelined(Parallel):
 
     def prepare(self, objective: Objective, batch: Any, samples: int) -> None:
         """Cut the model, the same way everywhere, after following a first piece of the batch through it."""
-        piece, count = next(self._cut(batch, samples))
+        piece, count = next(self._cut(objective, batch, samples))
         example, over = objective.prepare(piece, count)
         self.model.train()
         found = anatomy.examine(self.model, lambda: objective(self.model, example, over), self.ranks.device)
@@ -67,7 +67,7 @@ class Pipelined(Parallel):
 
     def backward(self, objective: Objective, batch: Any, samples: int, scale: float, last: bool) -> Pair:
         news = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
-        pieces = self._numbered(batch, samples)
+        pieces = self._numbered(objective, batch, samples)
         running: deque[tuple[Cargo, Any]] = deque()
         ahead = len(pieces)
         if self._schedule == "1f1b":
@@ -89,7 +89,7 @@ class Pipelined(Parallel):
     def evaluate(self, objective: Objective, batch: Any, samples: int) -> Pair:
         news = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         with self._neighbours.sending():
-            for piece in self._numbered(batch, samples):
+            for piece in self._numbered(objective, batch, samples):
                 _, result = self._forward(objective, *piece)
                 if self._is_last:
                     total, over = result
@@ -108,14 +108,14 @@ class Pipelined(Parallel):
             dist.all_reduce(squared)
         return squared
 
-    def _cut(self, batch: Any, samples: int) -> Iterator[tuple[Any, int]]:
-        for rows in batches.split(range(samples), min(self._pieces, samples)):
-            yield batches.take(batch, samples, rows)
+    def _cut(self, objective: Objective, batch: Any, samples: int) -> Iterator[tuple[Any, int]]:
+        for rows in batches.split(range(samples), min(self.pieces, samples)):
+            yield objective.take(batch, samples, rows)
 
-    def _numbered(self, batch: Any, samples: int) -> list[Piece]:
+    def _numbered(self, objective: Objective, batch: Any, samples: int) -> list[Piece]:
         """The pieces of a micro-batch, with the position that each draws random numbers by."""
         seed = torch.initial_seed()
-        cut = enumerate(self._cut(batch, samples))
+        cut = enumerate(self._cut(objective, batch, samples))
         pieces: list[Piece] = [(data, count, (seed, number)) for number, (data, count) in cut]
         rng.seed(seed, len(pieces))  # the stages seed differently from here on; what comes next must not
         return pieces

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -31,13 +33,46 @@ def place(data: Any, device: torch.device, precision: str) -> Any:
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
-    """``data`` with ``function`` applied to each tensor in its mappings, lists and tuples."""
-    if isinstance(data, torch.Tensor):
-        return function(data)
+    """``data`` with ``function`` applied to each tensor in its mappings, sequences and dataclasses."""
+    return map_parts(lambda path, part: function(part) if isinstance(part, torch.Tensor) else part, data)
+
+
+def map_parts(
+    function: Callable[[tuple[Any, ...], Any], Any],
+    data: Any,
+    path: tuple[Any, ...] = (),
+    stop: Callable[[tuple[Any, ...]], bool] = lambda path: False,
+) -> Any:
+    """``data`` with ``function(path, part)`` in the place of all that is no container.
+
+    :param path: where ``data`` lies: the keys, positions and field names that lead there.
+    :param stop: says of the path of a container that it is a part like others.
+    """
+
+    def inner(key: Any, value: Any) -> Any:
+        return map_parts(function, value, (*path, key), stop)
+
+    if isinstance(data, torch.Tensor) or stop(path):
+        return function(path, data)
     if isinstance(data, Mapping):
-        return {key: map_tensors(function, value) for key, value in data.items()}
+        return _like(data, {key: inner(key, value) for key, value in data.items()})
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(map_tensors(function, value) for value in data))
+        return type(data)(*map(inner, data._fields, data))
     if isinstance(data, list | tuple):
-        return type(data)(map_tensors(function, value) for value in data)
-    return data
+        return type(data)(inner(index, value) for index, value in enumerate(data))
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        changed = copy.copy(data)
+        for field in dataclasses.fields(data):
+            object.__setattr__(changed, field.name, inner(field.name, getattr(data, field.name)))
+        return changed
+    return function(path, data)
+
+
+def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+    """``values`` as a mapping of the same kind, such as Hugging Face's BatchEncoding, where it is made so."""
+    if type(mapping) is dict:
+        return values
+    try:
+        return type(mapping)(values)  # type: ignore[call-arg]
+    except TypeError:
+        return values

@@ -25,6 +25,7 @@ from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import HParams, Job
 from saturn_airflow.training import batches
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
+from saturn_airflow.training.layout import of_batch
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -209,7 +210,7 @@ def test_batch_size_of_the_job_is_the_global_one() -> None:
 
 def test_pairs_of_tensors_are_taken_apart() -> None:
     x, y = next(iter(DataLoader(TensorDataset(torch.arange(5), torch.arange(5) * 2), batch_size=5)))
-    data, count = batches.take([x, y], 5, range(1, 3))
+    data, count = of_batch([x, y], None).take([x, y], 5, range(1, 3))
     assert count == 2
     assert [t.tolist() for t in data] == [[1, 2], [2, 4]]
 
