@@ -121,6 +121,8 @@ class Job:
     :param neutral: names of hyper-parameters and of keys of ``model_args`` and ``data_args`` whose values
         don't change how fast it trains, such as the day of ``data_args={"day": "{{ ds }}"}``: what was
         measured under one value then holds under the others.
+    :param data_version: what names the state of the data, such as a table's snapshot. It belongs to the job's
+        definition: a cleared job starts anew where it has changed.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Job:
     techniques: Sequence[str] | None = None
     nodes: Sequence[str] | None = None
     neutral: Sequence[str] = ()
+    data_version: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or len(self.name) > 200:
@@ -160,6 +163,8 @@ class Job:
             if isinstance(value, str) or not value or not all(isinstance(item, str) for item in value):
                 raise InvalidSweepError(f"job {self.name!r}: {name} is {value!r}; give a list of names")
             object.__setattr__(self, name, tuple(value))
+        if self.data_version is not None and not isinstance(self.data_version, str):
+            raise InvalidSweepError(f"job {self.name!r}: data_version is {self.data_version!r}; give a text")
         self._check_batches()
         self._check_neutral()
 

@@ -5,6 +5,10 @@ distributed checkpoint (each rank its own part), and ``manifest.json`` with ever
 size and SHA-256 of every file. Tensors have the names that parameters have in the job's own model:
 ``model.<name>`` and ``optimizer.<name>.<key>``. Nothing in it is pickled.
 
+It belongs to a definition of the job, which stands in its manifest; beside it stand the versions of the
+packages that wrote it, which nothing depends on. A checkpoint of another definition, or in a format that a
+newer version of this package wrote, is refused and left as it is.
+
 It is written under another name, synced to disk, and then renamed, so a folder of that name is whole, or was
 damaged later; the checksums tell.
 """
@@ -34,12 +38,15 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+import saturn_airflow
+from saturn_airflow import formats
+from saturn_airflow.definition import Change, Definition
 from saturn_airflow.errors import JobError
 from saturn_airflow.training import group_state, storing
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State, Tensors
 
-FORMAT = 1
+_FORMAT = "a checkpoint"
 _FILE_BYTES = 2**30  # the tensors of one file are in memory twice while it is written
 _MANIFEST = "manifest.json"
 _HASH = "sha256"
@@ -67,17 +74,31 @@ class Checkpoints:
 
     :param keep: how many of the newest stay.
     :param warn: called on every rank with what the user should know.
+    :param definition: what they belong to; None where nobody asks.
+    :param goes_on_from: the hash of another definition whose checkpoints are taken all the same.
     :param beside: write while training goes on, from a copy on the host; None for where it pays, on GPUs.
     :raises CheckpointError: when the folder can't be written.
     """
 
     def __init__(
-        self, folder: Path, ranks: Ranks, keep: int, warn: Callable[[str], None], beside: bool | None = None
+        self,
+        folder: Path,
+        ranks: Ranks,
+        keep: int,
+        warn: Callable[[str], None],
+        beside: bool | None = None,
+        *,
+        definition: Definition | None = None,
+        goes_on_from: str | None = None,
     ) -> None:
         self._folder = folder
         self._ranks = ranks
         self._keep = keep
         self._warn = warn
+        self._definition = definition
+        self._goes_on_from = goes_on_from
+        #: How the definition has changed since the checkpoint was written that :meth:`load` has read.
+        self.changes: list[Change] = []
         self._beside = ranks.device.type == "cuda" if beside is None else beside
         # What is said while training goes on must not get between what training says.
         self._group = dist.new_group(backend="gloo") if self._beside and ranks.size > 1 else None
@@ -179,11 +200,13 @@ class Checkpoints:
         """Read the newest whole checkpoint into ``state``; every rank must call this together.
 
         :returns: its path and what :meth:`save` got as ``extra``; None where there is no checkpoint.
-        :raises CheckpointError: when the checkpoint is of another model.
+        :raises CheckpointError: when the checkpoint is of another model or definition.
+        :raises NewerFormatError: when the newest is in a format that this version can't read.
         """
         found: list[Any] = self._everyones([path.name for path in self._found()])[0]
         for name in found:
             path = self._folder / name
+            formats.check(_manifest_of(path), _FORMAT, path)
             damages = self._everyones(self._damage(path))
             if damage := next((d for d in damages if d), None):
                 self._warn(f"checkpoint {path} is damaged ({damage}); using the one before it")
@@ -192,12 +215,25 @@ class Checkpoints:
                         path.rename(self._folder / f"damaged-{name}")
                 continue
             manifest = json.loads((path / _MANIFEST).read_text())
+            self._check_definition(path, manifest)
             self._read(path, state, manifest)
             extra: dict[str, Any] = manifest["extra"]
             return path, extra
         if found:
             self._warn(f"no checkpoint in {self._folder} is whole; starting from the beginning")
         return None
+
+    def _check_definition(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        if self._definition is None or "definition" not in manifest:
+            return
+        before = Definition.from_dict(manifest["definition"])
+        self.changes = before.changes(self._definition)
+        if self.changes and before.hash != self._goes_on_from:
+            found = "; ".join(map(str, self.changes))
+            raise CheckpointError(
+                f"checkpoint {path} is of another definition of the job ({found}); train it in another "
+                "folder, or say that it is to go on all the same"
+            )
 
     def _contents(self, tensors: Tensors, about: _About) -> tuple[dict[str, int], dict[str, Any]]:
         """Bytes of every tensor of all ranks, and the manifest without what is known later."""
@@ -210,8 +246,11 @@ class Checkpoints:
             shapes.update(shapes_there)
             sizes.update(sizes_there)
         abouts = [about for *_, about in everyones]
+        described = {} if self._definition is None else {"definition": self._definition.to_dict()}
         return sizes, {
-            "format": FORMAT,
+            **formats.stamp(_FORMAT),
+            **described,
+            "provenance": {"saturn_airflow": saturn_airflow.__version__, "torch": torch.__version__},
             "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "optimizer_shapes": {n: shape for n, shape in shapes.items() if n.startswith("optimizer.")},
             "optimizer_numbers": {n: value for about in abouts for n, value in about.numbers.items()},
@@ -256,8 +295,6 @@ class Checkpoints:
             return f"{_MANIFEST} is missing or unreadable"
         if _digest_of(manifest) != digest:
             return f"{_MANIFEST} has changed"
-        if manifest["format"] != FORMAT:
-            return f"its format is {manifest['format']}, not {FORMAT}"
         for name in sorted(manifest["files"])[self._ranks.rank :: self._ranks.size]:
             try:
                 described = _describe(path / name)
@@ -314,6 +351,15 @@ def _describe(path: Path) -> dict[str, Any]:
             digest.update(block)
         os.fsync(file.fileno())
         return {"bytes": file.tell(), _HASH: digest.hexdigest()}
+
+
+def _manifest_of(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; empty where it can't be read."""
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:

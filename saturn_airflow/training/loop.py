@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from saturn_airflow import library, references
+from saturn_airflow.definition import Definition
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import Job
 from saturn_airflow.training import (
@@ -118,7 +119,12 @@ class _Training:
         if request.measure is None:
             self.state = state.State(self.parallel, self.optimizer, aliases, group_state)
             self.checkpoints = checkpoints.Checkpoints(
-                request.checkpoints, ranks, request.keep_checkpoints, self.warn
+                request.checkpoints,
+                ranks,
+                request.keep_checkpoints,
+                self.warn,
+                definition=Definition.from_dict(request.definition or Definition.of(job).to_dict()),
+                goes_on_from=request.goes_on_from,
             )
             self._resume(self.checkpoints)
         self.scheduler_step = optimizers.make_scheduler(hparams, self.optimizer, self.step, group_state)
@@ -392,6 +398,12 @@ class _Training:
         self.position = Position(extra["epoch"], extra["batch"])
         self.epoch_sum, self.epoch_batches = extra["epoch_sum"], extra["epoch_batches"]
         self.metrics.update(extra["metrics"])
+        if saved.changes and self.finished:
+            changes = "; ".join(map(str, saved.changes))
+            raise JobError(
+                f"checkpoint {path} is at the end of a training under another definition ({changes}), and "
+                "nothing is left to train: start the job from scratch"
+            )
 
     def _result(self, seconds: list[float], setup_seconds: float, warmups: int) -> dict[str, Any]:
         # The first batches are slow; they count as such where there are others to compare them with.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from saturn_airflow.training import runs
 from saturn_airflow.training.runs import Run
@@ -73,7 +71,7 @@ def of(folder: str | Path) -> Progress:
     for run in runs.all_of(folder):
         spec, took, training = run.spec, [], False
         end = run.end
-        for event in _events(run):
+        for event in run.so_far():
             match event["event"]:
                 case "leased":
                     training = True
@@ -108,12 +106,3 @@ def of(folder: str | Path) -> Progress:
         {metric: values for metric, values in history.items() if values},
         slowest,
     )
-
-
-def _events(run: Run) -> list[dict[str, Any]]:
-    try:
-        lines = (run.folder / "events.jsonl").read_bytes().splitlines(keepends=True)
-    except OSError:
-        return []
-    # The last line may be half written.
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]

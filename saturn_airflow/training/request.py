@@ -38,6 +38,8 @@ class TrainRequest:
     :param checkpoint_batches: save a checkpoint every so many global batches; None for never by count.
     :param keep_checkpoints: how many of the newest checkpoints stay.
     :param technique_folders: folders of the user's techniques, searched before those that come with Saturn.
+    :param definition: what the checkpoints belong to, :meth:`Definition.to_dict`.
+    :param goes_on_from: the hash of another definition whose checkpoints are taken all the same.
     :param measure: None to train. For a trial: nothing is written, nothing is loaded, the first
         ``warmups`` batches are not counted, and at most ``batches`` more are timed, fewer (but at least
         one) when ``seconds`` have passed since the first of them began.
@@ -56,6 +58,8 @@ class TrainRequest:
     technique_folders: tuple[str, ...] = ()
     measure: Measure | None = None
     alike: tuple[Mapping[str, Any], ...] = ()
+    definition: Mapping[str, Any] = field(default_factory=dict)
+    goes_on_from: str | None = None
 
     @property
     def checkpoints(self) -> Path:

@@ -19,109 +19,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from saturn_airflow import library
+from saturn_airflow import formats, library
 from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.jobs import Job
 from saturn_airflow.training import devices, fork_server
-from saturn_airflow.training.request import Measure
+from saturn_airflow.training.run_spec import RunSpec as RunSpec
+from saturn_airflow.training.run_spec import read_spec as read_spec
 
 Event = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSpec:
-    """What a run does, where, and on which devices. Plain data that fits in JSON.
-
-    :param folder: the state of this job in this sweep: ``checkpoints/``, and ``runs/`` with a folder each.
-    :param node: the name of the node this machine is.
-    :param slots: how many devices the node has; CPU threads are split among them.
-    :param devices: how many devices the job takes.
-    :param device_ids: exactly these; None for any that are free.
-    :param kind: ``"cpu"`` for CPU slots, else a type of GPU.
-    :param priority: smaller goes first where devices are waited for: when the plan was made (seconds since
-        the epoch), place in the plan.
-    :param holder: who holds the devices, in words for people.
-    :param mode: ``"train"``, or ``"trial"`` to measure.
-    :param batch_count: global batches to train for in this run; None for all that are left.
-    :param checkpoint_seconds: save a checkpoint when the last one is this old.
-    :param checkpoint_batches: save a checkpoint every so many global batches.
-    :param leases_folder: where the node's device locks are; None for the node's default.
-    :param technique_folders: folders of the user's techniques.
-    :param path: folders of the user's modules, put at the end of the module search path.
-    :param measure: how a trial measures.
-    :param alike: jobs whose optimizer and schedule a trial tries to make too; the event ``broken`` (job,
-        reason) tells of those for which it can't.
-    :param trial_seconds: how long a trial may take, once it has its devices.
-    :param hang_seconds: training in which nothing moved for this long is ended.
-    :param stop_seconds: how long training may take to stop when asked to.
-    :param outlive_seconds: how long the run goes on when nobody follows it; 0 ends it with its starter.
-    :param try_number: which try of the task started it, from 1.
-    """
-
-    job: Job
-    technique: str
-    folder: str
-    node: str
-    slots: int
-    devices: int
-    device_ids: tuple[int, ...] | None = None
-    kind: str = "gpu"
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    priority: tuple[float, int] = (0.0, 0)
-    holder: str = ""
-    mode: Literal["train", "trial"] = "train"
-    batch_count: int | None = None
-    checkpoint_seconds: float | None = 60.0
-    checkpoint_batches: int | None = None
-    keep_checkpoints: int = 2
-    leases_folder: str | None = None
-    technique_folders: tuple[str, ...] = ()
-    path: tuple[str, ...] = ()
-    measure: Measure = field(default_factory=Measure)
-    alike: tuple[Job, ...] = ()
-    trial_seconds: float = 120.0
-    hang_seconds: float = 1800.0
-    stop_seconds: float = 60.0
-    outlive_seconds: float = 0.0
-    try_number: int = 1
-
-    def __post_init__(self) -> None:
-        what = f"job {self.job.name!r}"
-        if not 1 <= self.devices <= self.slots:
-            raise InvalidSweepError(
-                f"{what} asks for {self.devices} devices; node {self.node!r} has {self.slots}"
-            )
-        ids = self.device_ids
-        if ids is not None and (len(set(ids)) != self.devices or not all(0 <= i < self.slots for i in ids)):
-            raise InvalidSweepError(
-                f"{what}: device ids {list(ids)} are not {self.devices} of the {self.slots} "
-                f"of node {self.node!r}"
-            )
-        if not self.holder:
-            object.__setattr__(self, "holder", what)
-
-    def to_dict(self) -> dict[str, Any]:
-        """This spec as JSON-ready data."""
-        jobs = {"job": self.job.to_dict(), "alike": [job.to_dict() for job in self.alike]}
-        return {**asdict(dataclasses.replace(self, alike=())), **jobs}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RunSpec:
-        """The spec that :meth:`to_dict` described."""
-        fields = dict(data)
-        fields["job"] = Job.from_dict(fields["job"])
-        fields["alike"] = tuple(map(Job.from_dict, fields.get("alike", ())))
-        fields["measure"] = Measure(*fields["measure"])
-        for name in ("priority", "technique_folders", "path"):
-            fields[name] = tuple(fields[name])
-        if fields["device_ids"] is not None:
-            fields["device_ids"] = tuple(fields["device_ids"])
-        return cls(**fields)
+_EVENTS = "a run's events"
+#: The first line of a run's events: not an event, but the format of those that follow.
+FORMAT_EVENT = "format"
 
 
 class Run:
@@ -141,8 +52,11 @@ class Run:
 
     @property
     def spec(self) -> RunSpec:
-        """What was asked of it."""
-        return RunSpec.from_dict(json.loads((self.folder / "spec.json").read_text()))
+        """What was asked of it.
+
+        :raises NewerFormatError: when a newer version wrote it in a way that this one can't read.
+        """
+        return read_spec(self.folder)
 
     def is_alive(self) -> bool:
         """Whether its supervisor is there."""
@@ -155,6 +69,7 @@ class Run:
         if self.is_alive():
             return None
         with contextlib.suppress(OSError), open(self.folder / "events.jsonl", "rb") as file:
+            self._check_format(file.readline())
             file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 20)))
             last = (file.read().splitlines() or [b""])[-1]
             with contextlib.suppress(ValueError):
@@ -211,6 +126,10 @@ class Run:
         """Let :meth:`events` begin where the last one who followed this run had come to."""
         with contextlib.suppress(OSError, ValueError):
             self.offset = int((self.folder / "followed").read_text())
+
+    def so_far(self) -> list[Event]:
+        """Everything that has happened; how far anybody has followed is not changed."""
+        return list(Run(self.folder)._new_events())
 
     def done_with(self) -> None:
         """Note that nobody need follow this run again: what it said last has been dealt with, too."""
@@ -270,10 +189,19 @@ class Run:
                 for line in file:
                     if not line.endswith(b"\n"):
                         return
+                    event = json.loads(line)
+                    if event["event"] == FORMAT_EVENT:
+                        formats.check(event, _EVENTS, file.name)
                     self.offset += len(line)
-                    yield json.loads(line)
+                    if event["event"] != FORMAT_EVENT:
+                        yield event
         except FileNotFoundError:
             return
+
+    def _check_format(self, line: bytes) -> None:
+        """Check the first line of the run's events."""
+        with contextlib.suppress(ValueError):
+            formats.check(json.loads(line), _EVENTS, self.folder / "events.jsonl")
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):
@@ -419,7 +347,7 @@ def time_on_devices(folder: str | Path) -> dict[str, float]:
     """
     started, ended, held = [], [], 0.0
     for run in all_of(folder):
-        events = list(run._new_events())
+        events = run.so_far()
         leased = [event["time"] for event in events if event["event"] == "leased"]
         if leased:
             started.append(leased[0])
@@ -435,7 +363,7 @@ def last_checkpoint(folder: str | Path) -> Event | None:
     """
     saved = None
     for run in all_of(folder):
-        saved = next((e for e in reversed(list(run._new_events())) if e["event"] == "checkpoint"), saved)
+        saved = next((e for e in reversed(run.so_far()) if e["event"] == "checkpoint"), saved)
     return saved
 
 

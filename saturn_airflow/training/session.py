@@ -177,6 +177,8 @@ class Session:
             technique_folders=spec.technique_folders,
             measure=measure,
             alike=tuple(job.to_dict() for job in spec.alike) if measure is not None else (),
+            definition=spec.definition,
+            goes_on_from=spec.goes_on_from,
         )
 
     def _launch(self, call: bytes, seconds: float | None = None) -> list[dict[str, Any]]:

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow import formats
 from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.training import devices, failures, launching, leases, warm
+from saturn_airflow.training import devices, failures, launching, leases, runs, warm
 from saturn_airflow.training.failures import Failure, RanksFailedError
-from saturn_airflow.training.runs import RunSpec
 
 # A run that must not outlive its starter has this long to save what it has when the starter is gone.
 _ORPHAN_SECONDS = 3.0
@@ -50,7 +50,7 @@ class Supervisor:
     def __init__(self, folder: Path, starter: int | None) -> None:
         self._folder = folder
         self._starter = starter
-        self._spec = RunSpec.from_dict(json.loads((folder / "spec.json").read_text()))
+        self._spec = runs.read_spec(folder)
         # At the end, as Airflow does, so that a user's queue.py hides no module of Python's. Whatever is
         # launched from here searches the same path.
         sys.path.extend(entry for entry in self._spec.path if entry not in sys.path)
@@ -64,6 +64,9 @@ class Supervisor:
         """Do what the spec says and write the end of it."""
         signal.signal(signal.SIGTERM, lambda *_: self._stop_within(self._spec.stop_seconds))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.emit({"event": runs.FORMAT_EVENT, **formats.stamp("a run's events")})
+        for message in self._spec.warnings:
+            self.emit({"event": "warning", "message": message})
         result: dict[str, Any] = {}
         failure: Failure | None = None
         try:

@@ -463,6 +463,7 @@ def test_runs_that_ended_badly_are_counted_by_try(tmp_path: Path) -> None:
     stopped = runs.start(spec_for(tmp_path, small_job("slow", batches=5000), try_number=3))
     until(stopped, "step")
     stopped.stop()
-    finish(spec_for(tmp_path, small_job(), try_number=4))
+    goes_on_from = stopped.spec.definition["hash"]
+        finish(spec_for(tmp_path, small_job(), try_number=4, goes_on_from=goes_on_from))
     assert [runs.failures(tmp_path / "state", after_try=n) for n in (0, 1, 2)] == [2, 1, 0]
     assert len(runs.all_of(tmp_path / "state")) == 4
