@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from airflow.sdk import Context
 
 _PATIENCE = 10.0  # seconds: a repository may lie on a slow share
+#: The tag that tells changes which are not committed from others.
+CHANGES = "saturn.code_changes"
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -37,4 +41,22 @@ def commit_of(folder: Path) -> dict[str, str]:
     commit, _, dirty = done.stdout.strip().partition("-")
     if done.returncode or not _COMMIT.fullmatch(commit):
         return {}
-    return {"mlflow.source.git.commit": commit, "mlflow.source.git.dirty": "true" if dirty else "false"}
+    tags = {"mlflow.source.git.commit": commit, "mlflow.source.git.dirty": "true" if dirty else "false"}
+    return {**tags, CHANGES: _digest_of_changes(folder)} if dirty else tags
+
+
+def as_text(tags: Mapping[str, str]) -> str | None:
+    """The version that these tags name, as one text; None where they name none."""
+    version = tags.get("airflow.bundle_version") or tags.get("mlflow.source.git.commit")
+    return f"{version}+{tags[CHANGES]}" if version and CHANGES in tags else version
+
+
+def _digest_of_changes(folder: Path) -> str:
+    """What tells the changed files of a repository from other changes; files that git does not know are not
+    seen."""
+    command = ["git", "-C", str(folder), "diff", "--no-ext-diff", "HEAD", "--", "."]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return hashlib.sha256(done.stdout).hexdigest()[:16]

@@ -145,7 +145,11 @@ class ReportOperator(BaseOperator):
 def add_runs(run: SweepRun, outcomes: Sequence[dict[str, Any]]) -> None:
     """Add the run and the model of jobs whose train task ended before MLflow had answered."""
     for outcome in outcomes:
-        if outcome.get("model") and not outcome.get("run_id") and (run_id := run.run_of(outcome["job"])):
+        if (
+            outcome.get("model")
+            and not outcome.get("run_id")
+            and (run_id := run.run_of(outcome["job"], outcome.get("training", 1)))
+        ):
             outcome |= {"run_id": run_id, "model_uri": f"runs:/{run_id}/model"}
 
 

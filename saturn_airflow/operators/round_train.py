@@ -53,14 +53,6 @@ class RoundTrainOperator(TrainOperator):
 
     def submit_job(self, context: Context) -> str:
         """The run that goes on from the round before, or a new one."""
-        from saturn_airflow.training import runs
-
-        folder = SweepContext.of(context, self.group).job_folder(self.entry["name"])
-        found = runs.all_of(folder)
-        # It may have ended while the next round was planned.
-        end = found[-1].end if found and self._is_of_this_plan(found[-1]) else None
-        if end is not None and end["status"] == "finished":
-            return str(found[-1].folder)
         name = super().submit_job(context)
         if self.entry.get("moved_from"):
             self._mark(context)

@@ -12,7 +12,10 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from saturn_airflow.cluster import Node
 from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.folders import superseded
+from saturn_airflow.formats import NewerFormatError
 from saturn_airflow.jobs import Job
+from saturn_airflow.operators import beginning
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -29,6 +32,7 @@ from saturn_airflow.plugin.links import MlflowRunLink
 
 if TYPE_CHECKING:
     from saturn_airflow.tracking import JobRun
+    from saturn_airflow.training.restarting import Asker, Decision
     from saturn_airflow.training.runs import Run, RunSpec
 
 OUTCOME_KEY = "outcome"
@@ -81,6 +85,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         self._job_run: JobRun | None = None
         self._outcome: dict[str, Any] = {}
         self._said_at = 0.0
+        self._decided: Decision | None = None
+        self._warnings: tuple[str, ...] = ()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Train, or follow the training that an earlier try began.
@@ -97,17 +103,46 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         with runs.sole_follower(folder, self.must_go, self._say_who_follows) as alone:
             if not alone:
                 raise AirflowException(f"{job}: an earlier try of this task has not let go of it yet")
+            self._begin(context, folder)
             self.execute_resumable(context)
         return self._outcome
 
+    def _begin(self, context: Context, folder: Path) -> None:
+        """Decide whether the job goes on; where it starts anew, set aside what was trained.
+
+        :raises AirflowFailException: when what is there can't be read by this version.
+        """
+        from saturn_airflow.training import restarting
+
+        try:
+            self._decided = beginning.decide(context, folder, self.entry, self._asker(context))
+        except (InvalidSweepError, NewerFormatError) as error:
+            self._refuse(context, str(error))
+        name, decision = self.entry["job"]["name"], self._decision
+        if decision.why_anew is not None:
+            beginning.supersede(folder, decision.why_anew, STOP_SECONDS)
+            aside = folder / superseded(restarting.number(folder) - 1)
+            self._warnings = (
+                f"{name} is trained from the beginning: {decision.why_anew}. What was trained "
+                f"before is in {aside}",
+            )
+        elif decision.changes:
+            changes = "; ".join(map(beginning.in_words, decision.changes))
+            self._warnings = (f"{name} goes on as asked, though its definition has changed: {changes}",)
+
+    @property
+    def _decision(self) -> Decision:
+        assert self._decided is not None, "execute decides first"
+        return self._decided
+
     def submit_job(self, context: Context) -> str:
         """Start training, after what earlier runs said has been passed on; the run's folder."""
-        from saturn_airflow.training import runs
+        from saturn_airflow.training import restarting, runs
 
-        spec = self._spec(context)
+        spec, end = self._spec(context), None
         for run in runs.all_of(spec.folder):
             if run.is_alive():
-                if self._is_of_this_plan(run):
+                if self._is_of_this_plan(run) and not self._decision.changes:
                     self.log.info("Reconnecting to the training in %s", run.folder)
                     return str(run.folder)
                 self.log.info("Stopping the training of an earlier plan in %s", run.folder)
@@ -117,18 +152,24 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             if end["status"] != "finished" and not self._may_go_on(context, run, end):
                 raise AirflowFailException(self._conclude(context, run, end)["reason"])
             run.done_with()
+        if end is not None and end["status"] == "finished" and not self._decision.changes:
+            return str(run.folder)
         self._let_go_first(context)
         try:
-            return str(runs.start(spec).folder)
+            started = runs.start(spec)
         except InvalidSweepError as error:
-            outcome = {**self._planned(), "status": "failed", "reason": str(error)}
-            context["ti"].xcom_push(OUTCOME_KEY, outcome)
-            raise AirflowFailException(str(error)) from None
+            self._refuse(context, str(error))
+        restarting.forget_wish(Path(spec.folder))
+        return str(started.folder)
+
+    def _refuse(self, context: Context, reason: str) -> NoReturn:
+        context["ti"].xcom_push(OUTCOME_KEY, {**self._planned(), "status": "failed", "reason": reason})
+        raise AirflowFailException(reason) from None
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
         """``running``, or how the run ended; ``superseded`` when there is a newer plan."""
         run = _run(external_id)
-        if not self._is_of_this_plan(run):
+        if not run.exists() or self._decision.changes or not self._is_of_this_plan(run):
             return "superseded"
         end = run.end
         return "running" if end is None else str(end["status"])
@@ -203,6 +244,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             stop_seconds=STOP_SECONDS,
             outlive_seconds=outlive_seconds(),
             try_number=context["ti"].try_number,
+            definition=self._decision.definition.to_dict(),
+            goes_on_from=self._decision.goes_on_from,
+            warnings=self._warnings,
         )
 
     def _let_go_first(self, context: Context) -> None:
@@ -236,7 +280,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
     def _may_go_on(self, context: Context, run: Run, end: dict[str, Any]) -> bool:
         """Whether this try may go on after a run that ended so."""
-        return run.spec.try_number <= self._cleared_after(context) or self._is_worth_a_retry(context, end)
+        return not self._asker(context).goes_on_with(run) or self._is_worth_a_retry(context, end)
 
     def _is_worth_a_retry(self, context: Context, end: dict[str, Any]) -> bool:
         from saturn_airflow.training import runs
@@ -244,16 +288,14 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         ti = context["ti"]
         failures = runs.failures(
             SweepContext.of(context, self.group).job_folder(self.entry["job"]["name"]),
-            after_try=self._cleared_after(context),
+            self._asker(context).goes_on_with,
             node=self.entry["node"],
         )
         tries_left = ti.try_number <= (ti.max_tries or 0) and failures <= self.job_retries
         return end["status"] in WORTH_A_RETRY and tries_left
 
-    def _cleared_after(self, context: Context) -> int:
-        """The last try before somebody cleared this task: who does has mended something, and it has all its
-        tries again. 0 where nobody did."""
-        return int(context["ti"].max_tries or 0) - (self.retries or 0)
+    def _asker(self, context: Context) -> Asker:
+        return beginning.asker_of(self.entry, context["ti"], self.retries or 0)
 
     def _pass_on(self, context: Context, run: Run) -> dict[str, Any] | None:
         """Tell MLflow and the log what the run says; how it ended, None if this task must go before that."""
@@ -270,6 +312,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
     def _mlflow(self, context: Context) -> JobRun:
         from saturn_airflow import tracking
+        from saturn_airflow.training import restarting
 
         if self._job_run is None:
             sweep = SweepContext.of(context, self.group)
@@ -279,11 +322,17 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             params = hide_secrets(tracking.job_params(job, **strategy))
             folder = sweep.job_folder(job.name)
             tags = sweep.tags(context)
-            self._job_run = tracking.open_job(mlflow_uri(), parent, job.name, params, tags, folder)
+            if self._decided is not None:
+                tags |= {"saturn.definition": self._decided.definition.hash}
+            number = restarting.number(folder)
+            uri = mlflow_uri()
+            self._job_run = tracking.open_job(uri, parent, job.name, params, tags, folder, number)
         return self._job_run
 
     def _leave(self, context: Context, run: Run) -> NoReturn:
         """Leave a run that goes on: to the next try, or, where nobody wants it any more, stop it first."""
+        from saturn_airflow.training import restarting
+
         name = run.spec.job.name
         if self.is_orphan():
             # Nobody hears what this process says, and the next try waits for it to be gone.
@@ -295,11 +344,12 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         end = self._pass_on(context, run)
         if end is not None:
             self._conclude(context, run, {**end, "reason": end["reason"] or "the task was stopped"})
+            restarting.conclude(run, self._asker(context), wanted=False)
         raise AirflowFailException(f"{name} was stopped")
 
     def _conclude(self, context: Context, run: Run, end: dict[str, Any]) -> dict[str, Any]:
         """Push the outcome, and close the job's MLflow run unless it will be gone on with."""
-        from saturn_airflow.training import runs
+        from saturn_airflow.training import restarting, runs
 
         ti = context["ti"]
         outcome = {
@@ -307,6 +357,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             **(end.get("result") or {}),
             "status": end["status"],
             "reason": end["reason"],
+            "training": restarting.number(Path(run.spec.folder)),
             **runs.time_on_devices(run.spec.folder),
         }
         # What became of the job must not depend on MLflow; its run and model are added when they are known.
@@ -315,6 +366,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             self._close(context, outcome, self._is_worth_a_retry(context, end) and not self.must_go())
             ti.xcom_push(OUTCOME_KEY, finite(outcome))
         run.done_with()
+        restarting.conclude(run, self._asker(context))
         return dict(finite(outcome))
 
     def _close(self, context: Context, outcome: dict[str, Any], goes_on: bool) -> None:

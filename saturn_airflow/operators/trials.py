@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from saturn_airflow.cluster import Cluster
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.jobs import Job, check_jobs
+from saturn_airflow.operators import wishes
 from saturn_airflow.operators.context import SweepContext, home, mlflow_uri, use_techniques_folder
 from saturn_airflow.operators.inventory import check_listeners
 from saturn_airflow.operators.waves import check_map_length, listed, quick_solve
@@ -72,6 +73,7 @@ class TrialsOperator(BaseOperator):
             jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
             check_jobs(jobs)
             check_against(jobs, cluster, self.techniques)
+            wishes.check(wishes.conf_of(context), [job.name for job in jobs])
             check_listeners(cluster, self.log.info)
             uri = mlflow_uri()
             known = [] if self.profile == "fresh" else earlier_estimates(uri, jobs)

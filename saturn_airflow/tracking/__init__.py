@@ -9,12 +9,12 @@ from saturn_airflow.tracking.parameters import job_params
 from saturn_airflow.tracking.runs import (
     JobRun,
     SweepRun,
-    has_unsent,
     open_job,
     open_sweep,
+    reopen_job,
     reopen_sweep,
-    send_outbox,
 )
+from saturn_airflow.tracking.sending import has_unsent, nobody_sends, send_outbox
 from saturn_airflow.tracking.server import resolve_uri
 
 __all__ = [
@@ -23,8 +23,10 @@ __all__ = [
     "estimates",
     "has_unsent",
     "job_params",
+    "nobody_sends",
     "open_job",
     "open_sweep",
+    "reopen_job",
     "reopen_sweep",
     "resolve_uri",
     "send_outbox",

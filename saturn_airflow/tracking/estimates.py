@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.tracking import parameters, server, unique
 from saturn_airflow.tracking.outbox import Outbox, Record
-from saturn_airflow.tracking.runs import send_patiently
 from saturn_airflow.tracking.sender import Sender
+from saturn_airflow.tracking.sending import send_patiently
 from saturn_airflow.tracking.server import RecordRefusedError, RunGoneError, TrackingError
 
 if TYPE_CHECKING:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 Record = Mapping[str, Any]
 
 FOLDER = "mlflow"
+#: Its entry among the formats: the record that describes the run carries the number.
+OUTBOX = "an outbox"
 
 
 class Outbox:
@@ -82,6 +84,15 @@ class Outbox:
                 if record is not None and record.get("kind") == kind and record.get("name") == name:
                     return record
         return None
+
+    def place_of(self, path: str | Path) -> str:
+        """``path`` as a record names it: where it lies in the folder that the records are of, from there."""
+        absolute, beside = Path(path).absolute(), self.folder.parent.absolute()
+        return str(absolute.relative_to(beside) if absolute.is_relative_to(beside) else absolute)
+
+    def at(self, place: str) -> Path:
+        """Where the file is that a record names so."""
+        return self.folder.parent / place
 
     def size(self) -> int:
         """Bytes of records."""

@@ -15,6 +15,7 @@ _KEY_LENGTH = 250
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 8000
 _DATA = "data."
+_VERSION = "data_version"
 _NOT_IN_KEYS = re.compile(r"[^\w./ -]")
 
 
@@ -44,6 +45,7 @@ def job_params(job: Job, **strategy: Any) -> dict[str, str]:
             "load_dataloader": job.load_dataloader,
             "load_eval_dataloader": job.load_eval_dataloader,
             "loss_function": job.loss_function,
+            "data_version": job.data_version,
             **{f"model.{key}": value for key, value in job.model_args.items()},
             **{f"data.{key}": value for key, value in job.data_args.items()},
             **{f"optimizer.{key}": value for key, value in hparams.optimizer_args.items()},
@@ -66,6 +68,7 @@ def datasets(params: Mapping[str, Any]) -> list[dict[str, str]]:
     """
     found = flat(params)
     arguments = {key[len(_DATA) :]: value for key, value in sorted(found.items()) if key.startswith(_DATA)}
+    arguments |= {_VERSION: found[_VERSION]} if _VERSION in found else {}
     digest = hashlib.sha256(json.dumps(arguments).encode()).hexdigest()[:8]
     return [
         {

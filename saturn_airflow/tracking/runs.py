@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow import formats
 from saturn_airflow.cluster import Node
 from saturn_airflow.plan import Plan
 from saturn_airflow.tracking import machine, models, parameters, unique
 from saturn_airflow.tracking.events import Event, Recorder
-from saturn_airflow.tracking.outbox import Outbox
+from saturn_airflow.tracking.outbox import OUTBOX, Outbox
 from saturn_airflow.tracking.sender import BackgroundSender, Sender
+from saturn_airflow.tracking.sending import send_patiently
 from saturn_airflow.tracking.server import MlflowAwayError
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 _SECONDS_LEFT_ALONE = 30.0
 
 SWEEP_TAG = "saturn.sweep"
+#: Why a later training of the same job stands in for this one.
+SUPERSEDED_TAG = "saturn.superseded"
 #: Figures of the result that :meth:`SweepRun.log_plan` logs, once per round.
 _IN_PLAN = ("planned_seconds", "lower_bound", "planning_seconds", "gap")
 #: How a job or sweep may end, and what MLflow calls it.
@@ -32,11 +36,14 @@ STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "pr
 class _Run:
     """What sweeps and jobs have in common: an outbox, and the run its records go to."""
 
-    def __init__(self, uri: str, folder: str | Path, description: Mapping[str, Any]) -> None:
+    def __init__(
+        self, uri: str, folder: str | Path, description: Mapping[str, Any], said: bool = False
+    ) -> None:
         self.description = dict(description)
         self._outbox = Outbox(folder)
         self._sender = Sender(uri, self._outbox)
-        self._outbox.append(self.description)
+        if not said:
+            self._outbox.append({**self.description, **formats.stamp(OUTBOX)})
 
     @property
     def id(self) -> str | None:
@@ -66,7 +73,7 @@ class _Run:
 
         :param to: the folder among the run's artifacts.
         """
-        self._outbox.append({"kind": "artifact", "path": str(Path(path).absolute()), "to": to})
+        self._outbox.append({"kind": "artifact", "path": self._outbox.place_of(path), "to": to})
 
     def log_bytes(self, data: bytes, name: str) -> None:
         """Log ``data`` as an artifact.
@@ -143,12 +150,15 @@ class SweepRun(_Run):
             self.tag({f"saturn.best.{key}": best.get(key) for key in ("job", "metric", "value", "model_uri")})
         self.flush()
 
-    def run_of(self, job: str) -> str | None:
-        """The id of a job's run; None where there is none, or MLflow does not answer."""
+    def run_of(self, job: str, training: int = 1) -> str | None:
+        """The id of a job's run; None where there is none, or MLflow does not answer.
+
+        :param training: which of the job's trainings, from 1.
+        """
         if self._sender.experiment_id is None:
             return None
         try:
-            key = f"{self.description['key']}\n{job}"
+            key = _key_of_job(self.description, job, training)
             run = unique.find(self._sender.uri, self._sender.experiment_id, key, ("job", job))
         except MlflowAwayError:
             return None
@@ -201,8 +211,10 @@ class SweepRun(_Run):
 class JobRun(_Run):
     """The run of a job. What is logged goes to a file at once, and from there to MLflow in the background."""
 
-    def __init__(self, uri: str, folder: str | Path, description: Mapping[str, Any]) -> None:
-        super().__init__(uri, folder, description)
+    def __init__(
+        self, uri: str, folder: str | Path, description: Mapping[str, Any], said: bool = False
+    ) -> None:
+        super().__init__(uri, folder, description, said)
         step, evaluation = (self._outbox.last("metrics", name) or {} for name in ("step", "eval"))
         self._recorder = Recorder(step.get("step", -1), evaluation.get("step", -1))
         self._background = BackgroundSender(self._sender)
@@ -243,7 +255,7 @@ class JobRun(_Run):
 
         :returns: its URI, ``runs:/<id>/<name>``; None where MLflow has not answered yet.
         """
-        record = {"kind": "model", "path": str(Path(path).absolute()), "to": name}
+        record = {"kind": "model", "path": self._outbox.place_of(path), "to": name}
         self._outbox.append({**record, "inputs": self._inputs})
         return f"runs:/{self.id}/{name}" if self.id else None
 
@@ -259,6 +271,16 @@ class JobRun(_Run):
         """
         self._append_end(status, reason)
         return self.leave()
+
+    def supersede(self, reason: str, *, ended: bool) -> None:
+        """Mark the run as that of a training which a later one stands in for, and stop sending.
+
+        :param ended: whether the run has ended already; else it ends as stopped.
+        """
+        if not ended:
+            self._append_end("stopped", reason)
+        self.tag({"saturn.status": "superseded", SUPERSEDED_TAG: reason})
+        self.leave()
 
     def leave(self) -> bool:
         """Send what waits and stop sending, without ending the run: the job will come back to it."""
@@ -314,6 +336,7 @@ def open_job(
     params: Mapping[str, Any],
     tags: Mapping[str, Any],
     folder: str | Path,
+    training: int = 1,
 ) -> JobRun:
     """The run of a job, below its sweep's, created where it does not exist.
 
@@ -323,55 +346,24 @@ def open_job(
     :param name: the job's; unique within the sweep.
     :param params: nested mappings are flattened; see :func:`~saturn_airflow.tracking.job_params`.
     :param folder: of the job; keeps what MLflow has not taken yet.
+    :param training: which of the job's trainings, from 1: one that starts anew has a run of its own.
     """
     parent = _identity(sweep.description if isinstance(sweep, SweepRun) else sweep)
     description = _description(
-        parent["experiment"], f"{parent['key']}\n{name}", ("job", name), name, tags, params
+        parent["experiment"], _key_of_job(parent, name, training), ("job", name), name, tags, params
     )
     datasets = parameters.datasets(params)
     return JobRun(uri, folder, {**description, "datasets": datasets, "parent": parent})
 
 
-def send_outbox(uri: str, folder: str | Path, patience: float = 5.0) -> bool:
-    """Send what is left in a folder and in the folders right below it: those of a sweep and of its jobs.
-
-    :param patience: seconds to try for, all in all, while MLflow does not answer.
-    :returns: whether MLflow has everything.
-    """
-    deadline = time.monotonic() + patience
-    # What a sweep says of its jobs comes after theirs: their models can be registered then.
-    for outbox in reversed(_outboxes(folder)):
-        # The first that is not taken uses up the patience for all.
-        if outbox.size() and not send_patiently(Sender(uri, outbox), deadline - time.monotonic()):
-            return False
-    return True
+def reopen_job(uri: str, folder: str | Path) -> JobRun | None:
+    """The run that the records in a job's folder are of, as :func:`open_job` left it; None where none are."""
+    first = next((record for record, _ in Outbox(folder).read(0) if record.get("kind") == "run"), None)
+    return None if first is None else JobRun(uri, folder, first, said=True)
 
 
-def has_unsent(folder: str | Path) -> bool:
-    """Whether something is left that :func:`send_outbox` would send; MLflow is not asked."""
-    return any(outbox.size() > outbox.state().get("offset", 0) for outbox in _outboxes(folder))
-
-
-def _outboxes(folder: str | Path) -> list[Outbox]:
-    return [Outbox(folder), *(Outbox(child) for child in sorted(Path(folder).glob("*/")))]
-
-
-def send_patiently(sender: Sender, patience: float) -> bool:
-    """Send what waits, trying for ``patience`` seconds. Returns whether all was sent."""
-    deadline = time.monotonic() + patience
-    pause = 0.25
-    while True:
-        reason = "another process is sending"
-        try:
-            if sender.send():
-                return True
-        except MlflowAwayError as error:
-            reason = str(error)
-        if time.monotonic() + pause > deadline:
-            log.warning("MLflow has not taken all records of %s yet (%s)", sender.outbox.folder, reason)
-            return False
-        time.sleep(pause)
-        pause = min(2.0, pause * 2)
+def _key_of_job(sweep: Mapping[str, Any], job: str, training: int) -> str:
+    return f"{sweep['key']}\n{job}" + (f"\n{training}" if training > 1 else "")
 
 
 def _description(
@@ -403,7 +395,8 @@ def _shown_by_mlflow(tags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity(sweep: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in sweep.items() if key not in ("run_id", "url")}
+    own = ("run_id", "url", formats.FORMAT, formats.WRITTEN_BY)
+    return {key: value for key, value in sweep.items() if key not in own}
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -8,11 +8,11 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow import formats
 from saturn_airflow.tracking import models, server, unique
-from saturn_airflow.tracking.outbox import Outbox, Record
+from saturn_airflow.tracking.outbox import OUTBOX, Outbox, Record
 from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
 
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ class Sender:
         try:
             match record["kind"]:
                 case "run":
+                    self._check_format(record)
                     self._open(record)
                 case "artifact" | "model":
                     self._log_artifact(record)
@@ -167,12 +168,20 @@ class Sender:
                     from saturn_airflow.tracking import estimates
 
                     estimates.send(self.uri, record)
+                case "torn":
+                    pass
                 case _:
-                    pass  # a line that was never finished
+                    self.outbox.refuse(record, f"this version knows no records of kind {record['kind']!r}")
         except RecordRefusedError as error:
             if record["kind"] == "run":  # without it nothing else can be sent
                 raise MlflowAwayError(str(error)) from error
             self.outbox.refuse(record, str(error))
+
+    def _check_format(self, record: Record) -> None:
+        try:
+            formats.check(record, OUTBOX, self.outbox.folder)
+        except formats.NewerFormatError as error:  # as for a server that is away: all is kept for later
+            raise MlflowAwayError(str(error)) from error
 
     def _run(self) -> str:
         assert self.run_id is not None, "the first record of an outbox describes the run"
@@ -218,7 +227,7 @@ class Sender:
                 mlflow.update_run(run.info.run_id, status="RUNNING")
 
     def _log_artifact(self, record: Record) -> None:
-        path = Path(record["path"])
+        path = self.outbox.at(record["path"])
         mlflow = server.client(self.uri)
         if not path.exists():
             self.outbox.refuse(record, f"{path} is not there any more")

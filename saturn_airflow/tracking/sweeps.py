@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.errors import SaturnError
 from saturn_airflow.tracking import server
+from saturn_airflow.tracking.runs import SUPERSEDED_TAG
 from saturn_airflow.tracking.server import RunGoneError
 
 if TYPE_CHECKING:
@@ -49,7 +50,12 @@ def one(uri: str, which: str) -> dict[str, Any]:
             order_by=["attributes.start_time ASC"],
             max_results=_PAGE,
         )
-    return {**_sweep(uri, run), "jobs": [_job(uri, child) for child in children]}
+    return {**_sweep(uri, run), "jobs": [_job(uri, child) for child in children if _counts(child)]}
+
+
+def _counts(run: Run) -> bool:
+    """Whether no later training of the same job stands in for this one."""
+    return SUPERSEDED_TAG not in run.data.tags
 
 
 def _find(uri: str, which: str) -> Run:

@@ -17,7 +17,6 @@ from typing import Any, Literal
 from saturn_airflow import formats
 from saturn_airflow.definition import CODE, Change, Definition
 from saturn_airflow.folders import SUPERSEDED, superseded
-from saturn_airflow.jobs import Job
 from saturn_airflow.training import runs
 from saturn_airflow.training.runs import Run
 
@@ -222,8 +221,3 @@ def _other(folder: Path, definition: Definition) -> str | None:
     """The hash of the newest checkpoint's definition, where that is another."""
     newest = _definition_of_newest(folder)
     return None if newest is None or not newest.changes(definition) else newest.hash
-
-
-def definition_of(job: Job, code: str | None) -> Definition:
-    """The present definition of a job."""
-    return Definition.of(job, code)

@@ -58,6 +58,10 @@ class Run:
         """
         return read_spec(self.folder)
 
+    def exists(self) -> bool:
+        """Whether it is where it was; the training it is of may have been set aside."""
+        return (self.folder / "spec.json").exists()
+
     def is_alive(self) -> bool:
         """Whether its supervisor is there."""
         return _is_locked(self.folder / "alive")
@@ -257,10 +261,10 @@ def has_asked(folder: str | Path, since: float) -> bool:
     )
 
 
-def failures(folder: str | Path, after_try: int = 0, node: str | None = None) -> int:
+def failures(folder: str | Path, counts: Callable[[Run], bool] = Run.exists, node: str | None = None) -> int:
     """How many runs of a job ended badly: not finished, and not because they were told to stop.
 
-    :param after_try: count runs of later tries only.
+    :param counts: whether a run is to be counted.
     :param node: where the job is now; what was lost elsewhere went with its node, and does not count.
     """
     count = 0
@@ -269,7 +273,7 @@ def failures(folder: str | Path, after_try: int = 0, node: str | None = None) ->
         if end is None or end["status"] in ("finished", "stopped"):
             continue
         elsewhere = end["status"] == "lost" and node not in (None, run.spec.node)
-        count += not elsewhere and run.spec.try_number > after_try
+        count += not elsewhere and counts(run)
     return count
 
 

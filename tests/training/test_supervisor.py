@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -464,6 +465,11 @@ def test_runs_that_ended_badly_are_counted_by_try(tmp_path: Path) -> None:
     until(stopped, "step")
     stopped.stop()
     goes_on_from = stopped.spec.definition["hash"]
-        finish(spec_for(tmp_path, small_job(), try_number=4, goes_on_from=goes_on_from))
-    assert [runs.failures(tmp_path / "state", after_try=n) for n in (0, 1, 2)] == [2, 1, 0]
+    finish(spec_for(tmp_path, small_job(), try_number=4, goes_on_from=goes_on_from))
+    state = tmp_path / "state"
+    assert [runs.failures(state, _after(number)) for number in (0, 1, 2)] == [2, 1, 0]
     assert len(runs.all_of(tmp_path / "state")) == 4
+
+
+def _after(number: int) -> Callable[[Run], bool]:
+    return lambda run: run.spec.try_number > number

@@ -1,0 +1,76 @@
+"""Before a train task does anything: does its job go on with what was trained, or does it start anew?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowException
+
+from saturn_airflow.definition import Change, Definition
+from saturn_airflow.jobs import Job
+from saturn_airflow.operators import wishes
+from saturn_airflow.operators.code_version import as_text, code_version
+from saturn_airflow.operators.context import hide_secrets, mlflow_uri
+
+if TYPE_CHECKING:
+    from saturn_airflow.training.restarting import Asker, Decision
+
+
+def asker_of(entry: dict[str, Any], ti: Any, retries: int) -> Asker:
+    """The try of a train task, as what decides about its job's training knows it."""
+    from saturn_airflow.training.restarting import Asker
+
+    standing = entry.get("standing") or ([entry["goes_on"][0]] if entry.get("goes_on") else [])
+    # Who clears a task gives it all its tries again, on top of those it had.
+    cleared_after = int(ti.max_tries or 0) - retries
+    return Asker(entry["attempt"], ti.try_number, cleared_after, tuple(standing))
+
+
+def decide(context: Context, folder: Path, entry: dict[str, Any], asker: Asker) -> Decision:
+    """Whether the job of ``entry`` goes on with the training in ``folder``, or starts anew.
+
+    :raises InvalidSweepError: when the DAG run's conf can't be read.
+    :raises NewerFormatError: when a newer version wrote what is there in a way that this one can't read.
+    """
+    from saturn_airflow.training import restarting
+
+    restarting.complete(folder)
+    job = Job.from_dict(entry["job"])
+    now = Definition.of(job, as_text(code_version(context)))
+    wish = wishes.wish(wishes.conf_of(context), job.name)
+    return restarting.decide(folder, now, asker, wish, in_words)
+
+
+def supersede(folder: Path, why: str, stop_seconds: float) -> None:
+    """Set the training in ``folder`` aside; what it said last, and that it is superseded, goes to MLflow.
+
+    :raises AirflowException: when it can't be stopped, or its records are just being sent; a retry does it.
+    """
+    from saturn_airflow import tracking
+    from saturn_airflow.training import restarting, runs
+
+    job_run = tracking.reopen_job(mlflow_uri(), folder)
+    end = None
+    for run in runs.all_of(folder):
+        run.stop(stop_seconds)
+        if run.is_alive():
+            raise AirflowException(f"{run.folder} trains on another machine and has not stopped yet")
+        run.read_on()
+        for event in run.events():
+            if job_run is not None and event["event"] != "waiting":
+                job_run.follow(event)
+        end = run.end
+    if job_run is not None:
+        job_run.supersede(why, ended=end is not None and end["status"] == "finished")
+    with tracking.nobody_sends(folder) as nobody:
+        if not nobody:
+            raise AirflowException(f"the records of {folder} are being sent to MLflow; they can't move yet")
+        restarting.set_aside(folder, why)
+
+
+def in_words(change: Change) -> str:
+    """A change as a log may show it, without secrets."""
+    before, now = (hide_secrets({change.field: value})[change.field] for value in (change.before, change.now))
+    return f"{change.field} was {before} and is {now}"

@@ -1,0 +1,75 @@
+"""Sending what waits in the folders of sweeps and jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from saturn_airflow.folders import SUPERSEDED
+from saturn_airflow.tracking.outbox import Outbox
+from saturn_airflow.tracking.sender import Sender
+from saturn_airflow.tracking.server import MlflowAwayError
+
+log = logging.getLogger(__name__)
+
+
+def send_outbox(uri: str, folder: str | Path, patience: float = 5.0) -> bool:
+    """Send what is left of a sweep and its jobs, and of their trainings that were superseded.
+
+    :param patience: seconds to try for, all in all, while MLflow does not answer.
+    :returns: whether MLflow has everything.
+    """
+    deadline = time.monotonic() + patience
+    # What a sweep says of its jobs comes after theirs: their models can be registered then.
+    for outbox in reversed(_outboxes(folder)):
+        # The first that is not taken uses up the patience for all.
+        if outbox.size() and not send_patiently(Sender(uri, outbox), deadline - time.monotonic()):
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def nobody_sends(folder: str | Path, patience: float = 60.0) -> Iterator[bool]:
+    """See to it that nobody sends the records of a folder meanwhile, so that they can be moved.
+
+    :param patience: seconds to wait for somebody who does.
+    :returns: whether nobody does.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        with Outbox(folder).sole_sender() as sole:
+            if sole or time.monotonic() > deadline:
+                yield sole
+                return
+        time.sleep(0.1)
+
+
+def has_unsent(folder: str | Path) -> bool:
+    """Whether something is left that :func:`send_outbox` would send; MLflow is not asked."""
+    return any(outbox.size() > outbox.state().get("offset", 0) for outbox in _outboxes(folder))
+
+
+def _outboxes(folder: str | Path) -> list[Outbox]:
+    children = [*Path(folder).glob("*/"), *Path(folder).glob(f"*/{SUPERSEDED}/")]
+    return [Outbox(folder), *map(Outbox, sorted(children))]
+
+
+def send_patiently(sender: Sender, patience: float) -> bool:
+    """Send what waits, trying for ``patience`` seconds. Returns whether all was sent."""
+    deadline = time.monotonic() + patience
+    pause = 0.25
+    while True:
+        reason = "another process is sending"
+        try:
+            if sender.send():
+                return True
+        except MlflowAwayError as error:
+            reason = str(error)
+        if time.monotonic() + pause > deadline:
+            log.warning("MLflow has not taken all records of %s yet (%s)", sender.outbox.folder, reason)
+            return False
+        time.sleep(pause)
+        pause = min(2.0, pause * 2)
