@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from saturn_airflow import formats
 from saturn_airflow.errors import InvalidSweepError
 
 # Airflow task ids allow these, and each node becomes part of one.
@@ -123,4 +124,4 @@ class Cluster:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
         """The cluster that :meth:`to_dict` described."""
-        return cls(*(Node(**node) for node in data["nodes"]))
+        return cls(*(Node(**formats.known_fields(Node, node)) for node in data["nodes"]))

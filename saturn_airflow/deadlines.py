@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
+from saturn_airflow import formats
 from saturn_airflow.errors import InvalidSweepError
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
@@ -57,4 +58,4 @@ class Deadline:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Deadline:
         """The deadline that :meth:`to_dict` described."""
-        return cls(**data)
+        return cls(**formats.known_fields(cls, data))

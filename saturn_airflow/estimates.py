@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from saturn_airflow import formats
 from saturn_airflow.jobs import Job
 
 Source = Literal["measured", "history", "interpolated"]
@@ -57,7 +58,8 @@ class Trial:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trial:
         """The trial that :meth:`to_dict` described."""
-        return cls(**{**data, "job": Job.from_dict(data["job"]), "covers": tuple(data["covers"])})
+        fields = formats.known_fields(cls, data)
+        return cls(**{**fields, "job": Job.from_dict(data["job"]), "covers": tuple(data["covers"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +147,7 @@ class Estimate:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Estimate:
         """The estimate that :meth:`to_dict` described."""
-        return cls(**data)
+        return cls(**formats.known_fields(cls, data))
 
     def seconds(self, batches: int) -> float:
         """Seconds that training for ``batches`` global batches will take, from having the devices on."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from saturn_airflow import formats
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -32,7 +34,7 @@ class Assignment:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Assignment:
         """The assignment that :meth:`to_dict` described."""
-        return cls(**{**data, "device_ids": tuple(data["device_ids"])})
+        return cls(**{**formats.known_fields(cls, data), "device_ids": tuple(data["device_ids"])})
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from saturn_airflow import formats
 from saturn_airflow.errors import InvalidSweepError
 
 #: A round that is shorter than this costs more than it can win: jobs that move are loaded anew.
@@ -111,4 +112,4 @@ class Rounds:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Rounds:
         """The policy that :meth:`to_dict` described."""
-        return cls(**data)
+        return cls(**formats.known_fields(cls, data))

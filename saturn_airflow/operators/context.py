@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from airflow.sdk import BaseHook, Context, TaskInstanceState, conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowSkipException
 
-from saturn_airflow import library
+from saturn_airflow import formats, library
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.folders import slug
 from saturn_airflow.operators.code_version import code_version
@@ -143,7 +143,21 @@ def pull_all(context: Context, task_ids: list[str], key: str, attempt: float) ->
     there; the attempt tells them apart.
     """
     values = context["ti"].xcom_pull(task_ids=task_ids, key=key)
-    return [value for value in values or [] if value is not None and value["attempt"] == attempt]
+    found = [value for value in values or [] if value is not None and value["attempt"] == attempt]
+    for value in found:
+        readable(value, f"an {key}")
+    return found
+
+
+def readable(value: Mapping[str, Any], what: str) -> None:
+    """Check that this version can read what another task handed on.
+
+    :raises AirflowFailException: when a newer version wrote it in a way that this one can't read.
+    """
+    try:
+        formats.check(value, what, f"what another task handed on ({value.get('job') or 'of this sweep'})")
+    except formats.NewerFormatError as error:
+        raise AirflowFailException(str(error)) from None
 
 
 def pull_from_trials(context: Context, trials_task: str, key: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
+from saturn_airflow import formats
 from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.deadlines import Deadline
 from saturn_airflow.errors import InvalidSweepError, MissedDeadlineError
@@ -171,7 +172,12 @@ class PlanOperator(BaseOperator):
 
     def told(self, plan: Plan, cluster: Cluster, practice: Plan) -> dict[str, Any]:
         """The plan as the page and the report read it."""
-        found = {**plan.to_dict(), **cluster.to_dict(), "current_practice": practice.makespan}
+        found = {
+            **formats.stamp("a plan"),
+            **plan.to_dict(),
+            **cluster.to_dict(),
+            "current_practice": practice.makespan,
+        }
         if self.ends_by is not None:
             found["deadline"] = {"at": self.ends_by, "planned": self.meets_deadline}
         return dict(finite(found))
@@ -275,6 +281,7 @@ def entries(
         estimate = estimates[Key(fingerprint(job), assignment.technique, assignment.devices, node.kind)]
         result.append(
             {
+                **formats.stamp("an entry of a plan"),
                 **assignment.to_dict(),
                 "name": job.name,
                 "kind": node.kind,

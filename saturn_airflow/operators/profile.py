@@ -10,7 +10,9 @@ from typing import Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from saturn_airflow import formats
 from saturn_airflow.cluster import Node
+from saturn_airflow.errors import SaturnError
 from saturn_airflow.estimates import Estimate, Trial
 from saturn_airflow.folders import slug
 from saturn_airflow.jobs import Job
@@ -52,15 +54,17 @@ class ProfileOperator(BaseOperator):
 
         go_with_parent()
         sweep = SweepContext.of(context, self.group)
-        trial = Trial.from_dict(
-            {key: value for key, value in self.trial.items() if key not in ("attempt", "made", "position")}
-        )
+        try:
+            formats.check(self.trial, "a trial", "the trial of this task")
+            trial = Trial.from_dict(self.trial)
+        except SaturnError as error:
+            raise AirflowFailException(str(error)) from None
         node = Node(**self.node)
         names = ", ".join(trial.covers)
         self.log.info("Measuring %s x %d on %s for %s", trial.technique, trial.devices, node.name, names)
         jobs = jobs_of(trial, context, self.trials_task)
         estimate, broken = measured_with_any(jobs, partial(self._measure, trial, node, sweep))
-        entry = {"attempt": self.trial["attempt"], "broken": broken}
+        entry = {**formats.stamp("an estimate"), "attempt": self.trial["attempt"], "broken": broken}
         if estimate is not None:
             entry["estimate"] = finite(estimate.to_dict())
         context["ti"].xcom_push(ESTIMATE_KEY, entry)

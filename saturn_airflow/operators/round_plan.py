@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
@@ -18,7 +19,8 @@ from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
 from saturn_airflow.operators.inventory import lost
 from saturn_airflow.operators.plan import MAKESPAN, PlanOperator, choices, entries, summary
-from saturn_airflow.operators.train import OUTCOME_KEY, STOP_SECONDS
+from saturn_airflow.operators.round_outcomes import last_outcomes, standing_plans
+from saturn_airflow.operators.train import STOP_SECONDS
 from saturn_airflow.plan import Plan
 from saturn_airflow.problem import Problem
 from saturn_airflow.profiling.fingerprints import fingerprint
@@ -71,6 +73,8 @@ class RoundPlanOperator(PlanOperator):
         self._problem: Problem | None = None
         self._left: Problem | None = None
         self._decision: Decision | None = None
+        #: When the plans of earlier rounds were made that still stand.
+        self._standing: list[float] = []
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan the round.
@@ -120,6 +124,7 @@ class RoundPlanOperator(PlanOperator):
         if last is None:
             raise AirflowSkipException("no earlier round has a plan")
         plan, before, state = last
+        self._standing = standing_plans(ti, self.earlier)
         problem = Problem.from_dict(state["problem"])
         estimates = by_key(*map(Estimate.from_dict, state["estimates"]))
         cluster = Cluster.from_dict(self.cluster)
@@ -180,7 +185,8 @@ class RoundPlanOperator(PlanOperator):
         self.mlflow_url = sweep_run.url
         for job in sorted(unfollowed):
             self.log.info("%s finished while this round was planned", job)
-            seen_off = {"round": self.number, "attempt": made, "position": len(result)}
+            seen_off: dict[str, Any] = {"round": self.number, "standing": self._standing}
+            seen_off |= {"attempt": made, "position": len(result)}
             run = runs.all_of(sweep.job_folder(job))[-1]
             result.append({**before[job], **seen_off, "goes_on": list(run.spec.priority)})
         for job in dropped:
@@ -190,6 +196,7 @@ class RoundPlanOperator(PlanOperator):
                 {
                     **before[job],
                     "round": self.number,
+                    "standing": self._standing,
                     "attempt": made,
                     "position": len(result),
                     "pruned": reason,
@@ -214,9 +221,13 @@ class RoundPlanOperator(PlanOperator):
         return (Plan.from_dict(plan), found, state) if plan and state else None
 
     def _progress(self, sweep: SweepContext, problem: Problem) -> dict[str, Progress]:
-        from saturn_airflow.training import progress
+        from saturn_airflow.training import progress, restarting
 
-        return {job.name: progress.of(sweep.job_folder(job.name)) for job in problem.jobs}
+        def of(folder: Path) -> Progress:
+            anew = restarting.was_cleared(folder, self._standing)
+            return progress.Progress() if anew else progress.of(folder)
+
+        return {job.name: of(sweep.job_folder(job.name)) for job in problem.jobs}
 
     def _without_lost_nodes(self, problem: Problem, cluster: Cluster) -> Problem:
         """``problem`` without nodes that have lost their worker, and without jobs that fit on no other.
@@ -318,7 +329,8 @@ class RoundPlanOperator(PlanOperator):
         """A plan's entry with what its train task must know of the round."""
         from saturn_airflow.training.progress import Progress
 
-        added: dict[str, Any] = {"round": self.number, "ends_at": None, "most_batches": None}
+        added: dict[str, Any] = {"round": self.number, "standing": self._standing}
+        added |= {"ends_at": None, "most_batches": None}
         if math.isfinite(decision.length):
             added["ends_at"] = entry["attempt"] + decision.length
         if math.isfinite(rung) and entry["batches"]:
@@ -373,17 +385,6 @@ def situation_of(progress: Mapping[str, Progress], goals: Mapping[str, float]) -
             assert spec.device_ids is not None
             running[job] = Place(spec.technique, spec.devices, spec.node, tuple(spec.device_ids))
     return Situation(left, running)
-
-
-def last_outcomes(ti: Any, plans: Sequence[str], trained: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Each job's last outcome in the rounds of these plan tasks.
-
-    What train tasks pushed under a plan that was cleared and made anew since does not count.
-    """
-    attempts = {ti.xcom_pull(task_ids=task, key="attempt", map_indexes=-1) for task in plans}
-    found = ti.xcom_pull(task_ids=list(trained), key=OUTCOME_KEY) or []
-    kept = [dict(outcome) for outcome in found if outcome and outcome["attempt"] in attempts]
-    return {outcome["job"]: outcome for outcome in sorted(kept, key=lambda outcome: outcome["attempt"])}
 
 
 def _finished_alone(progress: Mapping[str, Progress], statuses: Mapping[str, str]) -> list[str]:

@@ -11,7 +11,8 @@ from saturn_airflow.estimates import Estimate
 from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.report import ReportOperator
-from saturn_airflow.operators.round_plan import STATE_KEY, last_outcomes, learned
+from saturn_airflow.operators.round_outcomes import last_outcomes
+from saturn_airflow.operators.round_plan import STATE_KEY, learned
 from saturn_airflow.operators.round_train import GOES_ON
 from saturn_airflow.problem import Problem
 from saturn_airflow.profiling.options import by_key

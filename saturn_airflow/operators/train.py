@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import Context, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
+from saturn_airflow import formats
 from saturn_airflow.cluster import Node
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.folders import superseded
@@ -115,6 +116,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         from saturn_airflow.training import restarting
 
         try:
+            formats.check(self.entry, "an entry of a plan", "the entry of this task")
             self._decided = beginning.decide(context, folder, self.entry, self._asker(context))
         except (InvalidSweepError, NewerFormatError) as error:
             self._refuse(context, str(error))
@@ -270,6 +272,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         entry = self.entry
         keys = ("attempt", "technique", "devices", "node", "device_ids", "kind", "parameters", "fingerprint")
         return {
+            **formats.stamp("an outcome"),
             **{key: entry[key] for key in keys},
             "job": entry["job"]["name"],
             "planned_seconds": entry["end"] - entry["start"],

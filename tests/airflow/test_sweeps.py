@@ -144,6 +144,35 @@ def test_a_cleared_job_trains_again_whatever_it_ended_with_before(deployment, br
     assert len(_events(folder, "start")) == 2
 
 
+def test_a_finished_job_that_is_cleared_is_trained_again_and_has_a_run_of_its_own(deployment, broken):
+    run_id = broken["run_id"]
+    folder = deployment.job_folder("broken_sweep", run_id, "good")
+    tasks = deployment.airflow.tasks("broken_sweep", run_id)
+    task = next(t for t in tasks if t["rendered_map_index"] == "good" and "train" in t["task_id"])
+    deployment.airflow.clear("broken_sweep", run_id, task)
+    _wait_until(lambda: (folder / "superseded-1").exists() and len(_events(folder, "end")) == 1, 120)
+    (start,) = _events(folder, "start")
+    assert (start["step"], start["checkpoint"]) == (0, None)
+    assert [event["step"] for event in _events(folder, "step")] == list(range(1, 61))
+    assert len(_events(folder / "superseded-1", "end")) == 1
+    assert "it had finished, and was cleared" in _events(folder, "warning")[0]["message"]
+    (other,) = (folder.parent / "bad-sample").glob("runs")
+    assert not (other.parent / "superseded-1").exists(), "who was not cleared is left alone"
+    client = mlflow.MlflowClient(deployment.services.mlflow_url)
+    experiment = client.get_experiment_by_name("broken_sweep").experiment_id
+
+    def runs():
+        found = client.search_runs([experiment], "attributes.run_name = 'good'")
+        return sorted(found, key=lambda run: run.info.start_time)
+
+    _wait_until(lambda: len(runs()) == 2 and runs()[1].info.status == "FINISHED", 60)
+    old, new = runs()
+    assert (old.info.status, old.data.tags["saturn.status"]) == ("FINISHED", "superseded")
+    assert "it had finished" in old.data.tags["saturn.superseded"]
+    assert old.data.tags["saturn.definition"] == new.data.tags["saturn.definition"]
+    assert [m.step for m in client.get_metric_history(new.info.run_id, "loss")] == list(range(1, 61))
+
+
 def test_a_retry_goes_on_from_the_last_checkpoint(deployment):
     run_id = deployment.start("interrupted_sweep")
     folder = deployment.job_folder("interrupted_sweep", run_id, "long")

@@ -1,0 +1,32 @@
+"""What the rounds before this one said, and which of them still stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from saturn_airflow.operators.context import readable
+from saturn_airflow.operators.train import OUTCOME_KEY
+
+
+def standing_plans(ti: Any, plans: Sequence[str]) -> list[float]:
+    """When the plans of these tasks were made, first to last.
+
+    Where the first was cleared and made anew, Airflow keeps what those behind it said that are now skipped.
+    """
+    made = [ti.xcom_pull(task_ids=task, key="attempt", map_indexes=-1) for task in plans]
+    found = [attempt for attempt in made if attempt is not None]
+    return [attempt for attempt in found if attempt >= found[0]]
+
+
+def last_outcomes(ti: Any, plans: Sequence[str], trained: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each job's last outcome in the rounds of these plan tasks.
+
+    What train tasks pushed under a plan that was cleared and made anew since does not count.
+    """
+    attempts = {ti.xcom_pull(task_ids=task, key="attempt", map_indexes=-1) for task in plans}
+    found = ti.xcom_pull(task_ids=list(trained), key=OUTCOME_KEY) or []
+    kept = [dict(outcome) for outcome in found if outcome and outcome["attempt"] in attempts]
+    for outcome in kept:
+        readable(outcome, "an outcome")
+    return {outcome["job"]: outcome for outcome in sorted(kept, key=lambda outcome: outcome["attempt"])}
