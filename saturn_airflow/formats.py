@@ -35,7 +35,7 @@ class NewerFormatError(SaturnError):
 
 def stamp(what: str) -> dict[str, Any]:
     """What says which format something is written in, and by which version."""
-    return {FORMAT: FORMATS[what], WRITTEN_BY: _version()}
+    return {FORMAT: FORMATS[what], WRITTEN_BY: version()}
 
 
 def check(data: Mapping[str, Any], what: str, where: object) -> None:
@@ -50,7 +50,7 @@ def check(data: Mapping[str, Any], what: str, where: object) -> None:
         writer = data.get(WRITTEN_BY)
         raise NewerFormatError(
             f"{where} is {what} in format {number}, written by saturn-airflow {writer or '(newer)'}; this is "
-            f"saturn-airflow {_version()}, which reads formats up to {newest}. Upgrade it here to "
+            f"saturn-airflow {version()}, which reads formats up to {newest}. Upgrade it here to "
             f"{f'{writer} or later' if writer else 'the version that wrote it'}; nothing was changed"
         )
 
@@ -61,5 +61,6 @@ def known_fields(cls: Any, data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key in names}
 
 
-def _version() -> str:
+def version() -> str:
+    """The version of this package."""
     return str(importlib.import_module("saturn_airflow").__version__)

@@ -36,6 +36,10 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "saturn plan benchmarks/instances/txt-2x8.json --objective device-time --deadline 90000": "the "
         "cheapest plan that is done in time",
     },
+    "restart": {
+        "saturn restart nightly_retrain RUN --from-scratch": "train all jobs of a DAG run from the beginning",
+        "saturn restart nightly_retrain RUN gpt2-a --go-on": "go on with one, in spite of a change",
+    },
     "simulate": {
         "saturn simulate benchmarks/instances/txt-2x8.json": "what rounds gain when estimates are off by 20%",
         "saturn simulate benchmarks/instances/txt-2x8.json --selection halving": "with losing jobs dropped",

@@ -38,7 +38,6 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-import saturn_airflow
 from saturn_airflow import formats
 from saturn_airflow.definition import Change, Definition
 from saturn_airflow.errors import JobError
@@ -250,7 +249,7 @@ class Checkpoints:
         return sizes, {
             **formats.stamp(_FORMAT),
             **described,
-            "provenance": {"saturn_airflow": saturn_airflow.__version__, "torch": torch.__version__},
+            "provenance": {"saturn_airflow": formats.version(), "torch": torch.__version__},
             "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "optimizer_shapes": {n: shape for n, shape in shapes.items() if n.startswith("optimizer.")},
             "optimizer_numbers": {n: value for about in abouts for n, value in about.numbers.items()},
