@@ -64,7 +64,18 @@ def _deployments_uri() -> str:
             return _tasks_uri()
     from saturn_airflow import tracking
 
-    return tracking.resolve_uri(os.environ.get("AIRFLOW__SATURN__HOME") or airflow_home / "saturn")
+    return tracking.resolve_uri(home())
+
+
+def home() -> Path:
+    """The folder of Saturn's state, as it is configured here."""
+    airflow_home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
+    if not os.environ.get("AIRFLOW__SATURN__HOME") and (airflow_home / "airflow.cfg").exists():
+        with suppress(ModuleNotFoundError):
+            from saturn_airflow.operators import context
+
+            return context.home()
+    return Path(os.environ.get("AIRFLOW__SATURN__HOME") or airflow_home / "saturn")
 
 
 def _tasks_uri() -> str:
