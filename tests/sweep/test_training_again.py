@@ -1,0 +1,244 @@
+"""A train task that is tried again, cleared, or told to start from scratch: it really trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlflow
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from saturn_airflow import HParams, Job, tracking
+from saturn_airflow.operators import beginning, train
+from saturn_airflow.operators.train import TrainOperator
+from saturn_airflow.training import restarting, runs
+
+pytestmark = pytest.mark.ranks
+
+USERLAND = Path(__file__).parents[1] / "training" / "userland"
+BATCHES = 12
+RETRIES = 10
+
+
+def job(**hparams: Any) -> Job:
+    return Job(
+        "small",
+        load_model="small_jobs:linear",
+        load_dataloader="small_jobs:noise",
+        loss_function="small_jobs:squared",
+        hparams=HParams(**{"batches": BATCHES, "lr": 0.01, **hparams}),
+    )
+
+
+class Store(dict[str, Any]):
+    """Airflow's store of a task instance's state, which clearing leaves as it is."""
+
+    set = dict.__setitem__
+
+
+class Sweep:
+    """A task instance that trains one job, as Airflow would run its tries."""
+
+    def __init__(self, folder: Path, uri: str, dag: str) -> None:
+        self.uri, self.dag, self.home = uri, dag, folder
+        self.folder = folder / "sweeps" / dag / "run" / "sweep" / "small"
+        self.store, self.conf = Store(), {}
+        self.tries = self.cleared_after = 0
+        tags = {"saturn.sweep": f"{dag}/run/sweep"}
+        self.parent = tracking.open_sweep(uri, dag, "sweep", tags, {}, self.folder.parent).to_dict()
+        self.outcome: dict[str, Any] = {}
+
+    def clear(self) -> None:
+        self.cleared_after = self.tries
+
+    def train(self, job: Job, attempt: float = 100.0) -> dict[str, Any]:
+        """One try."""
+        self.tries += 1
+        entry = {
+            "name": "small",
+            "job": job.to_dict(),
+            "technique": "single",
+            "devices": 1,
+            "node": "local",
+            "device_ids": [0],
+            "kind": "cpu",
+            "parameters": {},
+            "fingerprint": "f",
+            "attempt": attempt,
+            "position": 0,
+            "start": 0.0,
+            "end": 1.0,
+            "after": [],
+        }
+        operator = TrainOperator(
+            task_id="train",
+            entry=entry,
+            node={"name": "local", "devices": 1, "kind": "cpu"},
+            trials_task="trials",
+            checkpoint_seconds=60.0,
+            keep_checkpoints=2,
+            job_retries=3,
+            group="sweep",
+            retries=RETRIES,
+        )
+        ti = SimpleNamespace(
+            dag_id=self.dag,
+            run_id="run",
+            task_id="train",
+            map_index=0,
+            stats_tags={},
+            try_number=self.tries,
+            max_tries=self.cleared_after + RETRIES,
+            xcom_push=lambda key, value: self.outcome.update({key: value}),
+            xcom_pull=lambda **_: self.parent,
+            get_task_states=lambda **_: {"run": {"train_0": "running"}},
+        )
+        context: Any = {"ti": ti, "task_state_store": self.store, "dag_run": SimpleNamespace(conf=self.conf)}
+        operator.execute(context)
+        return dict(self.outcome["outcome"])
+
+    def train_partly(self, job: Job, batches: int = 5) -> None:
+        """A try whose task is lost, with training that got so far."""
+        self.tries += 1
+        spec = runs.RunSpec(
+            job=job,
+            technique="single",
+            folder=str(self.folder),
+            node="local",
+            slots=1,
+            devices=1,
+            device_ids=(0,),
+            kind="cpu",
+            priority=(100.0, 0),
+            batch_count=batches,
+            path=(str(USERLAND),),
+            try_number=self.tries,
+            leases_folder=str(self.home / "leases"),
+        )
+        run = runs.start(spec)
+        assert run.wait()["result"]["steps"] == batches
+        self.store["saturn_run"] = str(run.folder)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Those of the training that its folder holds."""
+        return [event for run in runs.all_of(self.folder) for event in run.so_far() if event["event"] == kind]
+
+    def mlflow_runs(self) -> list[Any]:
+        client = mlflow.MlflowClient(self.uri)
+        experiment = client.get_experiment_by_name(self.dag).experiment_id
+        found = client.search_runs([experiment], "attributes.run_name = 'small'")
+        return sorted(found, key=lambda run: run.info.start_time)
+
+    def losses(self, run: Any) -> list[int]:
+        history = mlflow.MlflowClient(self.uri).get_metric_history(run.info.run_id, "loss")
+        return [metric.step for metric in history]
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, uri: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW__SATURN__LEASES_FOLDER", str(tmp_path / "leases"))
+    monkeypatch.syspath_prepend(USERLAND)
+    for module in (train, beginning):
+        monkeypatch.setattr(module, "mlflow_uri", lambda: uri)
+    return Sweep(tmp_path, uri, request.node.originalname)
+
+
+def test_a_finished_job_that_is_cleared_trains_again_and_its_retries_do_not(sweep: Sweep) -> None:
+    first = sweep.train(job())
+    assert (first["status"], first["batches"], first["training"]) == ("finished", BATCHES, 1)
+    assert sweep.train(job()) == first, "a retry reports what there is"
+    assert len(runs.all_of(sweep.folder)) == 1
+    sweep.clear()
+    again = sweep.train(job())
+    assert (again["status"], again["batches"], again["training"]) == ("finished", BATCHES, 2)
+    assert again["loss"] == first["loss"]
+    assert (sweep.folder / "superseded-1" / "checkpoints").is_dir()
+    assert "it had finished, and was cleared" in sweep.events("warning")[0]["message"]
+    assert sweep.train(job())["training"] == 2
+    assert len(sweep.events("start")) == 1
+    old, new = sweep.mlflow_runs()
+    assert (old.info.status, old.data.tags["saturn.status"]) == ("FINISHED", "superseded")
+    assert (new.info.status, new.data.tags["saturn.status"]) == ("FINISHED", "finished")
+    assert new.info.run_id == again["run_id"]
+    assert sweep.losses(old) == sweep.losses(new) == list(range(1, BATCHES + 1))
+    assert not tracking.has_unsent(sweep.folder.parent)
+
+
+def test_a_job_whose_plan_was_made_anew_is_trained_again(sweep: Sweep) -> None:
+    sweep.train(job())
+    sweep.tries = 0  # it may be another of the mapped tasks now
+    assert sweep.train(job(), attempt=200.0)["training"] == 2
+
+
+def test_an_unfinished_job_starts_anew_where_its_definition_has_changed(sweep: Sweep) -> None:
+    sweep.train_partly(job(lr=0.1))
+    sweep.clear()
+    outcome = sweep.train(job(lr=0.01))
+    assert (outcome["status"], outcome["batches"]) == ("finished", BATCHES)
+    (warning,) = sweep.events("warning")
+    assert "its definition has changed: hparams.lr was 0.1 and is 0.01" in warning["message"]
+    assert str(sweep.folder / "superseded-1") in warning["message"]
+    manifest = json.loads((Path(outcome["checkpoint"]) / "manifest.json").read_text())
+    assert manifest["definition"]["fields"]["hparams"] == {"lr": 0.01, "batches": BATCHES}
+    assert manifest["provenance"].keys() == {"saturn_airflow", "torch"}
+
+
+def test_an_unfinished_job_goes_on_where_its_definition_is_the_same(sweep: Sweep) -> None:
+    sweep.train_partly(job())
+    sweep.clear()
+    outcome = sweep.train(job())
+    assert (outcome["batches"], outcome["steps"]) == (BATCHES - 5, BATCHES)
+    assert sweep.events("warning") == []
+
+
+def test_a_retry_goes_on_whatever_has_changed(sweep: Sweep) -> None:
+    sweep.train_partly(job(lr=0.1))
+    outcome = sweep.train(job(lr=0.01))
+    assert (outcome["batches"], outcome["training"]) == (BATCHES - 5, 1)
+
+
+def test_a_finished_job_goes_on_for_more_batches_where_that_was_asked_for(sweep: Sweep) -> None:
+    sweep.train(job(batches=5))
+    sweep.clear()
+    restarting.ask_for(sweep.folder, restarting.GO_ON)
+    outcome = sweep.train(job())
+    assert (outcome["status"], outcome["batches"], outcome["training"]) == ("finished", BATCHES - 5, 1)
+    assert "hparams.batches was 5 and is 12" in sweep.events("warning")[0]["message"]
+    assert restarting.wish_of(sweep.folder) is None
+    (run,) = sweep.mlflow_runs()
+    assert "goes on as asked" in run.data.tags["saturn.warning"]
+    assert sweep.losses(run) == list(range(1, BATCHES + 1))
+
+
+def test_nothing_finishes_with_no_step_of_its_own(sweep: Sweep) -> None:
+    sweep.train(job(lr=0.1))
+    sweep.clear()
+    sweep.conf = {"saturn": {"go_on": ["small"]}}
+    with pytest.raises(Exception, match="nothing is left to train: start the job from scratch"):
+        sweep.train(job(lr=0.01))
+    assert sweep.outcome["outcome"]["status"] == "failed"
+    restarting.ask_for(sweep.folder, restarting.FROM_SCRATCH)
+    outcome = sweep.train(job(lr=0.01))
+    assert (outcome["status"], outcome["batches"], outcome["training"]) == ("finished", BATCHES, 2)
+
+
+def test_what_a_newer_version_wrote_fails_the_task_at_once_and_stays(sweep: Sweep) -> None:
+    sweep.train_partly(job())
+    (manifest,) = sweep.folder.glob("checkpoints/*/manifest.json")
+    newer = {**json.loads(manifest.read_text()), "format": 9, "written_by": "4.5.6"}
+    manifest.write_text(json.dumps(newer))
+    with pytest.raises(
+        AirflowFailException, match=r"a checkpoint in format 9, written by saturn-airflow 4\.5\.6"
+    ):
+        sweep.train(job())
+    assert json.loads(manifest.read_text()) == newer
+    assert len(runs.all_of(sweep.folder)) == 1
