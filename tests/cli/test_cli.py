@@ -16,7 +16,11 @@ import pytest
 from saturn_airflow import tracking
 from saturn_airflow.cli import COMMANDS, main, parser_of
 from saturn_airflow.commands.examples import EXAMPLES
+from saturn_airflow.folders import slug
+from saturn_airflow.jobs import Job
 from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.training import restarting
+from saturn_airflow.training.run_spec import RunSpec
 
 ROOT = Path(__file__).parents[2]
 PLAN = Plan("nightly", "makespan", 100.0, 90.0, 1.5, (Assignment("a", "ddp", 2, "local", (0, 1), 0, 60),))
@@ -173,3 +177,38 @@ def test_tab_completes(typed: str, expected: set[str], tmp_path: Path) -> None:
 def test_colours_are_for_terminals(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b[" not in printed(capsys, "sweeps", "--uri", uri)
     assert "\x1b[31m" in saturn("sweeps", "--uri", uri, FORCE_COLOR="1", TERM="xterm").stdout
+
+
+def test_restart_leaves_a_wish_for_jobs_that_have_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    folders = {}
+    for name in ("a", "b <script>"):
+        folder = tmp_path / "sweeps" / "nightly" / "mon" / "sweep" / slug(name)
+        run = folder / "runs" / "0001"
+        run.mkdir(parents=True)
+        job = Job(name, load_model="m:f", load_dataloader="d:f")
+        spec = RunSpec(job=job, technique="single", folder=str(folder), node="n", slots=1, devices=1)
+        (run / "spec.json").write_text(json.dumps(spec.to_dict()))
+        (run / "alive").touch()
+        folders[name] = folder
+    out = printed(capsys, "restart", "nightly", "mon", "b <script>", "--from-scratch")
+    assert "b <script>: starts from scratch" in out
+    assert {name: restarting.wish_of(folder) for name, folder in folders.items()} == {
+        "a": None,
+        "b <script>": "from_scratch",
+    }
+    printed(capsys, "restart", "nightly", "mon", "--go-on")
+    assert {restarting.wish_of(folder) for folder in folders.values()} == {"go_on"}
+    for words, says in {
+        ("nightly", "tue", "--go-on"): "there is nothing of the run 'tue' of 'nightly'",
+        (
+            "nightly",
+            "mon",
+            "c",
+            "--go-on",
+        ): "no job 'c' of that run has begun; those that have are a, b <script>",
+    }.items():
+        assert main(["restart", *words]) == 2
+        assert says in capsys.readouterr().err
