@@ -100,7 +100,7 @@ class RunSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """This spec as JSON-ready data."""
-        own = {"measure": self.measure._asdict(), "job": self.job.to_dict()}
+        own: dict[str, Any] = {"measure": self.measure._asdict(), "job": self.job.to_dict()}
         own["alike"] = [job.to_dict() for job in self.alike]
         return {**formats.stamp(_SPEC), **asdict(replace(self, alike=())), **own}
 

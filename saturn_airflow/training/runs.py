@@ -9,7 +9,6 @@ before stopped reading.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import math
