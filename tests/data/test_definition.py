@@ -25,6 +25,8 @@ WITH_EFFECT: dict[str, Any] = {
     "data_args": {"day": "mon"},
     "load_eval_dataloader": "d:e",
     "data_version": "7",
+    "batch_dim": 1,
+    "couples_batch": True,
 }
 WITHOUT_EFFECT: dict[str, Any] = {"name": "b", "techniques": ["ddp"], "nodes": ["n"], "neutral": ["layers"]}
 
