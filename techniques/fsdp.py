@@ -15,6 +15,7 @@ from saturn_airflow.library import BaseTechnique, Parameters
 if TYPE_CHECKING:
     from torch import nn
 
+    from saturn_airflow.training.parallel import Parallel
     from saturn_airflow.training.ranks import Ranks
     from saturn_airflow.training.session import Session
 
@@ -24,7 +25,8 @@ class FSDP(BaseTechnique):
 
     Its parameters: ``keep_gathered`` keeps parameters gathered between the forward and the backward pass,
     ``recompute`` computes activations again in the backward pass instead of keeping them, ``offload`` keeps
-    the shards and the optimizer in the host's memory.
+    the shards and the optimizer in the host's memory. ``by_block=False`` gathers all of the model at once,
+    for models whose blocks are not computed once each and in order on every device.
     """
 
     def why_not(self, job: Job, devices: int) -> str | None:
@@ -36,10 +38,22 @@ class FSDP(BaseTechnique):
         return [{}, {"keep_gathered": True}]
 
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        from saturn_airflow.training.failures import RanksFailedError
         from saturn_airflow.training.searching import first_that_fits
+        from saturn_airflow.training.sharding import FIX
 
-        tiers = [{"recompute": True}], [{"recompute": True, "offload": True}]
-        return first_that_fits(session, self.candidates(job, len(devices)), *tiers)
+        tiers: list[Sequence[Parameters]] = [
+            self.candidates(job, len(devices)),
+            [{"recompute": True}],
+            [{"recompute": True, "offload": True}],
+        ]
+        try:
+            return first_that_fits(session, *tiers)
+        except RanksFailedError as error:
+            if FIX not in (error.failure.reason or ""):
+                raise
+        at_once = [[{**parameters, "by_block": False} for parameters in tier] for tier in tiers]
+        return first_that_fits(session, *at_once)
 
     def parallelize(
         self,
@@ -48,32 +62,35 @@ class FSDP(BaseTechnique):
         keep_gathered: bool = False,
         recompute: bool = False,
         offload: bool = False,
+        by_block: bool = True,
         **parameters: Any,
-    ) -> nn.Module:
+    ) -> Parallel:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
         from saturn_airflow.training.batch_norm import share_batch_norm
-        from saturn_airflow.training.blocks import find_blocks, recompute_blocks
-        from saturn_airflow.training.limits import refuse_scalar_parameters
+        from saturn_airflow.training.blocks import recompute_blocks
+        from saturn_airflow.training.sharding import Sharded, units_of, whole_parameters
 
         share_batch_norm(model, ranks)
-        refuse_scalar_parameters(model, "fsdp shards parameters by their first dimension")
         if recompute:
             recompute_blocks(model)
         if not offload:
             model.to(ranks.device)
-        for parameter in model.parameters():
+        whole = whole_parameters(model)
+        for name, parameter in model.named_parameters():
             # A shard of channels_last weights would not be one piece of memory.
-            parameter.data = parameter.data.contiguous()
+            parameter.data = parameter.data.to(ranks.device) if name in whole else parameter.data.contiguous()
         pin = ranks.device.type == "cuda"
         options: dict[str, Any] = {
             "mesh": init_device_mesh(ranks.device.type, (ranks.size,)),
             "reshard_after_forward": not keep_gathered,
             "offload_policy": CPUOffloadPolicy(pin_memory=pin) if offload else OffloadPolicy(),
+            "ignored_params": {model.get_parameter(name) for name in whole},
         }
-        for _, block in find_blocks(model):
-            fully_shard(block, **options)
+        units = units_of(model) if by_block else []
+        for unit in units:
+            fully_shard(unit, **options)
         # What is left, tied weights above all, is one group: the root.
         fully_shard(model, **options)
-        return model
+        return Sharded(model, ranks, model, units, whole)

@@ -41,13 +41,3 @@ def _batch_norm_in(model: nn.Module) -> str:
         if isinstance(module, _BatchNorm) and module.training:
             return f"{name or 'the model'} is a {type(module).__name__}"
     return ""
-
-
-def refuse_scalar_parameters(model: nn.Module, why: str) -> None:
-    """Refuse parameters without a dimension.
-
-    :raises DoesNotFit: when the model has one.
-    """
-    for name, parameter in model.named_parameters():
-        if not parameter.ndim:
-            raise DoesNotFit(f"parameter {name!r} has no dimension, and {why}; give it the shape (1,)")

@@ -21,6 +21,7 @@ from saturn_airflow.definition import Definition
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import Job
 from saturn_airflow.training import (
+    adapting,
     batches,
     blocks,
     caches,
@@ -28,7 +29,6 @@ from saturn_airflow.training import (
     decompose,
     limits,
     optimizers,
-    parallel,
     precision,
     rng,
     state,
@@ -90,7 +90,7 @@ class _Training:
             if hparams.compile:
                 blocks.compile_blocks(model)
             returned = technique.parallelize(model, ranks, **request.parameters)
-            self.parallel = parallel.adapt(returned, model, ranks, request.technique)
+            self.parallel = adapting.adapt(returned, model, ranks, request.technique)
             self.data = batches.load(job, job.load_dataloader)
             self.objective = Objective(job, model, ranks.device).of(self.data)
             if self.parallel.wants_example:
@@ -241,9 +241,9 @@ class _Training:
     def _compute_gradients(self, batch: GlobalBatch, save_due: bool) -> tuple[float, bool, bool]:
         """The loss, of which the gradients are then there; whether to stop, and whether to save."""
         model, number = self.parallel, self.step + 1
-        # Loss, what it is a sum over, stop, save, what the loss's rule does not hold for: in one message, so
-        # that all ranks act on the same step.
-        news = torch.zeros(5, dtype=torch.float64, device=self.ranks.device)
+        # Loss, what it is a sum over, stop, save, what the loss's rule does not hold for, missing gradients: in
+        # one message, so that all ranks act on the same step.
+        news = torch.zeros(6, dtype=torch.float64, device=self.ranks.device)
         self.objective.begin(batch.samples)
         for index, micro_batch in enumerate(batch.micro_batches):
             rng.seed(self.hparams.seed, "step", self.step, index, model.share)
@@ -256,9 +256,10 @@ class _Training:
         news[2] = float(self.ranks.stop_requested())
         news[3] = float(save_due and self.ranks.is_first)
         news[4] = self.objective.strays
+        news[5] = model.missing_gradients()
         if self.ranks.size > 1:
             dist.all_reduce(news)
-        loss_sum, over_all, stop, save, strays = news.tolist()
+        loss_sum, over_all, stop, save, strays, missing = news.tolist()
         if strays:
             raise DoesNotFit(
                 f"at step {number} the means in the loss are over other things than before: Saturn can't "
@@ -270,8 +271,7 @@ class _Training:
                 f"loss is {loss} at step {number} (epoch {batch.position.epoch}); the job stopped there: "
                 "lower lr, set clip_grad_norm, or check the data for NaN and for batches without targets"
             )
-        if number == self.first_step + 1 and model.needs_every_gradient:
-            self._check_gradients()
+        model.gradients_missing = missing > 0
         model.finish_gradients()
         if over_all != batch.samples:
             model.scale_gradients(batch.samples / over_all)
@@ -281,14 +281,6 @@ class _Training:
         """On plain tensors the optimizer does what the user asked for; others are the technique's."""
         plain = self.parallel.optimizer_kernels == "fused"
         return of_the_job(f"optimizer {self.hparams.optimizer!r}") if plain else nullcontext()
-
-    def _check_gradients(self) -> None:
-        for name, parameter in self.parallel.trainable().items():
-            if parameter.grad is None:
-                raise JobError(
-                    f"parameter {name!r} gets no gradient, and {self.request.technique} needs one for each; "
-                    "use it in the forward pass, set its requires_grad to False, or choose another technique"
-                )
 
     def _report_step(self, batch: GlobalBatch, took: float, seconds: list[float]) -> None:
         left = None if self.total is None else self.total - self.step

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from saturn_airflow import library, references
 from saturn_airflow.jobs import Job
-from saturn_airflow.training import batches, caches, optimizers, parallel, precision, recomputation
+from saturn_airflow.training import adapting, batches, caches, optimizers, parallel, precision, recomputation
 from saturn_airflow.training.batches import Cut, Position
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
@@ -57,7 +57,7 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
         adapted = parallel.Parallel(model, ranks, shares=ranks.size)
     else:
         returned = library.get(request.technique).parallelize(model, ranks, **request.parameters)
-        adapted = parallel.adapt(returned, model, ranks, request.technique)
+        adapted = adapting.adapt(returned, model, ranks, request.technique)
     if adapted.wants_example or request.technique == "spill" or request.parameters.get("offload"):
         return None
     with mode:

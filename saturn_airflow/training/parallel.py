@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from saturn_airflow.errors import JobError
 from saturn_airflow.training.batch_norm import whole_batch_of
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
@@ -37,8 +34,8 @@ class Parallel:
         tensors, ``many at once`` where all are of one kind, or ``one by one``.
     """
 
-    #: Whether training goes wrong when a trainable parameter gets no gradient.
-    needs_every_gradient = False
+    #: Whether a trainable parameter is without a gradient on some rank in this step, as the loop found out.
+    gradients_missing = False
     #: Whether :meth:`prepare` is to be called.
     wants_example = False
     #: Pieces that every micro-batch of the loop is cut into.
@@ -86,7 +83,7 @@ class Parallel:
         with self._gradient_sync(last):
             with self._whose_fault():
                 total, over = objective(self.module, prepared, count)
-            (total * (scale * self.shares)).backward()  # type: ignore[no-untyped-call]
+            self._run_backward(total * (scale * self.shares), samples, last)
         return self._part(total.detach()), self._part(over)
 
     def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,6 +96,10 @@ class Parallel:
 
     def finish_evaluating(self) -> None:
         """Clear away what evaluating left behind."""
+
+    def missing_gradients(self) -> int:
+        """How many trainable parameters got no gradient on this rank, where the ranks' may differ."""
+        return 0
 
     def finish_gradients(self) -> None:
         """Complete the gradients after the last micro-batch."""
@@ -138,6 +139,10 @@ class Parallel:
         if self._whole_batch is not None:
             self._whole_batch.counts = samples > 0
 
+    def _run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
+        """Run the backward pass; with no ``samples`` the loss is a 0 that is there for the other ranks."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
     def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
@@ -148,55 +153,6 @@ class Parallel:
     def _part(self, value: torch.Tensor) -> torch.Tensor:
         """What this rank adds to a sum over all ranks of a value that ``size / shares`` ranks each have."""
         return value.to(torch.float64) * (self.shares / self.ranks.size)
-
-
-class Replicated(Parallel):
-    """Every rank holds the whole model and averages its gradients with the others (torch's DDP)."""
-
-    needs_every_gradient = True
-
-    def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
-        assert isinstance(self.module, DistributedDataParallel)
-        return nullcontext() if last else self.module.no_sync()
-
-
-class Sharded(Parallel):
-    """Every rank holds a shard of each parameter and gathers the whole when it is needed (torch's FSDP2)."""
-
-    @contextmanager
-    def _gradient_sync(self, last: bool) -> Iterator[None]:
-        assert isinstance(self.module, FSDPModule)
-        self.module.set_requires_gradient_sync(last)
-        yield
-
-    def finish_evaluating(self) -> None:
-        """Give the gathered parameters back, which would stay until a backward pass."""
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
-
-def adapt(returned: Any, model: nn.Module, ranks: Ranks, technique: str) -> Parallel:
-    """What a technique's ``parallelize`` returned, as a :class:`Parallel`.
-
-    :raises JobError: when it is nothing that the loop knows how to train with.
-    """
-    if isinstance(returned, Parallel):
-        return returned
-    if isinstance(returned, DistributedDataParallel):
-        return Replicated(model, ranks, returned, share=ranks.rank, shares=ranks.size)
-    if isinstance(returned, FSDPModule) and isinstance(returned, nn.Module):
-        one_kind: Kernels = "many at once"
-        return Sharded(
-            model, ranks, returned, share=ranks.rank, shares=ranks.size, optimizer_kernels=one_kind
-        )
-    if isinstance(returned, nn.Module) and ranks.size == 1:
-        return Parallel(model, ranks, returned)
-    raise JobError(
-        f"technique {technique!r}: parallelize returned a {type(returned).__name__}; on several devices "
-        "return a module wrapped by DistributedDataParallel or fully_shard, "
-        "or a saturn_airflow.training.parallel.Parallel"
-    )
 
 
 class _Holder:

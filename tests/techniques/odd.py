@@ -175,3 +175,116 @@ class Pictures(nn.Module):
 def channels_last() -> nn.Module:
     torch.manual_seed(0)
     return Pictures().to(memory_format=torch.channels_last)
+
+
+class Experts(nn.Module):
+    """A mixture in which each sample goes to one expert; the experts may be of different widths."""
+
+    def __init__(self, width: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, len(hidden))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, size), nn.Tanh(), nn.Linear(size, width)) for size in hidden
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.gate(x)[:, : len(self.experts)].softmax(-1).max(-1)
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = chosen == number
+            if rows.any():
+                y[rows] = expert(x[rows])
+        return x + y * weights[:, None]
+
+
+def experts(*hidden: int, idle: bool = False) -> nn.Module:
+    """A mixture of experts of these widths; where ``idle``, the last is never chosen."""
+    torch.manual_seed(3)
+    layers = [Experts(8, hidden) for _ in range(2)]
+    if idle:
+        with torch.no_grad():
+            for layer in layers:
+                layer.gate.bias[-1] = -1e6
+    return Chain(list(layers))
+
+
+def equal_experts() -> nn.Module:
+    return experts(6, 6, 6, 6)
+
+
+def unequal_experts() -> nn.Module:
+    return experts(3, 5, 7, 9, idle=True)
+
+
+class Only(nn.Module):
+    """One mixture whose experts are the longest list of blocks there is."""
+
+    def __init__(self, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.start = nn.Linear(8, 8)
+        self.mixture = Experts(8, hidden)
+        self.end = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.mixture(self.start(x)))
+
+
+def only_experts() -> nn.Module:
+    torch.manual_seed(4)
+    return Only((6, 6, 6))
+
+
+class Skipping(Chain):
+    """Computes each block for some samples, and not at all where there are none of them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        depths = (x[:, 0] * 1000).long().abs()
+        x = self.start(x)
+        for number, block in enumerate(self.blocks):
+            rows = depths % (number + 2) == 0
+            if rows.any():
+                x = x.index_put((rows,), block(x[rows]))
+        return self.end(x)
+
+
+def skipping() -> nn.Module:
+    torch.manual_seed(0)
+    return Skipping([Block(8) for _ in range(4)])
+
+
+class Odd(Chain):
+    """A scalar, a parameter that is never used, a frozen one, and an embedding used as a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__([Block(8) for _ in range(2)])
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.blocks[0].scale = nn.Parameter(torch.tensor(0.5))
+        self.unused = nn.Parameter(torch.randn(3, 3))
+        self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
+        self.names = nn.Embedding(5, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.start(x) * self.scale + self.frozen
+        for block in self.blocks:
+            x = block(x)
+        return self.end(x) + x @ self.names.weight.t()
+
+
+def odd() -> nn.Module:
+    torch.manual_seed(0)
+    return Odd()
+
+
+class Again(Chain):
+    """Goes through its blocks twice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.start(x)
+        for block in [*self.blocks, *self.blocks]:
+            x = block(x)
+        return self.end(x)
+
+
+def again() -> nn.Module:
+    torch.manual_seed(0)
+    return Again([Block(8) for _ in range(2)])

@@ -39,6 +39,8 @@ class Case(NamedTuple):
 
 SINGLE, SPILL = Strategy("single"), Strategy("spill")
 DDP, FSDP = (Strategy(technique, 2) for technique in ("ddp", "fsdp"))
+DDP3, FSDP3 = (Strategy(technique, 3) for technique in ("ddp", "fsdp"))
+AT_ONCE = Strategy("fsdp", 2, {"by_block": False})
 PIPELINE, TENSOR = (Strategy(technique, 2) for technique in ("pipeline", "tensor"))
 
 CASES: dict[str, Case] = {
@@ -51,6 +53,16 @@ CASES: dict[str, Case] = {
     "channels last": Case(
         "odd:channels_last", ((SINGLE, SINGLE), (SINGLE, DDP), (DDP, FSDP), (FSDP, SINGLE)), "odd:images"
     ),
+    "equal experts": Case(
+        "odd:equal_experts", ((DDP,), (FSDP,), (FSDP3,), (DDP3, FSDP), (FSDP, SINGLE)), accumulate=1
+    ),
+    "unequal experts": Case("odd:unequal_experts", ((DDP,), (FSDP,), (FSDP3,), (SINGLE, FSDP)), clip=0.1),
+    "only experts": Case("odd:only_experts", ((DDP,), (AT_ONCE,))),
+    "passing over blocks": Case("odd:skipping", ((DDP3,), (FSDP,), (FSDP3,), (AT_ONCE,))),
+    "scalars, unused, frozen": Case(
+        "odd:odd", ((DDP,), (FSDP,), (FSDP3,), (AT_ONCE,), (FSDP, DDP), (DDP3, FSDP)), clip=0.1
+    ),
+    "blocks twice": Case("odd:again", ((DDP,), (AT_ONCE,))),
 }
 CELLS = [(name, strategies) for name, case in CASES.items() for strategies in case.strategies]
 

@@ -266,12 +266,6 @@ MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
 MISTAKES_OF_TWO: dict[str, tuple[TrainRequest, str, str]] = {
     "single": (request(job()), "DoesNotFit", "single uses one device"),
     "spill": (request(job(), technique="spill"), "DoesNotFit", "spill uses one device"),
-    "unused parameter": (
-        request(job(model_args={"unused": True}), technique="ddp"),
-        "JobError",
-        "parameter 'extra' gets no gradient, and ddp needs one for each; use it in the forward pass, set its "
-        "requires_grad to False, or choose another technique",
-    ),
     "batch norm": (
         request(job(model_args={"norm": True}), technique="pipeline"),
         "DoesNotFit",
