@@ -96,11 +96,8 @@ class _Training:
             if self.parallel.wants_example:
                 first = next(self.data.batches(Position(), Cut(hparams.accumulate), 1)).micro_batches[0]
                 self.parallel.prepare(self.objective, first.data, first.samples)
-            self.eval_data = (
-                batches.load(job, job.load_eval_dataloader, in_order=True)
-                if job.load_eval_dataloader
-                else None
-            )
+            evaluation = job.load_eval_dataloader
+            self.eval_data = batches.load(job, evaluation, in_order=True) if evaluation else None
         self.optimizer = optimizers.make_optimizer(hparams, groups, self.parallel)
         group_state = GroupState(self.optimizer)
         self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)
@@ -241,8 +238,8 @@ class _Training:
     def _compute_gradients(self, batch: GlobalBatch, save_due: bool) -> tuple[float, bool, bool]:
         """The loss, of which the gradients are then there; whether to stop, and whether to save."""
         model, number = self.parallel, self.step + 1
-        # Loss, what it is a sum over, stop, save, what the loss's rule does not hold for, missing gradients: in
-        # one message, so that all ranks act on the same step.
+        # Loss, what it is a sum over, stop, save, strays from the loss's rule, missing gradients: one message,
+        # so that all ranks act on the same step.
         news = torch.zeros(6, dtype=torch.float64, device=self.ranks.device)
         self.objective.begin(batch.samples)
         for index, micro_batch in enumerate(batch.micro_batches):
