@@ -15,6 +15,7 @@ from torch import nn
 
 # What every module has of its own; ``forward`` is there where something was put around it.
 _INTERNALS = frozenset([*vars(nn.Module()), "forward", "_compiled_call_impl"])
+_IMMUTABLE = frozenset({int, float, str, bool, type(None), bytes, torch.dtype, torch.device, torch.Size})
 _CONTAINERS = (list, tuple, set, dict, OrderedDict, deque)
 _COPYABLE = (np.ndarray, random.Random, np.random.Generator, np.random.RandomState)
 
@@ -62,6 +63,8 @@ def copied(value: Any, memo: dict[int, Any], *, tensors: bool = True) -> Any:
     :param memo: what was copied already, by id.
     :param tensors: copy tensors too; parameters never are.
     """
+    if type(value) in _IMMUTABLE:
+        return value
     if id(value) in memo:
         return memo[id(value)][1]
     if isinstance(value, torch.Tensor):
@@ -89,11 +92,11 @@ def _copied_container(value: Any, memo: dict[int, Any], tensors: bool) -> Any:
 
 
 def _entries(holder: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in holder.items() if key not in _INTERNALS}
+    return {key: holder[key] for key in holder.keys() - _INTERNALS}
 
 
 def _replace(holder: dict[str, Any], entries: Mapping[str, Any]) -> None:
-    for key in [key for key in holder if key not in entries and key not in _INTERNALS]:
+    for key in holder.keys() - entries.keys() - _INTERNALS:
         del holder[key]
     holder.update(entries)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class Spilled(Parallel):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         prepared, count = objective.prepare(batch, samples)
         self._stream.direction = 1
-        with self._whose_fault():
+        with self._whose_fault(), _at_home():
             total, over = objective(self.module, prepared, count)
         self._stream.direction = -1
         (total * scale).backward()  # type: ignore[no-untyped-call]
@@ -74,6 +75,20 @@ class Spilled(Parallel):
 
     def finish_gradients(self) -> None:
         self._stream.finish()
+
+
+@contextmanager
+def _at_home() -> Iterator[None]:
+    """Around a forward pass, in which only the blocks themselves find their weights on the device."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "same device" not in str(error):
+            raise
+        raise DoesNotFit(
+            "something outside of the model's blocks, or a hook on one of them, uses their weights, which "
+            f"spill keeps in the host's memory ({error})"
+        ) from error
 
 
 class _Home:

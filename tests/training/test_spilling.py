@@ -116,6 +116,74 @@ def test_what_cannot_be_spilled_is_refused(ranks: Ranks) -> None:
         Spilled(tied, ranks, 2, None)
 
 
+class Looked(nn.Sequential):
+    """Uses its blocks' weights itself, and has a hook around each block."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        for block in list(self)[1:-1]:
+            block.register_forward_hook(lambda block, args, output: output * 1.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * sum(p.square().mean() for p in self[2].parameters())
+
+
+class Table(nn.Module):
+    """A block that looks up rows, of which only those get gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(9, 8, sparse=True, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.rows(torch.tensor([1, 3, 3, 5, 1]))
+
+
+def gradients(model: nn.Module, spilled: Spilled | None) -> dict[str, torch.Tensor]:
+    for micro in range(2):
+        torch.manual_seed(micro)
+        if spilled is None:
+            (loss(model(BATCH[0]), BATCH[1]) * 0.5).backward()
+        else:
+            spilled.backward(objective(model), BATCH, 5, 0.1, micro == 1)
+    if spilled is not None:
+        spilled.finish_gradients()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kind", ["looked at", "sparse"])
+def test_gradients_are_those_of_one_device(ranks: Ranks, kind: str) -> None:
+    def make() -> nn.Module:
+        if kind == "looked at":
+            return Looked(*deep())
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), Table(), Table(), nn.Linear(8, 3)).double()
+
+    model, same = make(), make()
+    spilled, expected = gradients(model, Spilled(model, ranks, 2, None)), gradients(same, None)
+    assert spilled.keys() == expected.keys()
+    for name, gradient in spilled.items():
+        assert gradient.layout == expected[name].layout
+        torch.testing.assert_close(gradient.to_dense(), expected[name].to_dense(), rtol=0, atol=1e-14)
+
+
+def test_what_spill_would_leave_out_is_refused(ranks: Ranks) -> None:
+    hooked = deep()
+    hooked[2].linear.weight.register_hook(lambda gradient: gradient * 0)
+    with pytest.raises(DoesNotFit, match=r"parameter '2\.linear\.weight' has a hook on its gradient"):
+        Spilled(hooked, ranks, 2, None)
+
+
+def test_weights_that_are_not_where_they_are_used_are_the_techniques_fault(ranks: Ranks) -> None:
+    class Elsewhere(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu")
+
+    model = Elsewhere(*deep())
+    with pytest.raises(DoesNotFit, match="something outside of the model's blocks"):
+        Spilled(model, ranks, 2, None).backward(objective(model), BATCH, 5, 0.2, True)
+
+
 def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs - targets).square().mean()
 
