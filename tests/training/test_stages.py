@@ -259,6 +259,116 @@ def test_a_stage_holds_what_it_needs_and_no_more() -> None:
     assert names[3] - norms == {"last.weight", "last.bias", "position"} | block[3]
 
 
+class Dropping(nn.Module):
+    """Blocks that only drop, and a sum of what they kept."""
+
+    def __init__(self, size: int = 4096) -> None:
+        super().__init__()
+        self.before = nn.Dropout(0.5)
+        self.blocks = nn.ModuleList(DroppingBlock() for _ in range(4))
+        self.weights = torch.arange(1, size + 1, dtype=torch.float64).sqrt()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.before(torch.ones_like(x))
+        for block in self.blocks:
+            x = block(x)
+            x = x * (1 + 0.1 * torch.rand_like(x))
+        return (torch.nn.functional.dropout(x) * self.weights).sum()
+
+
+class DroppingBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mask = torch.nn.functional.dropout(torch.ones_like(x), 0.5) > 0
+        return x + self.mask * self.scale
+
+
+def test_masks_do_not_depend_on_the_stages_they_are_drawn_in() -> None:
+    x = torch.zeros(2048, dtype=torch.float64)
+    losses = [in_stages(Dropping(2048), lambda model: model(x), count)[0].loss for count in (1, 2, 3, 4)]
+    assert losses == [losses[0]] * 4
+
+
+def test_masks_of_blocks_micro_batches_and_steps_are_independent() -> None:
+    x = torch.zeros(4096, dtype=torch.float64)
+    model = Dropping()
+    found = anatomy.examine(model.train(), lambda: model(x), CPU)
+    stage = Stage(model, found, range(4), set(model.parameters()), CPU)
+    masks = []
+    for position in itertools.product((11, 12), (0, 1)):  # a step's seed, and the number of a piece
+        stage.run(lambda: model(x), position, Cargo())
+        masks += [block.mask for block in model.blocks]
+    assert len(masks) == 16
+    for one, other in itertools.combinations(masks, 2):
+        # Of 4096 elements, half of them should agree; six standard deviations are 192.
+        assert abs(int((one == other).sum()) - 2048) < 192
+    stage.run(lambda: model(x), (11, 0), Cargo())
+    assert torch.equal(model.blocks[2].mask, masks[2])
+
+
+class Layers(nn.Module):
+    """A random model: layers in a row, with odd ways around them."""
+
+    def __init__(self, draw: Callable[[Any], Any]) -> None:
+        super().__init__()
+        some, flag = st.integers(0, 3), st.booleans()
+        widths = draw(st.lists(st.integers(1, 5), min_size=5, max_size=7))
+        self.first = nn.Linear(3, widths[0])
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.norms = nn.ModuleDict({str(draw(some)): nn.LayerNorm(1) for _ in range(draw(some))})
+        self.last = nn.Linear(widths[-1], 1)
+        self.shift = nn.Parameter(torch.ones(1)) if draw(flag) else None
+        self.idle = nn.Parameter(torch.ones(2))
+        self.ways = {(draw(some), draw(some)) for _ in range(draw(st.sampled_from([0, 0, 1, 2])))}
+        self.ends = {kind for kind in ("mean", "start", "shift") if draw(st.integers(0, 5)) == 0}
+        for layer in self.layers:
+            if draw(st.integers(0, 4)) == 0:
+                layer.requires_grad_(False)
+            if layer.weight.shape == self.layers[0].weight.shape and draw(flag):
+                layer.weight = self.layers[0].weight
+        self.first.requires_grad_(draw(flag))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        kept = []
+        for number, layer in enumerate(self.layers):
+            kept.append(x)
+            for start, end in self.ways:
+                if end == number and start <= number:
+                    x = x + kept[start].mean(-1, keepdim=True)
+            if str(number) in self.norms:
+                x = self.norms[str(number)](x[..., None])[..., 0] + x
+            if self.shift is not None and number % 2:
+                x = x * self.shift
+            x = torch.tanh(layer(x))
+        if "mean" in self.ends:
+            x = x + sum(k.mean() for k in kept)
+        if "start" in self.ends:
+            x = x + kept[0].mean()
+        if "shift" in self.ends and self.shift is not None:
+            x = x + self.shift
+        return self.last(x).square().mean()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_random_models_are_exact_or_refused(data: st.DataObject) -> None:
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    model = Layers(data.draw).double()
+    count = data.draw(st.integers(2, 4))
+    x = torch.randn(4, 3, dtype=torch.float64)
+    found = anatomy.examine(model.train(), lambda: model(x), CPU)
+    if len(found.places) < count - 1:
+        assert model.ways or "mean" in model.ends
+        with pytest.raises(DoesNotFit, match="uses what block"):
+            stages.choose_cuts(found, count)
+    else:
+        check_equal(model, lambda model: model(x), count)
+
+
 def test_blocks_are_the_largest_repeated_modules() -> None:
     model = nn.Sequential(
         nn.ModuleList([nn.Linear(2, 2)] * 1), nn.Sequential(*[Block() for _ in range(2)], nn.Linear(6, 99))
