@@ -82,12 +82,14 @@ def examine(model: nn.Module, run: Callable[[], Any], device: torch.device) -> A
     if not blocks:
         raise DoesNotFit("the model has no repeated blocks to make stages of")
     state = _state(model)
-    examination = _Examination(model, blocks, device)
     in_blocks = {tensor for _, block in blocks for tensor in _tensors(block)}
     others = [tensor for tensor in _tensors(model) if tensor not in in_blocks]
     try:
-        with torch.no_grad(), examination.follow, examination.watching(), _moved(others, device):
-            loss = run()
+        with torch.no_grad(), _moved(others, device):
+            found = _look(model, blocks, run, device)
+            if found.bonds:
+                # What a block put into a cache, for good, and others found there is no bond.
+                found = _look(model, blocks, run, device)
     except DoesNotFit:
         raise
     except Exception as error:
@@ -100,6 +102,13 @@ def examine(model: nn.Module, run: Callable[[], Any], device: torch.device) -> A
             f"buffer {changed[0]!r} changes in every forward pass, of which pipeline makes one for each of "
             "its micro-batches"
         )
+    return found
+
+
+def _look(model: nn.Module, blocks: Sequence[Block], run: Callable[[], Any], device: torch.device) -> Anatomy:
+    examination = _Examination(model, blocks, device)
+    with examination.follow, examination.watching():
+        loss = run()
     return examination.finish(loss)
 
 
@@ -149,7 +158,9 @@ class _Examination:
         found.everywhere |= {p for p in self._parameters if p not in seen}
         return found
 
-    def _call(self, index: int, block: nn.Module, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(
+        self, index: int, block: nn.Module, own: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
         self._order.append(index)
         if self._order != list(range(index + 1)):
             return own(*args, **kwargs)  # it will be refused

@@ -191,7 +191,7 @@ class Stage:
             return passage.leaving
         raise DoesNotFit(f"the model did not call block {self._name(passage.next)!r}, as it did before")
 
-    def _call(self, index: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, index: int, compute: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         passage, own = self._passage, self._own
         if passage is None:
             raise DoesNotFit(
