@@ -167,14 +167,14 @@ def images(samples: int = 22, batch_size: int = 6) -> DataLoader[Any]:
     return DataLoader(Rows(rows), batch_size=batch_size, shuffle=True)
 
 
-def vectors(samples: int = 22, batch_size: int = 6) -> DataLoader[Any]:
+def vectors(samples: int = 22, batch_size: int = 6, shuffle: bool = True) -> DataLoader[Any]:
     """Random vectors and classes, as pairs."""
     generator = torch.Generator().manual_seed(3)
     rows = [
         (torch.randn(16, generator=generator), torch.randint(0, 5, (), generator=generator))
         for _ in range(samples)
     ]
-    return DataLoader(Rows(rows), batch_size=batch_size, shuffle=True)
+    return DataLoader(Rows(rows), batch_size=batch_size, shuffle=shuffle)
 
 
 def token_loss(outputs: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
