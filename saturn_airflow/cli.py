@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": "check the deployment, and say what to mend",
     "estimates": "show how fast jobs train under which strategy, as far as earlier sweeps know",
     "plan": "plan the jobs of a problem file, and say what the plan is worth",
+    "pools": "give each node the pool in which its tasks wait for a slot of its worker",
     "restart": "say whether jobs of a DAG run start from scratch or go on when they are cleared",
     "simulate": "run the jobs of a problem file on paper, with wrong estimates, failures and rounds",
     "sweeps": "list the sweeps MLflow knows, or show the jobs of one",

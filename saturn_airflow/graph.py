@@ -16,6 +16,7 @@ from airflow.sdk import (
 )
 
 from saturn_airflow.cluster import Cluster, Node
+from saturn_airflow.operators.inventory import pool_of
 from saturn_airflow.operators.profile import ProfileOperator
 from saturn_airflow.operators.trials import PickOperator
 from saturn_airflow.operators.waves import NextWaveOperator
@@ -24,6 +25,8 @@ from saturn_airflow.profiling.waves import WAVES
 #: Tries that each task has for what is not its fault, such as a worker that was restarted: with growing
 #: delays they last through half an hour without an API server.
 _TRIES_FOR_AIRFLOW = 10
+#: The pool of tasks that name none.
+DEFAULT_POOL = "default_pool"
 UNLESS_ITS_OWN_FAULT = ExceptionRetryPolicy(
     rules=[
         RetryRule(
@@ -126,7 +129,8 @@ def _mapped(
     label: str,
     arguments: dict[str, Any],
 ) -> Any:
-    return operator.partial(
+    pool = pool_of(node)
+    partial = operator.partial(
         task_id=task_id,
         node=node.to_dict(),
         queue=node.queue,
@@ -134,4 +138,8 @@ def _mapped(
         # Enough that the next job waits at the devices' door when one ends, and no more processes than that.
         max_active_tis_per_dagrun=node.devices + 2,
         **arguments,
-    ).expand(**{mapped: XComArg(source)})
+    )
+    # Who gives the sweep a pool by its default_args has chosen it.
+    if pool is not None and partial.kwargs.get("pool") in (None, DEFAULT_POOL):
+        partial.kwargs["pool"] = pool
+    return partial.expand(**{mapped: XComArg(source)})

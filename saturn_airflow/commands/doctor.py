@@ -27,7 +27,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from saturn_airflow.deployment.checks import Finding, examine, examine_node, summary
+    from saturn_airflow.deployment.checks import examine, examine_node, summary
+    from saturn_airflow.deployment.findings import Finding
 
     console = Console()
     marks = {"ok": ("✔", "green"), "warning": ("!", "yellow"), "problem": ("✘", "red")}

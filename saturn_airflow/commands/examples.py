@@ -25,6 +25,10 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "saturn doctor --node gpu-a": "check this machine alone, as the node gpu-a",
         "saturn doctor --json": "for a program",
     },
+    "pools": {
+        "saturn pools": "a pool for each node, as large as its worker",
+        "saturn pools --slots 10": "ten slots where a worker does not answer yet",
+    },
     "estimates": {
         "saturn estimates": "all that was measured",
         "saturn estimates 'gpt2-*' --technique fsdp": "how fast some jobs are under one technique",

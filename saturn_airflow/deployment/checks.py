@@ -8,63 +8,26 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.deployment import survey as surveys
+from saturn_airflow.deployment.findings import Deployment, Finding, Level
+from saturn_airflow.deployment.limits import check_limits
+from saturn_airflow.deployment.pools import check_pools
 from saturn_airflow.errors import SaturnError
 from saturn_airflow.folders import slug
-
-Level = Literal["ok", "warning", "problem"]
 
 #: Less free disk than this is a warning, or a problem (bytes).
 LITTLE_DISK, NO_DISK = 20 * 2**30, 2 * 2**30
 #: Locks of these file systems do not end with the process, or end at other times.
 NETWORK_STORAGE = ("nfs", "cifs", "smb", "fuse.", "ceph", "lustre", "glusterfs", "9p")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check saw.
-
-    :param fix: how to mend it, where it is no ``ok``.
-    """
-
-    check: str
-    level: Level
-    text: str
-    fix: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        """This finding as JSON-ready data."""
-        return asdict(self)
-
-
-@dataclass
-class Deployment:
-    """What all checks look at; filled by the first of them.
-
-    :ivar workers: the queues of each Celery worker, by the worker's name.
-    :ivar pools: how many tasks each worker runs at once.
-    :ivar nodes: the survey of each node whose worker answered, by the node's name.
-    """
-
-    cluster: Cluster | None = None
-    celery: bool = True
-    workers: dict[str, set[str]] = field(default_factory=dict)
-    pools: dict[str, int] = field(default_factory=dict)
-    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-Check = Callable[[Deployment], Iterator[Finding]]
 
 
 def examine() -> Iterator[Finding]:
@@ -78,6 +41,7 @@ def examine() -> Iterator[Finding]:
         check_workers,
         check_nodes,
         check_limits,
+        check_pools,
         check_storage,
         check_leases,
         check_mlflow,
@@ -303,49 +267,6 @@ def check_nodes(deployment: Deployment) -> Iterator[Finding]:
         if trains and enough and not wrong and not away:
             gpus = ", ".join(sorted(set(said["gpus"]))) or "CPU slots"
             yield Finding("nodes", "ok", f"{node.name}: {node.devices} x {node.kind} ({gpus})")
-
-
-def check_limits(deployment: Deployment) -> Iterator[Finding]:
-    """Airflow lets as many tasks run at once as there are devices, and those that wait behind them."""
-    if deployment.cluster is None:
-        return
-    found = list(_low_limits(deployment, deployment.cluster))
-    total = sum(map(_tasks_of, deployment.cluster))
-    yield from found or [Finding("limits", "ok", f"{total} tasks of a sweep may run at once")]
-
-
-def _tasks_of(node: Node) -> int:
-    """How many tasks of one sweep run on a node at once: one for each device, and two that wait."""
-    return node.devices + 2
-
-
-def _low_limits(deployment: Deployment, cluster: Cluster) -> Iterator[Finding]:
-    from airflow.sdk import conf
-
-    for node in cluster:
-        need = _tasks_of(node)
-        slots = sum(
-            deployment.pools.get(worker, 0)
-            for worker, queues in deployment.workers.items()
-            if node.queue in queues
-        )
-        if 0 < slots < need:
-            text = f"the worker of {node.name} runs {slots} tasks at once; one sweep uses {need}"
-            fix = f"airflow celery worker --queues {node.queue} --concurrency {need} (or more)"
-            yield Finding("limits", "warning", text, fix)
-    total = sum(map(_tasks_of, cluster))
-    for section, option, usual in (("core", "parallelism", 32), ("core", "max_active_tasks_per_dag", 16)):
-        limit = conf.getint(section, option, fallback=usual)
-        if limit < total:
-            text = f"[{section}] {option} is {limit}; a sweep over all nodes has {total} tasks at once"
-            yield Finding("limits", "warning", text, f"set [{section}] {option} to {total} or more")
-    if deployment.celery:
-        options = conf.getsection("celery_broker_transport_options") or {}
-        hours = float(options.get("visibility_timeout") or 86400) / 3600
-        if hours < 24 * 7:
-            text = f"visibility_timeout is {hours:.0f} h; a task that runs longer is handed out again"
-            fix = "set [celery_broker_transport_options] visibility_timeout above the longest training"
-            yield Finding("limits", "warning", text, fix)
 
 
 def check_storage(deployment: Deployment) -> Iterator[Finding]:

@@ -1,11 +1,11 @@
-"""Which nodes a sweep may use where the DAG does not say, and whether a worker listens on each."""
+"""Which nodes a sweep may use where the DAG does not say, their pools, and whether a worker listens."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from airflow.sdk import conf
@@ -70,6 +70,39 @@ def announced_nodes() -> list[Node]:
     return found
 
 
+def pool_of(node: Node) -> str | None:
+    """The Airflow pool in which tasks of ``node`` wait for a slot of its worker; None where it has none.
+
+    Tasks of a pool that Airflow does not have are never started, and whoever parses a DAG file may not ask
+    Airflow's database: so a pool counts once it was made and recorded.
+    """
+    return node.queue if node.queue in recorded_pools() else None
+
+
+def recorded_pools() -> dict[str, int]:
+    """The pools that :func:`record_pools` wrote down, with their slots.
+
+    :raises InvalidSweepError: when the file is damaged.
+    """
+    try:
+        return dict(json.loads(_pools_record().read_text()))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError) as error:
+        raise InvalidSweepError(
+            f"{_pools_record()} is damaged ({error}); remove it and run `saturn pools` again"
+        ) from None
+
+
+def record_pools(slots: Mapping[str, int]) -> None:
+    """Write down which pools were made, by their names, where the DAG processor finds it."""
+    path = _pools_record()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(dict(slots)))
+    new.replace(path)
+
+
 def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lambda line: None) -> None:
     """Check that a Celery worker listens on the queue of every node; other executors have no queues.
 
@@ -98,6 +131,16 @@ def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lamb
         log(f"No worker listens on {', '.join(node.queue for node in deaf)} yet{trouble}")
         time.sleep(1.0)
         seconds = _LATER_SECONDS
+
+
+def warn_of_no_pool(cluster: Iterable[Node], warn: Callable[[str], object]) -> None:
+    """Say which nodes have no pool for their tasks to wait in; other executors than Celery need none."""
+    without = [node.name for node in cluster if has_queues() and pool_of(node) is None]
+    if without:
+        warn(
+            f"{', '.join(without)}: no pool. What several sweeps queue beyond a worker's slots Airflow fails "
+            "after [scheduler] task_queued_timeout; run `saturn pools` on the scheduler's machine"
+        )
 
 
 def lost(cluster: Iterable[Node], suspects: Iterable[Node] | None = None) -> list[Node]:
@@ -133,6 +176,23 @@ def queues_with_a_worker(seconds: float = _LATER_SECONDS) -> set[str]:
     return {str(queue["name"]) for queues in answers.values() for queue in queues}
 
 
+def worker_slots(seconds: float = _LATER_SECONDS) -> dict[str, int]:
+    """How many tasks run at once for each Celery queue: those of all its workers that answer.
+
+    :param seconds: how long workers have to answer.
+    """
+    from airflow.providers.celery.executors.celery_executor_utils import app
+
+    inspect = app.control.inspect(timeout=seconds)
+    answers, stats = inspect.active_queues() or {}, inspect.stats() or {}
+    found: dict[str, int] = {}
+    for worker, queues in answers.items():
+        slots = int((stats.get(worker, {}).get("pool") or {}).get("max-concurrency") or 0)
+        for queue in queues:
+            found[str(queue["name"])] = found.get(str(queue["name"]), 0) + slots
+    return found
+
+
 def has_queues() -> bool:
     """Whether tasks go to the queue of their node."""
     return "Celery" in conf.get("core", "executor", fallback="").partition(",")[0]
@@ -140,3 +200,7 @@ def has_queues() -> bool:
 
 def _cards() -> Path:
     return home() / "nodes"
+
+
+def _pools_record() -> Path:
+    return home() / "pools.json"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from saturn_airflow.cluster import Cluster, Node
-from saturn_airflow.deployment import survey
-from saturn_airflow.deployment.checks import Deployment, Finding, check_nodes, examine_node
+from saturn_airflow.deployment import pools, survey
+from saturn_airflow.deployment.checks import check_nodes, examine_node
+from saturn_airflow.deployment.findings import Deployment, Finding
+from saturn_airflow.deployment.limits import check_limits
+from saturn_airflow.operators.inventory import record_pools
 
 NODE = Node("gpu-a", 2, kind="cpu")
 
@@ -48,3 +52,40 @@ def test_a_name_that_is_no_nodes_is_a_problem(monkeypatch: pytest.MonkeyPatch) -
     (found,) = examine_node("gpu-x")
     assert found.level == "problem"
     assert found.text == "'gpu-x' is no node of this deployment, which has gpu-a, gpu-b"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("pool", "recorded", "slots", "level", "words"),
+    [
+        (None, False, 10, "problem", "gpu-a has no pool: tasks may be lost in its queue"),
+        (None, True, 10, "problem", "gpu-a has no pool: its tasks name one, and never start"),
+        (10, False, 10, "problem", "gpu-a has a pool that no sweep knows of"),
+        (10, True, 4, "problem", "the pool of gpu-a has 10 slots, its worker 4"),
+        (3, True, 4, "warning", "the pool of gpu-a has 3 slots; one sweep uses 4"),
+        (4, True, 4, "ok", "nodes have pools: saturn.gpu-a (4)"),
+        (10, True, 0, "ok", "nodes have pools: saturn.gpu-a (10)"),
+    ],
+)
+def test_each_node_needs_a_pool_no_larger_than_its_worker(
+    pool: int | None, recorded: bool, slots: int, level: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "existing", lambda: {} if pool is None else {"saturn.gpu-a": pool})
+    record_pools({"saturn.gpu-a": 10} if recorded else {})
+    deployment = Deployment(Cluster(NODE), workers={"w": {"saturn.gpu-a"}}, pools={"w": slots})
+    (found,) = pools.check_pools(deployment)
+    assert found.level == level
+    assert found.text.startswith(words)
+
+
+def test_a_worker_with_fewer_slots_than_a_sweep_uses_is_a_problem() -> None:
+    deployment = Deployment(Cluster(NODE), False, {"w": {"saturn.gpu-a"}}, {"w": 3})
+    found = [f for f in check_limits(deployment) if "gpu-a" in f.text]
+    assert [f.level for f in found] == ["problem"]
+    assert "--concurrency 4 (or more), and then `saturn pools`" in found[0].fix

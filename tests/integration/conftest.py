@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from saturn_airflow.demo.airflow import Airflow
@@ -64,7 +65,10 @@ class RunningCluster(LocalCluster):
         return self.home / "sweeps" / dag_id / run_id / group / job
 
     def _ended(self, dag_id: str, run_id: str) -> str | None:
-        state = self.airflow.state(dag_id, run_id)
+        try:
+            state = self.airflow.state(dag_id, run_id)
+        except httpx.TimeoutException:  # a busy API server answers the next time
+            return None
         return state if state in ("success", "failed") else None
 
 
@@ -78,8 +82,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
         folder / "state",
         ROOT / "docker" / "compose.yaml",
         folder / "dags",
-        # A password may begin like an option.
-        variables={"AIRFLOW_HEARTBEAT_TIMEOUT": "30", "AIRFLOW_ADMIN_PASSWORD": "-p"},
+        # A password may begin like an option; a node has as few slots as one sweep uses.
+        variables={
+            "AIRFLOW_HEARTBEAT_TIMEOUT": "30",
+            "AIRFLOW_ADMIN_PASSWORD": "-p",
+            "NODE_CONCURRENCY": "4",
+            "WORKER_CONCURRENCY": "4",
+        },
         environment={
             **NO_SCHEDULE,
             # A node that is gone for good is given up in a minute, not in half an hour.

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from airflow.sdk import DAG
@@ -140,3 +141,40 @@ def test_old_sweeps_are_removed_and_live_ones_kept(home: Path, monkeypatch: pyte
         assert prune(keep=asking) == [old]
     assert not old.exists()
     assert all(sweep.exists() for sweep in (asking, recent, unsent, alive))
+
+
+def pools_of(**settings: Any) -> dict[str, str]:
+    """The pool of each task that runs on a node."""
+    nodes = Cluster(Node("gpu-a", 8), Node("gpu-b", 8))
+    with DAG("pools") as dag:
+        SaturnSweepOperator(task_id="sweep", jobs=[JOB], cluster=nodes, **settings)
+    return {task.task_id: task.pool for task in dag.tasks if task.queue.startswith("saturn.")}
+
+
+def test_tasks_wait_in_the_pool_of_their_node_once_it_was_made() -> None:
+    assert set(pools_of().values()) == {"default_pool"}
+    inventory.record_pools({"saturn.gpu-a": 10})
+    for rounds in (1, 2):
+        pools = pools_of(rounds=rounds)
+        assert {pool for task, pool in pools.items() if task.endswith("gpu-a")} == {"saturn.gpu-a"}
+        assert {pool for task, pool in pools.items() if task.endswith("gpu-b")} == {"default_pool"}
+    chosen = pools_of(default_args={"pool": "mine"})
+    assert set(chosen.values()) == {"mine"}
+
+
+def test_a_damaged_record_of_pools_is_named(home: Path) -> None:
+    (home / "pools.json").write_text("{")
+    with pytest.raises(InvalidSweepError, match=r"pools\.json is damaged .*run `saturn pools` again"):
+        pools_of()
+
+
+def test_a_node_without_a_pool_is_told_of_where_there_are_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    nodes = [Node("gpu-a", 8), Node("gpu-b", 8)]
+    inventory.record_pools({"saturn.gpu-a": 10})
+    inventory.warn_of_no_pool(nodes, said.append)
+    assert said == []
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
+    inventory.warn_of_no_pool(nodes, said.append)
+    assert "gpu-b: no pool" in said[0]
+    assert "run `saturn pools`" in said[0]

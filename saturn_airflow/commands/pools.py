@@ -1,0 +1,49 @@
+"""``saturn pools``: give each node the pool in which its tasks wait."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = (
+        "Give each node of this deployment an Airflow pool with as many slots as its worker runs tasks at "
+        "once, so that tasks of several sweeps wait there and are not lost in the worker's queue. Run it on "
+        "the scheduler's machine, once a node's worker runs, and again when its --concurrency changes."
+    )
+    parser.add_argument(
+        "nodes",
+        nargs="*",
+        metavar="NODE",
+        help="nodes that only DAG files name, such as gpu-c:8:a100 (default: those of the deployment)",
+    )
+    parser.add_argument(
+        "--slots",
+        type=int,
+        metavar="N",
+        help="slots for a node whose worker does not answer (default: its devices and two)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the pools."""
+    from saturn_airflow.cluster import Node
+    from saturn_airflow.deployment import pools
+    from saturn_airflow.errors import InvalidSweepError
+    from saturn_airflow.operators.inventory import deployed_cluster, has_queues, worker_slots
+
+    if args.slots is not None and args.slots < 1:
+        raise InvalidSweepError(f"--slots is {args.slots}; a pool has at least one")
+    if not has_queues():
+        print("This executor has no queues in which tasks could be lost: no pools are needed")
+        return 0
+    slots: dict[str, int] = {}
+    with contextlib.suppress(Exception):  # before the broker or any worker is there, sizes are the usual
+        slots = worker_slots()
+    nodes = [Node.parse(text) for text in args.nodes] or deployed_cluster()
+    for name, size in pools.make(nodes, slots, args.slots).items():
+        said = "as its worker" if name in slots else "its worker did not answer"
+        print(f"{name}: {size} slots ({said})")
+    return 0

@@ -1,0 +1,52 @@
+"""What `saturn doctor` looks at, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from saturn_airflow.cluster import Cluster, Node
+
+Level = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check saw.
+
+    :param fix: how to mend it, where it is no ``ok``.
+    """
+
+    check: str
+    level: Level
+    text: str
+    fix: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """This finding as JSON-ready data."""
+        return asdict(self)
+
+
+@dataclass
+class Deployment:
+    """What all checks look at; filled by the first of them.
+
+    :ivar workers: the queues of each Celery worker, by the worker's name.
+    :ivar pools: how many tasks each worker runs at once.
+    :ivar nodes: the survey of each node whose worker answered, by the node's name.
+    """
+
+    cluster: Cluster | None = None
+    celery: bool = True
+    workers: dict[str, set[str]] = field(default_factory=dict)
+    pools: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def slots(self, node: Node) -> int:
+        """How many tasks the workers of ``node`` run at once; 0 where none has said."""
+        listening = [worker for worker, queues in self.workers.items() if node.queue in queues]
+        return sum(self.pools.get(worker, 0) for worker in listening)
+
+
+Check = Callable[[Deployment], Iterator[Finding]]

@@ -1,0 +1,50 @@
+"""Whether Airflow lets as many tasks run at once as a sweep has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from saturn_airflow.cluster import Cluster, Node
+from saturn_airflow.deployment.findings import Deployment, Finding
+
+
+def check_limits(deployment: Deployment) -> Iterator[Finding]:
+    """Airflow lets as many tasks run at once as there are devices, and those that wait behind them."""
+    if deployment.cluster is None:
+        return
+    found = list(_low_limits(deployment, deployment.cluster))
+    total = sum(map(tasks_of, deployment.cluster))
+    yield from found or [Finding("limits", "ok", f"{total} tasks of a sweep may run at once")]
+
+
+def tasks_of(node: Node) -> int:
+    """How many tasks of one sweep run on a node at once: one for each device, and two that wait."""
+    return node.devices + 2
+
+
+def _low_limits(deployment: Deployment, cluster: Cluster) -> Iterator[Finding]:
+    from airflow.sdk import conf
+
+    for node in cluster:
+        need = tasks_of(node)
+        slots = deployment.slots(node)
+        if 0 < slots < need:
+            text = f"the worker of {node.name} runs {slots} tasks at once; one sweep uses {need}"
+            fix = (
+                f"airflow celery worker --queues {node.queue} --concurrency {need} (or more), "
+                "and then `saturn pools`"
+            )
+            yield Finding("limits", "problem", text, fix)
+    total = sum(map(tasks_of, cluster))
+    for section, option, usual in (("core", "parallelism", 32), ("core", "max_active_tasks_per_dag", 16)):
+        limit = conf.getint(section, option, fallback=usual)
+        if limit < total:
+            text = f"[{section}] {option} is {limit}; a sweep over all nodes has {total} tasks at once"
+            yield Finding("limits", "warning", text, f"set [{section}] {option} to {total} or more")
+    if deployment.celery:
+        options = conf.getsection("celery_broker_transport_options") or {}
+        hours = float(options.get("visibility_timeout") or 86400) / 3600
+        if hours < 24 * 7:
+            text = f"visibility_timeout is {hours:.0f} h; a task that runs longer is handed out again"
+            fix = "set [celery_broker_transport_options] visibility_timeout above the longest training"
+            yield Finding("limits", "warning", text, fix)
