@@ -191,9 +191,10 @@ def check_workers(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _ask_workers(deployment: Deployment) -> None:
-    from airflow.providers.celery.executors.celery_executor_utils import app
-
     from saturn_airflow.deployment.remote import COMMAND
+    from saturn_airflow.operators.inside import celery_app
+
+    app = celery_app()
 
     with app.connection_for_read() as connection:
         connection.ensure_connection(max_retries=1, timeout=5)

@@ -19,6 +19,7 @@ from saturn_airflow import formats, library
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.folders import slug
 from saturn_airflow.operators.code_version import code_version
+from saturn_airflow.operators.inside import redact
 
 MLFLOW_CONNECTION = "mlflow_default"
 
@@ -178,8 +179,6 @@ def pull_from_trials(context: Context, trials_task: str, key: str) -> Any:
 
 def hide_secrets(params: Mapping[str, str]) -> dict[str, str]:
     """``params`` without the values of keys that Airflow takes for secrets, such as ``data.password``."""
-    from airflow.sdk.log import redact  # type: ignore[attr-defined]
-
     return {key: str(redact(value, key.rpartition(".")[2])) for key, value in params.items()}
 
 

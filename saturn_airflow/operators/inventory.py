@@ -13,6 +13,7 @@ from airflow.sdk import conf
 from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.operators.context import home
+from saturn_airflow.operators.inside import celery_app
 
 #: A worker may be in the middle of its start,
 PATIENCE_SECONDS = 30.0
@@ -170,9 +171,7 @@ def queues_with_a_worker(seconds: float = _LATER_SECONDS) -> set[str]:
 
     :param seconds: how long workers have to answer.
     """
-    from airflow.providers.celery.executors.celery_executor_utils import app
-
-    answers = app.control.inspect(timeout=seconds).active_queues() or {}
+    answers = celery_app().control.inspect(timeout=seconds).active_queues() or {}
     return {str(queue["name"]) for queues in answers.values() for queue in queues}
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseSensorOperator, Context, TaskInstanceState
-from airflow.sdk.exceptions import DownstreamTasksSkipped
 
 from saturn_airflow.cluster import Cluster
 from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.inside import tasks_skipped
 from saturn_airflow.operators.inventory import has_queues, lost
 
 #: Seconds between looks; each is a process of a few seconds.
@@ -81,7 +81,7 @@ class RoundWatchOperator(BaseSensorOperator):
             over.parent.mkdir(parents=True, exist_ok=True)
             over.touch()
             tasks = [(self.train_tasks[n.name], index) for n in gone for index in left[n.name]]
-            raise DownstreamTasksSkipped(tasks=tasks)  # type: ignore[no-untyped-call]
+            raise tasks_skipped(tasks)
         return not any(left.values())
 
     def _left(self, context: Context) -> tuple[float, dict[str, dict[int, str | None]]]:

@@ -11,15 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
-from airflow.api_fastapi.common.db.common import SessionDep
-from airflow.api_fastapi.core_api.security import (
-    GetUserDep,
-    PermittedDagRunFilter,
-    get_user,
-    requires_access_dag,
-)
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.templating import Jinja2Templates
@@ -28,6 +19,15 @@ from starlette.staticfiles import StaticFiles
 
 from saturn_airflow.plugin import PREFIX
 from saturn_airflow.plugin.choice import job_choice
+from saturn_airflow.plugin.inside import (
+    DagAccessEntity,
+    GetUserDep,
+    PermittedDagRunFilter,
+    SessionDep,
+    get_auth_manager,
+    get_user,
+    requires_access_dag,
+)
 from saturn_airflow.plugin.overview import sweep_page, sweep_state
 from saturn_airflow.plugin.reading import DETAILS, Record, read_run, read_sweeps
 

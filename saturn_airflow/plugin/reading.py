@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow.models.dagrun import DagRun
-from airflow.models.taskinstance import TaskInstance
-from airflow.models.xcom import XCOM_RETURN_KEY, XComModel
 from sqlalchemy import and_, func, or_, select, tuple_
 
+from saturn_airflow.plugin.inside import XCOM_RETURN_KEY, DagRun, TaskInstance, XComModel
+
 if TYPE_CHECKING:
-    from airflow.api_fastapi.core_api.security import PermittedDagRunFilter
     from sqlalchemy.orm import Session
+
+    from saturn_airflow.plugin.inside import PermittedDagRunFilter
 
 TRIALS, PROFILE, PLAN, TRAIN, REPORT = STAGES = ("trials", "profile", "plan", "train", "report")
 #: By their class names the tasks of a sweep are known in the database, with rounds and without.

@@ -1,0 +1,33 @@
+"""What tasks use of Airflow and its providers that is no part of their public interface.
+
+A test names what has moved. All is imported where it is needed, for parsing a DAG must not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def redact(value: Any, name: str) -> Any:
+    """``value`` without what Airflow takes for a secret by its ``name``."""
+    from airflow.sdk.log import redact as hide  # type: ignore[attr-defined]
+
+    return hide(value, name)
+
+
+def celery_app() -> Any:
+    """The Celery application of Airflow's executor.
+
+    :raises ImportError: where the provider is not installed.
+    """
+    from airflow.providers.celery.executors.celery_executor_utils import app
+
+    return app
+
+
+def tasks_skipped(tasks: Sequence[Any]) -> Exception:
+    """What a task raises to have Airflow skip others: ``tasks`` are ids, or pairs of id and map index."""
+    from airflow.sdk.exceptions import DownstreamTasksSkipped
+
+    return DownstreamTasksSkipped(tasks=tasks)  # type: ignore[no-untyped-call]
