@@ -7,7 +7,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +221,7 @@ class _Training:
             loss, stop, save = self._compute_gradients(batch, save_due)
         if self.hparams.clip_grad_norm is not None:
             self.parallel.clip_gradients(self.hparams.clip_grad_norm)
-        with self._whose_optimizer():
+        with optimizers.stepping(self.hparams, self.parallel):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if not self.beyond:
@@ -273,11 +272,6 @@ class _Training:
         if over_all != batch.samples:
             model.scale_gradients(batch.samples / over_all)
         return loss, stop > 0, save > 0
-
-    def _whose_optimizer(self) -> AbstractContextManager[Any]:
-        """On plain tensors the optimizer does what the user asked for; others are the technique's."""
-        plain = self.parallel.optimizer_kernels == "fused"
-        return of_the_job(f"optimizer {self.hparams.optimizer!r}") if plain else nullcontext()
 
     def _report_step(self, batch: GlobalBatch, took: float, seconds: list[float]) -> None:
         left = None if self.total is None else self.total - self.step

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,11 +17,15 @@ from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import HParams
 from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.training.request import DoesNotFit
 from saturn_airflow.training.users_code import of_the_job
 
 # torch's optimizers that can update all parameters in one kernel, on CPU and CUDA alike. SGD's kernel raises
 # at sparse gradients, and with momentum at a parameter whose first gradient comes later than those of others.
 _FUSED = (torch.optim.Adam, torch.optim.AdamW)
+
+# What torch says of an operation that it can't do on split tensors (DTensor), or not between them and others.
+_ABOUT_SPLIT = re.compile(r"\baten\.|DTensor|sharding strategy")
 
 #: The optimizer's parameter groups with names in the place of parameters.
 Groups = Sequence[dict[str, Any]]
@@ -77,6 +83,28 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
         )
     assert isinstance(optimizer, torch.optim.Optimizer)
     return optimizer
+
+
+@contextmanager
+def stepping(hparams: HParams, parallel: Parallel) -> Iterator[None]:
+    """Around the optimizer's step, which is the job's own code.
+
+    :raises JobError: when it raises on plain tensors.
+    :raises DoesNotFit: when it can't step on parameters that are split over devices.
+    """
+    if parallel.optimizer_kernels == "fused":
+        with of_the_job(f"optimizer {hparams.optimizer!r}"):
+            yield
+        return
+    try:
+        yield
+    except RuntimeError as error:
+        if not _ABOUT_SPLIT.search(str(error)):
+            raise
+        raise DoesNotFit(
+            f"optimizer {hparams.optimizer!r} can't step on parameters that are split over devices "
+            f"({str(error).splitlines()[0]:.150}); use another one, or a technique that keeps them whole"
+        ) from error
 
 
 def make_scheduler(

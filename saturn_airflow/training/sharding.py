@@ -144,6 +144,11 @@ class Sharded(Parallel):
         try:
             yield
         except RuntimeError as error:
+            if isinstance(error, NotImplementedError) and "'Sparse" in str(error):
+                raise DoesNotFit(
+                    "a parameter gets sparse gradients, which FSDP can't exchange; "
+                    "use sparse=False, or another technique"
+                ) from error
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
             raise DoesNotFit(
