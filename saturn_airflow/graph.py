@@ -16,6 +16,7 @@ from airflow.sdk import (
 )
 
 from saturn_airflow.cluster import Cluster, Node
+from saturn_airflow.operators.executors import of_node_tasks
 from saturn_airflow.operators.inventory import pool_of
 from saturn_airflow.operators.profile import ProfileOperator
 from saturn_airflow.operators.trials import PickOperator
@@ -134,6 +135,7 @@ def _mapped(
         task_id=task_id,
         node=node.to_dict(),
         queue=node.queue,
+        executor=of_node_tasks(),
         map_index_template=label,
         # Enough that the next job waits at the devices' door when one ends, and no more processes than that.
         max_active_tis_per_dagrun=node.devices + 2,

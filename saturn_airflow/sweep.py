@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from airflow.sdk import (
+    DAG,
     Asset,
     TaskGroup,
     TriggerRule,
@@ -132,6 +133,7 @@ class SaturnSweepOperator(TaskGroup):
         except InvalidSweepError as error:
             raise InvalidSweepError(f"{what}: {error}") from None
         super().__init__(group_id=task_id, **group_arguments)
+        _check_dag(self.dag, what)
         group = self.group_id
         assert group is not None
         if asset is None:
@@ -225,6 +227,15 @@ class SaturnSweepOperator(TaskGroup):
     def output(self) -> XComArg:
         """The sweep's result, for the next task: best job, all outcomes, what is missing."""
         return XComArg(self.report)
+
+
+def _check_dag(dag: DAG, what: str) -> None:
+    if dag.fail_fast:
+        raise InvalidSweepError(
+            f"{what}: its DAG has fail_fast=True, with which Airflow allows no task that runs after a failed "
+            "one, and a sweep plans and reports after those; leave it out: a sweep with failed jobs fails "
+            "anyway, unless allowed_failures says otherwise"
+        )
 
 
 def _check_jobs(

@@ -12,6 +12,7 @@ from airflow.sdk import conf
 
 from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.operators import executors
 from saturn_airflow.operators.context import home
 from saturn_airflow.operators.inside import celery_app
 
@@ -194,7 +195,7 @@ def worker_slots(seconds: float = _LATER_SECONDS) -> dict[str, int]:
 
 def has_queues() -> bool:
     """Whether tasks go to the queue of their node."""
-    return "Celery" in conf.get("core", "executor", fallback="").partition(",")[0]
+    return executors.celery() is not None
 
 
 def _cards() -> Path:

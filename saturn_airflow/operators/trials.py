@@ -14,6 +14,7 @@ from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.jobs import Job, check_jobs
 from saturn_airflow.operators import wishes
 from saturn_airflow.operators.context import SweepContext, home, mlflow_uri, use_techniques_folder
+from saturn_airflow.operators.executors import check_executor
 from saturn_airflow.operators.inventory import check_listeners, warn_of_no_pool
 from saturn_airflow.operators.waves import check_map_length, listed, quick_solve
 from saturn_airflow.plugin.links import MlflowRunLink
@@ -74,6 +75,7 @@ class TrialsOperator(BaseOperator):
             check_jobs(jobs)
             check_against(jobs, cluster, self.techniques)
             wishes.check(wishes.conf_of(context), [job.name for job in jobs])
+            check_executor(cluster, self.log.warning)
             check_listeners(cluster, self.log.info)
             warn_of_no_pool(cluster, self.log.warning)
             uri = mlflow_uri()
