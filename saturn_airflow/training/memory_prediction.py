@@ -58,7 +58,7 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
     else:
         returned = library.get(request.technique).parallelize(model, ranks, **request.parameters)
         adapted = adapting.adapt(returned, model, ranks, request.technique)
-    if adapted.wants_example or request.technique == "spill" or request.parameters.get("offload"):
+    if request.technique in ("pipeline", "spill") or request.parameters.get("offload"):
         return None
     with mode:
         optimizer = optimizers.make_optimizer(job.hparams, groups, adapted)

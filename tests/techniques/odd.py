@@ -288,3 +288,63 @@ class Again(Chain):
 def again() -> nn.Module:
     torch.manual_seed(0)
     return Again([Block(8) for _ in range(2)])
+
+
+def family(name: str, **changes: Any) -> nn.Module:
+    """A tiny model of transformers for sequences of words, by the name of its class without ForCausalLM."""
+    import transformers
+
+    config = getattr(transformers, name.replace("Gemma3", "Gemma3Text") + "Config")(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        use_cache=False,
+        **changes,
+    )
+    torch.manual_seed(0)
+    model: Any = getattr(transformers, f"{name}ForCausalLM")(config)
+    if hasattr(config, "base_model_ep_plan") and config.base_model_ep_plan:
+        model.set_experts_implementation("eager")  # the other knows no float64
+    return model  # type: ignore[no-any-return]
+
+
+def sentences(samples: int = 10, batch_size: int = 4) -> DataLoader[Any]:
+    """Random words, and the next ones as labels, in order."""
+    generator = torch.Generator().manual_seed(8)
+    rows = [torch.randint(3, 40, (7,), generator=generator) for _ in range(samples)]
+    return DataLoader([{"input_ids": row, "labels": row} for row in rows], batch_size=batch_size)  # type: ignore[arg-type]
+
+
+def next_word_loss(outputs: Any, batch: Any) -> torch.Tensor:
+    return cross_entropy(outputs.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+
+class Headed(nn.Module):
+    """Heads that are normed by one weight for all, between layers that are cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.LayerNorm(8)
+        self.up = nn.Linear(8, 12)
+        self.norm = nn.LayerNorm(3)
+        self.gate = nn.Parameter(torch.zeros(3))
+        self.down = nn.Linear(12, 8)
+        nn.init.zeros_(self.down.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.up(self.before(x)).unflatten(-1, (-1, 3))
+        return x + self.down((torch.tanh(self.norm(heads)) * (1 + self.gate)).flatten(-2))
+
+
+def headed() -> nn.Module:
+    torch.manual_seed(0)
+    model = Chain([Headed() for _ in range(2)])
+    model.tp_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}  # type: ignore[assignment]
+    return model
