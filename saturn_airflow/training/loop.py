@@ -6,16 +6,13 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parameter import is_lazy
 
-from saturn_airflow import library, references
+from saturn_airflow import library
 from saturn_airflow.definition import Definition
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import Job
@@ -23,22 +20,21 @@ from saturn_airflow.training import (
     adapting,
     batches,
     blocks,
-    caches,
     checkpoints,
     decompose,
     limits,
     optimizers,
-    precision,
     rng,
     state,
 )
 from saturn_airflow.training.alike import broken_optimizers
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.group_state import GroupState
+from saturn_airflow.training.loading import check_equal_everywhere, load_model
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.request import DoesNotFit, Measure, NotANumberError, TrainRequest
-from saturn_airflow.training.users_code import common_to_alike, each_of_the_job, of_the_job
+from saturn_airflow.training.users_code import common_to_alike, each_of_the_job
 
 # Batches that are slower than those after them, while caches fill.
 _WARMUPS = 2
@@ -81,8 +77,8 @@ class _Training:
 
         technique = library.get(request.technique)
         with common_to_alike():
-            model = _load_model(job)
-            _check_equal_everywhere(model, ranks)
+            model = load_model(job)
+            check_equal_everywhere(model, ranks)
             limits.refuse_accumulated_batch_norm(model, hparams.accumulate)
             groups = optimizers.parameter_groups(hparams, model)
             aliases = state.aliases(model)
@@ -420,41 +416,6 @@ class _Training:
         self.ranks.emit("warning", message=message)
         if self.ranks.is_first:
             warnings.warn(message, stacklevel=2)
-
-
-def _load_model(job: Job) -> nn.Module:
-    rng.seed(job.hparams.seed, "model")
-    with of_the_job(f"load_model {job.load_model!r}"):
-        model = references.load(str(job.load_model))(**job.model_args)
-    if not isinstance(model, nn.Module):
-        raise JobError(
-            f"load_model {job.load_model!r} returned a {type(model).__name__}, not a torch.nn.Module"
-        )
-    if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:
-        raise JobError(
-            f"parameter {lazy[0]!r} has no shape before the first forward pass; "
-            f"load_model {job.load_model!r} has to run the model once on some batch"
-        )
-    caches.switch_off(model)
-    return precision.cast_model(model, job.hparams.precision)
-
-
-def _check_equal_everywhere(model: nn.Module, ranks: Ranks) -> None:
-    """Check by samples of every parameter that all ranks loaded the same model."""
-    if ranks.size == 1:
-        return
-    samples: Mapping[str, float] = {
-        name: float(p.detach().flatten()[:: max(1, p.numel() // 256)].double().sum())
-        for name, p in model.named_parameters()
-    }
-    everyones: list[Any] = [None] * ranks.size
-    dist.all_gather_object(everyones, samples)
-    for other in everyones:
-        if different := [name for name in samples if other.get(name) != samples[name]]:
-            raise JobError(
-                f"load_model gave different weights on different ranks (of {different[0]!r}); "
-                "draw them from torch's, numpy's or Python's global generator, which Saturn seeds"
-            )
 
 
 def _wait_for(device: torch.device) -> None:

@@ -1,0 +1,59 @@
+"""Loading a job's model: the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from saturn_airflow import references
+from saturn_airflow.errors import JobError
+from saturn_airflow.jobs import Job
+from saturn_airflow.training import caches, precision, rng
+from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.users_code import of_the_job
+
+
+def load_model(job: Job) -> nn.Module:
+    """The job's model, seeded, on the CPU, in its precision.
+
+    :raises JobError: when it can't be loaded, or is no module that can be trained.
+    """
+    rng.seed(job.hparams.seed, "model")
+    with of_the_job(f"load_model {job.load_model!r}"):
+        model = references.load(str(job.load_model))(**job.model_args)
+    if not isinstance(model, nn.Module):
+        raise JobError(
+            f"load_model {job.load_model!r} returned a {type(model).__name__}, not a torch.nn.Module"
+        )
+    if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:
+        raise JobError(
+            f"parameter {lazy[0]!r} has no shape before the first forward pass; "
+            f"load_model {job.load_model!r} has to run the model once on some batch"
+        )
+    caches.switch_off(model)
+    return precision.cast_model(model, job.hparams.precision)
+
+
+def check_equal_everywhere(model: nn.Module, ranks: Ranks) -> None:
+    """Check by samples of every parameter that all ranks loaded the same model.
+
+    :raises JobError: naming a parameter that differs.
+    """
+    if ranks.size == 1:
+        return
+    samples: Mapping[str, float] = {
+        name: float(p.detach().flatten()[:: max(1, p.numel() // 256)].double().sum())
+        for name, p in model.named_parameters()
+    }
+    everyones: list[Any] = [None] * ranks.size
+    dist.all_gather_object(everyones, samples)
+    for other in everyones:
+        if different := [name for name in samples if other.get(name) != samples[name]]:
+            raise JobError(
+                f"load_model gave different weights on different ranks (of {different[0]!r}); "
+                "draw them from torch's, numpy's or Python's global generator, which Saturn seeds"
+            )
