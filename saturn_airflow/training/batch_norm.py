@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,10 +30,12 @@ class WholeBatch:
 
     :ivar counts: whether this rank's samples are part of it, which is to be set before each forward pass: a
         rank without a share computes a sample that stands in.
+    :ivar ignored: whether BatchNorms take every mean to be 0 and every variance 1 instead.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.counts = True
+        self.ignored = False
         self._ranks = ranks
         # A group of its own, so that it does not matter what else is on its way between the ranks.
         self._group = dist.new_group()
@@ -70,6 +73,20 @@ def whole_batch_of(model: nn.Module) -> WholeBatch | None:
     """What the BatchNorms of ``model`` share; None where :func:`share_batch_norm` found none."""
     found = (vars(module).get("whole_batch") for module in model.modules())
     return next((whole for whole in found if whole is not None), None)
+
+
+@contextmanager
+def no_statistics(model: nn.Module) -> Iterator[None]:
+    """Have each sample computed by itself, as :attr:`WholeBatch.ignored` says."""
+    whole = whole_batch_of(model)
+    if whole is None:
+        yield
+        return
+    whole.ignored = True
+    try:
+        yield
+    finally:
+        whole.ignored = False
 
 
 def _shared(name: str, norm: _BatchNorm, whole: WholeBatch) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -130,6 +147,9 @@ def batch_norm(
     :raises ValueError: when the whole batch has one value per channel.
     """
     wide = torch.promote_types(input.dtype, torch.float32)
+    if whole.ignored:
+        zeros = torch.zeros(input.size(1), dtype=wide, device=input.device)
+        return nn.functional.batch_norm(input, zeros, zeros + 1, weight, bias, eps=eps)
     with torch.no_grad():
         count, mean, squares = _moments(whole, input.detach().to(wide))
         variance = squares / count

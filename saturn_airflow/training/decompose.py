@@ -20,6 +20,7 @@ from torch import nn
 
 from saturn_airflow.jobs import Job
 from saturn_airflow.training import rng
+from saturn_airflow.training.batch_norm import no_statistics
 from saturn_airflow.training.batches import Data
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.objective import Objective
@@ -294,7 +295,9 @@ def _evaluating(parallel: Parallel) -> Iterator[None]:
     try:
         parallel.model.eval()
         parallel.module.eval()
-        yield
+        # BatchNorms without running statistics couple samples, but look at the whole batch.
+        with no_statistics(parallel.model):
+            yield
     finally:
         parallel.finish_evaluating()
         parallel.pieces = pieces

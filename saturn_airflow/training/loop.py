@@ -29,6 +29,7 @@ from saturn_airflow.training import (
 )
 from saturn_airflow.training.alike import broken_optimizers
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
+from saturn_airflow.training.changing_buffers import ChangingBuffers
 from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.loading import check_equal_everywhere, load_model
 from saturn_airflow.training.objective import Objective
@@ -237,6 +238,7 @@ class _Training:
         # message, so that all ranks act on the same step.
         news = torch.zeros(6, dtype=torch.float64, device=self.ranks.device)
         self.objective.begin(batch.samples)
+        buffers = ChangingBuffers(model) if self.step == self.first_step else None
         for index, micro_batch in enumerate(batch.micro_batches):
             rng.seed(self.hparams.seed, "step", self.step, index, model.share)
             last = index == len(batch.micro_batches) - 1
@@ -245,6 +247,8 @@ class _Training:
             )
             news[0] += total
             news[1] += over
+            if buffers is not None:
+                buffers.look(last=last)
         news[2] = float(self.ranks.stop_requested())
         news[3] = float(save_due and self.ranks.is_first)
         news[4] = self.objective.strays

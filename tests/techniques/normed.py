@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import batch_norm, cross_entropy
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -24,7 +25,8 @@ class OwnStatistics(nn.BatchNorm1d):
     """A BatchNorm that nobody else can compute."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x - x.mean(0)) * self.weight + self.bias
+        mean = x.mean(0) if self.training else self.running_mean
+        return (x - mean) * self.weight + self.bias
 
 
 class Frozen(nn.Sequential):
@@ -68,6 +70,44 @@ def cnn(synced: bool = False) -> nn.Module:
 def synced() -> nn.Module:
     """The same with a norm of torch's that works on GPUs alone."""
     return cnn(synced=True)
+
+
+class Averaging(nn.Module):
+    """Keeps the mean of what it saw last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen = x.detach().mean()
+        return x - self.seen
+
+
+class Caching(nn.Module):
+    """Fills a table when it is first used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(16), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.table = torch.arange(16).to(x)
+        return x + self.table
+
+
+def averaging() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Averaging(), nn.Linear(16, 3))
+
+
+def caching() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Caching(), nn.Linear(16, 3))
+
+
+def spectral() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), spectral_norm(nn.Linear(16, 8)), nn.Linear(8, 3))
 
 
 def own_statistics() -> nn.Module:
