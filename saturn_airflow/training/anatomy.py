@@ -150,7 +150,7 @@ class _Examination:
             called = ", ".join(found.blocks[index][0] for index in self._order[: last + 2]) or "none"
             raise DoesNotFit(
                 f"the model does not call its blocks ({found.blocks[0][0]!r} and on) once each and in order, "
-                f"but {called}"
+                f"but {called}; if it leaves out blocks by chance (LayerDrop), switch that off"
             )
         self._note_work()
         self._use(self.follow.of(loss), last, "what comes after the blocks")

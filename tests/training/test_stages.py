@@ -12,11 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from saturn_airflow.training import anatomy, stages
 from saturn_airflow.training.blocks import find_blocks
 from saturn_airflow.training.request import DoesNotFit
-from saturn_airflow.training.stages import Cargo, Stage
+from saturn_airflow.training.stages import Cargo, Like, Stage
 
 CPU = torch.device("cpu")
 works = st.floats(0, 10, allow_nan=False)
@@ -92,6 +93,7 @@ class Model(nn.Module):
     def __init__(self, special: str = "") -> None:
         super().__init__()
         self.special = special
+        self.way = ""
         self.first = nn.Linear(4, 6)
         self.blocks = nn.ModuleList(Block() for _ in range(4))
         self.norms = nn.ModuleList(nn.LayerNorm(6) for _ in range(2))
@@ -113,7 +115,7 @@ class Model(nn.Module):
             self.blocks[2].other = [self.position]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        special = self.special
+        special, inputs = self.special, x
         x = torch.cat([x, x[:, :2]], 1) if special == "tied ends" else x
         x = self.first(x)
         blocks, kept = list(self.blocks), []
@@ -121,6 +123,9 @@ class Model(nn.Module):
             blocks.reverse()
         if special == "twice":
             blocks += blocks
+        turned = bool(inputs[0, 0] > 0)
+        if special == "another way" and turned:
+            blocks = {"skip": blocks[:3], "back": blocks[::-1]}.get(self.way, blocks)
         if special == "one skipped":
             blocks.pop()
         if special == "counts":
@@ -145,6 +150,15 @@ class Model(nn.Module):
             elif special == "same twice":
                 x, again = block((x, x))
                 x = x + again
+            elif special == "catches everything":
+                try:
+                    x = block(x)
+                except BaseException:
+                    x = x * 0
+            elif special == "checkpointed":
+                x = checkpoint(block, x, use_reentrant=False)
+            elif special == "index":
+                x = block(x, index=number, compute=None)
             elif special == "written in place":
                 block(x, out=x)
             else:
@@ -157,6 +171,8 @@ class Model(nn.Module):
             x = x + sum(block.side for block in self.blocks)
         if special == "from the start":
             x = x + kept[0]
+        if special == "another way" and turned:
+            x = {"first": x + self.first.bias, "kept": x + kept[1]}.get(self.way, x)
         return self.last(x + self.position).square().mean()
 
 
@@ -166,7 +182,9 @@ class Block(nn.Module):
         self.linear = nn.Linear(6, 6)
         self.other: list[nn.Parameter] = []
 
-    def forward(self, x: Any, extra: torch.Tensor | None = None, out: torch.Tensor | None = None) -> Any:
+    def forward(
+        self, x: Any, extra: torch.Tensor | None = None, out: torch.Tensor | None = None, **names: Any
+    ) -> Any:
         if isinstance(x, tuple):
             return torch.tanh(self.linear(x[0])), x[1] + x[0]
         if extra is not None:
@@ -181,7 +199,8 @@ class Block(nn.Module):
 INPUTS = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 
 WORKS = ["", "tied to a block", "tied blocks", "tied ends", "frozen", "parameter of another", "between"]
-WORKS += ["decides", "trained extra", "keyword", "tuple", "same twice", "from the start"]
+WORKS += ["decides", "trained extra", "keyword", "tuple", "same twice", "from the start", "index"]
+WORKS += ["catches everything"]
 
 
 @pytest.mark.parametrize("special", WORKS)
@@ -207,7 +226,7 @@ def test_what_belongs_together_is_not_cut() -> None:
         ("other order", "does not call its blocks ('blocks.0' and on) once each and in order, but blocks.3"),
         ("twice", "does not call its blocks ('blocks.0' and on) once each and in order, but blocks.0, blo"),
         ("one skipped", "once each and in order, but blocks.0, blocks.1, blocks.2"),
-        ("layer drop", "does not call its blocks ('blocks.0' and on) once each and in order"),
+        ("layer drop", "if it leaves out blocks by chance (LayerDrop), switch that off"),
         ("decides by hidden states", "what the model does before block 'blocks.1' depends on values that"),
         ("all hidden states", "what comes after the blocks uses what block 'blocks.0' computed"),
         ("side loss", "what comes after the blocks uses what block 'blocks.0' computed"),
@@ -222,6 +241,32 @@ def test_refuses_for_a_reason(special: str, says: str) -> None:
     with pytest.raises(DoesNotFit) as refused:
         stages.choose_cuts(anatomy.examine(model, lambda: model(inputs), CPU), 2)
     assert says in str(refused.value)
+
+
+def test_checkpoints_around_blocks_are_refused() -> None:
+    with pytest.raises(DoesNotFit, match="called outside of the model's forward pass, as by gradient check"):
+        in_stages(Model("checkpointed").double(), lambda model: model(INPUTS), 2)
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [("first", ""), ("kept", ""), ("skip", "did not call block"), ("back", "when it was the turn of")],
+)
+def test_what_a_stage_lacks_is_never_trained_with(way: str, says: str) -> None:
+    """A model that takes another way than before, through weights and blocks that the stage does not have."""
+    model = Model("another way").double()
+    model.way = way
+    found = anatomy.examine(model, lambda: model(INPUTS), CPU)
+    assert stages.choose_cuts(found, 2) == [2]
+    keep = {p for p, ranks in stages.holders(found, [2], model).items() if 1 in ranks}
+    stage = Stage(model, found, range(2, 4), keep, CPU)
+    hidden = Like((3, 6), torch.float64)
+    arrived = Cargo([torch.ones(3, 6, dtype=torch.float64)], [hidden, hidden])
+    if says:
+        with pytest.raises(DoesNotFit, match=says):
+            stage.run(lambda: model(-INPUTS), (1,), arrived)
+    else:
+        assert stage.run(lambda: model(-INPUTS), (1,), arrived).isnan()
 
 
 def test_too_few_blocks_are_refused() -> None:
