@@ -168,7 +168,7 @@ class _Examination:
         self._note_work()
         self._look(index)
         leaves, spec = _pytree.tree_flatten((args, kwargs))
-        given, sent = list(leaves), []
+        sent = []
         itself = self._bit(index)
         for number, leaf in enumerate(leaves):
             sources = follow.of(leaf)
@@ -182,15 +182,11 @@ class _Examination:
             follow.mark(leaves[number], itself)
         self._found.arguments.append(Arguments(spec, tuple(sent)))
         args, kwargs = _pytree.tree_unflatten(leaves, spec)
-        versions = [leaves[number]._version for number in sent]
         follow.inside, follow.read = itself, 0
         with _moved(_tensors(block), self._device):
             output = own(*args, **kwargs)
         follow.inside = 0
         self._use(follow.read, index, f"block {name!r}")
-        for number, version in zip(sent, versions, strict=True):
-            if leaves[number]._version != version:  # whoever looks at it later sees what the block wrote
-                given[number].copy_(leaves[number])
         return _pytree.tree_map_only(torch.Tensor, functools.partial(self._fresh, itself), output)
 
     def _fresh(self, sources: Sources, tensor: torch.Tensor) -> torch.Tensor:
