@@ -5,9 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from saturn_airflow.errors import JobError
+from saturn_airflow.errors import JobError, SaturnError
 from saturn_airflow.estimates import Estimate
 from saturn_airflow.jobs import Job
+
+
+class DoubtfulError(SaturnError):
+    """A technique failed once the optimizer had stepped: the job's arguments may be to blame, or it.
+
+    :ivar estimate: what the trial says of the strategy if it is the technique.
+    """
+
+    def __init__(self, estimate: Estimate) -> None:
+        super().__init__(estimate.reason)
+        self.estimate = estimate
+
 
 #: Measures with a job; the others that share the trial may be found broken (name, reason) in passing.
 Measure = Callable[[Job, Sequence[Job], Callable[[str, str], object]], Estimate]
@@ -19,10 +31,12 @@ def measured_with_any(jobs: Sequence[Job], measure: Measure) -> tuple[Estimate |
     They share a fingerprint, and so what is measured, but not their failures: one whose learning rate makes
     its loss infinite fails alone, and the next is measured in its place.
 
-    :param measure: raises JobError when the job it is called with can't be trained.
+    :param measure: raises JobError when the job it is called with can't be trained, and DoubtfulError when
+        that can't be told: what a second job meets too is the technique's.
     :returns: the estimate (None where no job is left to measure with), and for each broken job the reason.
     """
     broken: dict[str, str] = {}
+    doubtful: Estimate | None = None
     for job in jobs:
         if job.name in broken:
             continue
@@ -33,7 +47,11 @@ def measured_with_any(jobs: Sequence[Job], measure: Measure) -> tuple[Estimate |
             broken[job.name] = str(error)
             if error.common:
                 broken.update((other.name, str(error)) for other in others if run_the_same(job, other))
-    return None, broken
+        except DoubtfulError as error:
+            if doubtful is not None:
+                break
+            doubtful = error.estimate
+    return doubtful, broken
 
 
 def run_the_same(job: Job, other: Job) -> bool:

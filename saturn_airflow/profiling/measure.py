@@ -10,6 +10,7 @@ from saturn_airflow.cluster import Node
 from saturn_airflow.errors import JobError, SaturnError
 from saturn_airflow.estimates import OUT_OF_MEMORY, Estimate, Trial
 from saturn_airflow.jobs import Job
+from saturn_airflow.profiling.blame import DoubtfulError
 from saturn_airflow.training import runs
 from saturn_airflow.training.request import Measure
 from saturn_airflow.training.runs import RunSpec
@@ -54,6 +55,7 @@ def measure(
     :raises JobError: when the job's own code raises or its loss is not a number; the message ends with the
         user's traceback. Its ``common`` says whether jobs that differ in nothing but what the optimizer sees
         would fail alike.
+    :raises DoubtfulError: when the technique failed after the optimizer's first step.
     :raises SaturnError: when the trial was stopped, or this machine lacks the devices the node should have.
     """
     spec = RunSpec(
@@ -76,6 +78,7 @@ def measure(
     )
     run = runs.start(spec)
     end: Mapping[str, Any] = {}
+    stepped = False
     try:
         for event in run.events():
             if event["event"] == "waiting":
@@ -84,16 +87,18 @@ def measure(
                 log(f"{event['parameters']}: {event['seconds_per_batch']:.4f} s per batch")
             elif event["event"] == "warning":
                 log(event["message"])
+            elif event["event"] in ("launched", "step"):
+                stepped = event["event"] == "step"
             elif event["event"] == "broken":
                 on_broken(event["job"], event["reason"])
             end = event
     finally:
         # Whoever leaves early, an Airflow task that is killed too, leaves no ranks behind.
         run.kill()
-    return _estimate(trial, node.kind, end)
+    return _estimate(trial, node.kind, end, stepped)
 
 
-def _estimate(trial: Trial, kind: str, end: Mapping[str, Any]) -> Estimate:
+def _estimate(trial: Trial, kind: str, end: Mapping[str, Any], stepped: bool) -> Estimate:
     key: dict[str, Any] = {
         "fingerprint": trial.fingerprint,
         "technique": trial.technique,
@@ -115,5 +120,8 @@ def _estimate(trial: Trial, kind: str, end: Mapping[str, Any]) -> Estimate:
     if status in _ANSWERS:
         return Estimate(**key, reason=reason, passing=status in ("hung", "lost"))
     if end.get("whose") == "technique":
-        return Estimate(**key, reason=f"technique {trial.technique!r} failed: {told}", passing=True)
+        failed = Estimate(**key, reason=f"technique {trial.technique!r} failed: {told}", passing=True)
+        if stepped:
+            raise DoubtfulError(failed)
+        return failed
     raise SaturnError(f"the trial of {trial.job.name!r} under {trial.technique} was not run: {told}")

@@ -18,7 +18,7 @@ from saturn_airflow.operators.plan import to_plan
 from saturn_airflow.operators.profile import broken_of
 from saturn_airflow.operators.waves import Learned
 from saturn_airflow.profiling import waves
-from saturn_airflow.profiling.blame import measured_with_any
+from saturn_airflow.profiling.blame import DoubtfulError, measured_with_any
 from saturn_airflow.profiling.knowledge import Knowledge
 from saturn_airflow.profiling.trials import trials_of
 
@@ -144,3 +144,19 @@ def test_entries_of_this_version_and_the_one_before_are_read(
     entry: dict[str, Any], broken: dict[str, str]
 ) -> None:
     assert broken_of(entry) == broken
+
+
+@pytest.mark.parametrize(("failing", "works"), [(["j0"], True), (["j0", "j1"], False), (["j1"], True)])
+def test_what_two_jobs_meet_is_the_techniques_fault(failing: list[str], works: bool) -> None:
+    jobs = [faulty(number, 0.3, "none", 0, "fine") for number in range(3)]
+    knowledge = Knowledge.of(jobs, cluster(2), TECHNIQUES)
+    key = waves.first_wave(knowledge)[0]
+
+    def with_job(job: Job, *others: Any) -> Estimate:
+        if job.name in failing:
+            raise DoubtfulError(Estimate(**key._asdict(), reason="technique 'even' failed", passing=True))
+        return measure(key, knowledge)
+
+    estimate, broken = measured_with_any(jobs, with_job)
+    assert estimate is not None
+    assert (estimate.works, broken) == (works, {})

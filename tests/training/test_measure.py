@@ -198,3 +198,16 @@ def test_what_fails_before_the_optimizer_steps_is_common(
     with pytest.raises(JobError) as caught:
         run(tmp_path, dataclasses.replace(small_job(), **changes), how=Measure(1, 3))
     assert caught.value.common is common
+
+
+def test_what_only_one_job_meets_is_not_the_techniques_fault(tmp_path: Path) -> None:
+    good = dataclasses.replace(small_job(), load_model="small_jobs:strict", name="good")
+    far = dataclasses.replace(good, name="far", hparams=dataclasses.replace(good.hparams, lr=1e20))
+
+    def with_job(job: Job, *others: Any) -> Estimate:
+        return run(tmp_path / job.name, job, "ddp", devices=2, how=Measure(1, 3))
+
+    estimate, broken = measured_with_any([far, good], with_job)
+    assert estimate is not None
+    assert estimate.works
+    assert broken == {}, "on several devices a rank's error may come from the others"

@@ -19,6 +19,24 @@ def linear(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
 
 
+class _Strict(nn.Module):
+    """Refuses to compute with weights that are not numbers any more, or too large for any use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not bool((self.linear.weight.abs() < 1e6).all()):
+            raise ValueError("these weights are no good")
+        outputs: torch.Tensor = self.linear(inputs)
+        return outputs
+
+
+def strict() -> nn.Module:
+    return _Strict()
+
+
 def noise(batch_size: int = 8, samples: int = 4000, width: int = 8, workers: int = 0) -> DataLoader[Any]:
     inputs = torch.randn(samples, width, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
