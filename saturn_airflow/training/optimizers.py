@@ -15,6 +15,7 @@ from torch import nn
 from saturn_airflow import references
 from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import HParams
+from saturn_airflow.training.elementwise import refuse_coupled
 from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.request import DoesNotFit
@@ -63,6 +64,7 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
     """The job's optimizer over those parameters that this rank holds.
 
     :raises JobError: when it can't be made, or needs a closure.
+    :raises DoesNotFit: when it needs whole parameters, and this rank holds parts.
     """
     cls = references.load(str(hparams.optimizer))
     here = parallel.trainable()
@@ -82,6 +84,7 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
             f"optimizer {hparams.optimizer!r} needs a closure; choose one that steps on gradients alone"
         )
     assert isinstance(optimizer, torch.optim.Optimizer)
+    refuse_coupled(f"optimizer {hparams.optimizer!r}", lambda groups: cls(groups, **arguments), own)
     return optimizer
 
 

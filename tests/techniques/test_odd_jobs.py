@@ -14,9 +14,14 @@ import torch
 from cells import Outcome, Strategy, job, run
 from cells import request as train_request
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from saturn_airflow import references
 from saturn_airflow.jobs import HParams
+from saturn_airflow.training.elementwise import refuse_coupled
+from saturn_airflow.training.ranks import Ranks, launch
+from saturn_airflow.training.request import DoesNotFit
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
 
@@ -182,3 +187,38 @@ def test_trains_as_a_plain_loop_does(
     record_deviation("odd jobs", off, weights_off)
     assert off <= max(LOSSES, CASES[name].within / 10)
     assert weights_off <= CASES[name].within
+
+
+class Clipping(torch.optim.SGD):
+    """Clips each parameter's gradient by its own norm."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                nn.utils.clip_grad_norm_(parameter, 1.0)
+        super().step()
+
+
+def split_matrices(optimizers: list[str], ranks: Ranks) -> list[str]:
+    """Why optimizers can't have matrices that are spread over these ranks by rows or columns; or nothing."""
+    mesh = init_device_mesh("cpu", (ranks.size,))
+    reasons = []
+    for optimizer in optimizers:
+        cls = references.load(optimizer)
+        for dim in (0, 1):
+            cut = distribute_tensor(torch.ones(6, 8), mesh, [Shard(dim)], src_data_rank=None)
+            try:
+                refuse_coupled("it", lambda groups, cls=cls: cls(groups, lr=0.1), [{"params": [cut]}])
+                reasons.append("")
+            except DoesNotFit as reason:
+                reasons.append(str(reason))
+    return reasons
+
+
+def test_optimizers_that_need_whole_matrices_are_refused_parts() -> None:
+    fine = ["torch.optim:AdamW", "torch.optim:Rprop", "odd:Counting"]
+    coupled = ["torch.optim:Adafactor", "torch.optim:Muon", "test_odd_jobs:Clipping"]
+    reasons = launch(split_matrices, [*fine, *coupled], size=2)[0]
+    assert reasons[:6] == [""] * 6
+    assert all("updates a part of a parameter otherwise" in reason for reason in reasons[6:])
