@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from saturn_airflow.jobs import Job
-from saturn_airflow.training import rng
+from saturn_airflow.training import means, rng
 from saturn_airflow.training.batch_norm import no_statistics
 from saturn_airflow.training.batches import Data
 from saturn_airflow.training.layout import MicroBatch
@@ -161,17 +161,19 @@ def rule_of(whole: Part, see: See, one_by_one: bool) -> Rule:
         )
 
     def adds_up() -> bool:
+        in_all = zip(*(part.counts for part in parts), strict=False)
+        if not all(_is_near(whole, sum(of), all_) for of, all_ in zip(in_all, whole.counts, strict=False)):
+            return False
         return _is_sum(whole, _see_parts(whole.samples, see, whole.counts) if whole.counts else parts)
 
     if len(whole.counts) == 1 and _is_mean_over_labels(whole, parts):
         return LABELS
     if len(whole.counts) > 1 and not one_by_one and adds_up():
         return SUM
-    ratios = _ratios(whole, parts)
-    if ratios is not None and _is_mean_over_samples(whole, parts):
-        return Rule("samples", ratios)
+    if _is_even(whole, parts) and _is_mean_over_samples(whole, parts):
+        return Rule("samples", len(whole.counts))
     if (not one_by_one or not whole.counts) and adds_up():
-        return SUM if whole.counts else Rule("sum", ())
+        return SUM if whole.counts else Rule("sum", 0)
     if not _is_near(whole, see(range(whole.samples), 1).loss, whole.loss):
         return _by_its_looks(whole, one_by_one)  # it draws numbers, so parts can't be compared with the whole
     if one_by_one and whole.counts and adds_up():
@@ -197,7 +199,7 @@ def _by_its_looks(whole: Part, one_by_one: bool) -> Rule:
         return LABELS
     if whole.counts and one_by_one:
         raise DoesNotFit(_SEVERAL.format(len(whole.counts)))
-    return SUM if whole.counts else Rule("samples", ())
+    return SUM if whole.counts else Rule("samples", 0)
 
 
 def _see_parts(samples: int, see: See, over: Sequence[float] | None = None) -> list[Part]:
@@ -248,16 +250,16 @@ def _is_sum(whole: Part, parts: Sequence[Part]) -> bool:
     return _is_near(whole, sum(part.loss for part in parts), whole.loss)
 
 
-def _ratios(whole: Part, parts: Sequence[Part]) -> tuple[float, ...] | None:
-    """How many things each sample adds to each mean; None where that is not the same for all parts."""
-    ratios = tuple(count / whole.samples for count in whole.counts)
-    for part in parts:
-        if len(part.counts) != len(ratios):
-            return None
-        expected = [part.samples * ratio for ratio in ratios]
-        if not all(math.isclose(c, e, rel_tol=1e-6) for c, e in zip(part.counts, expected, strict=True)):
-            return None
-    return ratios
+def _is_even(whole: Part, parts: Sequence[Part]) -> bool:
+    """Whether each mean is over as many things for every sample."""
+    return all(
+        len(part.counts) == len(whole.counts)
+        and all(
+            math.isclose(count * whole.samples, of_all * part.samples, rel_tol=1e-6)
+            for count, of_all in zip(part.counts, whole.counts, strict=True)
+        )
+        for part in parts
+    )
 
 
 def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -299,6 +301,7 @@ def _evaluating(parallel: Parallel) -> Iterator[None]:
         with no_statistics(parallel.model):
             yield
     finally:
+        means.listen(None)
         parallel.finish_evaluating()
         parallel.pieces = pieces
         for module, was in zip(modules, training, strict=True):
@@ -308,8 +311,9 @@ def _evaluating(parallel: Parallel) -> Iterator[None]:
 def _see(
     parallel: Parallel, objective: Objective, data: MicroBatch, seed: int, over: Sequence[float] | None
 ) -> Part:
-    rule = Rule("samples", ()) if over is None else SUM
+    rule = Rule("samples", 0) if over is None else SUM
     objective.heard = heard = Heard(rule, data.samples, data.samples, parallel.ranks.device, over)
+    objective.begin(data.samples)
     rng.seed(seed, "probe")
     with torch.no_grad():
         parallel.evaluate(objective, data.data, data.samples)

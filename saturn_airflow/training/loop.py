@@ -25,6 +25,7 @@ from saturn_airflow.training import (
     limits,
     optimizers,
     rng,
+    rules,
     state,
 )
 from saturn_airflow.training.alike import broken_optimizers
@@ -34,7 +35,7 @@ from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.loading import check_equal_everywhere, load_model
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import DoesNotFit, Measure, NotANumberError, TrainRequest
+from saturn_airflow.training.request import Measure, NotANumberError, TrainRequest
 from saturn_airflow.training.users_code import common_to_alike, each_of_the_job
 
 # Batches that are slower than those after them, while caches fill.
@@ -234,9 +235,9 @@ class _Training:
     def _compute_gradients(self, batch: GlobalBatch, save_due: bool) -> tuple[float, bool, bool]:
         """The loss, of which the gradients are then there; whether to stop, and whether to save."""
         model, number = self.parallel, self.step + 1
-        # Loss, what it is a sum over, stop, save, strays from the loss's rule, missing gradients: in one
-        # message, so that all ranks act on the same step.
-        news = torch.zeros(6, dtype=torch.float64, device=self.ranks.device)
+        # Loss, what it is a sum over, stop, save, missing gradients, and what the loss's rule wants checked: in
+        # one message, so that all ranks act on the same step.
+        news = torch.zeros(5, dtype=torch.float64, device=self.ranks.device)
         self.objective.begin(batch.samples)
         buffers = ChangingBuffers(model) if self.step == self.first_step else None
         for index, micro_batch in enumerate(batch.micro_batches):
@@ -251,16 +252,12 @@ class _Training:
                 buffers.look(last=last)
         news[2] = float(self.ranks.stop_requested())
         news[3] = float(save_due and self.ranks.is_first)
-        news[4] = self.objective.strays
-        news[5] = model.missing_gradients()
+        news[4] = model.missing_gradients()
+        news = torch.cat([news, self.objective.end()])
         if self.ranks.size > 1:
             dist.all_reduce(news)
-        loss_sum, over_all, stop, save, strays, missing = news.tolist()
-        if strays:
-            raise DoesNotFit(
-                f"at step {number} the means in the loss are over other things than before: Saturn can't "
-                "tell how parts of a batch make it up; return it as a pair (sum, count)"
-            )
+        loss_sum, over_all, stop, save, missing, *tally = news.tolist()
+        rules.check(tally, f"at step {number}")
         loss = loss_sum / over_all if over_all else math.nan
         if not math.isfinite(loss) and not self.beyond:
             raise NotANumberError(
@@ -322,6 +319,7 @@ class _Training:
                         self.eval_objective, micro_batch.data, micro_batch.samples
                     )
                     news += torch.stack([total, over])
+                self.eval_objective.end()
                 self.ranks.stop_requested()  # a sign of life
                 if batch.ends_epoch:
                     break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,8 +37,7 @@ class Objective:
         self.batch_samples = 0
         #: Who is told of the means in the loss, in the place of those who apply the rule.
         self.heard: Heard | None = None
-        #: What the means in all losses were taken over beyond what the rule has for them; to be reset.
-        self.strays: torch.Tensor | float = 0.0
+        self._tally: torch.Tensor | None = None
 
     def on(self, device: torch.device) -> Objective:
         """The same objective on another device."""
@@ -61,7 +60,12 @@ class Objective:
 
     def begin(self, batch_samples: int) -> None:
         """Begin with a global batch of ``batch_samples`` samples."""
-        self.batch_samples, self.strays = batch_samples, 0.0
+        self.batch_samples, self._tally = batch_samples, None
+
+    def end(self) -> torch.Tensor:
+        """End with a global batch: what :func:`rules.check` wants to know of it, to be summed over ranks."""
+        means.listen(None)
+        return Heard(self.rule, device=self._device).tally() if self._tally is None else self._tally
 
     def take(self, batch: Any, samples: int, rows: range) -> MicroBatch:
         """The samples ``rows`` of a batch of ``samples``.
@@ -116,7 +120,8 @@ class Objective:
     def __call__(self, module: nn.Module, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Run ``module`` on a prepared batch; the sum of the losses and what it is a sum over, as scalars.
 
-        :param samples: how many of the batch count; with 0 the loss is a 0 that all outputs take part in.
+        :param samples: how many of the batch count; with 0 it is a stand-in, whose loss is a 0
+            that gives zeros to the parameters that get gradients from the job's loss.
         :raises JobError: when there is no loss, or it is not a scalar.
         :raises DoesNotFit: when the loss is made otherwise than :attr:`rule` has it.
         """
@@ -124,12 +129,11 @@ class Objective:
         means.listen(heard if heard.listens else None)
         with precision.autocast(self._precision, self._device):
             outputs = self.run(module, batch)
-            if not samples and not heard.is_collective:
-                return self._nothing(outputs)
             loss = self._loss(outputs, batch)
         if not samples:
-            return self._nothing(outputs)
-        self.strays += heard.strays()
+            return self._nothing(outputs, loss)
+        tally = heard.tally()
+        self._tally = tally if self._tally is None else self._tally + tally
         if isinstance(loss, list | tuple) and len(loss) == 2:
             total, over = loss
             self._check_scalar(total)
@@ -143,12 +147,14 @@ class Objective:
         with of_the_job(self._name):
             return self._loss_function(outputs, batch[1] if isinstance(batch, list | tuple) else batch)
 
-    def _nothing(self, outputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _nothing(self, outputs: Any, loss: Any) -> tuple[torch.Tensor, torch.Tensor]:
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
-        taking_part = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
-        if not torch.is_grad_enabled() or not taking_part:
+        total = loss[0] if isinstance(loss, list | tuple) else loss
+        if not total.requires_grad:
             return zero, zero
-        return _Nothing.apply(*taking_part), zero  # type: ignore[no-untyped-call]
+        # Zeros begin at the outputs, for what comes after may be infinite; a model's own loss is an output.
+        ends = [total] if self._loss_function is None else _behind(total, outputs)
+        return _Nothing.apply(*ends), zero  # type: ignore[no-untyped-call]
 
     def run(self, module: nn.Module, batch: Any) -> Any:
         """Run ``module`` on a prepared batch; its outputs."""
@@ -185,7 +191,7 @@ def _own_loss(outputs: Any) -> Any:
 
 
 class _Nothing(torch.autograd.Function):
-    """A zero that depends on tensors; gradients are zeros whatever their values, never 0 times infinity."""
+    """A zero in the place of tensors: they get zeros as gradients, whatever their values."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
@@ -197,15 +203,29 @@ class _Nothing(torch.autograd.Function):
         return tuple(torch.zeros(s, dtype=dtype, device=device) for s, dtype, device in ctx.like)
 
 
-def _tensors(outputs: Any) -> Iterable[torch.Tensor]:
-    if isinstance(outputs, torch.Tensor):
-        yield outputs
-        return
-    if isinstance(outputs, Mapping):
-        parts: Iterable[Any] = outputs.values()
-    elif isinstance(outputs, list | tuple):
-        parts = outputs
-    else:
-        parts = vars(outputs).values() if hasattr(outputs, "__dict__") else ()
-    for part in parts:
-        yield from _tensors(part)
+def _behind(loss: torch.Tensor, outputs: Any) -> list[torch.Tensor]:
+    """The outputs that a loss is computed from, or the loss itself where it depends on anything else."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.grad_fn is not None:
+            found.append(tensor)
+        return tensor
+
+    data = vars(outputs) if hasattr(outputs, "__dict__") and not isinstance(outputs, Mapping) else outputs
+    precision.map_tensors(note, outputs if isinstance(outputs, torch.Tensor) else data)
+    nodes: dict[Any, torch.Tensor] = {tensor.grad_fn: tensor for tensor in found}
+    used: list[torch.Tensor] = []
+    seen = {loss.grad_fn}
+    waiting: list[Any] = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node in nodes:
+            used.append(nodes[node])
+        elif hasattr(node, "variable"):
+            return [loss]
+        else:
+            following = {function for function, _ in node.next_functions if function is not None} - seen
+            seen |= following
+            waiting.extend(following)
+    return used

@@ -20,11 +20,12 @@ class Rule:
 
     :param kind: ``"samples"``: their mean, by samples; ``"labels"``: their mean, by what the one mean in it
         is a mean over; ``"sum"``: their sum, in which each mean is taken over all parts.
-    :param ratios: of ``"samples"``, for each mean in the loss: how many things each sample adds to it.
+    :param means: how many there are in the loss, where each must be over the same number of things for every
+        sample of a batch; None where that is not asked for.
     """
 
     kind: Literal["samples", "labels", "sum"]
-    ratios: tuple[float, ...] | None = None
+    means: int | None = None
 
 
 SAMPLES, LABELS, SUM = Rule("samples"), Rule("labels"), Rule("sum")
@@ -54,12 +55,6 @@ class Heard:
         """Whether the means make a difference."""
         return self.rule != SAMPLES
 
-    @property
-    def is_collective(self) -> bool:
-        """Whether all ranks must compute the loss together, even those without samples."""
-        divides_by_all = self.rule == SUM and self.over is None
-        return divides_by_all and dist.is_initialized() and dist.get_world_size() > 1
-
     def mean(self, total: torch.Tensor, count: Count) -> torch.Tensor:
         """What stands for a mean while the loss is computed: its own, or its part of the one of all."""
         number = len(self.counts)
@@ -73,7 +68,7 @@ class Heard:
         else:
             everyones = torch.as_tensor(count, dtype=torch.float64, device=total.device).clone()
             everyones *= bool(self.samples)
-            if self.is_collective:
+            if dist.is_initialized() and dist.get_world_size() > 1:
                 dist.all_reduce(everyones)
             value = total / everyones.to(total.dtype)
         self.values.append(value.detach())
@@ -101,17 +96,36 @@ class Heard:
         self.loss, self.over_given = total.detach(), self._scalar(over)
         return total, self.over_given
 
-    def strays(self) -> Any:
-        """How many things means were taken over beyond what :attr:`Rule.ratios` has for them."""
-        if self.rule.ratios is None or not self.samples:
-            return 0.0
-        if len(self.counts) != len(self.rule.ratios):
-            return 1.0
-        strays: Any = 0.0
-        for count, ratio in zip(self.counts, self.rule.ratios, strict=True):
-            expected: Any = self.samples * ratio
-            strays = strays + (abs(count - expected) > 1e-6 * (1 + expected))
-        return strays
+    def tally(self) -> torch.Tensor:
+        """What :func:`check` wants to know of this part: summed over all parts of a batch."""
+        means = self.rule.means
+        if means is None:
+            return torch.zeros(0, dtype=torch.float64, device=self.device)
+        if not self.samples or len(self.counts) != means:
+            tally = torch.zeros(2 + 2 * means, dtype=torch.float64, device=self.device)
+            tally[1] = float(bool(self.samples))
+            return tally
+        counts = [self._scalar(count) for count in self.counts]
+        squares = [count**2 / self.samples for count in counts]
+        return torch.stack([self._scalar(self.samples), self._scalar(0.0), *counts, *squares])
 
     def _scalar(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(value, dtype=torch.float64, device=self.device).detach()
+
+
+def check(tally: Sequence[float], when: str) -> None:
+    """Check what the parts of a batch have tallied: that their rule holds for it.
+
+    :raises DoesNotFit: when a mean is over more things for some samples than for others.
+    """
+    if not tally:
+        return
+    samples, surprises, *rest = tally
+    counts, squares = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+    # By Cauchy and Schwarz these are equal only where counts are in proportion to samples.
+    even = all(math.isclose(s * samples, c**2, rel_tol=1e-9) for c, s in zip(counts, squares, strict=True))
+    if surprises or not even:
+        raise DoesNotFit(
+            f"{when} the means in the loss are over more things for some samples than for others, beside "
+            "what is a mean over samples, so parts can't be put together; return a pair (sum, count)"
+        )
