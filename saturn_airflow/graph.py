@@ -37,6 +37,14 @@ UNLESS_ITS_OWN_FAULT = ExceptionRetryPolicy(
     ],
     default=RetryAction.FAIL,
 )
+#: For a task that trains: what it raises itself says that another try is worth it, or else that none is.
+WHERE_IT_SAYS_SO = ExceptionRetryPolicy(
+    rules=[
+        *UNLESS_ITS_OWN_FAULT.rules,
+        RetryRule(exception="airflow.sdk.exceptions.AirflowException", reason="training can go on"),
+    ],
+    default=RetryAction.FAIL,
+)
 
 
 def patience(own_tries: int = 0) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from airflow.sdk import (
 from saturn_airflow.cluster import Cluster
 from saturn_airflow.deadlines import Deadline
 from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.graph import UNLESS_ITS_OWN_FAULT, patience, per_node, profile_waves
+from saturn_airflow.graph import UNLESS_ITS_OWN_FAULT, WHERE_IT_SAYS_SO, patience, per_node, profile_waves
 from saturn_airflow.jobs import Job, check_jobs
 from saturn_airflow.operators.context import use_techniques_folder
 from saturn_airflow.operators.inventory import deployed_cluster
@@ -75,6 +75,9 @@ class SaturnSweepOperator(TaskGroup):
     :param keep_checkpoints: how many checkpoints of a job are kept.
     :param retries: how often a job whose training failed is tried again; it goes on from the last
         checkpoint. What is not the job's fault, such as a restarted worker, does not count.
+    :param job_timeout: how long a job may have devices, in all its tries together; waiting for them does not
+        count. Then it writes a checkpoint and has failed. An ``execution_timeout`` in the DAG's
+        ``default_args`` means the same for jobs.
     :param allowed_failures: how many jobs may fail before the sweep counts as failed. Its result is handed
         on either way; but after a failed sweep, Airflow runs only tasks whose trigger rule allows that.
     :param rounds: how often to plan at the most, each time from what really happened: a number, or a policy
@@ -105,6 +108,7 @@ class SaturnSweepOperator(TaskGroup):
         checkpoint_every: float = 60.0,
         keep_checkpoints: int = 2,
         retries: int = 2,
+        job_timeout: timedelta | None = None,
         allowed_failures: int = 0,
         rounds: int | Rounds = 1,
         selection: Rule | Reference | None = None,
@@ -126,6 +130,8 @@ class SaturnSweepOperator(TaskGroup):
             _check_number("checkpoint_every", checkpoint_every)
             _check_count("keep_checkpoints", keep_checkpoints, 1)
             _check_count("retries", retries, 0)
+            if job_timeout is not None:
+                _check_duration("job_timeout", job_timeout)
             _check_count("allowed_failures", allowed_failures, 0)
             rounds = Rounds.of(rounds)
             rule = _checked_rule(selection, rounds, jobs)
@@ -169,6 +175,8 @@ class SaturnSweepOperator(TaskGroup):
                 "trials_task": trials.task_id,
                 "checkpoint_seconds": checkpoint_every,
                 "keep_checkpoints": keep_checkpoints,
+                "job_timeout": None if job_timeout is None else job_timeout.total_seconds(),
+                "retry_policy": WHERE_IT_SAYS_SO,
             }
             to_report: dict[str, Any] = {
                 "task_id": "report",
@@ -316,6 +324,11 @@ def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 def _check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise InvalidSweepError(f"{name} is {value!r}; give a number of seconds above 0")
+
+
+def _check_duration(name: str, value: object) -> None:
+    if not isinstance(value, timedelta) or value <= timedelta(0):
+        raise InvalidSweepError(f"{name} is {value!r}; give a timedelta above 0, such as timedelta(hours=8)")
 
 
 def _check_count(name: str, value: object, least: int) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import Context, ResumableJobMixin
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from saturn_airflow import formats
 from saturn_airflow.cluster import Node
@@ -57,6 +58,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
     ``outcome``: how it ended, with the last losses, the seconds it took, and where the model is.
 
     :param job_retries: how often a job whose training failed is tried again.
+    :param job_timeout: how many seconds the job may have devices, in all its tries; then it has failed.
+    :param execution_timeout: Airflow's counts waiting too; here it means ``job_timeout``, where that is not
+        given.
     """
 
     operator_extra_links = (MlflowRunLink(),)
@@ -72,9 +76,14 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         keep_checkpoints: int,
         job_retries: int,
         group: str,
+        job_timeout: float | None = None,
+        execution_timeout: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(execution_timeout=None, **kwargs)
+        if job_timeout is None and execution_timeout is not None:
+            job_timeout = execution_timeout.total_seconds()
+        self.job_timeout = job_timeout
         self.entry = entry
         self.node = node
         self.trials_task = trials_task
@@ -187,12 +196,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
     def poll_until_complete(self, external_id: Any, context: Context) -> None:
         """Follow the run to its end, or until this task must go."""
         run = _run(external_id)
-        try:
-            end = self._pass_on(context, run)
-        except AirflowTaskTimeout:
-            run.stop(STOP_SECONDS)
-            raise
-        self._ended(context, run, end)
+        self._ended(context, run, self._pass_on(context, run))
 
     def _ended(self, context: Context, run: Run, end: dict[str, Any] | None) -> None:
         """Make of the run's end what this task ends with; without one, this task must go before it."""
@@ -243,6 +247,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             leases_folder=leases_folder(),
             technique_folders=technique_folders(),
             path=user_path(),
+            most_seconds=self._seconds_left(context, sweep.job_folder(job.name)),
             stop_seconds=STOP_SECONDS,
             outlive_seconds=outlive_seconds(),
             try_number=context["ti"].try_number,
@@ -250,6 +255,15 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             goes_on_from=self._decision.goes_on_from,
             warnings=self._warnings,
         )
+
+    def _seconds_left(self, context: Context, folder: Path) -> float | None:
+        """How long the job may still have devices."""
+        from saturn_airflow.training import runs
+
+        if self.job_timeout is None:
+            return None
+        had = runs.time_on_devices(folder, self._asker(context).goes_on_with).get("actual_seconds", 0.0)
+        return max(0.0, self.job_timeout - had)
 
     def _let_go_first(self, context: Context) -> None:
         """Wait until those who have this job's devices before it in the plan have asked for them.

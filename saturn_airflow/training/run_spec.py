@@ -42,6 +42,8 @@ class RunSpec:
         reason) tells of those for which it can't.
     :param trial_seconds: how long a trial may take, once it has its devices.
     :param hang_seconds: training in which nothing moved for this long is ended.
+    :param most_seconds: how long a training may have its devices; then it writes a checkpoint and ends as
+        ``timed_out``.
     :param stop_seconds: how long training may take to stop when asked to.
     :param outlive_seconds: how long the run goes on when nobody follows it; 0 ends it with its starter.
     :param try_number: which try of the task started it, from 1.
@@ -74,6 +76,7 @@ class RunSpec:
     alike: tuple[Job, ...] = ()
     trial_seconds: float = 120.0
     hang_seconds: float = 1800.0
+    most_seconds: float | None = None
     stop_seconds: float = 60.0
     outlive_seconds: float = 0.0
     try_number: int = 1

@@ -341,15 +341,16 @@ def _start(spec: RunSpec, folder: Path) -> Run:
     return Run(folder, process)
 
 
-def time_on_devices(folder: str | Path) -> dict[str, float]:
+def time_on_devices(folder: str | Path, counts: Callable[[Run], bool] = Run.exists) -> dict[str, float]:
     """When a job had its devices, over all its runs so far.
 
     :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    :param counts: whether a run is to be counted.
     :returns: ``started_at`` and ``ended_at`` (seconds since the epoch) and ``actual_seconds`` (held in all);
         empty where it never had any.
     """
     started, ended, held = [], [], 0.0
-    for run in all_of(folder):
+    for run in filter(counts, all_of(folder)):
         events = run.so_far()
         leased = [event["time"] for event in events if event["event"] == "leased"]
         if leased:

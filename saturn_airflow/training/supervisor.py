@@ -59,6 +59,8 @@ class Supervisor:
         self._stop_by: float | None = None
         self._told_to_stop = False
         self._deadline = float("inf")
+        self._time_is_up = float("inf")
+        self._timed_out = False
 
     def run(self) -> None:
         """Do what the spec says and write the end of it."""
@@ -82,6 +84,11 @@ class Supervisor:
             failure = failures.describe(error)
         if failure is None:
             status, reason = result.pop("status", "finished"), result.pop("reason", "")
+            if status == "stopped" and self._timed_out:
+                status = "timed_out"
+                reason = "it had its devices for as long as it may (job_timeout); " + (
+                    reason or "it was saved"
+                )
             self.emit({"event": "end", "status": status, "reason": reason, "traceback": "", "result": result})
         else:
             self.emit({"event": "end", **failure.to_dict(), "result": {}})
@@ -133,6 +140,8 @@ class Supervisor:
         keep_open = [*lease.files, state]
         leased_at = time.monotonic()
         deadline = leased_at + spec.trial_seconds
+        if spec.most_seconds is not None:
+            self._time_is_up = leased_at + spec.most_seconds
         if spec.mode == "trial":
             self._deadline = deadline + _TRIAL_GRACE_SECONDS
         ready_seconds: list[float] = []
@@ -206,6 +215,9 @@ class Supervisor:
         if now > self._deadline:
             reason = f"the trial took longer than {self._spec.trial_seconds:g} s"
             raise RanksFailedError(Failure(status="hung", reason=reason, whose="technique"))
+        if self._stop_by is None and now > self._time_is_up:
+            self._timed_out = True
+            self._stop_within(self._spec.stop_seconds)
         if self._stop_by is None and self._is_forsaken():
             self._stop_within(_ORPHAN_SECONDS if self._spec.outlive_seconds == 0 else _FORSAKEN_SECONDS)
         if not self._told_to_stop and (self._folder / "stop").exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +55,7 @@ class Sweep:
     def clear(self) -> None:
         self.cleared_after = self.tries
 
-    def train(self, job: Job, attempt: float = 100.0) -> dict[str, Any]:
+    def train(self, job: Job, attempt: float = 100.0, **arguments: Any) -> dict[str, Any]:
         """One try."""
         self.tries += 1
         entry = {
@@ -83,6 +84,7 @@ class Sweep:
             job_retries=3,
             group="sweep",
             retries=RETRIES,
+            **arguments,
         )
         ti = SimpleNamespace(
             dag_id=self.dag,
@@ -242,3 +244,16 @@ def test_what_a_newer_version_wrote_fails_the_task_at_once_and_stays(sweep: Swee
         sweep.train(job())
     assert json.loads(manifest.read_text()) == newer
     assert len(runs.all_of(sweep.folder)) == 1
+
+
+def test_time_on_devices_counts_over_all_tries_and_is_final(sweep: Sweep) -> None:
+    sweep.train_partly(job())
+    with pytest.raises(AirflowFailException, match=r"small timed out: it had its devices .* \(job_timeout\)"):
+        sweep.train(job(), execution_timeout=timedelta(milliseconds=1))
+    assert sweep.outcome["outcome"]["status"] == "timed_out"
+    (run,) = sweep.mlflow_runs()
+    assert run.info.status == "FAILED"
+    sweep.clear()
+    assert sweep.train(job(), job_timeout=600.0)["status"] == "finished", (
+        "who clears it gives it its time again"
+    )

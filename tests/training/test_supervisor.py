@@ -471,5 +471,14 @@ def test_runs_that_ended_badly_are_counted_by_try(tmp_path: Path) -> None:
     assert len(runs.all_of(tmp_path / "state")) == 4
 
 
+def test_time_on_devices_that_is_up_ends_a_run_with_a_checkpoint(tmp_path: Path) -> None:
+    spec = spec_for(tmp_path, small_job("slow", batches=50_000), most_seconds=1.0, stop_seconds=60.0)
+    _, end, events = finish(spec)
+    assert end["status"] == "timed_out"
+    assert events[-2]["event"] == "checkpoint"
+    assert events[-2]["step"] == end["result"]["steps"] > 0
+    assert end["reason"] == "it had its devices for as long as it may (job_timeout); it was saved"
+
+
 def _after(number: int) -> Callable[[Run], bool]:
     return lambda run: run.spec.try_number > number
