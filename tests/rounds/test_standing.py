@@ -1,0 +1,66 @@
+"""Which rounds still stand when one is planned, and which finished jobs are to be trained again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saturn_airflow import Cluster, Job, Node
+from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.round_outcomes import standing_plans
+from saturn_airflow.operators.round_plan import RoundPlanOperator
+from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.rounds import Rounds
+from saturn_airflow.training import restarting, runs
+
+FIRST, SECOND = 100.0, 200.0
+
+
+def test_what_was_skipped_after_the_first_plan_was_made_anew_does_not_stand() -> None:
+    made = {"one": SECOND, "two": FIRST, "three": None, "four": SECOND + 1}
+    ti = SimpleNamespace(xcom_pull=lambda task_ids, key, map_indexes: made[task_ids])
+    assert standing_plans(ti, ["one", "two", "three", "four"]) == [SECOND, SECOND + 1]
+    assert standing_plans(ti, ["three"]) == []
+
+
+@pytest.mark.parametrize(("concluded", "finished"), [(FIRST, True), (SECOND, False), (None, True)])
+def test_a_job_that_finished_in_a_round_that_is_planned_anew_is_planned_again(
+    tmp_path: Path, concluded: float | None, finished: bool
+) -> None:
+    sweep = SweepContext("d", "r", "s", tmp_path)
+    path = sweep.job_folder("a") / "runs" / "0001"
+    path.mkdir(parents=True)
+    job = Job("a", load_model="m:f", load_dataloader="d:f")
+    spec = runs.RunSpec(
+        job=job, technique="single", folder="f", node="n", slots=1, devices=1, priority=(FIRST, 0)
+    )
+    (path / "spec.json").write_text(json.dumps(spec.to_dict()))
+    (path / "alive").touch()
+    end: dict[str, Any] = {"event": "end", "status": "finished", "reason": "", "time": 1.0, "result": {}}
+    (path / "events.jsonl").write_text(json.dumps(end) + "\n")
+    if concluded is not None:
+        restarting.conclude(runs.Run(path), restarting.Asker(concluded))
+    node = Node("n", 1, kind="cpu")
+    operator = RoundPlanOperator(
+        task_id="plan",
+        number=2,
+        rounds=Rounds(most=2).to_dict(),
+        selection=None,
+        earlier=["one"],
+        trained=[],
+        cluster=Cluster(node).to_dict(),
+        techniques=None,
+        profile="auto",
+        trials_task="trials",
+        profile_tasks=[],
+        time_limit=1.0,
+        group="s",
+    )
+    operator._standing = [FIRST]
+    problem = Problem("p", (node,), (PlannedJob("a", (Option("single", 1, {"cpu": 1.0}),), None),))
+    progress = operator._progress(sweep, problem)["a"]
+    assert (progress.status == "finished") == finished
