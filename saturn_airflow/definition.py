@@ -11,7 +11,7 @@ from typing import Any
 from saturn_airflow.jobs import Job
 
 #: Fields of a job that decide where and how fast it is trained, and not what comes of it.
-_WITHOUT_EFFECT = ("name", "techniques", "nodes", "neutral")
+_WITHOUT_EFFECT = ("name", "techniques", "nodes", "neutral", "trust", "exact")
 _NUMBERS = ("lr", "clip_grad_norm")
 _NOT_GIVEN = object()
 _LONGEST = 80

@@ -87,6 +87,8 @@ class Estimate:
     :param passing: whether that may be otherwise next time: a trial that hung, was lost or met a bug.
     :param observed_at: when it was last measured or trained, in seconds since the epoch; 0 for just now.
     :param stale: why it is to be measured again, if it is.
+    :param verdicts: what the guard said of the jobs with this fingerprint, by their
+        :func:`~saturn_airflow.guards.mark`; nothing of those it has not looked at.
     """
 
     fingerprint: str
@@ -111,6 +113,7 @@ class Estimate:
     source: Source = "measured"
     observed_at: float = 0.0
     stale: str | None = None
+    verdicts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
@@ -138,7 +141,10 @@ class Estimate:
         both = ("launch_seconds", "setup_seconds", "seconds_per_batch", "evaluation_seconds")
         means = {name: weight * getattr(self, name) + (1 - weight) * getattr(fresh, name) for name in both}
         batches = self.batches + fresh.batches
-        return dataclasses.replace(fresh, **means, ending_seconds=self.ending_seconds, batches=batches)
+        verdicts = {**self.verdicts, **fresh.verdicts}
+        return dataclasses.replace(
+            fresh, **means, ending_seconds=self.ending_seconds, batches=batches, verdicts=verdicts
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """This estimate as JSON-ready data."""

@@ -123,6 +123,10 @@ class Job:
         measured under one value then holds under the others.
     :param data_version: what names the state of the data, such as a table's snapshot. It belongs to the job's
         definition: a cleared job starts anew where it has changed.
+    :param trust: names of techniques that may train this job though they change its result, or though the
+        guard says so by mistake: they are not compared with one device.
+    :param exact: refuse techniques whose result is only equal in distribution, as where dropout's masks are
+        others than on one device, and those that can't be compared with one device.
     """
 
     name: str
@@ -139,6 +143,8 @@ class Job:
     nodes: Sequence[str] | None = None
     neutral: Sequence[str] = ()
     data_version: str | None = None
+    trust: Sequence[str] = ()
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or len(self.name) > 200:
@@ -156,9 +162,9 @@ class Job:
             object.__setattr__(self, name, references.to_reference(value, f"job {self.name!r}: {name}"))
         for name in ("model_args", "data_args"):
             object.__setattr__(self, name, _json_mapping(getattr(self, name), f"job {self.name!r}: {name}"))
-        for name in ("techniques", "nodes"):
+        for name in ("techniques", "nodes", "trust"):
             value = getattr(self, name)
-            if value is None:
+            if value is None or (name == "trust" and isinstance(value, list | tuple) and not value):
                 continue
             if isinstance(value, str) or not value or not all(isinstance(item, str) for item in value):
                 raise InvalidSweepError(f"job {self.name!r}: {name} is {value!r}; give a list of names")
@@ -166,6 +172,8 @@ class Job:
         if self.data_version is not None and not isinstance(self.data_version, str):
             raise InvalidSweepError(f"job {self.name!r}: data_version is {self.data_version!r}; give a text")
         self._check_batches()
+        if not isinstance(self.exact, bool):
+            raise InvalidSweepError(f"job {self.name!r}: exact is {self.exact!r}; it must be True or False")
         self._check_neutral()
 
     def _check_batches(self) -> None:

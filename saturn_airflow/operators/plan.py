@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from saturn_airflow import formats
+from saturn_airflow import formats, guards
 from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.deadlines import Deadline
 from saturn_airflow.errors import InvalidSweepError, MissedDeadlineError
@@ -21,7 +21,7 @@ from saturn_airflow.plan import Assignment, Plan
 from saturn_airflow.plugin.links import MlflowRunLink, PlanLink
 from saturn_airflow.problem import PlannedJob, Problem
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
-from saturn_airflow.profiling.options import Estimates, by_key, options_of, total_batches
+from saturn_airflow.profiling.options import Estimates, by_key, options_of, refusal, total_batches
 
 #: What is shown of an estimate beside a job's plan.
 _SHOWN = (
@@ -255,9 +255,11 @@ def why_nowhere(
     mark = fingerprint(job)
     own = [estimate for estimate in found if estimate.fingerprint == mark]
     works = [e for e in own if e.reason is None and (job.techniques is None or e.technique in job.techniques)]
+    refused = [(e.technique, e.devices, reason) for e in works if (reason := refusal(job, e))]
+    works = [e for e in works if not refusal(job, e)]
     if works and total_batches(job, by_key(*own)) is None:
         return "its data has no length; say how long to train with hparams=HParams(batches=...)"
-    tried = [(e.technique, e.devices, e.reason) for e in own if e.reason]
+    tried = refused + [(e.technique, e.devices, e.reason) for e in own if e.reason]
     tried += [(r["technique"], r["devices"], r["reason"]) for r in refusals if r["fingerprint"] == mark]
     reasons = "; ".join(f"{technique} x {devices}: {reason}" for technique, devices, reason in tried)
     if works:
@@ -287,6 +289,7 @@ def entries(
                 "kind": node.kind,
                 "job": job.to_dict(),
                 "parameters": dict(estimate.parameters),
+                "verdict": estimate.verdicts.get(guards.mark(job, estimate.version)),
                 "seconds_per_batch": estimate.seconds_per_batch,
                 "setup_seconds": estimate.setup_seconds,
                 "source": estimate.source,

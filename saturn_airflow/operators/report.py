@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
+from saturn_airflow import guards
 from saturn_airflow.estimates import Estimate
 from saturn_airflow.jobs import Job
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_all, pull_from_trials
@@ -236,7 +237,32 @@ def actual_speeds(
         if _in_one_go(outcome) and outcome["batches"]:
             same = (*(str(outcome[key]) for key in ("fingerprint", "technique", "devices", "kind")),)
             alike.setdefault((*same, json.dumps(outcome["parameters"], sort_keys=True)), []).append(outcome)
-    return [_seen(group, planned) for group in alike.values()]
+    return [_seen(group, planned) for group in alike.values()] + refused_at_last(outcomes, planned)
+
+
+def refused_at_last(
+    outcomes: Sequence[Mapping[str, Any]], planned: Mapping[str, Mapping[str, Any]]
+) -> list[Estimate]:
+    """The estimates that were planned with, for what the guard then refused: the next plan is to know."""
+    return [
+        Estimate(
+            fingerprint=o["fingerprint"],
+            technique=o["technique"],
+            devices=o["devices"],
+            kind=o["kind"],
+            version=entry["version"],
+            parameters=o["parameters"],
+            setup_seconds=entry["setup_seconds"],
+            seconds_per_batch=entry["seconds_per_batch"],
+            verdicts={_mark(entry): f"{guards.REFUSED}: {o['reason']}"},
+        )
+        for o in outcomes
+        if o["status"] == "changes_result" and (entry := planned.get(o["job"]))
+    ]
+
+
+def _mark(entry: Mapping[str, Any]) -> str:
+    return guards.mark(Job.from_dict(entry["job"]), entry["version"])
 
 
 def _seen(outcomes: Sequence[Mapping[str, Any]], planned: Mapping[str, Mapping[str, Any]]) -> Estimate:
@@ -275,6 +301,11 @@ def _seen(outcomes: Sequence[Mapping[str, Any]], planned: Mapping[str, Mapping[s
         peak_device_bytes=max(o["peak_device_bytes"] for o in outcomes),
         peak_host_bytes=max(o["peak_host_bytes"] for o in outcomes),
         stale=stale,
+        verdicts={
+            _mark(planned[o["job"]]): o["verdict"]
+            for o in outcomes
+            if o.get("verdict", guards.TRUSTED) != guards.TRUSTED and o["job"] in planned
+        },
     )
 
 

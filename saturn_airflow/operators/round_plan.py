@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 STATE_KEY = "round"
 #: What a job ended with that no further round takes up.
-OVER = ("failed", "timed_out", "not_a_number", "out_of_memory", "pruned", "does_not_fit")
+OVER = ("failed", "timed_out", "not_a_number", "out_of_memory", "pruned", "does_not_fit", "changes_result")
 #: Seconds that saving a job takes, where none has been saved yet.
 _CHECKPOINT_SECONDS = 5.0
 _NOTHING = 1e-9

@@ -234,6 +234,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             job=job,
             technique=entry["technique"],
             parameters=entry["parameters"],
+            verdict=entry.get("verdict"),
             node=node.name,
             kind=node.kind,
             slots=node.devices,

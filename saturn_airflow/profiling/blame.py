@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from saturn_airflow import guards
 from saturn_airflow.errors import JobError, SaturnError
 from saturn_airflow.estimates import Estimate
 from saturn_airflow.jobs import Job
@@ -36,22 +38,32 @@ def measured_with_any(jobs: Sequence[Job], measure: Measure) -> tuple[Estimate |
     :returns: the estimate (None where no job is left to measure with), and for each broken job the reason.
     """
     broken: dict[str, str] = {}
+    verdicts: dict[str, str] = {}
     doubtful: Estimate | None = None
+    refused: Estimate | None = None
     for job in jobs:
-        if job.name in broken:
+        if job.name in broken or (refused is not None and guards.mark(job, refused.version) in verdicts):
             continue
         others = [other for other in jobs if other.name != job.name and other.name not in broken]
         try:
-            return measure(job, others, broken.setdefault), broken
+            found = measure(job, others, broken.setdefault)
         except JobError as error:
             broken[job.name] = str(error)
             if error.common:
                 broken.update((other.name, str(error)) for other in others if run_the_same(job, other))
+            continue
         except DoubtfulError as error:
             if doubtful is not None:
                 break
             doubtful = error.estimate
-    return doubtful, broken
+            continue
+        verdicts.update(found.verdicts)
+        found = dataclasses.replace(found, verdicts=dict(verdicts))
+        if found.works or not found.verdicts:
+            return found, broken
+        # The guard refuses it for this job; others it may not.
+        refused = found
+    return refused or doubtful, broken
 
 
 def run_the_same(job: Job, other: Job) -> bool:
@@ -72,4 +84,5 @@ def _without_what_follows(job: Job) -> Job:
         lr_scheduler_args={},
         clip_grad_norm=None,
     )
-    return dataclasses.replace(job, name="any", hparams=hparams, techniques=None, nodes=None, neutral=())
+    where: dict[str, Any] = {"techniques": None, "nodes": None, "neutral": (), "trust": (), "exact": False}
+    return dataclasses.replace(job, name="any", hparams=hparams, **where)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from saturn_airflow import library
+from saturn_airflow import guards, library
 from saturn_airflow.cluster import Cluster
 from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.jobs import Job
@@ -57,7 +57,13 @@ class Knowledge:
         )
         between = {key: asker for key, asker in every.items() if key not in grid}
         asked = {**grid, **between}
-        usable = {e.key: e for e in known if e.key in asked and e.version == asked[e.key].version}
+        usable = {
+            e.key: e
+            for e in known
+            if e.key in asked
+            and e.version == asked[e.key].version
+            and not (e.reason and e.verdicts and _is_asked_for_others(e, asked[e.key]))
+        }
         return cls(tuple(jobs), cluster, grid, between, usable, frozenset(broken))
 
     @property
@@ -114,6 +120,11 @@ class Knowledge:
             if job.name not in self.broken and (options := options_of(job, estimates, self.cluster)):
                 planned.append(PlannedJob(job.name, options, tuple(job.nodes) if job.nodes else None))
         return Problem("trials", self.cluster.nodes, tuple(planned)) if planned else None
+
+
+def _is_asked_for_others(refused: Estimate, asker: Asker) -> bool:
+    """Whether jobs ask for a strategy that the guard refuses for others."""
+    return any(guards.mark(job, refused.version) not in refused.verdicts for job in asker.jobs.values())
 
 
 def _spares_memory(estimate: Estimate) -> bool:

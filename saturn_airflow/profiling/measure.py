@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow import guards
 from saturn_airflow.cluster import Node
 from saturn_airflow.errors import JobError, SaturnError
 from saturn_airflow.estimates import OUT_OF_MEMORY, Estimate, Trial
@@ -85,6 +86,8 @@ def measure(
                 log(f"Waiting for devices held by {'; '.join(event['for'])}")
             elif event["event"] == "measured" and event["parameters"]:
                 log(f"{event['parameters']}: {event['seconds_per_batch']:.4f} s per batch")
+            elif event["event"] == "guard":
+                log(f"Compared with one device in {event['seconds']:.1f} s: {event['verdict']}")
             elif event["event"] == "warning":
                 log(event["message"])
             elif event["event"] in ("launched", "step"):
@@ -107,6 +110,9 @@ def _estimate(trial: Trial, kind: str, end: Mapping[str, Any], stepped: bool) ->
         "version": trial.version,
     }
     status, reason = end["status"], end["reason"]
+    if status == "changes_result":
+        refused = {guards.mark(trial.job, trial.version): f"{guards.REFUSED}: {reason}"}
+        return Estimate(**key, reason=reason, verdicts=refused)
     if status == "finished":
         found = dict(end["result"])
         return Estimate(**key, launch_seconds=found.pop("ready_seconds"), **found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from saturn_airflow import guards
 from saturn_airflow.cluster import Cluster
 from saturn_airflow.estimates import Estimate, Key
 from saturn_airflow.jobs import Job
@@ -24,11 +25,12 @@ def options_of(job: Job, estimates: Estimates, cluster: Cluster) -> tuple[Option
     batches = total_batches(job, estimates)
     if batches is None:
         return ()
+    marks: dict[str, str] = {}
     seconds: dict[tuple[str, int], dict[str, float]] = {}
     setup: dict[tuple[str, int], float] = {}
     for (owner, technique, devices, kind), estimate in estimates.items():
         allowed = job.techniques is None or technique in job.techniques
-        if owner == mark and estimate.works and allowed:
+        if owner == mark and estimate.works and allowed and not refusal(job, estimate, marks):
             seconds.setdefault((technique, devices), {})[kind] = estimate.seconds(batches)
             paid_again = estimate.launch_seconds + estimate.setup_seconds
             setup[technique, devices] = min(paid_again, setup.get((technique, devices), paid_again))
@@ -38,6 +40,22 @@ def options_of(job: Job, estimates: Estimates, cluster: Cluster) -> tuple[Option
     )
     planned = PlannedJob(job.name, options, tuple(job.nodes) if job.nodes else None)
     return tuple(o for o in options if any(Problem.fits(planned, o, node) for node in cluster))
+
+
+def refusal(job: Job, estimate: Estimate, marks: dict[str, str] | None = None) -> str | None:
+    """Why ``job`` may not use a strategy that others with its fingerprint may; None where it may.
+
+    :param marks: the job's marks by version of a technique, as far as they were asked for.
+    """
+    marks = {} if marks is None else marks
+    if estimate.version not in marks:
+        marks[estimate.version] = guards.mark(job, estimate.version)
+    verdict = estimate.verdicts.get(marks[estimate.version])
+    if guards.allows(job, estimate.technique, verdict):
+        return None
+    assert verdict is not None
+    wanted = "" if verdict.startswith(guards.REFUSED) else ", and Job(exact=True) wants it exact"
+    return verdict.removeprefix(f"{guards.REFUSED}: ") + wanted
 
 
 def total_batches(job: Job, estimates: Estimates) -> int | None:

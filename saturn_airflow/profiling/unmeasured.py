@@ -61,6 +61,7 @@ def optimistic(key: Key, measured: Collection[Estimate], spares_memory: Spares) 
         source="interpolated",
         batches=0,
         stale=None,
+        verdicts={},
     )
 
 
@@ -111,6 +112,7 @@ def interpolated(measured: Sequence[Estimate], counts: Iterable[int]) -> list[Es
                 batches=0,
                 source="interpolated",
                 stale=None,
+                verdicts={},
             )
         )
     return found

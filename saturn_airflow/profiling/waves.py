@@ -15,7 +15,7 @@ from saturn_airflow.plan import Plan
 from saturn_airflow.problem import Problem
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.knowledge import Knowledge
-from saturn_airflow.profiling.options import Estimates
+from saturn_airflow.profiling.options import Estimates, refusal
 from saturn_airflow.profiling.unmeasured import likely
 
 #: Waves of trials a sweep has at most. With three the last one measures more, and plans are worse.
@@ -88,7 +88,8 @@ def _unexplored(knowledge: Knowledge) -> list[Key]:
     found: list[Key] = []
     for (_, _, techniques), keys in groups.items():
         known = [e for e in knowledge.beside(keys[0]) if not techniques or e.technique in techniques]
-        if any(e.works for e in known):
+        jobs = [job for key in keys for job in knowledge.grid[key].jobs.values()]
+        if all(any(e.works and not refusal(job, e) for e in known) for job in jobs):
             continue
         frugal = [key for key in keys if knowledge.grid[key].spares_memory]
         others = [key for key in keys if key not in frugal]

@@ -308,6 +308,7 @@ def _combined(observations: Sequence[Observation], forgetful: bool = True) -> Es
     # What a technique of another version did says nothing of this one.
     ordered = [seen for seen in ordered if seen["estimate"].version == ordered[-1]["estimate"].version]
     latest: Estimate = ordered[-1]["estimate"]
+    latest = _replaced(latest, verdicts=_verdicts(o["estimate"] for o in ordered))
     at = float(ordered[-1]["time"]) / 1000
     if latest.reason is not None:
         forgotten = forgetful and time.time() - at > REASON_DAYS * 86400
@@ -317,6 +318,8 @@ def _combined(observations: Sequence[Observation], forgetful: bool = True) -> Es
         for o in ordered
         if o["estimate"].works and o["estimate"].parameters == latest.parameters
     ]
+    # What has seen no batch has only met the guard.
+    alike = [(e, w) for e, w in alike if e.batches] or alike
     # Not each observation shows how launching without being warm goes, nor how training ends.
     launches = [(e.launch_seconds, w) for e, w in alike if e.launch_seconds > 0]
     endings = [(e.ending_seconds, w) for e, w in alike if e.ending_seconds > 0]
@@ -332,6 +335,17 @@ def _combined(observations: Sequence[Observation], forgetful: bool = True) -> Es
         peak_host_bytes=max(e.peak_host_bytes for e, _ in alike),
         observed_at=at,
     )
+
+
+def _verdicts(estimates: Iterable[Estimate]) -> dict[str, str]:
+    """What the guard said last of the parameters that were chosen last, the oldest estimate first."""
+    verdicts: dict[str, str] = {}
+    parameters: Mapping[str, Any] | None = None
+    for e in estimates:
+        if e.works and e.parameters != parameters:
+            verdicts, parameters = {}, e.parameters
+        verdicts.update(e.verdicts)
+    return verdicts
 
 
 def _as_training_had_it(

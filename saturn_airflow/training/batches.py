@@ -8,10 +8,11 @@ follows from the job's seed and the epoch's number alone.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -83,6 +84,10 @@ class Data(Protocol):
 
     def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
         """Batches from ``start`` on, over as many epochs as it takes, at most ``limit`` of them."""
+        ...
+
+    def few(self, sizes: Sequence[int]) -> Data:
+        """The same data in as many batches as there are ``sizes``, of no more than so many samples."""
         ...
 
 
@@ -182,6 +187,19 @@ class _Table:
         data = self._loader.collate_fn(self._samples.__getitems__([key, *others]))
         return MicroBatch(data, 1 + len(others))
 
+    def few(self, sizes: Sequence[int]) -> Data:
+        other = copy.copy(self)
+        every = range(self._batches[-1].stop)
+        sizes = [min(size, len(self._batches[0])) for size in sizes]
+        starts = itertools.accumulate(sizes, initial=0)
+        # Where there are not enough samples for all of them, each batch begins with the first one.
+        other._batches = [
+            every[start : start + size] if start + size <= len(every) else every[:size]
+            for start, size in zip(starts, sizes, strict=False)
+        ]
+        other.batches_per_epoch = len(other._batches)
+        return other
+
     def _positions(self, start: Position, limit: int | None) -> Iterator[Position]:
         per_epoch = len(self._batches)
         first = start.epoch * per_epoch + start.batch
@@ -272,6 +290,9 @@ class _Stream:
             self._layout = self._layout or layouts.of_batch(data, self._batch_dim)
         return self._layout
 
+    def few(self, sizes: Sequence[int]) -> Data:
+        return _Few(self, sizes)
+
     def _endless(self, start: Position, cut: Cut) -> Iterator[GlobalBatch]:
         for epoch in itertools.count(start.epoch):
             empty = True
@@ -301,6 +322,34 @@ class _Stream:
             rng.seed(self._seed, "stream", epoch, number)
             data, upcoming = upcoming, next(source, nothing)
             yield Position(epoch, number), data, upcoming is nothing
+
+
+class _Few:
+    """The first samples of each of the first batches of other data."""
+
+    def __init__(self, data: Data, sizes: Sequence[int]) -> None:
+        self._data = data
+        self._sizes = sizes
+        self.batches_per_epoch: int | None = len(sizes)
+
+    @property
+    def layout(self) -> Layout:
+        return self._data.layout
+
+    def first(self) -> MicroBatch:
+        return next(self.batches(Position(), Cut())).micro_batches[0]
+
+    def few(self, sizes: Sequence[int]) -> Data:
+        return _Few(self._data, sizes)
+
+    def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
+        whole = self._data.batches(start, Cut(), limit)
+        for size, batch in zip(self._sizes[start.batch :], whole, strict=False):
+            ((data, samples),) = batch.micro_batches
+            take = self._data.layout.take
+            data, count = take(data, samples, range(min(size, samples)))
+            micro_batches = [take(data, count, rows) for rows in cut.of(count)]
+            yield GlobalBatch(batch.position, count, micro_batches, batch.ends_epoch)
 
 
 def _any_sample(loader: DataLoader[Any]) -> Any:

@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saturn_airflow.errors import InvalidSweepError, JobError, SaturnError
-from saturn_airflow.training.request import DoesNotFit, NotANumberError
+from saturn_airflow.training.request import ChangesResultError, DoesNotFit, NotANumberError
 
 Status = Literal[
-    "finished", "stopped", "failed", "out_of_memory", "not_a_number", "does_not_fit", "hung", "lost"
+    "finished",
+    "stopped",
+    "failed",
+    "out_of_memory",
+    "not_a_number",
+    "does_not_fit",
+    "changes_result",
+    "hung",
+    "lost",
 ]
 Whose = Literal["", "job", "technique"]
 
@@ -35,7 +43,8 @@ class Failure:
     """Why processes ended badly.
 
     :param status: ``failed``: an exception; ``out_of_memory``; ``not_a_number``; ``does_not_fit``: the
-        technique can't train this job; ``hung``: nothing moved for too long; ``lost``: a process was killed.
+        technique can't train this job; ``changes_result``: it would train it otherwise than one device does;
+        ``hung``: nothing moved for too long; ``lost``: a process was killed.
     :param reason: one sentence.
     :param traceback: of the exception, or where a hung process stood; empty where there is none.
     :param whose: whose code raised, where that is known.
@@ -70,7 +79,8 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
     if isinstance(error, RanksFailedError):
         return error.failure
     if isinstance(error, DoesNotFit):
-        return Failure(status="does_not_fit", reason=str(error), whose="technique", rank=rank)
+        status: Status = "changes_result" if isinstance(error, ChangesResultError) else "does_not_fit"
+        return Failure(status=status, reason=str(error), whose="technique", rank=rank)
     text = _text(error)
     cause = error.__cause__ if isinstance(error, SaturnError) and error.__cause__ is not None else error
     if any(is_out_of_memory(e) for e in (error, cause)):

@@ -6,11 +6,13 @@ import math
 import statistics
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from saturn_airflow import library
 from saturn_airflow.definition import Definition
@@ -60,17 +62,26 @@ def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
         ``setup_seconds`` (until the first batch), ``warmup_seconds`` (what the first batches took longer than
         the others), ``seconds_per_batch`` (mean after the first two) and ``spread`` (interquartile range over
         the median), ``evaluation_seconds`` (of one pass), ``checkpoint`` (path), ``decided`` (parameters
-        of the technique that were left to it). Measuring, ``batches`` are
-        those that were timed.
+        of the technique that were left to it). Measuring, ``batches`` are those that were timed.
     :raises DoesNotFit: when the technique can't train this job on these devices.
     :raises NotANumberError: when the loss is NaN or infinite.
     :raises JobError: when the job can't be trained as it is written.
     """
-    return _Training(request, ranks).run()
+    return Training(request, ranks).run()
 
 
-class _Training:
-    def __init__(self, request: TrainRequest, ranks: Ranks) -> None:
+class Training:
+    """One job's training on this rank.
+
+    :param look: called with this and the job's model before the technique is.
+    """
+
+    def __init__(
+        self,
+        request: TrainRequest,
+        ranks: Ranks,
+        look: Callable[[Training, nn.Module], object] = lambda training, model: None,
+    ) -> None:
         self.started = time.perf_counter()
         self.request = request
         self.ranks = ranks
@@ -82,19 +93,21 @@ class _Training:
             model = load_model(job)
             check_equal_everywhere(model, ranks)
             limits.refuse_accumulated_batch_norm(model, hparams.accumulate)
-            groups = optimizers.parameter_groups(hparams, model)
+            self.groups = groups = optimizers.parameter_groups(hparams, model)
             aliases = state.aliases(model)
+            self.data = batches.load(job, job.load_dataloader)
+            evaluation = job.load_eval_dataloader
+            self.eval_data = batches.load(job, evaluation, in_order=True) if evaluation else None
+        look(self, model)
+        with common_to_alike():
             if hparams.compile:
                 blocks.compile_blocks(model)
             returned = technique.parallelize(model, ranks, **request.parameters)
             self.parallel = adapting.adapt(returned, model, ranks, request.technique)
-            self.data = batches.load(job, job.load_dataloader)
             self.objective = Objective(job, model, ranks.device).of(self.data)
             if self.parallel.wants_example:
                 first = next(self.data.batches(Position(), Cut(hparams.accumulate), 1)).micro_batches[0]
                 self.parallel.prepare(self.objective, first.data, first.samples)
-            evaluation = job.load_eval_dataloader
-            self.eval_data = batches.load(job, evaluation, in_order=True) if evaluation else None
         self.optimizer = optimizers.make_optimizer(hparams, groups, self.parallel)
         group_state = GroupState(self.optimizer)
         self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)
@@ -259,6 +272,7 @@ class _Training:
         loss_sum, over_all, stop, save, missing, *tally = news.tolist()
         rules.check(tally, f"at step {number}")
         loss = loss_sum / over_all if over_all else math.nan
+        self.counted = over_all
         if not math.isfinite(loss) and not self.beyond:
             raise NotANumberError(
                 f"loss is {loss} at step {number} (epoch {batch.position.epoch}); the job stopped there: "

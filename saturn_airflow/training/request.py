@@ -73,3 +73,7 @@ class NotANumberError(JobError):
 
 class DoesNotFit(Exception):  # noqa: N818 - an answer, not a failure
     """The technique can't train this job on these devices; the message is the reason."""
+
+
+class ChangesResultError(DoesNotFit):
+    """The technique trains the job otherwise than one device does; the message says what differs."""

@@ -40,6 +40,7 @@ class RunSpec:
     :param measure: how a trial measures.
     :param alike: jobs whose optimizer and schedule a trial tries to make too; the event ``broken`` (job,
         reason) tells of those for which it can't.
+    :param verdict: what the guard said of this strategy and job, if it was asked; else it is asked first.
     :param trial_seconds: how long a trial may take, once it has its devices.
     :param hang_seconds: training in which nothing moved for this long is ended.
     :param most_seconds: how long a training may have its devices; then it writes a checkpoint and ends as
@@ -74,6 +75,7 @@ class RunSpec:
     path: tuple[str, ...] = ()
     measure: Measure = field(default_factory=Measure)
     alike: tuple[Job, ...] = ()
+    verdict: str | None = None
     trial_seconds: float = 120.0
     hang_seconds: float = 1800.0
     most_seconds: float | None = None

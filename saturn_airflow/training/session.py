@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -10,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow import library
+from saturn_airflow import guards, library
 from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.jobs import Job
 from saturn_airflow.training import failures, launching
 from saturn_airflow.training.failures import Failure, RanksFailedError
 from saturn_airflow.training.launching import Link
@@ -22,6 +24,12 @@ __all__ = ["DoesNotFit", "Session"]
 
 Parameters = Mapping[str, Any]
 _LOOP = "saturn_airflow.training.loop:train"
+_GUARDED = "saturn_airflow.training.guarded:measure"
+_GUARD_ALONE = "saturn_airflow.training.guarded:check"
+# With less time left no further job is guarded in a trial; its training will begin with that.
+_LEAST_SECONDS_TO_GUARD = 15.0
+# Where a job's folder keeps what the guard said before it was trained.
+_VERDICTS = "verdicts.json"
 # With less spread than this a quick look tells enough.
 _STEADY = 0.1
 
@@ -38,6 +46,7 @@ class Session:
         self._spec = spec
         self._deadline = deadline
         self._measured: dict[str, dict[str, Any]] = {}
+        self._verdicts: dict[str, str] = {}
         self._result: dict[str, Any] | None = None
         self._told_to_stop = False
 
@@ -118,6 +127,53 @@ class Session:
         """What :meth:`fastest` learned of ``parameters`` besides their speed; empty where it did not try."""
         return self._measured.get(_key(parameters), {})
 
+    def verdict(self, parameters: Parameters) -> str:
+        """What the guard says of ``parameters``; it is asked now where it was not yet.
+
+        :raises RanksFailedError: when they change the job's result, or can't train it.
+        """
+        key, technique = _key(parameters), library.get(self._spec.technique)
+        if self._spec.technique in self._spec.job.trust:
+            return guards.TRUSTED
+        if _trains_by_itself(technique):
+            return self._verdicts.setdefault(
+                key, f"{guards.NOT_CHECKED}: {self._spec.technique} does not train in Saturn's loop"
+            )
+        if key not in self._verdicts:
+            ranks = self._launch(launching.pack(_GUARD_ALONE, self._request(parameters, None)))
+            self._note_verdict(parameters, ranks[0]["value"])
+        return self._verdicts[key]
+
+    def verdicts(self, parameters: Parameters) -> dict[str, str]:
+        """What the guard says of ``parameters`` for the trial's job and for those that share it, by their
+        :func:`~saturn_airflow.guards.mark`; nothing of those that time does not suffice for.
+        """
+        spec, version = self._spec, library.get(self._spec.technique).version
+        # Whoever trusts the technique says nothing of it to the others.
+        asking = [job for job in (spec.job, *spec.alike) if spec.technique not in job.trust]
+        verdicts: dict[str, str] = {}
+        for job in asking:
+            mark = guards.mark(job, version)
+            if mark in verdicts:
+                continue
+            if job is spec.job:
+                verdicts[mark] = self.verdict(parameters)
+            elif self._deadline - time.monotonic() > _LEAST_SECONDS_TO_GUARD:
+                verdicts.update(self._verdict_on_another(job, mark, parameters))
+        return verdicts
+
+    def _verdict_on_another(self, job: Job, mark: str, parameters: Parameters) -> dict[str, str]:
+        session = Session(self._link, replace(self._spec, job=job, alike=()), self._deadline)
+        try:
+            return {mark: session.verdict(parameters)}
+        except RanksFailedError as error:
+            refused = error.failure.status in ("changes_result", "does_not_fit")
+            return {mark: f"{guards.REFUSED}: {error.failure.reason}"} if refused else {}
+
+    def _note_verdict(self, parameters: Parameters, found: Mapping[str, Any]) -> None:
+        verdict = self._verdicts[_key(parameters)] = str(found["guard"])
+        self.emit("guard", parameters=dict(parameters), verdict=verdict, seconds=found["guard_seconds"])
+
     @property
     def result(self) -> dict[str, Any]:
         """How the training went."""
@@ -140,9 +196,12 @@ class Session:
         """``parameters``, with what was decided that they left open, and the seconds of one global batch."""
         begun = time.monotonic()
         request = self._request(parameters, None, how._replace(seconds=seconds / 2))
-        ranks = self._launch(launching.pack(_LOOP, request), seconds)
+        known = _key(parameters) in self._verdicts or self._spec.technique in self._spec.job.trust
+        ranks = self._launch(launching.pack(_LOOP if known else _GUARDED, request), seconds)
         value = ranks[0]["value"]
         parameters = {**parameters, **value["decided"]}
+        if not known:
+            self._note_verdict(parameters, value)
         per_batch, set_up = float(value["seconds_per_batch"]), float(value["setup_seconds"])
         self._measured[_key(parameters)] = {
             "setup_seconds": ranks[0]["launch_seconds"] + set_up + value["warmup_seconds"],
@@ -204,13 +263,54 @@ def drive(
         failure = replace(failures.describe(error), whose="technique")
         raise RanksFailedError(failure) from None
     if spec.mode == "train":
+        verdict = _verdict_before_training(session, spec, technique)
         technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)
-        return {**session.result, **_export(session, spec)}
+        return {**session.result, "verdict": verdict, **_export(session, spec)}
     reason = technique.why_not(spec.job, len(device_ids))
     if reason is not None:
         raise DoesNotFit(reason)
     parameters, seconds = _checked(technique.search(spec.job, device_ids, session), spec.technique)
-    return {"parameters": parameters, "seconds_per_batch": seconds, **session.measured(parameters)}
+    verdicts = session.verdicts(parameters)
+    return {
+        "parameters": parameters,
+        "seconds_per_batch": seconds,
+        "verdicts": verdicts,
+        **session.measured(parameters),
+    }
+
+
+def _verdict_before_training(session: Session, spec: RunSpec, technique: library.BaseTechnique) -> str:
+    """What the guard says of what is to be trained: nothing is trained that it was not asked about.
+
+    :raises RanksFailedError: when it refuses.
+    """
+    verdict = spec.verdict or _verdict_at_last(session, spec, technique)
+    if not guards.allows(spec.job, spec.technique, verdict):
+        raise DoesNotFit(
+            f"{spec.technique} x {spec.devices} is not exact ({verdict}), as Job(exact=True) wants"
+        )
+    return verdict
+
+
+def _verdict_at_last(session: Session, spec: RunSpec, technique: library.BaseTechnique) -> str:
+    """The verdict that this job's training asked for before, or now does."""
+    file = session.folder / _VERDICTS
+    key = (
+        f"{guards.mark(spec.job, technique.version)} {spec.technique} {spec.devices} {_key(spec.parameters)}"
+    )
+    known: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads(file.read_text())
+    if key not in known:
+        known[key] = session.verdict(spec.parameters)
+        with contextlib.suppress(OSError):
+            file.write_text(json.dumps(known))
+    return known[key]
+
+
+def _trains_by_itself(technique: library.BaseTechnique) -> bool:
+    own, base = type(technique), library.BaseTechnique
+    return own.execute is not base.execute or own.parallelize is base.parallelize
 
 
 def _export(session: Session, spec: RunSpec) -> dict[str, Any]:

@@ -28,7 +28,14 @@ WITH_EFFECT: dict[str, Any] = {
     "batch_dim": 1,
     "couples_batch": True,
 }
-WITHOUT_EFFECT: dict[str, Any] = {"name": "b", "techniques": ["ddp"], "nodes": ["n"], "neutral": ["layers"]}
+WITHOUT_EFFECT: dict[str, Any] = {
+    "name": "b",
+    "techniques": ["ddp"],
+    "nodes": ["n"],
+    "neutral": ["layers"],
+    "trust": ["ddp"],
+    "exact": True,
+}
 
 
 def test_every_field_of_a_job_is_thought_of() -> None:

@@ -33,5 +33,6 @@ def spec_for(folder: Path, job: Job, technique: str = "single", devices: int = 1
         "leases_folder": str(folder / "leases"),
         "path": (str(USERLAND),),
         "technique_folders": (str(USERLAND / "techniques"),),
+        "verdict": "exact",
     }
     return RunSpec(job=job, technique=technique, devices=devices, **{**defaults, **settings})

@@ -1,0 +1,148 @@
+"""Switching off what a model draws at random, so that two ways of computing it can be compared.
+
+Dropout passes its input on, and random tensors become constants that do not depend on who draws them, in
+which order, and for how many samples. What Python's and numpy's generators are asked for is drawn from a
+generator that starts anew each time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+_PYTHON = ("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle", "gauss")
+_NUMPY = ("rand", "randn", "random", "random_sample", "uniform", "normal", "randint", "choice", "beta")
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_DROPOUTS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+
+
+class Still:
+    """What was switched off.
+
+    :ivar drew: whether something would have been drawn.
+    """
+
+    def __init__(self) -> None:
+        self.drew = False
+
+    def _identity(self, inputs: torch.Tensor, p: float = 0.5, train: bool = True, *args: Any) -> torch.Tensor:
+        self.drew = self.drew or bool(train and p > 0)
+        return inputs
+
+    def _attention(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def attention(
+            query: Any,
+            key: Any,
+            value: Any,
+            attn_mask: Any = None,
+            dropout_p: float = 0.0,
+            *args: Any,
+            **kw: Any,
+        ) -> Any:
+            self.drew = self.drew or dropout_p > 0
+            return own(query, key, value, attn_mask, 0.0, *args, **kw)
+
+        return attention
+
+    def _recurrent(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        """An RNN over layers takes (..., layers, dropout, train, bidirectional, [batch first])."""
+
+        def recurrent(*args: Any) -> Any:
+            # A padded batch ends with train and two more, a packed one with train and one more.
+            place = next(i for i, a in enumerate(args) if isinstance(a, float))
+            self.drew = self.drew or bool(args[place] > 0 and args[place + 1])
+            return own(*args[:place], 0.0, *args[place + 1 :])
+
+        return recurrent
+
+    def _constant(self, value: float) -> Callable[..., torch.Tensor]:
+        def constant(
+            *args: Any, generator: Any = None, requires_grad: bool = False, **kwargs: Any
+        ) -> torch.Tensor:
+            self.drew = True
+            return torch.empty(*args, **kwargs).fill_(value).requires_grad_(requires_grad)
+
+        return constant
+
+    def _constant_like(self, value: float) -> Callable[..., torch.Tensor]:
+        def constant(like: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            self.drew = True
+            kwargs = {key: kwargs[key] for key in ("dtype", "device") if key in kwargs}
+            return torch.full_like(like.detach(), value, **kwargs)
+
+        return constant
+
+    def _filled(self, value: Callable[..., float]) -> Callable[..., torch.Tensor]:
+        def filled(tensor: torch.Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> torch.Tensor:
+            self.drew = True
+            return tensor.fill_(value(*args, **kwargs))
+
+        return filled
+
+    def _normal(self, mean: Any, std: Any = 1.0, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.drew = True
+        if args or "size" in kwargs:
+            size = args[0] if args else kwargs["size"]
+            options = {key: kwargs[key] for key in ("dtype", "device") if key in kwargs}
+            return torch.full(size, mean + std / 2, **options)
+        return torch.as_tensor(mean + std / 2)
+
+    def _from_the_start(self, own: Callable[..., Any], seed: Callable[[int], object]) -> Callable[..., Any]:
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            self.drew = True
+            seed(0)
+            return own(*args, **kwargs)
+
+        return draw
+
+    def patches(self) -> Iterator[tuple[Any, str, Any]]:
+        """What stands where while nothing is random: (where, name, what)."""
+        functional, low, tensor = torch.nn.functional, torch._VF, torch.Tensor
+        for name in _DROPOUTS:
+            # Python's own functions of torch end in these two, wherever they were imported from.
+            yield low, name, self._identity
+            yield low, f"{name}_", self._identity
+        yield torch, "dropout", self._identity
+        for name in _RECURRENT:
+            yield low, name, self._recurrent(getattr(low, name))
+        name = "scaled_dot_product_attention"
+        yield functional, name, self._attention(getattr(functional, name))
+        yield torch, "rand", self._constant(0.5)
+        yield torch, "randn", self._constant(0.5)
+        for name, value in (("rand_like", 0.5), ("randn_like", 0.5), ("bernoulli", 1.0)):
+            yield torch, name, self._constant_like(value)
+        yield torch, "normal", self._normal
+        yield tensor, "bernoulli", self._constant_like(1.0)
+        yield tensor, "bernoulli_", self._filled(lambda p=0.5: 1.0)
+        yield (
+            tensor,
+            "uniform_",
+            self._filled(
+                lambda a=0.0, b=1.0: (a + b) / 2,
+            ),
+        )
+        yield tensor, "normal_", self._filled(lambda mean=0.0, std=1.0: mean + std / 2)
+        yield tensor, "exponential_", self._filled(lambda lambd=1.0: 1 / lambd)
+        for name in _PYTHON:
+            yield random, name, self._from_the_start(getattr(random, name), random.seed)
+        for name in _NUMPY:
+            yield np.random, name, self._from_the_start(getattr(np.random, name), np.random.seed)
+
+
+@contextmanager
+def still() -> Iterator[Still]:
+    """While it lasts, nothing that this process computes is random; for all its threads."""
+    what = Still()
+    with ExitStack() as patched:
+        for where, name, stand_in in list(what.patches()):
+            if name in vars(where):
+                patched.callback(setattr, where, name, getattr(where, name))
+            else:  # it is inherited, or made when it is asked for
+                patched.callback(delattr, where, name)
+            setattr(where, name, stand_in)
+        yield what

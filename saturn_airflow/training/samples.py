@@ -1,0 +1,95 @@
+"""A few numbers of each tensor that tell whether two tensors are the same, wherever their parts are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import DTensor
+
+_WHOLE = 1024  # tensors of up to this many elements are kept whole
+_PICKED, _BLOCKS = 512, 64
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is kept of a tensor.
+
+    :param values: single elements, then scaled sums over stretches, in float64 on the CPU; all elements of a
+        small tensor.
+    :param singles: how many of the first values are elements.
+    :param norm: the L2 norm of the whole tensor, and
+    :param count: how many elements it has.
+    :param share: of the squared norm that ``values`` are expected to have.
+    :param exact: whether the tensor holds whole numbers.
+    """
+
+    values: torch.Tensor
+    singles: int
+    norm: float
+    count: int
+    share: float
+    exact: bool
+
+    def distance(self, other: Sample) -> float:
+        """How far the whole tensors are apart, in the L2 norm, as their samples tell."""
+        if self.values.shape != other.values.shape:
+            return math.inf
+        return float((self.values - other.values).norm()) / math.sqrt(self.share or 1.0)
+
+
+Samples = Mapping[str, Sample | None]
+Singles = Mapping[str, torch.Tensor]
+
+
+def sample(tensor: torch.Tensor) -> Sample:
+    """The sample of ``tensor``; of a sharded one every rank must ask together."""
+    flat = _flat(tensor)
+    exact = not flat.is_floating_point()
+    norm = float(torch.linalg.vector_norm(flat.double() if exact else flat, dtype=torch.float64))
+    count = flat.numel()
+    if count <= _WHOLE:
+        return Sample(_copied(flat), count, norm, count, 1.0, exact)
+    picked = _picked(flat)
+    length = count // _BLOCKS
+    sums = flat[: length * _BLOCKS].view(_BLOCKS, length).sum(1, dtype=torch.float64) / math.sqrt(length)
+    values = torch.cat([picked, sums.cpu()])
+    return Sample(values, len(picked), norm, count, len(values) / count, exact)
+
+
+def singles(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of ``tensor`` that its sample has; of a sharded one every rank must ask together."""
+    flat = _flat(tensor)
+    return _copied(flat) if flat.numel() <= _WHOLE else _picked(flat)
+
+
+def _picked(flat: torch.Tensor) -> torch.Tensor:
+    return _copied(flat[:: flat.numel() // _PICKED][:_PICKED])
+
+
+def _copied(values: torch.Tensor) -> torch.Tensor:
+    return values.to("cpu", torch.float64, copy=True)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    flat = _whole(tensor.detach()).reshape(-1)
+    return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, DTensor):
+        local = tensor.to_local()
+        home = tensor.device_mesh.device_type
+        if local.device.type != home:
+            # What was offloaded is gathered where the mesh is.
+            tensor = DTensor.from_local(
+                local.to(home),
+                tensor.device_mesh,
+                tensor.placements,
+                shape=tensor.shape,
+                stride=tensor.stride(),
+            )
+        return tensor.full_tensor()
+    return tensor.to_dense() if tensor.is_sparse else tensor

@@ -1,0 +1,93 @@
+"""Models, data and losses that the guard looks at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, dropout, normalize
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Blocks(nn.Module):
+    """A few blocks in a row, with whatever a test wants added to them."""
+
+    def __init__(self, extra: nn.Module | None = None) -> None:
+        super().__init__()
+        self.enter = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.extra = extra
+        self.leave = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.leave(x if self.extra is None else self.extra(x))
+
+
+class Unused(nn.Module):
+    """It has a parameter that nothing depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Drops(nn.Module):
+    """Dropout by a function that was imported before anybody could patch its module."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return dropout(x, 0.3, self.training)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: whole samples are left out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = torch.floor(0.5 + torch.rand(len(x), 1, dtype=x.dtype)) if self.training else 0.5
+        return x * kept / 0.5
+
+
+EXTRAS = {
+    "nothing": lambda: None,
+    "unused": Unused,
+    "norm": lambda: nn.BatchNorm1d(8),
+    "drops": Drops,
+    "drop path": DropPath,
+}
+
+
+def plain(extra: str = "nothing") -> nn.Module:
+    return Blocks(EXTRAS[extra]())
+
+
+def broken() -> nn.Module:
+    return nn.Linear(7, 4)
+
+
+def vectors(batch_size: int = 6) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(20, 6, generator=generator)
+    targets = torch.randint(0, 4, (20,), generator=generator)
+    targets[::3] = -100
+    return DataLoader(TensorDataset(inputs, targets), batch_size=batch_size)
+
+
+def sum_loss(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    counted = targets != -100
+    return cross_entropy(outputs, targets.clamp(min=0), reduction="none")[counted].sum(), counted.sum()
+
+
+def mean_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(outputs, targets.clamp(min=0))
+
+
+def contrastive_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The other samples of the batch are what each is told apart from."""
+    similar = normalize(outputs) @ normalize(outputs.flip(1)).T
+    return cross_entropy(similar, torch.arange(len(outputs)))

@@ -1,0 +1,108 @@
+"""The guard refuses what trains otherwise than one device does, says how, and refuses nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from checking import Cell, job, verdicts
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+
+DECAY = {"optimizer_args": {"weight_decay": 0.1}}
+SGD = {"optimizer": "torch.optim:SGD"}
+
+# What differs, and words of what the guard must say of it.
+WRONG: dict[str, tuple[Cell, str]] = {
+    "a loss": (Cell(job(), "LossOff"), "(1% off)"),
+    "a loss by little": (Cell(job(), "LossOff", 1, {"off": 1e-6}), "the loss of step 1 is"),
+    "a loss in float32": (
+        Cell(job(hparams={"precision": "float32"}), "LossOff", 1, {"off": 1e-3}),
+        "the loss of step 1 is",
+    ),
+    "a loss in bf16": (
+        Cell(job(hparams={"precision": "bf16"}), "LossOff", 1, {"off": 1e-3}),
+        "the loss of step 1 is",
+    ),
+    "gradients": (Cell(job(hparams=SGD), "GradientsScaled"), "in step 1 is off by 1e+02%"),
+    "gradients in float32": (
+        Cell(job(hparams={"precision": "float32"}), "GradientsScaled", 1, {"by": 1.01}),
+        "in step 1 is off by 1%",
+    ),
+    "a gradient that is gone": (Cell(job(), "OneDropped"), "'blocks.1.bias' in step 1 is missing here"),
+    "a gradient that is zero": (
+        Cell(job(), "OneDropped", 1, {"zeros": True}),
+        "'blocks.1.bias' in step 1 is off by 1e+02%",
+    ),
+    "zeros for a missing gradient": (
+        Cell(job(model_args={"extra": "unused"}, hparams=DECAY), "ZerosForMissing"),
+        "'extra.weight' in step 1 is missing on one device and of zeros here",
+    ),
+    "a buffer": (
+        Cell(job(model_args={"extra": "norm"}), "ForwardTwice"),
+        "the buffer 'extra.running_mean' is off by",
+    ),
+    "means of means": (Cell(job(), "MeanOfMeans", 2), "MeanOfMeans x 2 changes the result"),
+    "what is counted": (
+        Cell(job(loss_function="odd_models:sum_loss"), "CountsOtherwise"),
+        "is taken over 2 on one device and over 4 here",
+    ),
+    "a parameter left behind": (Cell(job(), "StaleParameter"), "'leave.bias' after step 1 is off by"),
+    "weights": (Cell(job(), "OtherSchedule"), "'leave.weight' after step 1 is off by"),
+}
+
+COUPLED = {
+    "other samples in the loss": Cell(job(loss_function="odd_models:contrastive_loss"), "ddp", 2),
+    "pieces of coupled samples": Cell(
+        job(loss_function="odd_models:contrastive_loss", hparams={"accumulate": 2}), "single"
+    ),
+}
+
+RIGHT: dict[str, tuple[Cell, str]] = {
+    **{
+        f"{technique} x {devices}": (Cell(job(), technique, devices), "exact")
+        for technique, devices in [("single", 1), ("spill", 1), ("Right", 1), ("ddp", 2), ("fsdp", 2)]
+    },
+    "pairs": (Cell(job(loss_function="odd_models:sum_loss"), "ddp", 2), "exact"),
+    "zeros that change nothing": (
+        Cell(job(model_args={"extra": "unused"}, hparams=SGD), "ZerosForMissing"),
+        "exact",
+    ),
+    "masks of one device": (Cell(job(model_args={"extra": "drops"}), "single"), "exact"),
+    "masks of two": (Cell(job(model_args={"extra": "drops"}), "ddp", 2), "distribution"),
+    "samples left out": (Cell(job(model_args={"extra": "drop path"}), "ddp", 2), "distribution"),
+    "a norm": (Cell(job(model_args={"extra": "norm"}), "single"), "exact"),
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, str]:
+    coupled = {what: (cell, "") for what, cell in COUPLED.items()}
+    cells = {**WRONG, **RIGHT, **coupled, "blamed": (Cell(job(), "Blames"), "")}
+    cells["broken"] = Cell(job(load_model="odd_models:broken"), "single"), ""
+    return dict(zip(cells, verdicts([cell for cell, _ in cells.values()]), strict=True))
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_differs_is_refused_with_how_much(what: str, found: dict[str, str]) -> None:
+    cell, words = WRONG[what]
+    assert found[what].startswith(f"refused: {cell.technique} x {cell.devices} changes the result: ")
+    assert words in found[what]
+    assert f"Job(trust=['{cell.technique}'])" in found[what], "the way out is said"
+
+
+@pytest.mark.parametrize("what", COUPLED)
+def test_coupled_samples_are_told_how_to_stay_together(what: str, found: dict[str, str]) -> None:
+    assert found[what].startswith("can't: ")
+    assert "Job(couples_batch=True)" in found[what]
+
+
+@pytest.mark.parametrize("what", RIGHT)
+def test_what_is_right_is_not_refused(what: str, found: dict[str, str]) -> None:
+    assert found[what] == RIGHT[what][1]
+
+
+def test_what_one_device_can_do_is_not_blamed_on_the_job(found: dict[str, str]) -> None:
+    assert found["blamed"].startswith("can't: Blames x 1 can't train what one device can: the model raised")
+
+
+def test_what_one_device_can_not_do_is_the_jobs_fault(found: dict[str, str]) -> None:
+    assert found["broken"].startswith("job: the model raised RuntimeError: mat1 and mat2")
