@@ -15,7 +15,7 @@ from torch import nn
 
 from saturn_airflow import references
 from saturn_airflow.jobs import Job
-from saturn_airflow.training import optimizers, precision
+from saturn_airflow.training import means, optimizers, precision
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.ranks import Ranks
@@ -64,6 +64,7 @@ class PlainLoop:
     def loss(self, batch: Any) -> tuple[torch.Tensor, float | None]:
         """The mean loss of a whole batch, and what it is a mean over, where it says so."""
         batch = precision.place(batch, self._device, self._job.hparams.precision)
+        means.listen(None)  # nobody looks into this loss
         with of_the_job("the model"), precision.autocast(self._job.hparams.precision, self._device):
             args, kwargs = self._objective.inputs(batch)
             outputs = self.model(*args, **kwargs)

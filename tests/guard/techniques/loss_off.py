@@ -1,0 +1,22 @@
+"""A user's technique that is wrong, but not with all of its parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from saturn_airflow import BaseTechnique
+
+
+class LossOff(BaseTechnique):
+    def candidates(self, job: Any, devices: int) -> list[dict[str, Any]]:
+        return [{"off": 0.5}, {"off": 0.0}] if job.hparams.batch_size == 6 else [{"off": 0.5}]
+
+    def parallelize(self, model: Any, ranks: Any, *, off: float) -> Any:
+        from saturn_airflow.training.parallel import Parallel
+
+        class Off(Parallel):
+            def backward(self, *args: Any) -> Any:
+                total, over = super().backward(*args)
+                return total * (1 + off), over
+
+        return Off(model, ranks)

@@ -1,0 +1,104 @@
+"""Trials and trainings go through the guard, whatever the technique's own search does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checking import job
+
+from saturn_airflow import guards
+from saturn_airflow.cluster import Node
+from saturn_airflow.estimates import Estimate, Trial
+from saturn_airflow.jobs import Job
+from saturn_airflow.profiling.measure import measure
+from saturn_airflow.training import runs
+from saturn_airflow.training.request import Measure
+from saturn_airflow.training.runs import RunSpec
+
+pytestmark = pytest.mark.ranks
+
+HERE = Path(__file__).parent
+
+
+def tried(tmp_path: Path, a_job: Job, **changes: Any) -> Estimate:
+    trial = Trial(job=a_job, technique="loss_off", devices=1, node="here", covers=("cell",), fingerprint="f")
+    return measure(
+        trial,
+        Node("here", devices=1, kind="cpu"),
+        folder=tmp_path / "trial",
+        leases_folder=str(tmp_path / "leases"),
+        technique_folders=(str(HERE / "techniques"),),
+        path=(str(HERE),),
+        how=Measure(1, 2),
+        **changes,
+    )
+
+
+def trained(tmp_path: Path, a_job: Job, **changes: Any) -> tuple[list[str], dict[str, Any]]:
+    spec = RunSpec(
+        job=a_job,
+        technique="loss_off",
+        parameters={"off": 0.5},
+        folder=str(tmp_path / "state"),
+        node="here",
+        kind="cpu",
+        slots=1,
+        devices=1,
+        leases_folder=str(tmp_path / "leases"),
+        technique_folders=(str(HERE / "techniques"),),
+        path=(str(HERE),),
+        **changes,
+    )
+    events = list(runs.start(spec).events())
+    return [event["event"] for event in events], events[-1]
+
+
+def test_a_candidate_that_is_refused_lets_the_next_one_be_tried(tmp_path: Path) -> None:
+    estimate = tried(tmp_path, job(hparams={"batches": 5}))
+    assert estimate.works
+    assert estimate.parameters == {"off": 0.0}
+    assert estimate.verdicts == {guards.mark(job(), "1"): "exact"}
+
+
+def test_where_all_differ_the_estimate_says_so(tmp_path: Path) -> None:
+    a_job = job(hparams={"batches": 5, "batch_size": 5})
+    estimate = tried(tmp_path, a_job)
+    assert estimate.reason is not None
+    assert estimate.reason.startswith("loss_off x 1 changes the result: the loss of step 1 is")
+    assert not estimate.passing
+    assert estimate.verdicts == {guards.mark(a_job, "1"): f"refused: {estimate.reason}"}
+    trusting = job(hparams={"batches": 5, "batch_size": 5}, trust=["loss_off"])
+    estimate = tried(tmp_path, trusting, alike=[a_job])
+    assert estimate.works
+    (verdict,) = estimate.verdicts.values()
+    assert verdict.startswith("refused: "), "whoever does not trust it is told"
+
+
+def test_nothing_is_trained_that_was_not_compared(tmp_path: Path) -> None:
+    a_job = job(hparams={"batches": 2})
+    for _ in range(2):
+        names, end = trained(tmp_path, a_job)
+        assert end["status"] == "changes_result"
+        assert "the loss of step 1 is" in end["reason"]
+        assert "step" not in names
+    names, end = trained(tmp_path, job(hparams={"batches": 2}, trust=["loss_off"]))
+    assert (end["status"], end["result"]["verdict"]) == ("finished", "trusted")
+
+
+def test_what_is_known_is_not_compared_again(tmp_path: Path) -> None:
+    a_job = job(hparams={"batches": 1})
+    state = tmp_path / "state"
+    names, end = trained(tmp_path, a_job, verdict="exact")
+    assert end["status"] == "finished"
+    assert "guard" not in names
+    key = f"{guards.mark(a_job, '1')} loss_off 1 {json.dumps({'off': 0.5})}"
+    (state / "verdicts.json").write_text(json.dumps({key: "distribution"}))
+    names, end = trained(tmp_path, a_job)
+    assert end["status"] == "finished"
+    assert "guard" not in names
+    _, end = trained(tmp_path, job(hparams={"batches": 1}, exact=True))
+    assert end["status"] == "does_not_fit"
+    assert "is not exact (distribution), as Job(exact=True) wants" in end["reason"]
