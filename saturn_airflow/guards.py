@@ -22,7 +22,7 @@ NOT_CHECKED = "not checked"
 #: where something was, and differed.
 REFUSED = "refused"
 
-Verdicts = Mapping[str, str]
+_LONGEST = 600
 
 # What can't change whether a technique trains as one device does.
 _JOB = ("name", "techniques", "nodes", "neutral", "trust", "exact", "load_eval_dataloader")
@@ -54,6 +54,12 @@ def allows(job: Job, technique: str, verdict: str | None) -> bool:
     if verdict.startswith(REFUSED):
         return False
     return not job.exact or verdict in (EXACT, TRUSTED)
+
+
+def refused(reason: str) -> str:
+    """The verdict that refuses for ``reason``, as short as its place in a record wants it."""
+    verdict = f"{REFUSED}: {reason}"
+    return verdict if len(verdict) <= _LONGEST else f"{verdict[: _LONGEST - 1]}…"
 
 
 def _kind(value: Any) -> Any:

@@ -254,7 +254,7 @@ def refused_at_last(
             parameters=o["parameters"],
             setup_seconds=entry["setup_seconds"],
             seconds_per_batch=entry["seconds_per_batch"],
-            verdicts={_mark(entry): f"{guards.REFUSED}: {o['reason']}"},
+            verdicts={_mark(entry): guards.refused(o["reason"])},
         )
         for o in outcomes
         if o["status"] == "changes_result" and (entry := planned.get(o["job"]))

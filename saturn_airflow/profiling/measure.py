@@ -111,7 +111,7 @@ def _estimate(trial: Trial, kind: str, end: Mapping[str, Any], stepped: bool) ->
     }
     status, reason = end["status"], end["reason"]
     if status == "changes_result":
-        refused = {guards.mark(trial.job, trial.version): f"{guards.REFUSED}: {reason}"}
+        refused = {guards.mark(trial.job, trial.version): guards.refused(reason)}
         return Estimate(**key, reason=reason, verdicts=refused)
     if status == "finished":
         found = dict(end["result"])

@@ -22,13 +22,13 @@ def check(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     """Only guard the technique; every rank calls this together.
 
     :returns: ``guard``, the verdict of :meth:`~saturn_airflow.training.guard.Guard.compare`, and
-        ``guard_seconds``.
+        ``guard_seconds``, without what training would have taken for its first steps as well.
     :raises ChangesResultError: when the technique does not train as one device does.
     :raises DoesNotFit: when it can't train this job on these devices.
     :raises JobError: when the job can't be trained as it is written.
     """
     _, guard, verdict = _passed(replace(request, measure=Measure()), ranks)
-    return {"guard": verdict, "guard_seconds": guard.seconds}
+    return {"guard": verdict, "guard_seconds": guard.seconds - guard.warmup_seconds}
 
 
 def measure(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def measure(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     result["setup_seconds"] = max(0.0, result["setup_seconds"] - guard.seconds)
     result["seconds"] -= guard.seconds
     result["warmup_seconds"] += guard.warmup_seconds
-    return {**result, "guard": verdict, "guard_seconds": guard.seconds}
+    return {**result, "guard": verdict, "guard_seconds": guard.seconds - guard.warmup_seconds}
 
 
 def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:

@@ -168,7 +168,7 @@ class Session:
             return {mark: session.verdict(parameters)}
         except RanksFailedError as error:
             refused = error.failure.status in ("changes_result", "does_not_fit")
-            return {mark: f"{guards.REFUSED}: {error.failure.reason}"} if refused else {}
+            return {mark: guards.refused(error.failure.reason)} if refused else {}
 
     def _note_verdict(self, parameters: Parameters, found: Mapping[str, Any]) -> None:
         verdict = self._verdicts[_key(parameters)] = str(found["guard"])

@@ -292,3 +292,20 @@ def test_everything_there_is(embedded_uri: str, mark: str, tmp_path: Path) -> No
     assert run.data.tags["job"] == "gpt2-small"
     assert run.data.tags["observed"].endswith("+00:00")
     assert run.info.run_name.startswith("gpt2-small")
+
+
+def test_verdicts_of_the_guard_add_up_under_the_parameters_that_were_chosen_last(
+    uri: str, mark: str, tmp_path: Path
+) -> None:
+    for number, (changes, source) in enumerate(
+        [
+            ({"verdicts": {"a": "exact"}, "parameters": {"old": 1}}, estimates.record),
+            ({"verdicts": {"b": "exact"}}, estimates.record),
+            ({"verdicts": {"c": "refused: no"}, "batches": 0, "setup_seconds": 99.0}, estimates.update),
+            ({"verdicts": {"b": "distribution"}}, estimates.update),
+        ]
+    ):
+        source(uri, [estimate(mark, **changes)], tmp_path / str(number))
+    (found,) = estimates.find(uri, [mark])
+    assert found.verdicts == {"b": "distribution", "c": "refused: no"}
+    assert found.setup_seconds == 2.0, "what saw no batch says nothing of the speed"
