@@ -15,7 +15,8 @@ from typing import Any
 
 from families import report
 from families.cells import Cell, all_cells, row_of
-from families.running import Result, run
+from families.running import run
+from families.verdicts import Result
 
 
 def main() -> int:
@@ -41,7 +42,7 @@ def read(results: Path) -> list[dict[str, Any]]:
     for line in results.read_text().splitlines() if results.exists() else []:
         row = json.loads(line)
         found[row["cell"]] = row
-    return [found[cell.name] for cell in all_cells() if cell.name in found]
+    return [row_of(cell) | found[cell.name] for cell in all_cells() if cell.name in found]
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -49,6 +50,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="a regular expression that the names of cells must match")
     parser.add_argument("--sample", type=int, help="take so many cells by chance, all techniques alike")
     parser.add_argument("--seed", type=int, default=0, help="of that chance")
+    parser.add_argument("--also", help="take those cells too whose names match this")
     parser.add_argument("--shard", default="0/1", help="the part of the cells to run, such as 0/4")
     parser.add_argument("--jobs", type=int, default=1, help="parts to run side by side")
     parser.add_argument(
@@ -61,7 +63,8 @@ def _arguments() -> argparse.ArgumentParser:
 def _chosen(given: argparse.Namespace) -> list[Cell]:
     cells = [cell for cell in all_cells() if re.search(given.only, cell.name)]
     if given.sample is not None:
-        cells = sample(cells, given.sample, given.seed)
+        also = [cell for cell in cells if given.also and re.search(given.also, cell.name)]
+        cells = [*also, *(cell for cell in sample(cells, given.sample, given.seed) if cell not in also)]
     shard, shards = map(int, given.shard.split("/"))
     done = {row["cell"] for row in read(given.results)} if given.results else set()
     return [cell for cell in cells[shard::shards] if cell.name not in done]

@@ -40,40 +40,49 @@ class Cell:
     @property
     def name(self) -> str:
         """Its place in the table."""
-        optimizer = (
-            ""
-            if self.recipe.optimizer == Recipe("").optimizer
-            else f", {self.recipe.optimizer.split(':')[1]}"
-        )
+        optimizer = ""
+        if self.recipe.optimizer != Recipe("").optimizer:
+            optimizer = f", {self.recipe.optimizer.removeprefix('torch.optim:')}"
         begun = f"{self.after}, then " if self.after else ""
         return f"{self.recipe.family}{optimizer}: {begun}{self.strategy}"
 
 
-STRATEGIES = (
+#: What every family is tried under.
+ALWAYS = (
     Strategy("single"),
     Strategy("single", accumulate=2),
+    Strategy("ddp", 3),
+    Strategy("fsdp", 2),
+    Strategy("tensor", 2),
+    Strategy("pipeline", 2),
+    Strategy("spill"),
+)
+#: Of these every family is tried under some, in turns.
+IN_TURNS = (
     Strategy("single", parameters={"recompute": True}),
     Strategy("ddp", 2),
-    Strategy("ddp", 3),
-    Strategy("ddp", 2, accumulate=2),
-    Strategy("fsdp", 2),
     Strategy("fsdp", 3, {"keep_gathered": True}),
-    Strategy("fsdp", 2, {"recompute": True}, accumulate=2),
-    Strategy("tensor", 2),
-    Strategy("tensor", 3),
-    Strategy("pipeline", 2),
     Strategy("pipeline", 3, {"schedule": "gpipe", "micro_batches": 3}),
-    Strategy("spill"),
     Strategy("spill", accumulate=2),
+    Strategy("ddp", 2, {"recompute": True}, accumulate=2),
+    Strategy("tensor", 3),
+    Strategy("fsdp", 2, {"recompute": True}, accumulate=2),
 )
+TURNS = 3
+STRATEGIES = ALWAYS + IN_TURNS
 #: One of each, for what is not about the strategies.
 PLAIN = tuple(
     Strategy(name, 1 if name in ("single", "spill") else 2)
     for name in ("single", "ddp", "fsdp", "tensor", "pipeline", "spill")
 )
 
+# With more steps of its iteration it blows up what is left of gradients of low rank in bfloat16.
+MUON = {
+    "lr": 0.1,
+    "optimizer_args": {"ns_steps": 1},
+    "parameter_groups": "families.optimizers:matrices",
+}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "torch.optim:SGD": {"optimizer_args": {"momentum": 0.9, "nesterov": True}},
     "torch.optim:Adam": {"lr": 0.01, "optimizer_args": {"amsgrad": True}},
     "torch.optim:AdamW": {"lr": 0.01},
     "torch.optim:NAdam": {"lr": 0.01},
@@ -89,12 +98,12 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
         "lr": 0.01,
         "optimizer_args": {"relative_step": False, "scale_parameter": False},
     },
-    "torch.optim:Muon": {"lr": 0.1},
+    "torch.optim:Muon": MUON,
     "families.optimizers:CountsInGroups": {"lr": 0.05},
     "families.optimizers:KeepsHistory": {"lr": 0.05},
 }
-#: Families to try optimizers on: what all techniques can train, and one of plain torch.
-FOR_OPTIMIZERS = ("llama, a loss function", "blocks with a plan")
+#: Families to try optimizers on: for each technique, and to stop and resume.
+FOR_OPTIMIZERS, FOR_RESUMING = "llama, a loss function", "blocks with a plan"
 
 
 def row_of(cell: Cell) -> dict[str, Any]:
@@ -124,8 +133,12 @@ def recipe(family: str, strategy: Strategy | None = None, **changes: Any) -> Rec
 
 
 def by_family() -> list[Cell]:
-    """Every family under every strategy."""
-    return [Cell(recipe(name, strategy), strategy) for name in families() for strategy in STRATEGIES]
+    """Every family under every technique."""
+    cells = []
+    for number, name in enumerate(families()):
+        turns = [IN_TURNS[(TURNS * number + turn) % len(IN_TURNS)] for turn in range(TURNS)]
+        cells += [Cell(recipe(name, strategy), strategy) for strategy in (*ALWAYS, *turns)]
+    return cells
 
 
 def by_optimizer() -> list[Cell]:
@@ -133,17 +146,13 @@ def by_optimizer() -> list[Cell]:
     chance = random.Random(13)
     cells = []
     for name, settings in OPTIMIZERS.items():
-        for family in FOR_OPTIMIZERS:
-            if name.endswith("Muon"):
-                settings = {**settings, "parameter_groups": "families.optimizers:matrices"}
-            made = recipe(family, optimizer=name, **{"optimizer_args": {}, **settings})
-            cells += [Cell(made, strategy) for strategy in PLAIN]
-            others = [*PLAIN]
-            chance.shuffle(others)
-            cells += [Cell(made, strategy, after) for strategy, after in zip(PLAIN, others, strict=True)]
+        changes = {"optimizer": name, "optimizer_args": {}, **settings}
+        cells += [Cell(recipe(FOR_OPTIMIZERS, **changes), strategy) for strategy in PLAIN]
+        others = chance.sample(PLAIN, len(PLAIN))
+        resumed = recipe(FOR_RESUMING, **changes)
+        cells += [Cell(resumed, strategy, after) for strategy, after in zip(PLAIN, others, strict=True)]
     sparse = recipe("bag of words, sparse", optimizer="torch.optim:SparseAdam", lr=0.05)
-    cells += [Cell(sparse, strategy) for strategy in PLAIN]
-    return cells
+    return [*cells, *(Cell(sparse, strategy) for strategy in PLAIN)]
 
 
 def by_pair() -> list[Cell]:
@@ -171,24 +180,32 @@ def first_steps(cell: Cell) -> Cell:
 
 def truths(cells: Iterable[Cell]) -> list[Recipe]:
     """The recipes that plain loops have to train, each once."""
-    recipes = (cell.recipe for cell in cells if not find(cell.recipe.family).random)
+    recipes = [recipe for cell in cells for recipe in _recipes(cell)]
     return list({recipe.key: recipe for recipe in recipes}.values())
 
 
 def references(cells: Iterable[Cell]) -> list[Cell]:
     """What ``single`` does where a plain loop can't know what is drawn, to compare the others with."""
+    chosen = [cell for cell in cells if find(cell.recipe.family).random]
     found = {
-        reference_key(cell): Cell(cell.recipe, Strategy("single", accumulate=cell.strategy.accumulate))
-        for cell in cells
-        if find(cell.recipe.family).random
+        _drawn_key(cell): Cell(cell.recipe, Strategy("single", accumulate=cell.strategy.accumulate))
+        for cell in chosen
     }
     return list(found.values())
 
 
-def reference_key(cell: Cell) -> str:
-    """The name of the file that the cell is compared with."""
-    return (
-        f"{cell.recipe.key}-{cell.strategy.accumulate}"
-        if find(cell.recipe.family).random
-        else cell.recipe.key
-    )
+def reference_keys(cell: Cell) -> list[str]:
+    """The names of the files that the cell is compared with; it has to agree with one of them."""
+    return [recipe.key for recipe in _recipes(cell)] or [_drawn_key(cell)]
+
+
+def _drawn_key(cell: Cell) -> str:
+    return f"{cell.recipe.key}-{cell.strategy.accumulate}"
+
+
+def _recipes(cell: Cell) -> list[Recipe]:
+    """What plain loops train: the parts, and the whole batch, which may be put together from its parts."""
+    if find(cell.recipe.family).random:
+        return []
+    whole = replace(cell.recipe, accumulate=1)
+    return [cell.recipe] if cell.recipe == whole else [cell.recipe, whole]

@@ -27,6 +27,7 @@ class Family:
     :param single_precision: whether the model or its loss computes in float32 whatever its weights are in.
     :param random: whether the forward pass draws random numbers.
     :param recipe: how it is trained, where that is not as the others are.
+    :param job: what else Saturn is told of it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Family:
     single_precision: bool = False
     random: bool = False
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    job: Mapping[str, Any] = field(default_factory=dict)
 
 
 _families: dict[str, Family] = {}

@@ -53,13 +53,6 @@ CONVNEXT = {
     "patch_size": 2,
     "layer_scale_init_value": 0.5,
 }
-MOBILENET = {
-    "depth_multiplier": 0.25,
-    "min_depth": 4,
-    "depth_divisible_by": 4,
-    "classifier_dropout_prob": 0.0,
-    "tf_padding": False,
-}
 POOLFORMER = {
     "hidden_sizes": [8, 16],
     "depths": [2, 2],
@@ -119,16 +112,13 @@ IMAGES: dict[str, tuple[str, dict[str, Any], Any]] = {
         segmented,
     ),
     "resnet": ("ResNetForImageClassification", RESNET, several),
-    "mobilenet-v2": ("MobileNetV2ForImageClassification", MOBILENET, several),
     "videomae": (
         "VideoMAEForVideoClassification",
         VIDEO,
         data.fields(pixel_values=data.normal(2, 3, 8, 8), labels=data.whole(0, CLASSES)),
     ),
 }
-# With the rate of the others its loss grows, and rounding with it.
-SLOWLY = {"mobilenet-v2": {"lr": 0.005}}
-COUPLED = {"resnet", "mobilenet-v2", "segformer, pixels"}
+COUPLED = {"resnet", "segformer, pixels"}
 register(
     *(
         Family(
@@ -137,7 +127,6 @@ register(
             make(architecture, {**TINY, **changes}),
             batches,
             couples=name in COUPLED,
-            recipe=SLOWLY.get(name, {}),
         )
         for name, (architecture, changes, batches) in IMAGES.items()
     )

@@ -278,6 +278,7 @@ register(
     plain("linear layers in a row", linears, vectors()),
     plain("linear layers, narrowing", narrowing, vectors()),
     plain("rnn, time first", time_first_rnn, time_first),
+    plain("rnn, time first, said so", time_first_rnn, time_first, job={"batch_dim": {"0": 1, "1": 0}}),
     plain("rnn, time first, from a dataset", time_first_rnn, time_first_table),
     plain("gru", gru, series),
     plain("lstm", lstm, series),

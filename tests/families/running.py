@@ -9,47 +9,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from families.cells import Cell, first_steps, reference_key, references, truths
+from families.cells import Cell, first_steps, reference_keys, references, truths
 from families.family import find
+from families.verdicts import STEPS_BEFORE, Outcome, Result, judge, weights_in
 from saturn_airflow.jobs import HParams, Job
 from saturn_airflow.training import ranks as ranks_module
-from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.failures import RanksFailedError
+from saturn_airflow.training.guarded import check
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import DoesNotFit, TrainRequest
+from saturn_airflow.training.request import ChangesResultError, DoesNotFit, TrainRequest
 
-#: The largest difference of a cell that is exact, in losses and weights relative to their size.
-EXACT, EXACT_IN_FLOAT32 = 1e-9, 1e-5
-#: Muon rounds gradients to bfloat16: what differs by 1e-16 may be rounded otherwise.
-EXACT_IN_BFLOAT16 = 1e-3
 #: A cell that gives no sign for so long hangs.
 SECONDS_PER_CELL = 40.0
-#: Steps of a training that is resumed.
-STEPS_BEFORE = 2
-
-
-@dataclass
-class Result:
-    """What became of a cell.
-
-    :param verdict: ``exact``, ``refused``, ``drawn`` (other random numbers than those of one device),
-        ``wrong`` or ``error``.
-    :param why: of what was refused or raised; else what differs most.
-    :param losses: the largest relative difference of a loss; likewise ``weights``.
-    """
-
-    verdict: str
-    why: str = ""
-    losses: float | None = None
-    weights: float | None = None
 
 
 class TooSlowError(Exception):
@@ -60,7 +39,8 @@ def job_of(cell: Cell) -> Job:
     """The cell as a user of Saturn writes it."""
     made = cell.recipe
     return Job(
-        made.family,
+        made.key,
+        **find(made.family).job,
         load_model="families.family:model",
         model_args={"family": made.family},
         load_dataloader="families.family:data",
@@ -91,17 +71,29 @@ def request_of(cell: Cell, folder: Path, steps: int | None = None) -> TrainReque
 
 
 def train_all(requests: list[tuple[int, TrainRequest]], ranks: Ranks) -> None:
-    """Run each request on these ranks, one after the other, and tell how each ends."""
+    """Run each request on these ranks, one after the other, as a trial and the training after it would."""
     for number, one in requests:
         ranks.emit("begins", cell=number)
         try:
+            _guard(one, ranks)
             train(one, dataclasses.replace(ranks, _emit=_only_steps(ranks)))
         except DoesNotFit as reason:
-            ranks.emit("refused", cell=number, why=str(reason))
+            ranks.emit("refused", why=str(reason))
         else:
-            ranks.emit("ends", cell=number)
+            ranks.emit("ends")
         # Where only some of the ranks refuse, the others wait here for them.
         ranks.barrier()
+
+
+def _guard(one: TrainRequest, ranks: Ranks) -> None:
+    """What the guard says. Where it refuses, the training shows what would become of it without the guard.
+
+    :raises DoesNotFit: where there is nothing to be trained.
+    """
+    try:
+        ranks.emit("guarded", verdict=check(one, ranks)["guard"])
+    except ChangesResultError as reason:
+        ranks.emit("guarded", verdict="refused", why=str(reason))
 
 
 def _only_steps(ranks: Ranks) -> Callable[[dict[str, Any]], None]:
@@ -119,28 +111,25 @@ def run(cells: list[Cell], folder: Path, on_result: Callable[[Cell, Result], Non
     find_truths(cells, folder)
     find_references(cells, folder)
     numbered = list(enumerate(cells))
-    begun: dict[int, Result] = {}
+    begun: dict[int, Outcome] = {}
     for size in (1, 2, 3):
         first = [(n, first_steps(c)) for n, c in numbered if c.after and c.after.devices == size]
         outcomes = _run(first, size, folder, STEPS_BEFORE)
-        begun |= {n: result for n, (result, _) in outcomes.items() if result}
+        begun |= {n: outcome for n, outcome in outcomes.items() if outcome.ended or outcome.refused}
     for size in (1, 2, 3):
         own = [(n, c) for n, c in numbered if n not in begun and c.strategy.devices == size]
         for start in range(0, len(own), 40):
             outcomes = _run(own[start : start + 40], size, folder, None)
-            for number, (result, losses) in outcomes.items():
-                cell = cells[number]
-                on_result(cell, result or compare(cell, losses, folder, number))
-    for number, result in begun.items():
-        on_result(cells[number], result)
+            for number, outcome in outcomes.items():
+                on_result(cells[number], judge(cells[number], outcome, folder / f"cell-{number}", folder))
+    for number, outcome in begun.items():
+        on_result(cells[number], judge(cells[number], outcome, folder / f"cell-{number}", folder))
 
 
-def _run(
-    cells: list[tuple[int, Cell]], size: int, folder: Path, steps: int | None
-) -> dict[int, tuple[Result | None, dict[int, float]]]:
-    """How each cell ended: a verdict where there already is one, and its losses by step."""
+def _run(cells: list[tuple[int, Cell]], size: int, folder: Path, steps: int | None) -> dict[int, Outcome]:
+    """How each cell ended."""
     left = [(number, request_of(cell, folder / f"cell-{number}", steps)) for number, cell in cells]
-    outcomes: dict[int, tuple[Result | None, dict[int, float]]] = {}
+    outcomes: dict[int, Outcome] = {}
     while left:
         watched = _Watched()
         try:
@@ -158,17 +147,19 @@ class _Watched:
     """What is heard from ranks."""
 
     def __init__(self) -> None:
-        self.outcomes: dict[int, tuple[Result | None, dict[int, float]]] = {}
+        self.outcomes: dict[int, Outcome] = {}
         self.cell: int | None = None
-        self.losses: dict[int, float] = {}
+        self.now = Outcome()
         self.heard = time.monotonic()
 
     def hear(self, event: dict[str, Any]) -> None:
         self.heard = time.monotonic()
         if event["event"] == "begins":
-            self.cell, self.losses = event["cell"], {}
+            self.cell, self.now = event["cell"], Outcome()
+        elif event["event"] == "guarded":
+            self.now.guard, self.now.refused = event["verdict"], event.get("why")
         elif event["event"] == "step":
-            self.losses[event["step"]] = event["loss"]
+            self.now.losses[event["step"]] = event["loss"]
         elif event["event"] == "refused":
             self.end(Result("refused", event["why"]))
         elif event["event"] == "ends":
@@ -176,7 +167,8 @@ class _Watched:
 
     def end(self, result: Result | None) -> None:
         if self.cell is not None:
-            self.outcomes[self.cell] = (result, self.losses)
+            self.now.ended = result
+            self.outcomes[self.cell] = self.now
             self.cell = None
         elif result is not None:
             raise RuntimeError(f"the ranks failed between cells: {result.why}")
@@ -200,51 +192,14 @@ def find_truths(cells: Iterable[Cell], folder: Path) -> None:
 def find_references(cells: Iterable[Cell], folder: Path) -> None:
     """Train what cells of random families are compared with."""
     chosen = list(enumerate(references(cells), 10**6))
-    for number, (result, losses) in _run(chosen, 1, folder, None).items():
+    for number, outcome in _run(chosen, 1, folder, None).items():
         cell = dict(chosen)[number]
-        outcome: dict[str, Any] = {"error": result.why} if result else {"losses": [*losses.values()]}
-        if not result:
-            outcome["weights"] = _weights(folder, number)
-        torch.save(outcome, folder / f"{reference_key(cell)}.pt")
-
-
-def compare(cell: Cell, losses: dict[int, float], folder: Path, number: int) -> Result:
-    """The verdict on a cell that was trained."""
-    family = find(cell.recipe.family)
-    truth = torch.load(folder / f"{reference_key(cell)}.pt")
-    if "error" in truth:
-        return Result("error", f"what it is compared with fails: {truth['error'].splitlines()[-1]}")
-    weights = _weights(folder, number)
-    expected = dict(enumerate(truth["losses"], 1))
-    if cell.after:
-        expected = {step: loss for step, loss in expected.items() if step > STEPS_BEFORE}
-    if losses.keys() != expected.keys():
-        return Result("wrong", f"steps {sorted(losses)} in the place of {sorted(expected)}")
-    if weights.keys() != truth["weights"].keys():
-        return Result("wrong", f"other weights: {sorted(weights.keys() ^ truth['weights'].keys())[:4]}")
-    off_losses = max(_off(losses[step], loss) for step, loss in expected.items())
-    off = {name: float(_off_tensor(weights[name], tensor)) for name, tensor in truth["weights"].items()}
-    worst = max(off, key=lambda name: off[name] if off[name] == off[name] else float("inf"))
-    bound = EXACT_IN_FLOAT32 if family.single_precision else EXACT
-    bound = EXACT_IN_BFLOAT16 if cell.recipe.optimizer.endswith("Muon") else bound
-    if off_losses <= bound and off[worst] <= 10 * bound:
-        return Result("exact", "", off_losses, off[worst])
-    return Result("drawn" if family.random else "wrong", worst, off_losses, off[worst])
-
-
-def _weights(folder: Path, number: int) -> dict[str, torch.Tensor]:
-    return read_weights(max((folder / f"cell-{number}" / "checkpoints").glob("step-*")))
-
-
-def _off(one: float, other: float) -> float:
-    return abs(one - other) / max(1.0, abs(other))
-
-
-def _off_tensor(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    if one.numel() == 0:
-        return torch.zeros(())
-    one, other = one.reshape(other.shape).double(), other.double()
-    return ((one - other).abs() / other.abs().clamp(min=1.0)).max()
+        told: dict[str, Any] = {"losses": [*outcome.losses.values()]}
+        if outcome.ended:
+            told = {"error": outcome.ended.why}
+        else:
+            told["weights"] = weights_in(folder / f"cell-{number}")
+        torch.save(told, folder / f"{reference_keys(cell)[0]}.pt")
 
 
 def _shortly(failure: RanksFailedError) -> str:
