@@ -413,6 +413,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             if event["checkpoint"]:
                 self.log.info("Resuming from step %d, checkpoint %s", event["step"], event["checkpoint"])
             self.log.info("Training for %s batches", event["total_batches"] or "an unknown number of")
+        elif kind == "guard":
+            self.log.info("Compared with one device before training: %s", event["verdict"])
         elif kind == "step" and event["time"] - self._said_at >= LOG_SECONDS:
             self._said_at = event["time"]
             left = f", {event['eta_seconds']:.0f} s left" if event["eta_seconds"] is not None else ""

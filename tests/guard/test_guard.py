@@ -70,6 +70,10 @@ RIGHT: dict[str, tuple[Cell, str]] = {
     "masks of two": (Cell(job(model_args={"extra": "drops"}), "ddp", 2), "distribution"),
     "samples left out": (Cell(job(model_args={"extra": "drop path"}), "ddp", 2), "distribution"),
     "a norm": (Cell(job(model_args={"extra": "norm"}), "single"), "exact"),
+    "noise that Adam makes large": (
+        Cell(job(model_args={"extra": "norm"}, hparams={"precision": "float32"}), "ddp", 2),
+        "exact",
+    ),
 }
 
 
