@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from saturn_airflow.cluster import Node
 from saturn_airflow.deployment.findings import Deployment, Finding
 from saturn_airflow.deployment.limits import tasks_of
+from saturn_airflow.operators import inside
 from saturn_airflow.operators.inventory import pool_of, record_pools, recorded_pools
 
 _MEND = "run `saturn pools` on the machine of the scheduler"
@@ -18,9 +19,7 @@ _MEND = "run `saturn pools` on the machine of the scheduler"
 
 def existing() -> dict[str, int]:
     """The slots of each pool that Airflow's database has, by its name."""
-    from airflow.models.pool import Pool
-
-    return {str(pool.pool): int(pool.slots) for pool in Pool.get_pools()}
+    return {str(pool.pool): int(pool.slots) for pool in inside.pools().get_pools()}
 
 
 def make(nodes: Iterable[Node], slots: Mapping[str, int], usual: int | None = None) -> dict[str, int]:
@@ -29,15 +28,13 @@ def make(nodes: Iterable[Node], slots: Mapping[str, int], usual: int | None = No
     :param slots: how many tasks run at once for each queue, as far as workers have said.
     :param usual: slots where no worker has; None for what one sweep uses.
     """
-    from airflow.models.pool import Pool
-
     there = existing()
     kept = {name: there[name] for name in recorded_pools() if name in there}
     made = {}
     for node in nodes:
         size = slots.get(node.queue) or usual or tasks_of(node)
         what = f"Tasks of sweeps on the node {node.name}: as many as its worker runs at once"
-        Pool.create_or_update_pool(node.queue, size, what, include_deferred=False)
+        inside.pools().create_or_update_pool(node.queue, size, what, include_deferred=False)
         made[node.queue] = size
     record_pools({**kept, **made})
     return made

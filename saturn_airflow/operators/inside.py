@@ -31,3 +31,10 @@ def tasks_skipped(tasks: Sequence[Any]) -> Exception:
     from airflow.sdk.exceptions import DownstreamTasksSkipped
 
     return DownstreamTasksSkipped(tasks=tasks)  # type: ignore[no-untyped-call]
+
+
+def pools() -> Any:
+    """Airflow's pools, as its database has them: for commands on the machine of the scheduler."""
+    from airflow.models.pool import Pool
+
+    return Pool

@@ -181,9 +181,7 @@ def worker_slots(seconds: float = _LATER_SECONDS) -> dict[str, int]:
 
     :param seconds: how long workers have to answer.
     """
-    from airflow.providers.celery.executors.celery_executor_utils import app
-
-    inspect = app.control.inspect(timeout=seconds)
+    inspect = celery_app().control.inspect(timeout=seconds)
     answers, stats = inspect.active_queues() or {}, inspect.stats() or {}
     found: dict[str, int] = {}
     for worker, queues in answers.items():
