@@ -76,6 +76,10 @@ class Spilled(Parallel):
     def finish_gradients(self) -> None:
         self._stream.finish()
 
+    def finish_evaluating(self) -> None:
+        """Give up the copies on the device, which would outlive a change of the weights."""
+        self._stream.finish()
+
 
 @contextmanager
 def _at_home() -> Iterator[None]:
