@@ -131,7 +131,7 @@ class Parallel:
     def _local_squared_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         squared = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         for group in _by_device(gradients).values():
-            squared += get_total_norm(group, foreach=True).to(squared) ** 2
+            squared += get_total_norm(list(map(_values, group)), foreach=True).to(squared) ** 2
         return squared
 
     def _tell_norms(self, samples: int) -> None:
@@ -168,6 +168,11 @@ def _is_split(tensor: torch.Tensor) -> bool:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """The numbers of a gradient that are not 0 for want of an entry: torch has no norm of sparse tensors."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _by_device(tensors: Sequence[torch.Tensor]) -> dict[torch.device, list[torch.Tensor]]:

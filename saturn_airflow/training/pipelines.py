@@ -164,13 +164,23 @@ class _Common:
         self.counts_here = ranks.rank == holders[0]
 
     def add_up(self, device: torch.device) -> None:
-        """Give every stage the sum; a gradient that no stage has stays missing."""
+        """Give every stage the sum; a gradient that no stage has stays missing.
+
+        :raises DoesNotFit: when one of them is sparse.
+        """
         if not self.parameters:
             return
-        held = [float(p.grad is not None) for p in self.parameters]
+        gradients = [p.grad for p in self.parameters]
+        held = [[float(g is not None), float(g is not None and g.is_sparse)] for g in gradients]
         anywhere = torch.tensor(held, device=device)
         dist.all_reduce(anywhere, group=self._group)
-        for parameter, number in zip(self.parameters, anywhere.tolist(), strict=True):
+        for parameter, (number, sparse) in zip(self.parameters, anywhere.tolist(), strict=True):
+            if sparse:
+                raise DoesNotFit(
+                    "several stages share a weight that gets sparse gradients, which can't be added up "
+                    f"between them (its shape is {tuple(parameter.shape)}); use sparse=False, or another "
+                    "technique"
+                )
             if number:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from saturn_airflow.training.missing import forget_missing
 from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.training.request import DoesNotFit
 
 
 class Replicated(Parallel):
@@ -40,7 +41,8 @@ class Replicated(Parallel):
             self._found = self._with_gradient() if samples else before
 
         parameters = list(trainable.values())
-        (loss + _TakePart.apply(note, loss.detach(), *parameters)).backward()  # type: ignore[no-untyped-call]
+        with _told_plainly():
+            (loss + _TakePart.apply(note, loss.detach(), *parameters)).backward()  # type: ignore[no-untyped-call]
         if not samples and not last:
             for name, parameter in trainable.items():
                 if name not in before:
@@ -52,6 +54,20 @@ class Replicated(Parallel):
     def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
         assert isinstance(self.module, DistributedDataParallel)
         return nullcontext() if last else self.module.no_sync()
+
+
+@contextmanager
+def _told_plainly() -> Iterator[None]:
+    """DDP adds up sparse gradients of sparse embeddings that nothing else uses, where the backend can."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "sparse" not in str(error).lower():
+            raise
+        raise DoesNotFit(
+            "a parameter gets sparse gradients, which DDP can't exchange here "
+            f"({str(error).splitlines()[0]:.150}); use sparse=False, or another technique"
+        ) from error
 
 
 class _TakePart(torch.autograd.Function):

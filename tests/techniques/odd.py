@@ -38,7 +38,7 @@ def train_plainly(
                 )
             loss.backward()
             if clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
+                clip_gradients(model, clip)
             optimizer.step()
             optimizer.zero_grad()
             losses[len(losses) + 1] = loss.item()
@@ -348,3 +348,46 @@ def headed() -> nn.Module:
     model = Chain([Headed() for _ in range(2)])
     model.tp_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}  # type: ignore[assignment]
     return model
+
+
+class WordedBlock(Block):
+    def __init__(self, width: int, words: nn.Embedding) -> None:
+        super().__init__(width)
+        self.words = words
+
+    def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x) + self.words(words).mean(1)
+
+
+class Worded(nn.Module):
+    """Sparse embeddings before and in blocks; where ``shared``, all are one."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8, sparse=True)
+        own = (self.words if shared else nn.Embedding(20, 8, sparse=True) for _ in range(2))
+        self.blocks = nn.ModuleList(WordedBlock(8, words) for words in own)
+        self.end = nn.Linear(8, 5)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.words(words).mean(1)
+        for block in self.blocks:
+            x = block(x, words)
+        return self.end(x)
+
+
+def worded(shared: bool = False, only: bool = False) -> nn.Module:
+    """A model with sparse embeddings; where ``only``, nothing else is trained."""
+    torch.manual_seed(0)
+    model = Worded(shared)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not only or "words" in name)
+    return model
+
+
+def clip_gradients(model: nn.Module, most: float) -> None:
+    """What torch's ``clip_grad_norm_`` does, which takes no sparse gradients."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.stack([g.to_dense().square().sum() for g in gradients]).sum().sqrt()
+    for gradient in gradients:
+        gradient.mul_((most / (norm + 1e-6)).clamp(max=1.0))

@@ -74,6 +74,33 @@ CASES: dict[str, Case] = {
     "blocks twice": Case("odd:again", ((DDP,), (AT_ONCE,))),
     "a norm of heads": Case("odd:headed", ((TENSOR,), (TENSOR, DDP), (FSDP, TENSOR)), clip=0.1, accumulate=2),
 }
+SPARSE = (SINGLE, DDP, SPILL, PIPELINE)
+CASES |= {
+    "sparse gradients, SGD": Case(
+        "odd:worded",
+        ((SINGLE,), (DDP,), (SPILL,), (PIPELINE,), (SINGLE, SPILL), (DDP, PIPELINE)),
+        "odd:words",
+        "torch.optim:SGD",
+        {"momentum": 0.9},
+        lr=0.1,
+        clip=0.1,
+        accumulate=2,
+    ),
+    "sparse gradients, Adagrad": Case(
+        "odd:worded", tuple((one,) for one in SPARSE), "odd:words", "torch.optim:Adagrad", clip=0.1
+    ),
+    "sparse gradients, SparseAdam": Case(
+        "odd:worded",
+        tuple((one,) for one in SPARSE),
+        "odd:words",
+        "torch.optim:SparseAdam",
+        model_args={"only": True},
+        accumulate=2,
+    ),
+    "shared sparse embeddings": Case(
+        "odd:worded", ((DDP,),), "odd:words", "torch.optim:SGD", model_args={"shared": True}
+    ),
+}
 FAMILIES = {
     "Phi": {"qk_layernorm": True},
     "Qwen3": {"head_dim": 4},
@@ -222,3 +249,21 @@ def test_optimizers_that_need_whole_matrices_are_refused_parts() -> None:
     reasons = launch(split_matrices, [*fine, *coupled], size=2)[0]
     assert reasons[:6] == [""] * 6
     assert all("updates a part of a parameter otherwise" in reason for reason in reasons[6:])
+
+
+REFUSED = [
+    (True, PIPELINE, "several stages share a weight that gets sparse gradients"),
+    (False, FSDP, "a parameter gets sparse gradients, which FSDP can't exchange"),
+]
+
+
+def test_sparse_gradients_that_cannot_be_exchanged_are_refused() -> None:
+    with tempfile.TemporaryDirectory() as root:
+        requests = []
+        for number, (shared, strategy, _) in enumerate(REFUSED):
+            case = Case("odd:worded", (), "odd:words", "torch.optim:SGD", model_args={"shared": shared})
+            request = train_request(a_job(case), strategy, Path(root, str(number)))
+            requests.append((request, strategy.devices))
+        for outcome, (*_, reason) in zip(run(requests), REFUSED, strict=True):
+            assert outcome.refused is not None
+            assert reason in outcome.refused
