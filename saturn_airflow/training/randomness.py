@@ -15,8 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-_PYTHON = ("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle", "gauss")
-_NUMPY = ("rand", "randn", "random", "random_sample", "uniform", "normal", "randint", "choice", "beta")
+_PYTHON = (
+    *("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle", "gauss"),
+    *("betavariate", "expovariate", "gammavariate", "normalvariate", "triangular", "getrandbits"),
+)
+_NUMPY = (
+    *("rand", "randn", "random", "random_sample", "uniform", "normal", "randint", "choice", "beta"),
+    *("permutation", "shuffle", "standard_normal", "binomial", "exponential", "dirichlet", "gamma", "poisson"),
+)
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _DROPOUTS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
 
@@ -92,6 +98,36 @@ class Still:
             return torch.full(size, mean + std / 2, **options)
         return torch.as_tensor(mean + std / 2)
 
+    def _randint(self, low: int = 0, high: Any = None, size: Any = None, **kwargs: Any) -> torch.Tensor:
+        """The middle of the range: ``randint([low, ]high, size)``."""
+        self.drew = True
+        if isinstance(high, list | tuple):
+            high, size = None, high
+        low, high = (0, low) if high is None else (low, high)
+        kwargs = {key: kwargs[key] for key in ("dtype", "device") if key in kwargs}
+        return torch.full(tuple(size), (low + high) // 2, **{"dtype": torch.long, **kwargs})
+
+    def _randint_like(
+        self, like: torch.Tensor, low: int, high: int | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        low, high = (0, low) if high is None else (low, high)
+        return self._constant_like((low + high) // 2)(like, **kwargs)
+
+    def _permutation(self, n: int, *, generator: Any = None, **kwargs: Any) -> torch.Tensor:
+        """The other way round, so that what mixes the samples of a batch is seen to do so."""
+        self.drew = True
+        kwargs = {key: kwargs[key] for key in ("dtype", "device") if key in kwargs}
+        return torch.arange(n - 1, -1, -1, **kwargs)
+
+    def _multinomial(
+        self, weights: torch.Tensor, num_samples: int, replacement: bool = False, **_: Any
+    ) -> torch.Tensor:
+        """The most probable; where nothing is drawn twice, the most probable ones."""
+        self.drew = True
+        if replacement:
+            return weights.argmax(-1, keepdim=True).expand(*weights.shape[:-1], num_samples).clone()
+        return weights.sort(dim=-1, descending=True, stable=True).indices[..., :num_samples]
+
     def _from_the_start(self, own: Callable[..., Any], seed: Callable[[int], object]) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:
             self.drew = True
@@ -116,6 +152,11 @@ class Still:
         yield torch, "randn", self._constant(0.5)
         for name, value in (("rand_like", 0.5), ("randn_like", 0.5), ("bernoulli", 1.0)):
             yield torch, name, self._constant_like(value)
+        yield torch, "randint", self._randint
+        yield torch, "randint_like", self._randint_like
+        yield torch, "randperm", self._permutation
+        yield torch, "multinomial", self._multinomial
+        yield tensor, "multinomial", lambda *args, **kwargs: self._multinomial(*args, **kwargs)
         yield torch, "normal", self._normal
         yield tensor, "bernoulli", self._constant_like(1.0)
         yield tensor, "bernoulli_", self._filled(lambda p=0.5: 1.0)

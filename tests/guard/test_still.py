@@ -1,0 +1,58 @@
+"""While a technique is compared nothing is random, whichever way a model draws it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Bernoulli, Categorical, Normal
+
+from saturn_airflow.training.randomness import still
+
+WEIGHTS = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]])
+
+DRAWN: dict[str, Callable[[], Any]] = {
+    "rand": lambda: torch.rand(3),
+    "randn": lambda: torch.randn(3, 2),
+    "randn_like": lambda: torch.randn_like(WEIGHTS),
+    "randint": lambda: torch.randint(0, 1000, (3,)),
+    "randint, up to": lambda: torch.randint(1000, (3,)),
+    "randint, by names": lambda: torch.randint(high=1000, size=(3,), dtype=torch.int32),
+    "randint_like": lambda: torch.randint_like(WEIGHTS, 0, 1000),
+    "randperm": lambda: torch.randperm(50),
+    "multinomial": lambda: torch.multinomial(WEIGHTS.repeat(20, 1), 2),
+    "multinomial with replacement": lambda: WEIGHTS.repeat(20, 1).multinomial(4, replacement=True),
+    "normal": lambda: torch.normal(torch.zeros(3), torch.ones(3)),
+    "uniform_": lambda: torch.empty(3).uniform_(2, 4),
+    "a normal distribution": lambda: Normal(torch.zeros(3), torch.ones(3)).rsample(),
+    "categories": lambda: Categorical(WEIGHTS.repeat(20, 1)).sample(),
+    "coins": lambda: Bernoulli(WEIGHTS.repeat(20, 1)).sample(),
+    "numpy's permutation": lambda: torch.as_tensor(np.random.permutation(50)),
+    "numpy's beta": lambda: np.random.beta(2, 2),
+    "Python's betavariate": lambda: random.betavariate(2, 2),
+}
+
+
+@pytest.mark.parametrize("how", DRAWN)
+def test_what_is_drawn_is_the_same_each_time(how: str) -> None:
+    torch.manual_seed(1)
+    example = torch.as_tensor(DRAWN[how]())
+    own = {name: getattr(torch, name) for name in ("randint", "randperm", "multinomial")}
+    with still() as what:
+        assert not what.drew
+        first, second = torch.as_tensor(DRAWN[how]()), torch.as_tensor(DRAWN[how]())
+        assert what.drew
+    assert torch.equal(first, second)
+    assert (first.shape, first.dtype) == (example.shape, example.dtype)
+    assert all(getattr(torch, name) is function for name, function in own.items())
+    assert any(not torch.equal(torch.as_tensor(DRAWN[how]()), example) for _ in range(9)), "it is random again"
+
+
+def test_a_permutation_moves_what_it_mixes() -> None:
+    with still():
+        assert torch.equal(torch.randperm(5).sort().values, torch.arange(5))
+        assert torch.randperm(5).tolist() != list(range(5))
