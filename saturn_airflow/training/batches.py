@@ -87,7 +87,10 @@ class Data(Protocol):
         ...
 
     def few(self, sizes: Sequence[int]) -> Data:
-        """The same data in as many batches as there are ``sizes``, of no more than so many samples."""
+        """The same data in as many batches as there are ``sizes``, of no more than so many samples.
+
+        Where samples can be fetched by index they are taken from all over the data.
+        """
         ...
 
 
@@ -145,7 +148,10 @@ class _Table:
                 f"{name!r}: {size} samples are fewer than one batch of {batch_size}, which drop_last drops; "
                 "lower batch_size or set drop_last=False"
             )
-        self._batches = [range(end)[i : i + batch_size] for i in range(0, end, batch_size)]
+        self._end = end
+        self._batches: list[Sequence[int]] = [
+            range(end)[i : i + batch_size] for i in range(0, end, batch_size)
+        ]
         self._size = size
         self.batches_per_epoch: int | None = len(self._batches)
 
@@ -189,12 +195,12 @@ class _Table:
 
     def few(self, sizes: Sequence[int]) -> Data:
         other = copy.copy(self)
-        every = range(self._batches[-1].stop)
         sizes = [min(size, len(self._batches[0])) for size in sizes]
         starts = itertools.accumulate(sizes, initial=0)
+        picked = _spread(self._end, sum(sizes), rng.generator(self._seed, "few"))
         # Where there are not enough samples for all of them, each batch begins with the first one.
         other._batches = [
-            every[start : start + size] if start + size <= len(every) else every[:size]
+            picked[start : start + size] if start + size <= len(picked) else picked[:size]
             for start, size in zip(starts, sizes, strict=False)
         ]
         other.batches_per_epoch = len(other._batches)
@@ -366,6 +372,16 @@ def _any_sample(loader: DataLoader[Any]) -> Any:
     if samples is dataset:
         raise TypeError("its dataset can be gone through once")
     return next(samples)
+
+
+def _spread(end: int, count: int, generator: torch.Generator) -> list[int]:
+    """``count`` of the first ``end`` numbers, or all where there are fewer, from all over and in any order.
+
+    Data is often sorted, by length or by class, and the first samples are then all alike.
+    """
+    count = min(count, end)
+    numbers = [(2 * i + 1) * end // (2 * count) for i in range(count)]
+    return [numbers[i] for i in torch.randperm(count, generator=generator).tolist()]
 
 
 def _collates_each_alone(collate: Any) -> bool:

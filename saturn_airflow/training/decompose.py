@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from saturn_airflow.training import means, rng
 from saturn_airflow.training.batch_norm import no_statistics
 from saturn_airflow.training.batches import Data
 from saturn_airflow.training.layout import MicroBatch
+from saturn_airflow.training.module_state import ModuleState
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.request import DoesNotFit
@@ -93,8 +95,8 @@ def objectives(
     rule = SAMPLES
     if (by.by or eval_data is not None) and not job.couples_batch:
         with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
-            first = data.first()
-        rule = find_rule(parallel, objective, first, by)
+            some = data.few([sys.maxsize]).first()  # as many as there are in a batch
+        rule = find_rule(parallel, objective, some, by)
     # What is not cut is trained on as it is.
     return objective.of(data, rule if by.by else SAMPLES), objective.of(eval_data or data, rule)
 
@@ -128,10 +130,13 @@ def find_rule(parallel: Parallel, objective: Objective, batch: MicroBatch, cuts:
         with _evaluating(parallel):
             try:
                 whole = see(range(samples))
-            except Exception:
+            except Exception as error:
                 if parallel.wants_example:  # the other ranks wait for this one
                     raise
-                return SAMPLES  # the loss may be there in training only; if not, the first step tells
+                # The loss may be there in training only; if not, the first step tells.
+                if samples == batch.samples or not _works(parallel, objective, batch):
+                    return SAMPLES
+                raise _fails_on_parts(error) from error
             return rule_of(whole, see, cuts.one_by_one)
     except DoesNotFit as reason:
         if not cuts.by:
@@ -210,10 +215,23 @@ def _see_parts(samples: int, see: See, over: Sequence[float] | None = None) -> l
     except DoesNotFit:
         raise
     except Exception as error:
-        raise DoesNotFit(
-            f"the job fails on them ({type(error).__name__}: {error}); if it needs whole batches, say "
-            "Job(couples_batch=True), and if samples lie along another dimension, Job(batch_dim=...)"
-        ) from error
+        raise _fails_on_parts(error) from error
+
+
+def _fails_on_parts(error: Exception) -> DoesNotFit:
+    return DoesNotFit(
+        f"the job fails on them ({type(error).__name__}: {error}); if it needs whole batches, say "
+        "Job(couples_batch=True), and if samples lie along another dimension, Job(batch_dim=...)"
+    )
+
+
+def _works(parallel: Parallel, objective: Objective, batch: MicroBatch) -> bool:
+    """Whether a whole batch can be evaluated."""
+    try:
+        _see(parallel, objective, batch, 0, None)
+    except Exception:
+        return False
+    return True
 
 
 def _is_near(whole: Part, one: float, other: float) -> bool:
@@ -290,7 +308,7 @@ def _noise(whole: Part) -> float:
 
 @contextmanager
 def _evaluating(parallel: Parallel) -> Iterator[None]:
-    """Without dropout, and with batches in one piece."""
+    """Without dropout, and with batches in one piece; the model is as before afterwards."""
     modules = [*parallel.model.modules(), *parallel.module.modules()]
     training = [module.training for module in modules]
     pieces, parallel.pieces = parallel.pieces, 1
@@ -298,7 +316,7 @@ def _evaluating(parallel: Parallel) -> Iterator[None]:
         parallel.model.eval()
         parallel.module.eval()
         # BatchNorms without running statistics couple samples, but look at the whole batch.
-        with no_statistics(parallel.model):
+        with ModuleState(parallel.model.modules()).put_back(), no_statistics(parallel.model):
             yield
     finally:
         means.listen(None)

@@ -21,7 +21,16 @@ _PYTHON = (
 )
 _NUMPY = (
     *("rand", "randn", "random", "random_sample", "uniform", "normal", "randint", "choice", "beta"),
-    *("permutation", "shuffle", "standard_normal", "binomial", "exponential", "dirichlet", "gamma", "poisson"),
+    *(
+        "permutation",
+        "shuffle",
+        "standard_normal",
+        "binomial",
+        "exponential",
+        "dirichlet",
+        "gamma",
+        "poisson",
+    ),
 )
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _DROPOUTS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")

@@ -22,7 +22,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from saturn_airflow.training import rng, storing
+from saturn_airflow.training import rng
+from saturn_airflow.training.module_state import ModuleState
 from saturn_airflow.training.objective import Objective
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.ranks import Ranks
@@ -53,7 +54,8 @@ class TensorCut(Parallel):
             return
         whole = {name: p for name, p in self.trainable().items() if not isinstance(p, DTensor)}
         self.model.train()
-        with _random_weights(self.model, self.ranks):
+        as_before = ModuleState(self.model.modules()).put_back()
+        with as_before, _random_weights(self.model, self.ranks):
             rng.seed("gradients of whole parameters")
             objective.begin(samples)
             self.backward(objective, batch, samples, 1 / max(1, samples), True)
@@ -173,15 +175,10 @@ def _sum_gradients(same: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _random_weights(model: nn.Module, ranks: Ranks) -> Iterator[None]:
-    """Add noise to all weights: the same on all ranks where they are whole. All is as before afterwards."""
+    """Add noise to all weights: the same on all ranks where they are whole. They are as before afterwards."""
     parameters = list(model.parameters())
     local = [t.to_local() if isinstance(t, DTensor) else t for t in (p.detach() for p in parameters)]
     saved = [tensor.to("cpu", copy=True) for tensor in local]
-    buffers = [
-        (module, key, buffer, buffer.clone())
-        for module in model.modules()
-        for key, buffer in module.named_buffers(recurse=False)
-    ]
     with torch.no_grad():
         for number, (parameter, values) in enumerate(zip(parameters, local, strict=True)):
             if parameter.is_floating_point():
@@ -194,9 +191,6 @@ def _random_weights(model: nn.Module, ranks: Ranks) -> Iterator[None]:
         with torch.no_grad():
             for values, before in zip(local, saved, strict=True):
                 values.copy_(before)
-            for module, key, buffer, before in buffers:
-                module._buffers[key] = buffer
-                storing.restore(buffer, storing.stored(before))
 
 
 def _is_whole(tensor: DTensor) -> bool:

@@ -43,7 +43,7 @@ WRONG: dict[str, tuple[Cell, str]] = {
     "means of means": (Cell(job(), "MeanOfMeans", 2), "MeanOfMeans x 2 changes the result"),
     "what is counted": (
         Cell(job(loss_function="odd_models:sum_loss"), "CountsOtherwise"),
-        "is taken over 2 on one device and over 4 here",
+        "is taken over 1 on one device and over 2 here",
     ),
     "a parameter left behind": (Cell(job(), "StaleParameter"), "'leave.bias' after step 1 is off by"),
     "weights": (Cell(job(), "OtherSchedule"), "'leave.weight' after step 1 is off by"),

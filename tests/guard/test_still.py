@@ -49,7 +49,9 @@ def test_what_is_drawn_is_the_same_each_time(how: str) -> None:
     assert torch.equal(first, second)
     assert (first.shape, first.dtype) == (example.shape, example.dtype)
     assert all(getattr(torch, name) is function for name, function in own.items())
-    assert any(not torch.equal(torch.as_tensor(DRAWN[how]()), example) for _ in range(9)), "it is random again"
+    assert any(not torch.equal(torch.as_tensor(DRAWN[how]()), example) for _ in range(9)), (
+        "it is random again"
+    )
 
 
 def test_a_permutation_moves_what_it_mixes() -> None:

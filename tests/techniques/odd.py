@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -111,6 +112,22 @@ class Chain(nn.Module):
 def chain(depth: int = 3) -> nn.Module:
     torch.manual_seed(0)
     return Chain([Block(8) for _ in range(depth)])
+
+
+class Called(Chain):
+    """What it computes depends on how often it was called, which an attribute counts."""
+
+    tp_plan = MappingProxyType({"blocks.*.up": "colwise", "blocks.*.down": "rowwise"})
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) * (1 + 0.1 * self.calls)
+
+
+def called() -> nn.Module:
+    torch.manual_seed(0)
+    return Called([Block(8) for _ in range(3)])
 
 
 class Counting(torch.optim.Optimizer):

@@ -234,3 +234,32 @@ def test_pairs_of_tensors_are_taken_apart() -> None:
 def test_bad_data_is_named(loader: str, data_args: dict[str, Any], says: str) -> None:
     with pytest.raises(JobError, match=says):
         next(itertools.chain(load(loader, **data_args).batches(Position(), Cut(), 1)))
+
+
+@given(
+    size=st.integers(1, 200),
+    batch_size=st.integers(1, 12),
+    sizes=st.lists(st.integers(1, 15), min_size=1, max_size=4),
+    shuffle=st.booleans(),
+)
+def test_a_few_samples_come_from_all_over_the_data(
+    size: int, batch_size: int, sizes: list[int], shuffle: bool
+) -> None:
+    few = load("numbers", size=size, batch_size=batch_size, shuffle=shuffle).few(sizes)
+
+    def take() -> list[list[int]]:
+        taken = few.batches(Position(), Cut(), len(sizes))
+        return [batch.micro_batches[0].data.tolist() for batch in taken]
+
+    found = take()
+    assert found == take()
+    wanted = [min(one, batch_size, size) for one in sizes]
+    assert [len(batch) for batch in found] == wanted
+    assert all(len(set(batch)) == len(batch) for batch in found)
+    if sum(min(one, batch_size) for one in sizes) > size:
+        return
+    picked = sorted(itertools.chain(*found))
+    assert len(set(picked)) == len(picked)
+    if not shuffle:
+        edges = [0, *picked, size]
+        assert max(b - a for a, b in itertools.pairwise(edges)) <= size / len(picked) + 1

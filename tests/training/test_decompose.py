@@ -343,3 +343,30 @@ def test_means_are_heard_and_counted_as_torch_takes_them(name: str) -> None:
     finally:
         means.listen(None)
     assert listener.counts == [pytest.approx(count)]
+
+
+def test_what_fails_on_a_part_of_a_batch_is_not_cut() -> None:
+    def neighbours(o: Any, b: Batch) -> torch.Tensor:
+        return o["vector"][b["next"]].square().mean()
+
+    model, batch = Heads(), batch_of(12, 5)
+    batch["next"] = torch.arange(12).roll(6)  # numbers of samples in the whole batch
+    objective = objective_of(neighbours, model, batch)
+    objective.run = lambda module, b: module(b["x"], b["y"], b["first"])  # type: ignore[method-assign]
+    whole = objective.take(batch, 12, range(12))
+    parallel = Parallel(model, Ranks(rank=0, size=1, device=CPU))
+    with pytest.raises(DoesNotFit, match=r"the job fails on them .*couples_batch"):
+        decompose.find_rule(parallel, objective, whole, decompose.Cuts("it", False, parts=3))
+
+
+def test_looking_at_parts_leaves_the_model_as_it_was() -> None:
+    class Counting(Heads):
+        calls = 0
+
+        def forward(self, *args: torch.Tensor) -> Any:
+            self.calls += 1
+            return super().forward(*args)
+
+    model, batch = Counting(), batch_of(6, 5)
+    find(objective_of(loss_of([("labels", 1.0)]), model, batch), model, batch, False)
+    assert model.calls == 0
