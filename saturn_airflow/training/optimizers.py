@@ -17,6 +17,7 @@ from saturn_airflow.errors import JobError
 from saturn_airflow.jobs import HParams
 from saturn_airflow.training.elementwise import refuse_coupled
 from saturn_airflow.training.group_state import GroupState
+from saturn_airflow.training.mixing import lacks_some, refuse_mixing
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.request import DoesNotFit
 from saturn_airflow.training.users_code import of_the_job
@@ -64,7 +65,7 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
     """The job's optimizer over those parameters that this rank holds.
 
     :raises JobError: when it can't be made, or needs a closure.
-    :raises DoesNotFit: when it needs whole parameters, and this rank holds parts.
+    :raises DoesNotFit: when it needs whole parameters, or all of them, and this rank holds some.
     """
     cls = references.load(str(hparams.optimizer))
     here = parallel.trainable()
@@ -85,6 +86,8 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
         )
     assert isinstance(optimizer, torch.optim.Optimizer)
     refuse_coupled(f"optimizer {hparams.optimizer!r}", lambda groups: cls(groups, **arguments), own)
+    if lacks_some(groups, here):
+        refuse_mixing(f"optimizer {hparams.optimizer!r}", lambda groups: cls(groups, **arguments), own)
     return optimizer
 
 

@@ -148,6 +148,38 @@ class Counting(torch.optim.Optimizer):
                     parameter.add_(parameter.grad, alpha=-rate)
 
 
+class Clipped(torch.optim.SGD):
+    """Clips by the norm of all gradients."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.1)
+        super().step()
+
+
+class Estimating(torch.optim.Optimizer):
+    """Steps by signs, of a size that is estimated from all parameters, as Prodigy does (Mishchenko, 2023)."""
+
+    def __init__(self, params: Any, lr: float = 1.0) -> None:
+        super().__init__(params, {"lr": lr, "d": 1e-3, "above": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        d, above, below = self.param_groups[0]["d"], self.param_groups[0]["above"], 0.0
+        pairs = [(group["lr"], p) for group in self.param_groups for p in group["params"]]
+        for lr, p in pairs:
+            state = self.state[p]
+            if not state:
+                state["first"], state["sum"] = p.clone(), torch.zeros_like(p)
+            above += d * lr * (p.grad * (state["first"] - p)).sum().item()
+            below += state["sum"].add_(p.grad, alpha=d * lr).abs().sum().item()
+        d = max(d, above / below if below else 0.0)
+        for lr, p in pairs:
+            p.sub_(p.grad.sign(), alpha=d * lr)
+        for group in self.param_groups:
+            group["d"], group["above"] = d, above
+
+
 class Storing(nn.Module):
     """A model with all kinds of buffers, whose weights lie in memory in uncommon ways."""
 

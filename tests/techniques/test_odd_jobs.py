@@ -20,6 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from saturn_airflow import references
 from saturn_airflow.jobs import HParams
 from saturn_airflow.training.elementwise import refuse_coupled
+from saturn_airflow.training.mixing import refuse_mixing
 from saturn_airflow.training.ranks import Ranks, launch
 from saturn_airflow.training.request import DoesNotFit
 
@@ -252,17 +253,44 @@ def test_optimizers_that_need_whole_matrices_are_refused_parts() -> None:
     assert all("updates a part of a parameter otherwise" in reason for reason in reasons[6:])
 
 
+def why_not_some(optimizer: str, **arguments: Any) -> str:
+    """Why an optimizer can't have some of the parameters only; or nothing."""
+    cls = references.load(optimizer)
+    groups = [
+        {"params": [nn.Parameter(torch.ones(6, 4))]},
+        {"params": [torch.ones(3, 3)], "weight_decay": 0.1},
+    ]
+    try:
+        refuse_mixing("it", lambda groups: cls(groups, lr=1e-3, **arguments), groups)
+    except DoesNotFit as reason:
+        return str(reason)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["AdamW", "Adagrad", "SparseAdam", "Adafactor", "Muon", "NAdam", "Rprop"]
+)
+def test_optimizers_that_update_each_parameter_by_itself_may_have_some(optimizer: str) -> None:
+    assert why_not_some(f"torch.optim:{optimizer}") == ""
+
+
+@pytest.mark.parametrize("optimizer", ["odd:Clipped", "odd:Estimating"])
+def test_optimizers_that_mix_parameters_need_all_of_them(optimizer: str) -> None:
+    assert "together with others than alone" in why_not_some(optimizer)
+
+
 REFUSED = [
-    (True, PIPELINE, "several stages share a weight that gets sparse gradients"),
-    (False, FSDP, "a parameter gets sparse gradients, which FSDP can't exchange"),
+    (True, "torch.optim:SGD", PIPELINE, "several stages share a weight that gets sparse gradients"),
+    (False, "torch.optim:SGD", FSDP, "a parameter gets sparse gradients, which FSDP can't exchange"),
+    (False, "odd:Clipped", PIPELINE, "together with others than alone"),
 ]
 
 
-def test_sparse_gradients_that_cannot_be_exchanged_are_refused() -> None:
+def test_what_devices_cannot_have_in_parts_is_refused_with_the_reason() -> None:
     with tempfile.TemporaryDirectory() as root:
         requests = []
-        for number, (shared, strategy, _) in enumerate(REFUSED):
-            case = Case("odd:worded", (), "odd:words", "torch.optim:SGD", model_args={"shared": shared})
+        for number, (shared, optimizer, strategy, _) in enumerate(REFUSED):
+            case = Case("odd:worded", (), "odd:words", optimizer, model_args={"shared": shared})
             request = train_request(a_job(case), strategy, Path(root, str(number)))
             requests.append((request, strategy.devices))
         for outcome, (*_, reason) in zip(run(requests), REFUSED, strict=True):
