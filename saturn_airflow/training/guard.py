@@ -1,6 +1,6 @@
 """The guard: a technique's first steps beside those of a plain loop, before it may train a job.
 
-The plain loop (:mod:`~saturn_airflow.training.plain`) takes two steps on a few samples; then the technique
+The plain loop (:mod:`~saturn_airflow.training.plain`) takes three steps on a few samples; then the technique
 takes the same through the code that trains. They begin with the same weights, nothing is random, and the
 batches are such that shares are unequal and one is empty. What differs beyond the number format is refused.
 """
@@ -39,7 +39,7 @@ TakeStep = Callable[[GlobalBatch], tuple[float, float | None]]
 # The learning rate of the compared steps: what is compared must not depend on the job's.
 _LR = 1e-3
 # Samples of the steps that see whether random numbers are those of one device.
-_RANDOM = (16, 16)
+_RANDOM = (16, 16, 16)
 # Differences that are told; there may be hundreds.
 _TOLD = 3
 
@@ -272,8 +272,10 @@ def _plain_steps(job: Job, model: nn.Module, load: Load, ranks: Ranks, data: Dat
     """The plain steps on the device, or where it is too small on the CPU."""
     several = max(2 * ranks.size - 1, job.hparams.accumulate + 1, 3)
     few = max(1, ranks.size - 1)
-    # Some models need more than one sample, and some a certain number of them.
-    attempts = [[several, few, *_RANDOM], [several, several, *_RANDOM], [1 << 30] * 4]
+    # What begins at zero, such as an adapter, shows in a later step. Some models need more than one sample,
+    # and some a certain number of them.
+    whole = 1 << 30
+    attempts = [[several, few, several, *_RANDOM], [*[several] * 3, *_RANDOM], [whole] * (3 + len(_RANDOM))]
     plain = PlainSteps((), ranks.device.type)
     device = ranks.device
     while attempts:
@@ -318,6 +320,8 @@ def _take_plain_steps(
 
 
 def _copied(model: nn.Module, load: Load) -> nn.Module:
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
+        return load()  # a copy would be without them
     try:
         return copy.deepcopy(model)
     except (RuntimeError, TypeError):  # some tensors that are not parameters can't be copied so

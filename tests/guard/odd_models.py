@@ -53,7 +53,33 @@ class DropPath(nn.Module):
         return x * kept / 0.5
 
 
+class HalvedGradient(nn.Module):
+    """A hook changes the gradient of its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.weight.register_hook(lambda gradient: gradient / 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+class CoupledFromZero(nn.Module):
+    """It lets samples see each other by a product that is zero at first, and so are its gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapter = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added = x * self.adapter
+        return x + added + 100 * (added - added.mean(0)) ** 2
+
+
 EXTRAS = {
+    "halved gradient": HalvedGradient,
+    "coupled from zero": CoupledFromZero,
     "nothing": lambda: None,
     "unused": Unused,
     "norm": lambda: nn.BatchNorm1d(8),

@@ -43,9 +43,11 @@ WRONG: dict[str, tuple[Cell, str]] = {
     "means of means": (Cell(job(), "MeanOfMeans", 2), "MeanOfMeans x 2 changes the result"),
     "what is counted": (
         Cell(job(loss_function="odd_models:sum_loss"), "CountsOtherwise"),
-        "is taken over 1 on one device and over 2 here",
+        "is taken over 2 on one device and over 4 here",
     ),
     "a parameter left behind": (Cell(job(), "StaleParameter"), "'leave.bias' after step 1 is off by"),
+    "a hook that is lost": (Cell(job(model_args={"extra": "halved gradient"}), "fsdp", 2), "'extra.weight'"),
+    "what begins at zero": (Cell(job(model_args={"extra": "coupled from zero"}), "ddp", 2), "in step 3"),
     "weights": (Cell(job(), "OtherSchedule"), "'leave.weight' after step 1 is off by"),
 }
 
@@ -61,6 +63,7 @@ RIGHT: dict[str, tuple[Cell, str]] = {
         f"{technique} x {devices}": (Cell(job(), technique, devices), "exact")
         for technique, devices in [("single", 1), ("spill", 1), ("Right", 1), ("ddp", 2), ("fsdp", 2)]
     },
+    "a hook": (Cell(job(model_args={"extra": "halved gradient"}), "ddp", 2), "exact"),
     "pairs": (Cell(job(loss_function="odd_models:sum_loss"), "ddp", 2), "exact"),
     "zeros that change nothing": (
         Cell(job(model_args={"extra": "unused"}, hparams=SGD), "ZerosForMissing"),
