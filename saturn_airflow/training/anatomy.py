@@ -99,7 +99,7 @@ def examine(model: nn.Module, run: Callable[[], Any], device: torch.device) -> A
         raise DoesNotFit(f"the model can't be run on a micro-batch alone: {reason}") from error
     if changed := [name for name, kept in _state(model).items() if state.get(name, kept) != kept]:
         raise DoesNotFit(
-            f"buffer {changed[0]!r} changes in every forward pass, of which pipeline makes one for each of "
+            f"{changed[0]} changes in every forward pass, of which pipeline makes one for each of "
             "its micro-batches"
         )
     return found
@@ -226,11 +226,14 @@ class _Examination:
 
 
 def _state(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Which tensors the buffers are that are saved, and how often each was written to."""
+    """Which tensors the saved buffers are, and how often buffers and frozen parameters were written to."""
     saved = set(model.state_dict(keep_vars=True))
-    return {
-        name: (id(buffer) if name in saved else 0, buffer._version) for name, buffer in model.named_buffers()
+    state = {
+        f"buffer {name!r}": (id(buffer) if name in saved else 0, buffer._version)
+        for name, buffer in model.named_buffers()
     }
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    return state | {f"parameter {name!r}": (0, p._version) for name, p in frozen.items()}
 
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:

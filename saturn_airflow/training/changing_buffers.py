@@ -1,11 +1,14 @@
-"""Buffers that forward passes change, such as moving averages: exact only where a batch makes one pass."""
+"""What forward passes change, such as moving averages: exact only where a batch makes one pass."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from saturn_airflow.training.parallel import Parallel
 from saturn_airflow.training.request import DoesNotFit
@@ -22,6 +25,7 @@ class ChangingBuffers:
     def __init__(self, parallel: Parallel) -> None:
         self._parallel = parallel
         self._first: dict[str, torch.Tensor] | None = None
+        self._versions: dict[str, int] = {}
 
     def look(self, *, last: bool) -> None:
         """Look at the buffers after a micro-batch; every rank must call this together.
@@ -32,9 +36,25 @@ class ChangingBuffers:
         if self._first is not None:
             if last:
                 self._compare_passes(self._first, buffers)
+                self._compare_versions()
             return
         self._compare_shares(buffers)
         self._first = {} if last else {name: buffer.clone() for name, buffer in buffers.items()}
+        self._versions = {name: p._version for name, p in self._frozen()}
+
+    def _frozen(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters that no optimizer changes, as a teacher's, where they are whole."""
+        for name, parameter in self._parallel.model.named_parameters():
+            if not parameter.requires_grad and not isinstance(parameter, DTensor):
+                yield name, parameter
+
+    def _compare_versions(self) -> None:
+        for name, parameter in self._frozen():
+            if parameter._version != self._versions[name]:
+                raise DoesNotFit(
+                    f"parameter {name!r} is changed in every forward pass, of which accumulate makes several "
+                    "for each batch; set accumulate to 1, or change it after the optimizer's steps"
+                )
 
     def _compare_passes(self, first: dict[str, torch.Tensor], now: dict[str, torch.Tensor]) -> None:
         for name, buffer in first.items():

@@ -97,6 +97,25 @@ class Caching(nn.Module):
         return x + self.table
 
 
+class Teacher(nn.Module):
+    """A frozen copy of a layer that follows it in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Linear(16, 3)
+        self.teacher = nn.Linear(16, 3).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.lerp_(self.student.weight, 0.1)
+        return self.student(x) + self.teacher(x)
+
+
+def teacher() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Teacher())
+
+
 def averaging() -> nn.Module:
     return nn.Sequential(nn.Flatten(), Averaging(), nn.Linear(16, 3))
 

@@ -34,6 +34,7 @@ REFUSED = {
         "is a OwnStatistics, which computes its statistics itself",
     ),
     "averaging": (Strategy("ddp", 2), 1, "buffer '1.seen' follows the samples that a device sees"),
+    "teacher": (Strategy("single"), 2, "parameter '1.teacher.weight' is changed in every forward pass"),
     "spectral": (
         Strategy("single"),
         2,
@@ -44,6 +45,7 @@ REFUSED = {
 ALLOWED = {
     "synced": (Strategy("fsdp", 2), 1),
     "spectral": (Strategy("ddp", 2), 1),
+    "teacher": (Strategy("ddp", 2), 1),
     "caching": (Strategy("ddp", 2), 2),
 }
 

@@ -130,6 +130,8 @@ class Model(nn.Module):
             blocks.pop()
         if special == "counts":
             self.count += 1
+        if special == "teaches":
+            self.position.mul_(0.9)
         if special == "decides" and bool(self.position.sum() > 0):
             x = x + self.position
         for number, block in enumerate(blocks):
@@ -232,11 +234,13 @@ def test_what_belongs_together_is_not_cut() -> None:
         ("side loss", "what comes after the blocks uses what block 'blocks.0' computed"),
         ("written in place", "uses what block 'blocks.0' computed"),
         ("counts", "buffer 'count' changes in every forward pass"),
+        ("teaches", "parameter 'position' changes in every forward pass"),
         ("fails", "the model can't be run on a micro-batch alone: mat1 and mat2 shapes cannot be multiplied"),
     ],
 )
 def test_refuses_for_a_reason(special: str, says: str) -> None:
     model = Model(special).double()
+    model.position.requires_grad_(special != "teaches")
     inputs = INPUTS[:, :2] if special == "fails" else INPUTS
     with pytest.raises(DoesNotFit) as refused:
         stages.choose_cuts(anatomy.examine(model, lambda: model(inputs), CPU), 2)
