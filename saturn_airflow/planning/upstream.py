@@ -32,7 +32,10 @@ MOST_DEVICES = 16
 
 
 def schedule(instance: Instance, clock: Clock) -> Schedule | None:
-    """The best schedule found in time; None when there is none, or the problem is too large to try."""
+    """The best schedule found in time; None when there is none, or the problem is too large to try.
+
+    There is none, too, where HiGHS takes the model for infeasible, which M can bring about.
+    """
     jobs, nodes = range(len(instance.problem.jobs)), range(len(instance.problem.nodes))
     if len(jobs) > MOST_JOBS or instance.devices > MOST_DEVICES:
         return None
