@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,17 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture
-def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The techniques of the page, as files of the user's folder."""
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "own_technique.md").read_text(), re.DOTALL)
     names = ["half_gradients", "hf_trainer"]
     for name, block in zip(names, blocks, strict=True):
         (tmp_path / f"{name}.py").write_text(block)
     monkeypatch.setenv("SATURN_TECHNIQUES_FOLDER", str(tmp_path))
-    return names
+    # Ranks have the environment of the server that they are forked from, as it was when that started.
+    forkserver._forkserver._stop()
+    yield names
+    forkserver._forkserver._stop()
 
 
 def test_the_one_method_example_trains(examples: list[str], tmp_path: Path) -> None:
