@@ -60,8 +60,8 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
         adapted = adapting.adapt(returned, model, ranks, request.technique)
     if request.technique in ("pipeline", "spill") or request.parameters.get("offload"):
         return None
-    with mode:
-        optimizer = optimizers.make_optimizer(job.hparams, groups, adapted)
+    # It is tried on small tensors that are real.
+    optimizer = optimizers.make_optimizer(job.hparams, groups, adapted)
     cut = Cut(job.hparams.accumulate, adapted.share, adapted.shares)
     batch = next(data.batches(Position(), cut, 1))
     prepared, count = objective.prepare(batch.micro_batches[0].data, max(1, batch.micro_batches[0].samples))
