@@ -39,7 +39,8 @@ _READ_AT_IMPORT = (
     *("CUBLAS_", "CUDA_", "GLOO_", "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_"),
     *("OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "USE_"),
 )
-_KEPT = ("HOME", "LANG", "LC_", "TMPDIR", "TZ", "VIRTUAL_ENV", *_READ_AT_IMPORT)
+# The last is by what services that run as local processes are found, with all that they started.
+_KEPT = ("HOME", "LANG", "LC_", "TMPDIR", "TZ", "VIRTUAL_ENV", *_READ_AT_IMPORT, "SATURN_SERVICE")
 
 #: Whether this process was forked from a server: it may fork on, since it has no threads.
 forked = False

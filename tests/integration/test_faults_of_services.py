@@ -40,7 +40,7 @@ def test_two_sweeps_at_once_share_no_device(shared, figure):
             assert sweep.result()[job]["status"] == "finished"
             for _, events in itertools.groupby(sweep.events(job), key=lambda event: event["run"]):
                 # The lease ends between the last word of the ranks and that of their supervisor.
-                (leased, *_, last, _) = [e for e in events if e["event"] != "waiting"]
+                (leased, *_, last, _) = [e for e in events if e["event"] not in ("format", "waiting")]
                 spans += [(device, leased["time"], last["time"], job) for device in leased["names"]]
     spans.sort()
     for (device, _, end, job), (other, start, _, next_job) in itertools.pairwise(spans):

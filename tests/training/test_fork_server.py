@@ -88,6 +88,7 @@ def test_the_code_and_what_libraries_read_are_part_of_its_address(monkeypatch: p
     before = fork_server._address(environment)
     assert fork_server._address(dict(environment)) == before
     assert fork_server._address({**environment, "OMP_NUM_THREADS": "3"}) != before
+    assert "SATURN_SERVICE".startswith(fork_server._KEPT), "a service is ended with all that it started"
     source = Path(fork_server.__file__)
     times = source.stat()
     try:
