@@ -27,6 +27,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.training.forked import run_and_exit
+
 _PREFIX = "\0saturn-fork-server-"
 _READY, _GO = b"r", b"g"
 # A server that nobody asked for this long ends.
@@ -147,10 +149,10 @@ def _send(end: socket.socket, request: Mapping[str, Any], files: Sequence[int]) 
     end.sendall(data)
 
 
-def _receive(end: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    head, files, _, _ = socket.recv_fds(end, 4, 16)
+def _receive(end: socket.socket, head: bytes) -> dict[str, Any]:
     with end.makefile("rb") as stream:
-        return json.loads(stream.read(struct.unpack("I", head)[0])), files
+        request: dict[str, Any] = json.loads(stream.read(struct.unpack("I", head)[0]))
+        return request
 
 
 def _umask() -> int:
@@ -183,8 +185,10 @@ def _answer(listener: socket.socket, end: socket.socket) -> None:
     if user != os.geteuid():
         return
     end.settimeout(_READY_SECONDS)
-    request, files = _receive(end)
+    head, files, _, _ = socket.recv_fds(end, 4, 16)
     try:
+        # Whatever fails from here on, the files must not stay open: the run would look alive.
+        request = _receive(end, head)
         from saturn_airflow.training import warm
 
         warm.import_for(request["references"], request["path"])
@@ -195,7 +199,7 @@ def _answer(listener: socket.socket, end: socket.socket) -> None:
         gc.freeze()
         if os.fork() == 0:
             listener.close()
-            _become_supervisor(request, files, end, asker)
+            run_and_exit(lambda: _become_supervisor(request, files, end, asker))
         gc.unfreeze()
     finally:
         for file in files:
@@ -203,37 +207,28 @@ def _answer(listener: socket.socket, end: socket.socket) -> None:
 
 
 def _become_supervisor(request: Mapping[str, Any], files: list[int], end: socket.socket, asker: int) -> None:
-    """What the forked process does; it never returns."""
+    """What the forked process does."""
     global forked
     forked = True
-    status = 1
-    try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
-        output, *_ = files
-        for standard in (1, 2):
-            os.dup2(output, standard)
-        os.umask(request["umask"])
-        os.chdir(request["folder"])
-        sys.path[0] = request["folder"]
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        time.tzset()
-        tempfile.tempdir = None
-        starter = os.pidfd_open(asker)
-        end.sendall(struct.pack("i", os.getpid()))
-        end.close()
-        from saturn_airflow.training import supervisor
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    output, *_ = files
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    os.umask(request["umask"])
+    os.chdir(request["folder"])
+    sys.path[0] = request["folder"]
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    time.tzset()
+    tempfile.tempdir = None
+    starter = os.pidfd_open(asker)
+    end.sendall(struct.pack("i", os.getpid()))
+    end.close()
+    from saturn_airflow.training import supervisor
 
-        _be_called(["saturn_airflow.training.supervisor", *request["arguments"]])
-        supervisor.Supervisor(Path(request["arguments"][0]), starter).run()
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    _be_called(["saturn_airflow.training.supervisor", *request["arguments"]])
+    supervisor.Supervisor(Path(request["arguments"][0]), starter).run()
 
 
 def _be_called(words: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NoReturn
 
 
 class Forked:
@@ -30,7 +30,7 @@ class Forked:
         gc.freeze()
         self.pid = os.fork()
         if not self.pid:
-            _be_child(function, arguments, keep_open)
+            run_and_exit(lambda: _be_child(function, arguments, keep_open))
         gc.unfreeze()
         #: Becomes readable when the child ends.
         self.sentinel = os.pidfd_open(self.pid)
@@ -59,21 +59,11 @@ class Forked:
             os.close(self.sentinel)
 
 
-def _be_child(
-    function: Callable[..., object], arguments: tuple[Any, ...], keep_open: Collection[int]
-) -> None:
+def run_and_exit(work: Callable[[], object]) -> NoReturn:
+    """Do ``work`` in a forked process and end it, without returning to what it was forked from."""
     status = 1
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        keep = {0, 1, 2, *keep_open}
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) not in keep:
-                try:
-                    os.close(int(name))
-                except OSError:  # the one that the list was read through
-                    continue
-        function(*arguments)
-        atexit._run_exitfuncs()
+        work()
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -81,3 +71,18 @@ def _be_child(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _be_child(
+    function: Callable[..., object], arguments: tuple[Any, ...], keep_open: Collection[int]
+) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    keep = {0, 1, 2, *keep_open}
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:  # the one that the list was read through
+                continue
+    function(*arguments)
+    atexit._run_exitfuncs()

@@ -164,3 +164,28 @@ def test_a_broken_request_is_no_end_of_it(tmp_path: Path) -> None:
     second = runs.start(spec_for(tmp_path / "b", small_job("slow")))
     assert parent_of(second) == server
     assert [run.wait()["status"] for run in (first, second)] == ["finished", "finished"]
+
+
+def test_a_request_that_breaks_off_leaves_no_file_open(tmp_path: Path) -> None:
+    """A run whose lock stayed open in the server would look alive."""
+    run = runs.start(spec_for(tmp_path / "a", small_job("slow")))
+    server = parent_of(run)
+    kept = {
+        name: value
+        for name, value in {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}.items()
+        if name.startswith(fork_server._KEPT)
+    }
+    with open(tmp_path / "lock", "w") as lock, socket.socket(socket.AF_UNIX) as end:
+        end.connect(fork_server._address(kept))
+        socket.send_fds(end, [b"\xff\0\0\0"], [lock.fileno()])
+    assert run.wait()["status"] == "finished"
+    deadline = time.monotonic() + 10
+    while (open_there := _files_of(server)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        if str(tmp_path / "lock") not in open_there:
+            break
+    assert str(tmp_path / "lock") not in _files_of(server)
+
+
+def _files_of(pid: int) -> list[str]:
+    return [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
