@@ -54,6 +54,8 @@ def equal(one: Any, other: Any) -> bool:
         return same_kind and bool(torch.equal(one.cpu(), other.cpu()))
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return False
     return type(one) is type(other) and bool(one == other)

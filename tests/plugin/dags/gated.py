@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-#: Far more than a trial sees of data this slow.
-GATE = 640
+SAMPLES = 2048
+#: Far more than a trial sees of data this slow: it counts batches for at most three seconds.
+GATE = 1600
 
 
 class _Gated(TensorDataset):
@@ -25,5 +26,5 @@ class _Gated(TensorDataset):
 
 
 def points(batch_size: int) -> DataLoader:
-    inputs = torch.randn(1024, 4, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
     return DataLoader(_Gated(inputs, (inputs[:, 0] > 0).long()), batch_size=batch_size)
