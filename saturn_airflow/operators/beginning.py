@@ -43,7 +43,7 @@ def decide(context: Context, folder: Path, entry: dict[str, Any], asker: Asker) 
     return restarting.decide(folder, now, asker, wish, in_words)
 
 
-def supersede(folder: Path, why: str, stop_seconds: float) -> None:
+def supersede(folder: Path, why: str) -> None:
     """Set the training in ``folder`` aside; what it said last, and that it is superseded, goes to MLflow.
 
     :raises AirflowException: when it can't be stopped, or its records are just being sent; a retry does it.
@@ -54,7 +54,7 @@ def supersede(folder: Path, why: str, stop_seconds: float) -> None:
     job_run = tracking.reopen_job(mlflow_uri(), folder)
     end = None
     for run in runs.all_of(folder):
-        run.stop(stop_seconds)
+        run.stop()
         if run.is_alive():
             raise AirflowException(f"{run.folder} trains on another machine and has not stopped yet")
         run.read_on()

@@ -20,8 +20,9 @@ STILL_WANTED = (
     TaskInstanceState.DEFERRED,
     None,
 )
-#: Airflow kills a task five seconds after it told it to go. Asking may take so much of them.
-_ASKING_SECONDS = 1.5
+#: Airflow kills a task five seconds after it told it to go. Asking may take so much of them: it is what
+#: decides, and training needs no task to stop.
+ASKING_SECONDS = 4.0
 
 
 class FollowingOperator(BaseOperator):
@@ -66,7 +67,7 @@ class FollowingOperator(BaseOperator):
         # In a thread of its own, since an API server that is away is asked for much longer.
         asking = threading.Thread(target=_quietly, args=(ask,), daemon=True)
         asking.start()
-        asking.join(_ASKING_SECONDS)
+        asking.join(ASKING_SECONDS)
         return answers[0] if answers else True
 
     def is_orphan(self) -> bool:

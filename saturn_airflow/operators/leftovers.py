@@ -21,7 +21,7 @@ def stop_leftovers(
         run = runs.attach(sweep.job_folder(job))
         if run is not None:
             log(f"{job} still trains in {run.folder}, and no task follows it any more: it is stopped")
-            run.stop(timeout=run.spec.stop_seconds)
+            run.stop()
 
 
 def add_last_checkpoints(sweep: SweepContext, outcomes: Iterable[dict[str, Any]]) -> None:

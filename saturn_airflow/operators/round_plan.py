@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, p
 from saturn_airflow.operators.inventory import lost
 from saturn_airflow.operators.plan import MAKESPAN, PlanOperator, choices, entries, summary
 from saturn_airflow.operators.round_outcomes import last_outcomes, standing_plans
-from saturn_airflow.operators.train import STOP_SECONDS
 from saturn_airflow.plan import Plan
 from saturn_airflow.problem import Problem
 from saturn_airflow.profiling.fingerprints import fingerprint
@@ -142,9 +141,7 @@ class RoundPlanOperator(PlanOperator):
         ti.xcom_push(STATE_KEY, {**state, "pruned": pruned})
         if not going and not dropped and not _finished_alone(progress, statuses):
             raise AirflowSkipException("every job is done")
-        for job in dropped:
-            if run := progress[job].alive:
-                run.stop(STOP_SECONDS)
+        _stop(progress, dropped)
         rung = self._rung({job: progress[job] for job in going})
         situation = situation_of(progress, {job: self._goal(job, rung) for job in going})
         if situation.left:
@@ -163,9 +160,7 @@ class RoundPlanOperator(PlanOperator):
             ti.xcom_push("choices", choices(left, plan, jobs, estimates, refusals))
             found = entries(plan, jobs, estimates, cluster, made)
             staying = _staying(found, progress, decision)
-            for job in situation.left:
-                if job not in staying and (run := progress[job].alive):
-                    run.stop(STOP_SECONDS)
+            _stop(progress, [job for job in situation.left if job not in staying])
             result = [self._with_round(entry, decision, rung, progress, before, staying) for entry in found]
         else:
             result, made = [], time.time()
@@ -435,6 +430,15 @@ def _staying(
             if place == _place(entry) and spec.batch_count is None:
                 waiting.add(entry["name"])
     return training | waiting
+
+
+def _stop(progress: Mapping[str, Progress], jobs: Iterable[str]) -> None:
+    """Have the training of ``jobs`` write checkpoints and end, on whatever node."""
+    alive = [run for job in jobs if (run := progress[job].alive)]
+    for run in alive:
+        run.ask_to_stop()
+    for run in alive:
+        run.stop()
 
 
 def _checkpoint(progress: Mapping[str, Progress]) -> float:

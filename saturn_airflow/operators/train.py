@@ -43,9 +43,9 @@ LOG_SECONDS = 10.0
 #: What a further try may mend, from the last checkpoint on. The job's own code is given another try too: data
 #: that can't be reached for a moment is the commonest failure of a long training.
 WORTH_A_RETRY = ("stopped", "lost", "hung", "failed")
-#: How long training may take to stop for a user: Airflow looks at a task's state every five seconds, and ten
-#: seconds after the click its devices are free.
-STOP_SECONDS = 4.0
+#: How long training may take to end its step and write a checkpoint when it is told to stop; its task may be
+#: gone before, for Airflow leaves that five seconds.
+STOP_SECONDS = 30.0
 #: For how long a job lets those before it in the plan ask for their devices first; some may never do.
 LET_GO_FIRST_SECONDS = 30.0
 
@@ -131,7 +131,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             self._refuse(context, str(error))
         name, decision = self.entry["job"]["name"], self._decision
         if decision.why_anew is not None:
-            beginning.supersede(folder, decision.why_anew, STOP_SECONDS)
+            beginning.supersede(folder, decision.why_anew)
             aside = folder / superseded(restarting.number(folder) - 1)
             self._warnings = (
                 f"{name} is trained from the beginning: {decision.why_anew}. What was trained "
@@ -153,11 +153,11 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         spec, end = self._spec(context), None
         for run in runs.all_of(spec.folder):
             if run.is_alive():
-                if self._is_of_this_plan(run) and not self._decision.changes:
+                if self._may_follow(run):
                     self.log.info("Reconnecting to the training in %s", run.folder)
                     return str(run.folder)
-                self.log.info("Stopping the training of an earlier plan in %s", run.folder)
-                run.stop(STOP_SECONDS)
+                self.log.info("Waiting for the earlier training in %s to stop", run.folder)
+                run.stop()
             end = self._pass_on(context, run)
             assert end is not None
             if end["status"] != "finished" and not self._may_go_on(context, run, end):
@@ -178,9 +178,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         raise AirflowFailException(reason) from None
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
-        """``running``, or how the run ended; ``superseded`` when there is a newer plan."""
+        """``running``, or how the run ended; ``superseded`` when another is to be started."""
         run = _run(external_id)
-        if not run.exists() or self._decision.changes or not self._is_of_this_plan(run):
+        if not run.exists() or not self._may_follow(run):
             return "superseded"
         end = run.end
         return "running" if end is None else str(end["status"])
@@ -296,6 +296,11 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
     def _is_of_this_plan(self, run: Run) -> bool:
         return run.spec.priority == (self.entry["attempt"], self.entry["position"])
 
+    def _may_follow(self, run: Run) -> bool:
+        """Whether this task can make the run's end its own."""
+        stops = run.is_told_to_stop() and run.is_alive()
+        return self._is_of_this_plan(run) and not self._decision.changes and not stops
+
     def _may_go_on(self, context: Context, run: Run, end: dict[str, Any]) -> bool:
         """Whether this try may go on after a run that ended so."""
         return not self._asker(context).goes_on_with(run) or self._is_worth_a_retry(context, end)
@@ -358,14 +363,21 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         if self.is_wanted(context["ti"]):
             raise AirflowException(f"{name} trains on without this task; the next try follows it")
         self.log.info("Airflow does not want this task any more: training writes a checkpoint and ends")
-        run.stop(STOP_SECONDS)
+        # What must be known later is said at once: Airflow may end this process before training has ended.
+        restarting.conclude(run, self._asker(context), wanted=False)
+        run.ask_to_stop()
+        stopped = {"status": "stopped", "reason": "the task was stopped"}
+        context["ti"].xcom_push(OUTCOME_KEY, finite({**self._planned(), **stopped}))
+        run.stop()
         end = self._pass_on(context, run)
         if end is not None:
-            self._conclude(context, run, {**end, "reason": end["reason"] or "the task was stopped"})
-            restarting.conclude(run, self._asker(context), wanted=False)
+            end = {**end, "reason": end["reason"] or stopped["reason"]}
+            self._conclude(context, run, end, wanted=False)
         raise AirflowFailException(f"{name} was stopped")
 
-    def _conclude(self, context: Context, run: Run, end: dict[str, Any]) -> dict[str, Any]:
+    def _conclude(
+        self, context: Context, run: Run, end: dict[str, Any], wanted: bool = True
+    ) -> dict[str, Any]:
         """Push the outcome, and close the job's MLflow run unless it will be gone on with."""
         from saturn_airflow.training import restarting, runs
 
@@ -384,7 +396,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             self._close(context, outcome, self._is_worth_a_retry(context, end) and not self.must_go())
             ti.xcom_push(OUTCOME_KEY, finite(outcome))
         run.done_with()
-        restarting.conclude(run, self._asker(context))
+        restarting.conclude(run, self._asker(context), wanted=wanted)
         return dict(finite(outcome))
 
     def _close(self, context: Context, outcome: dict[str, Any], goes_on: bool) -> None:

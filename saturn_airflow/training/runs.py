@@ -32,6 +32,8 @@ Event = dict[str, Any]
 _EVENTS = "a run's events"
 #: The first line of a run's events: not an event, but the format of those that follow.
 FORMAT_EVENT = "format"
+# What a supervisor may need to end a run that did not stop in time, and to say so.
+_SUPERVISOR_SECONDS = 5.0
 
 
 class Run:
@@ -143,19 +145,30 @@ class Run:
         *_, end = self.events()
         return end
 
-    def stop(self, timeout: float = 60.0) -> None:
-        """Ask the run to checkpoint and leave; end it after ``timeout`` seconds. Returns when it is gone.
-
-        A run on another machine that shares the folder is asked, too, but can't be ended from here.
-        """
-        if not self.is_alive():
-            return
+    def ask_to_stop(self) -> None:
+        """Ask the run to checkpoint and leave, on whatever machine; its supervisor keeps the time."""
         with contextlib.suppress(OSError):
             (self.folder / "stop").touch()
         if pid := self._pid():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        self._wait_until_gone(timeout)
+
+    def is_told_to_stop(self) -> bool:
+        """Whether somebody has asked it to."""
+        return (self.folder / "stop").exists()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Ask the run to checkpoint and leave, and return when it is gone.
+
+        A run on another machine that shares the folder is asked, too, but can't be ended from here.
+
+        :param timeout: seconds after which it is ended; by default somewhat after its supervisor should have
+            done that (:attr:`RunSpec.stop_seconds`).
+        """
+        if not self.is_alive():
+            return
+        self.ask_to_stop()
+        self._wait_until_gone(self.spec.stop_seconds + _SUPERVISOR_SECONDS if timeout is None else timeout)
         self.kill()
 
     def kill(self) -> None:

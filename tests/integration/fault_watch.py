@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from collections.abc import Callable
@@ -68,12 +69,24 @@ class Watched:
         supervisor = psutil.Process(int((run.folder / "alive").read_text()))
         return [supervisor, *supervisor.children(recursive=True)]
 
-    def held(self, job: str) -> list[str]:
-        """The devices that a job holds."""
-        holders = leases.holders(self.cluster.leases)
-        return [
-            device for device, holder in holders.items() if holder.who.endswith(f"{self.run_id}/sweep: {job}")
-        ]
+    def holders(self, job: str) -> set[int]:
+        """The processes that hold devices for a job."""
+        found = leases.holders(self.cluster.leases).values()
+        return {holder.pid for holder in found if holder.who.endswith(f"{self.run_id}/sweep: {job}")}
+
+    def is_followed(self, job: str) -> bool:
+        """Whether a task follows the job's training."""
+        with open(self.folder(job) / "follower") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def hurry(self, *jobs: str) -> None:
+        """Let long jobs go on at full speed."""
+        for job in jobs:
+            (Path(self.cluster.home) / f"hurry-{job}").touch()
 
     def metric_steps(self, run_id: str) -> list[int]:
         """The steps at which MLflow has a loss."""

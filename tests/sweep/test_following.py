@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 from airflow.sdk import TaskInstanceState
+from airflow.sdk.execution_time import supervisor
 
+from saturn_airflow.operators import following
 from saturn_airflow.operators.following import FollowingOperator
 
 WANTED = {"running", "queued", "scheduled", "up_for_retry", "up_for_reschedule", "deferred", None}
@@ -57,12 +60,17 @@ def test_no_answer_ends_nothing() -> None:
     release.set()
 
 
+def test_a_late_answer_is_waited_for_as_long_as_airflow_lets_the_task_live() -> None:
+    lets_live = inspect.signature(supervisor.WatchedSubprocess.kill).parameters["escalation_delay"].default
+    assert lets_live - 1.5 <= following.ASKING_SECONDS < lets_live
+
+
 def test_being_told_to_go_is_noted() -> None:
-    following = operator()
-    assert not following.must_go()
-    following.on_kill()
-    assert following.must_go()
-    assert not following.is_orphan()
+    train = operator()
+    assert not train.must_go()
+    train.on_kill()
+    assert train.must_go()
+    assert not train.is_orphan()
 
 
 def test_an_orphan_notices() -> None:

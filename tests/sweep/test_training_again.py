@@ -24,12 +24,12 @@ BATCHES = 12
 RETRIES = 10
 
 
-def job(**hparams: Any) -> Job:
+def job(loss: str = "squared", **hparams: Any) -> Job:
     return Job(
         "small",
         load_model="small_jobs:linear",
         load_dataloader="small_jobs:noise",
-        loss_function="small_jobs:squared",
+        loss_function=f"small_jobs:{loss}",
         hparams=HParams(**{"batches": BATCHES, "lr": 0.01, **hparams}),
     )
 
@@ -38,6 +38,14 @@ class Store(dict[str, Any]):
     """Airflow's store of a task instance's state, which clearing leaves as it is."""
 
     set = dict.__setitem__
+
+
+class KilledError(BaseException):
+    """What becomes of a task that does not go in time."""
+
+
+def _killed(*_: Any) -> None:
+    raise KilledError
 
 
 class Sweep:
@@ -51,6 +59,7 @@ class Sweep:
         tags = {"saturn.sweep": f"{dag}/run/sweep"}
         self.parent = tracking.open_sweep(uri, dag, "sweep", tags, {}, self.folder.parent).to_dict()
         self.outcome: dict[str, Any] = {}
+        self.state = "running"
 
     def clear(self) -> None:
         self.cleared_after = self.tries
@@ -96,11 +105,25 @@ class Sweep:
             max_tries=self.cleared_after + RETRIES,
             xcom_push=lambda key, value: self.outcome.update({key: value}),
             xcom_pull=lambda **_: self.parent,
-            get_task_states=lambda **_: {"run": {"train_0": "running"}},
+            get_task_states=lambda **_: {"run": {"train_0": self.state}},
         )
         context: Any = {"ti": ti, "task_state_store": self.store, "dag_run": SimpleNamespace(conf=self.conf)}
+        if self.state != "running":
+            operator.on_kill()
         operator.execute(context)
         return dict(self.outcome["outcome"])
+
+    def cleared_while_training(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> runs.Run:
+        """A try that Airflow told to go, since it was cleared, and then ended before its training had."""
+        self.state = "restarting"
+        with monkeypatch.context() as patch:
+            patch.setattr(runs.Run, "_wait_until_gone", _killed)
+            patch.setattr(TrainOperator, "_let_go_first", lambda *_: None)
+            patch.setattr(TrainOperator, "must_go", lambda _: bool(self.events("step")))
+            with pytest.raises(KilledError):
+                self.train(job)
+        self.state = "running"
+        return runs.all_of(self.folder)[-1]
 
     def train_partly(self, job: Job, batches: int = 5) -> None:
         """A try whose task is lost, with training that got so far."""
@@ -206,6 +229,28 @@ def test_a_retry_goes_on_whatever_has_changed(sweep: Sweep) -> None:
     sweep.train_partly(job(lr=0.1))
     outcome = sweep.train(job(lr=0.01))
     assert (outcome["batches"], outcome["training"]) == (BATCHES - 5, 1)
+
+
+def test_a_cleared_task_may_be_gone_before_its_training_which_loses_no_step(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = job("slow_third")
+    run = sweep.cleared_while_training(slow, monkeypatch)
+    assert sweep.outcome["outcome"]["status"] == "stopped", "the report knows, whatever comes now"
+    assert run.is_alive(), "the task is gone first"
+    assert sweep.train(slow)["status"] == "finished", "the next try waits for it, and goes on"
+    stopped, finished = (run.so_far()[-1] for run in runs.all_of(sweep.folder))
+    assert (stopped["status"], finished["status"]) == ("stopped", "finished")
+    assert [event["step"] for event in sweep.events("step")] == list(range(1, BATCHES + 1))
+    assert sweep.losses(*sweep.mlflow_runs()) == list(range(1, BATCHES + 1))
+
+
+def test_a_changed_job_starts_anew_though_it_trained_when_it_was_cleared(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep.cleared_while_training(job("slow_third", lr=0.1), monkeypatch)
+    outcome = sweep.train(job(lr=0.01))
+    assert (outcome["status"], outcome["batches"], outcome["training"]) == ("finished", BATCHES, 2)
 
 
 def test_a_finished_job_goes_on_for_more_batches_where_that_was_asked_for(sweep: Sweep) -> None:

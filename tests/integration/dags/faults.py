@@ -11,9 +11,22 @@ from saturn_airflow import Cluster, HParams, Job, Node, Rounds, SaturnSweepOpera
 A, B = Node("gpu-a", devices=2, kind="cpu"), Node("gpu-b", devices=2, kind="cpu")
 
 
-def job(name: str, batches: int, nodes: list[str] | None = None) -> Job:
+def job(name: str, batches: int, nodes: list[str] | None = None, **settings: Any) -> Job:
     hparams = HParams(batches=batches, batch_size=8, lr=0.01)
-    return Job(name, "slow_jobs:linear", "slow_jobs:points", "slow_jobs:loss", hparams=hparams, nodes=nodes)
+    return Job(
+        name,
+        "slow_jobs:linear",
+        "slow_jobs:points",
+        "slow_jobs:loss",
+        hparams=hparams,
+        nodes=nodes,
+        **settings,
+    )
+
+
+def long_job(name: str, batches: int, nodes: list[str] | None = None) -> Job:
+    """One that takes minutes, until the test lets it go on at full speed: `Watched.hurry`."""
+    return job(name, batches, nodes, data_args={"until": f"hurry-{name}"}, neutral=["until"])
 
 
 def sweep(jobs: list[Job], *nodes: Node, **settings: Any) -> SaturnSweepOperator:
@@ -43,14 +56,15 @@ def weekly() -> None:
 @dag(schedule=None)
 def outages() -> None:
     """A job on each node that trains while the services around it fail. Its nodes are the deployment's."""
-    sweep([job("on-a", 1300, ["gpu-a"]), job("on-b", 1300, ["gpu-b"])])
+    sweep([long_job("on-a", 4000, ["gpu-a"]), long_job("on-b", 4000, ["gpu-b"])])
 
 
 @dag(schedule=None)
 def mishaps() -> None:
     """Jobs on one node that each meet with something."""
-    batches = {"undisturbed": 100, "rank-killed": 100, "cleared": 120, "failed": 300, "full-disk": 180}
-    sweep([job(name, count) for name, count in batches.items()], A, allowed_failures=1)
+    disturbed = ("rank-killed", "cleared", "failed", "full-disk")
+    jobs = [long_job("undisturbed", 100), *(long_job(name, 2000) for name in disturbed)]
+    sweep(jobs, A, allowed_failures=1)
 
 
 @dag(schedule=None)

@@ -63,6 +63,13 @@ def uneven(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return squared(outputs, targets)
 
 
+def slow_third(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The third batch takes longer than Airflow waits for a task that it told to go."""
+    slow_third.calls = getattr(slow_third, "calls", 0) + 1  # type: ignore[attr-defined]
+    time.sleep(6.0 if slow_third.calls == 3 else 0.01)  # type: ignore[attr-defined]
+    return squared(outputs, targets)
+
+
 def stuck(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     if os.environ["RANK"] == "1":
         time.sleep(1000)
