@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo cluster cluster-demo test test-deployments test-rooms test-families test-fast lint docs clean
+.PHONY: install demo cluster cluster-demo test test-deployments test-packages test-families test-fast lint docs clean
 
 install: $(STAMP)
 
@@ -32,12 +32,12 @@ cluster-demo: install
 # Two halves side by side, since half the time a test waits for services; each shows its results at its end.
 DEPLOYMENTS := tests/airflow tests/integration tests/plugin
 test: install
-	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-deployments test-rooms
+	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-deployments test-packages
 
 test-deployments: install
 	$(BIN)/python -m pytest $(DEPLOYMENTS)
 
-test-rooms: install
+test-packages: install
 	$(BIN)/python -m pytest $(DEPLOYMENTS:%=--ignore=%)
 
 # Every model family under every technique next to a plain loop: about an hour of two cores. Writes docs/families.md.

@@ -32,12 +32,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from saturn_airflow.jobs import HParams, Job
-from saturn_airflow.training import launching
-from saturn_airflow.training.failures import RanksFailedError
+from saturn_airflow.launch import launching
+from saturn_airflow.launch.failures import RanksFailedError
+from saturn_airflow.launch.request import Measure, TrainRequest
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import Measure, TrainRequest
 
 GIB = 2**30
 # Dense bf16 FLOP/s from the vendors' data sheets, by a part of the device's name; the first that matches.

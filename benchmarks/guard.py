@@ -11,9 +11,9 @@ from typing import Any
 from machine import describe
 
 from saturn_airflow import HParams, Job
-from saturn_airflow.training import runs
-from saturn_airflow.training.request import Measure
-from saturn_airflow.training.runs import RunSpec
+from saturn_airflow.launch import runs
+from saturn_airflow.launch.request import Measure
+from saturn_airflow.launch.runs import RunSpec
 
 DAGS = str(Path(__file__).resolve().parents[1] / "dags")
 #: What a trial of it may spend on the guard, as a share of its time.

@@ -21,9 +21,10 @@ import psutil
 from machine import describe
 
 from saturn_airflow import HParams, Job
-from saturn_airflow.training import ranks, runs
+from saturn_airflow.launch import runs
+from saturn_airflow.launch.runs import Run, RunSpec
+from saturn_airflow.training import ranks
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.runs import Run, RunSpec
 
 DAGS = str(Path(__file__).resolve().parents[1] / "dags")
 JOB = Job(

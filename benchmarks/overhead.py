@@ -37,7 +37,7 @@ HERE = ROOT / "benchmarks" / "overhead"
 NODES, DEVICES = ("gpu-a", "gpu-b"), 4
 SEED = 20261121
 BATCH = 0.25
-SUPERVISOR = "saturn_airflow.training.supervisor"
+SUPERVISOR = "saturn_airflow.launch.supervisor"
 
 
 def jobs(count: int, shortest: int, longest: int) -> list[tuple[str, int]]:

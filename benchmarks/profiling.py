@@ -25,15 +25,16 @@ from typing import Any
 
 from machine import describe
 
-from saturn_airflow import Cluster, HParams, Job, Node, library, planning
-from saturn_airflow.estimates import Estimate, Key
-from saturn_airflow.plan import Plan
-from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow import Cluster, HParams, Job, Node, planning
+from saturn_airflow.launch import runs
+from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
+from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.profiling import waves
 from saturn_airflow.profiling.knowledge import Knowledge
 from saturn_airflow.profiling.measure import measure
 from saturn_airflow.profiling.trials import trials_of
-from saturn_airflow.training import runs
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOTS, JOBS, FINGERPRINTS = 8, 24, 8
@@ -89,7 +90,7 @@ def waves_case(folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     for name in TECHNIQUES:
         (folder / f"{name}.py").write_text(LAW)
-    os.environ[library.FOLDERS_VARIABLE] = str(folder)
+    os.environ[TECHNIQUES_VARIABLE] = str(folder)
     jobs = [
         Job(
             f"job-{n}",
@@ -192,7 +193,7 @@ def _run_trials(
 def nightly_case(folder: Path) -> dict[str, Any]:
     """The nightly DAG, twice."""
     from saturn_airflow.demo.airflow import Airflow
-    from saturn_airflow.demo.services import Services
+    from saturn_airflow.demo.demo_services import Services
 
     dags = folder / "dags"
     shutil.copytree(ROOT / "dags", dags)

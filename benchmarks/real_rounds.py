@@ -22,7 +22,7 @@ from typing import Any
 from machine import describe
 
 from saturn_airflow.demo.airflow import Airflow
-from saturn_airflow.demo.services import Services
+from saturn_airflow.demo.demo_services import Services
 
 HERE = Path(__file__).parent
 DAGS = HERE.parent / "tests" / "airflow" / "dags"

@@ -27,10 +27,10 @@ from typing import Any
 
 from machine import describe
 
-from saturn_airflow.planning.simulation import Failure, Simulation, clairvoyant, simulate
-from saturn_airflow.problem import Problem
-from saturn_airflow.rounds import Rounds
-from saturn_airflow.selection import MedianStopping, SuccessiveHalving
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.selection import MedianStopping, SuccessiveHalving
+from saturn_airflow.planning.online.simulation import Failure, Simulation, clairvoyant, simulate
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "rounds.json"

@@ -46,13 +46,13 @@ from machine import describe
 
 from saturn_airflow import Job
 from saturn_airflow.demo.airflow import Airflow
-from saturn_airflow.demo.services import Services
+from saturn_airflow.demo.demo_services import Services
 from saturn_airflow.deployment.processes import end_on_signals
-from saturn_airflow.estimates import Estimate
+from saturn_airflow.launch import runs
+from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.profiling.knowledge import Knowledge
 from saturn_airflow.profiling.measure import measure
 from saturn_airflow.profiling.trials import trials_of
-from saturn_airflow.training import runs
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks" / "sweep"

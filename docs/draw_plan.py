@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from saturn_airflow.model.problem import Problem
 from saturn_airflow.planning import solve
-from saturn_airflow.problem import Problem
 from saturn_airflow.tracking import chart
 
 if __name__ == "__main__":

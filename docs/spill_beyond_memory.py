@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from saturn_airflow.jobs import Job
+from saturn_airflow.launch.failures import RanksFailedError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.parallelism.spilling import Spilled
 from saturn_airflow.training import ranks as launcher
-from saturn_airflow.training.failures import RanksFailedError
-from saturn_airflow.training.objective import Objective
-from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.spilling import Spilled
 
 MIB = 2**20
 BLOCKS = 32

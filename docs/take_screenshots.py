@@ -26,8 +26,8 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from saturn_airflow.demo.airflow import Airflow
+from saturn_airflow.demo.demo_services import Services
 from saturn_airflow.demo.run import run_demo
-from saturn_airflow.demo.services import Services
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.cluster import Cluster, Node
-from saturn_airflow.errors import InvalidSweepError, JobError, SaturnError
-from saturn_airflow.jobs import HParams, Job, grid
 from saturn_airflow.library import BaseTechnique, register
-from saturn_airflow.rounds import Rounds
-from saturn_airflow.selection import MedianStopping, SuccessiveHalving
+from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.errors import InvalidSweepError, JobError, SaturnError
+from saturn_airflow.model.jobs import HParams, Job, grid
+from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.selection import MedianStopping, SuccessiveHalving
+from saturn_airflow.moved import understand_old_names
 
 if TYPE_CHECKING:
-    from saturn_airflow.sweep import SaturnSweepOperator
+    from saturn_airflow.operators.sweep import SaturnSweepOperator
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,11 +33,13 @@ __all__ = [
     "register",
 ]
 
+understand_old_names()
+
 
 def __getattr__(name: str) -> Any:
-    # The rooms below the rim run where Airflow is not installed.
+    # All but the tasks and pages runs where Airflow is not installed.
     if name == "SaturnSweepOperator":
-        from saturn_airflow.sweep import SaturnSweepOperator
+        from saturn_airflow.operators.sweep import SaturnSweepOperator
 
         return SaturnSweepOperator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

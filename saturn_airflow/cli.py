@@ -1,7 +1,7 @@
 """The command line: ``saturn plan ...`` and its sisters.
 
 A subcommand is one module of :mod:`saturn_airflow.commands` with ``add(parser)`` and ``run(args) -> int``;
-only the one that is asked for imports the rooms it needs.
+only the one that is asked for imports the packages it needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from saturn_airflow.commands.examples import below_help
-from saturn_airflow.errors import SaturnError
+from saturn_airflow.model.errors import SaturnError
 
 #: Name and one line of help of each subcommand; its module has the same name.
 COMMANDS = {

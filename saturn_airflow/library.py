@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.jobs import Job
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
+from saturn_airflow.model.jobs import Job
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from saturn_airflow.training.session import Session
 
 ENTRY_POINT_GROUP = "saturn_airflow.techniques"
-FOLDERS_VARIABLE = "SATURN_TECHNIQUES_FOLDER"
 
 Parameters = Mapping[str, Any]
 
@@ -109,7 +109,7 @@ def register(name: str, technique: type[BaseTechnique]) -> None:
 
 def folders() -> list[Path]:
     """Folders whose files are techniques: the user's first, then those that come with Saturn."""
-    own = [Path(part) for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
+    own = [Path(part) for part in os.environ.get(TECHNIQUES_VARIABLE, "").split(os.pathsep) if part]
     package = Path(__file__).parent
     shipped = package / "techniques"
     return [*own, shipped if shipped.is_dir() else package.parent / "techniques"]

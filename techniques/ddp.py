@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.jobs import Job
 from saturn_airflow.library import BaseTechnique, Parameters
+from saturn_airflow.model.jobs import Job
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,8 +43,8 @@ class DDP(BaseTechnique):
     ) -> nn.Module:
         from torch.nn.parallel import DistributedDataParallel
 
-        from saturn_airflow.training.batch_norm import share_batch_norm
-        from saturn_airflow.training.blocks import recompute_blocks
+        from saturn_airflow.parallelism.batch_norm import share_batch_norm
+        from saturn_airflow.parallelism.blocks import recompute_blocks
 
         share_batch_norm(model, ranks)
         if recompute:

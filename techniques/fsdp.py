@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.jobs import Job
 from saturn_airflow.library import BaseTechnique, Parameters
+from saturn_airflow.model.jobs import Job
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from saturn_airflow.training.parallel import Parallel
+    from saturn_airflow.parallelism.parallel import Parallel
     from saturn_airflow.training.ranks import Ranks
     from saturn_airflow.training.session import Session
 
@@ -38,9 +38,9 @@ class FSDP(BaseTechnique):
         return [{}, {"keep_gathered": True}]
 
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
-        from saturn_airflow.training.failures import RanksFailedError
+        from saturn_airflow.launch.failures import RanksFailedError
+        from saturn_airflow.parallelism.sharding import FIX
         from saturn_airflow.training.searching import first_that_fits
-        from saturn_airflow.training.sharding import FIX
 
         tiers: list[Sequence[Parameters]] = [
             self.candidates(job, len(devices)),
@@ -68,9 +68,9 @@ class FSDP(BaseTechnique):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-        from saturn_airflow.training.batch_norm import share_batch_norm
-        from saturn_airflow.training.blocks import recompute_blocks
-        from saturn_airflow.training.sharding import Sharded, units_of, whole_parameters
+        from saturn_airflow.parallelism.batch_norm import share_batch_norm
+        from saturn_airflow.parallelism.blocks import recompute_blocks
+        from saturn_airflow.parallelism.sharding import Sharded, units_of, whole_parameters
 
         share_batch_norm(model, ranks)
         if recompute:

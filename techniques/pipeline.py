@@ -4,7 +4,7 @@ GPipe (Huang et al., 2019) runs all micro-batches forward and then all backward.
 Narayanan et al., 2021) starts the backward passes as soon as it can, so that a stage holds the activations
 of no more micro-batches than there are stages after it. Both give the gradients of the whole batch.
 
-How a model is cut into stages is told in ``saturn_airflow.training.stages``.
+How a model is cut into stages is told in ``saturn_airflow.parallelism.stages``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.jobs import Job
 from saturn_airflow.library import BaseTechnique, Parameters
+from saturn_airflow.model.jobs import Job
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from saturn_airflow.training.parallel import Parallel
+    from saturn_airflow.parallelism.parallel import Parallel
     from saturn_airflow.training.ranks import Ranks
     from saturn_airflow.training.session import Session
 
@@ -65,9 +65,9 @@ class Pipeline(BaseTechnique):
         cuts: Sequence[int] | None = None,
         **parameters: Any,
     ) -> Parallel:
-        from saturn_airflow.training.blocks import recompute_blocks
-        from saturn_airflow.training.limits import refuse_batch_norm
-        from saturn_airflow.training.pipelines import Pipelined
+        from saturn_airflow.parallelism.blocks import recompute_blocks
+        from saturn_airflow.parallelism.pipelines import Pipelined
+        from saturn_airflow.parallelism.unsupported import refuse_batch_norm
 
         refuse_batch_norm(model, ranks)
         if recompute:

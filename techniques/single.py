@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.jobs import Job
 from saturn_airflow.library import BaseTechnique, Parameters
+from saturn_airflow.model.jobs import Job
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,8 +35,8 @@ class Single(BaseTechnique):
     def parallelize(
         self, model: nn.Module, ranks: Ranks, recompute: bool = False, **parameters: Any
     ) -> nn.Module:
-        from saturn_airflow.training.blocks import recompute_blocks
-        from saturn_airflow.training.request import DoesNotFit
+        from saturn_airflow.launch.request import DoesNotFit
+        from saturn_airflow.parallelism.blocks import recompute_blocks
 
         if ranks.size != 1:
             raise DoesNotFit("single uses one device")

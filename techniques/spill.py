@@ -5,7 +5,7 @@ next one's weights are fetched; in the backward pass each block is fetched and c
 gradients go back to the host. The idea is Hydra's (Nagrecha and Kumar, 2021) and ZeRO-Offload's (Ren et al.,
 2021). What is outside of the blocks, such as embeddings, stays on the device.
 
-How that is done is told in ``saturn_airflow.training.spilling``.
+How that is done is told in ``saturn_airflow.parallelism.spilling``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.jobs import Job
 from saturn_airflow.library import BaseTechnique, Parameters
+from saturn_airflow.model.jobs import Job
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from saturn_airflow.training.parallel import Parallel
+    from saturn_airflow.parallelism.parallel import Parallel
     from saturn_airflow.training.ranks import Ranks
 
 
@@ -42,8 +42,8 @@ class Spill(BaseTechnique):
     def parallelize(
         self, model: nn.Module, ranks: Ranks, resident: int = 2, folder: str | None = None, **parameters: Any
     ) -> Parallel:
-        from saturn_airflow.training.request import DoesNotFit
-        from saturn_airflow.training.spilling import Spilled
+        from saturn_airflow.launch.request import DoesNotFit
+        from saturn_airflow.parallelism.spilling import Spilled
 
         if ranks.size != 1:
             raise DoesNotFit("spill uses one device")

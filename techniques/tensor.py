@@ -15,13 +15,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.jobs import Job
 from saturn_airflow.library import BaseTechnique, Parameters
+from saturn_airflow.model.jobs import Job
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from saturn_airflow.training.parallel import Parallel
+    from saturn_airflow.parallelism.parallel import Parallel
     from saturn_airflow.training.ranks import Ranks
     from saturn_airflow.training.session import Session
 
@@ -66,7 +66,7 @@ class Tensor(BaseTechnique):
         from torch.distributed.tensor import Replicate
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-        from saturn_airflow.training.tensor_cuts import Experts, TensorCut
+        from saturn_airflow.parallelism.tensor_cuts import Experts, TensorCut
 
         styles = {
             "colwise": ColwiseParallel(),
@@ -89,7 +89,7 @@ def plan_of(model: nn.Module) -> Mapping[str, str]:
 
     :raises DoesNotFit: when it has none.
     """
-    from saturn_airflow.training.request import DoesNotFit
+    from saturn_airflow.launch.request import DoesNotFit
 
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     plan: Mapping[str, str] = getattr(model, "tp_plan", None) or _PLANS.get(str(model_type)) or {}
@@ -104,7 +104,7 @@ def experts_of(model: nn.Module, plan: Mapping[str, str]) -> list[tuple[str, nn.
 
     :raises DoesNotFit: when the model can't compute a part of its experts.
     """
-    from saturn_airflow.training.request import DoesNotFit
+    from saturn_airflow.launch.request import DoesNotFit
 
     spread = getattr(model, "ep_plan", None) or {}
     found: list[tuple[str, nn.Module]] = []
@@ -122,7 +122,7 @@ def _matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
 
 def _check_heads(model: nn.Module, plan: Mapping[str, str], devices: int) -> None:
     """Attention is computed for whole heads, unless its projections are gathered before."""
-    from saturn_airflow.training.request import DoesNotFit
+    from saturn_airflow.launch.request import DoesNotFit
 
     config = getattr(model, "config", None)
     if hasattr(config, "get_text_config"):
@@ -148,7 +148,7 @@ def cuts_of(
     """
     from torch import nn
 
-    from saturn_airflow.training.request import DoesNotFit
+    from saturn_airflow.launch.request import DoesNotFit
 
     _check_heads(model, plan, devices)
     stacks = [pattern for pattern, cut in plan.items() if cut == "moe_tp_experts"]

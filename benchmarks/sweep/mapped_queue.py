@@ -20,7 +20,7 @@ def mapped_queue() -> None:
 
     @task(max_active_tis_per_dagrun=NODE.devices)
     def train(spec: dict[str, Any]) -> None:
-        from saturn_airflow.training import runs
+        from saturn_airflow.launch import runs
 
         end = runs.start(runs.RunSpec.from_dict(spec)).wait()
         if end["status"] != "finished":

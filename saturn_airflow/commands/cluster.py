@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     from saturn_airflow.deployment.local import LocalCluster, new_secrets
     from saturn_airflow.deployment.processes import end_on_signals
-    from saturn_airflow.errors import SaturnError
+    from saturn_airflow.model.errors import SaturnError
 
     if args.new_secrets:
         print("".join(f"{name}={value}\n" for name, value in new_secrets().items()), end="")

@@ -33,10 +33,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo."""
+    from saturn_airflow.demo.demo_services import NO_SCHEDULE, Services
     from saturn_airflow.demo.run import run_demo
-    from saturn_airflow.demo.services import NO_SCHEDULE, Services
     from saturn_airflow.deployment.local import LocalCluster
-    from saturn_airflow.errors import SaturnError
+    from saturn_airflow.model.errors import SaturnError
 
     dag_id = args.dag or ("nightly_on_cluster" if args.cluster else "nightly_retrain")
     if not (args.dags / f"{dag_id}.py").is_file():

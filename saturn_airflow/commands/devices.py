@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.errors import InvalidSweepError, SaturnError
+from saturn_airflow.model.errors import InvalidSweepError, SaturnError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -65,9 +65,9 @@ def in_words(shown: Mapping[str, Any], now: float) -> str:
 
 
 def _announce(args: argparse.Namespace) -> int:
-    from saturn_airflow.cluster import Node
+    from saturn_airflow.launch import devices
+    from saturn_airflow.model.cluster import Node
     from saturn_airflow.operators.inventory import announce
-    from saturn_airflow.training import devices
 
     if args.cpu is not None:
         count, kind = args.cpu, "cpu"

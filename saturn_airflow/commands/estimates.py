@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from saturn_airflow.commands import shared
 
 if TYPE_CHECKING:
-    from saturn_airflow.tracking.estimates import Known
+    from saturn_airflow.tracking.estimate_store import Known
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the estimates that match."""
     from saturn_airflow import tracking
 
-    known = tracking.estimates.everything(shared.uri_of(args))
+    known = tracking.estimate_store.everything(shared.uri_of(args))
     found = sorted(filter(lambda k: _matches(k, args), known), key=_order)
     if args.json:
         print(json.dumps([_row(k) for k in found], indent=2))

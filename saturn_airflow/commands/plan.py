@@ -8,10 +8,10 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from saturn_airflow.problem import Problem
+from saturn_airflow.model.problem import Problem
 
 if TYPE_CHECKING:
-    from saturn_airflow.plan import Plan
+    from saturn_airflow.model.plan import Plan
 
 #: Seconds from the user's return key to this line: Python and the imports above.
 _STARTING = 0.1
@@ -52,7 +52,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan and print."""
     from saturn_airflow.planning import solve
-    from saturn_airflow.planning.reading import read_plan
+    from saturn_airflow.planning.presenting.plan_files import read_plan
 
     started = _STARTED if time.monotonic() - _STARTED < 1 else None
     problem = Problem.read(args.file)
@@ -76,14 +76,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json and not args.compare:
         print(json.dumps(planned().to_dict()))
         return 0
-    from saturn_airflow.planning import showing
+    from saturn_airflow.planning.presenting import terminal
 
-    with showing.progress() as on_progress:
+    with terminal.progress() as on_progress:
         plan = planned(on_progress)
     if args.compare:
-        showing.comparison(problem, plan, args.time_limit, as_json=args.json)
+        terminal.comparison(problem, plan, args.time_limit, as_json=args.json)
     else:
-        showing.plan(problem, plan)
+        terminal.plan(problem, plan)
     return 0
 
 

@@ -29,9 +29,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the pools."""
-    from saturn_airflow.cluster import Node
     from saturn_airflow.deployment import pools
-    from saturn_airflow.errors import InvalidSweepError
+    from saturn_airflow.model.cluster import Node
+    from saturn_airflow.model.errors import InvalidSweepError
     from saturn_airflow.operators.inventory import deployed_cluster, has_queues, worker_slots
 
     if args.slots is not None and args.slots < 1:

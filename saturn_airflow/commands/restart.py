@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from saturn_airflow.commands import shared
-from saturn_airflow.errors import SaturnError
-from saturn_airflow.folders import slug
+from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.folders import slug
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Leave the wish where the train tasks read it."""
-    from saturn_airflow.training import restarting
+    from saturn_airflow.launch import restarting
 
     home = args.home or shared.home()
     sweeps = home / "sweeps" / slug(args.dag) / slug(args.run)
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _begun(sweeps: Path) -> dict[str, list[Path]]:
     """The folders of the jobs of a DAG run that have run, by name; two sweeps may have a job of one name."""
-    from saturn_airflow.training import runs
+    from saturn_airflow.launch import runs
 
     found: dict[str, list[Path]] = {}
     for folder in sorted({path.parent for path in sweeps.glob("*/*/runs")}):

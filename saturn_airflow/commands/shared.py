@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from saturn_airflow.errors import SaturnError
+from saturn_airflow.model.errors import SaturnError
 
 if TYPE_CHECKING:
     from rich.console import Console

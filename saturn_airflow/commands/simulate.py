@@ -7,13 +7,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.commands import shared
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.problem import Problem
-from saturn_airflow.rounds import Rounds
-from saturn_airflow.selection import MedianStopping, Rule, SuccessiveHalving
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.selection import MedianStopping, Rule, SuccessiveHalving
 
 if TYPE_CHECKING:
-    from saturn_airflow.planning.simulation import Failure, Simulation
+    from saturn_airflow.planning.online.simulation import Failure, Simulation
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print."""
-    from saturn_airflow.planning import simulation
+    from saturn_airflow.planning.online import simulation
 
     problem = Problem.read(args.file)
     rounds = Rounds(most=args.rounds, every_minutes=args.every, share=args.share, off_by=args.off_by)
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _failure(text: str) -> Failure:
-    from saturn_airflow.planning.simulation import Failure
+    from saturn_airflow.planning.online.simulation import Failure
 
     name, at, share = text.rpartition("@")
     try:
@@ -116,7 +116,7 @@ def _rule(name: str | None) -> Rule | None:
 def _show(problem: Problem, found: Simulation, once: Simulation, known: float) -> None:
     from rich.table import Table
 
-    from saturn_airflow.planning.showing import duration
+    from saturn_airflow.planning.presenting.terminal import duration
 
     console = shared.console()
     table = Table(title=f"Rounds of {problem.name}", title_justify="left")

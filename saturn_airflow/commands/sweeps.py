@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.commands import shared
-from saturn_airflow.errors import SaturnError
+from saturn_airflow.model.errors import SaturnError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from saturn_airflow.errors import SaturnError
+from saturn_airflow.model.errors import SaturnError
 
 
 class Airflow:

@@ -12,11 +12,11 @@ from rich.live import Live
 
 from saturn_airflow.demo import view
 from saturn_airflow.demo.airflow import Airflow
-from saturn_airflow.demo.progress import SweepProgress, read_job, read_plan, read_stages
+from saturn_airflow.demo.progress_lines import SweepProgress, read_job, read_plan, read_stages
 from saturn_airflow.deployment.processes import end_on_signals
 from saturn_airflow.deployment.services import LocalServices
-from saturn_airflow.errors import SaturnError
-from saturn_airflow.folders import slug
+from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.folders import slug
 
 GROUP = "sweep"
 

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from saturn_airflow.demo.progress import STAGES, JobProgress, SweepProgress
+from saturn_airflow.demo.progress_lines import STAGES, JobProgress, SweepProgress
 
 _MARKS = {"waiting": ("·", "dim"), "running": ("●", "cyan"), "done": ("✔", "green"), "failed": ("✘", "red")}
 _JOB_STYLES = {"finished": "green", "running": "cyan", "waiting": "yellow", "queued": "dim"}

@@ -21,8 +21,8 @@ from saturn_airflow.deployment import survey as surveys
 from saturn_airflow.deployment.findings import Deployment, Finding, Level
 from saturn_airflow.deployment.limits import check_limits
 from saturn_airflow.deployment.pools import check_pools
-from saturn_airflow.errors import SaturnError
-from saturn_airflow.folders import slug
+from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.folders import slug
 
 #: Less free disk than this is a warning, or a problem (bytes).
 LITTLE_DISK, NO_DISK = 20 * 2**30, 2 * 2**30
@@ -192,7 +192,7 @@ def check_workers(deployment: Deployment) -> Iterator[Finding]:
 
 def _ask_workers(deployment: Deployment) -> None:
     from saturn_airflow.deployment.remote import COMMAND
-    from saturn_airflow.operators.inside import celery_app
+    from saturn_airflow.operators.airflow_internals import celery_app
 
     app = celery_app()
 

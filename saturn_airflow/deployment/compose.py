@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from saturn_airflow.errors import SaturnError
+from saturn_airflow.model.errors import SaturnError
 
 _VARIABLE = re.compile(
     r"\$(?:(?P<escaped>\$)|(?P<bare>\w+)|\{(?P<name>\w+)(?:(?P<sign>:?[-?])(?P<word>[^}]*))?\})"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.training import devices, leases
-from saturn_airflow.training.leases import Holder
+from saturn_airflow.launch import devices, leases
+from saturn_airflow.launch.leases import Holder
 
 
 def device_use(folder: Path | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from saturn_airflow.cluster import Cluster, Node
+from saturn_airflow.model.cluster import Cluster, Node
 
 Level = Literal["ok", "warning", "problem"]
 

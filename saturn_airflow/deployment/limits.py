@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.deployment.findings import Deployment, Finding
+from saturn_airflow.model.cluster import Cluster, Node
 
 
 def check_limits(deployment: Deployment) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ from typing import IO
 from saturn_airflow.deployment.compose import Service, load
 from saturn_airflow.deployment.processes import HOST, free_port
 from saturn_airflow.deployment.services import LocalServices
-from saturn_airflow.errors import SaturnError
+from saturn_airflow.model.errors import SaturnError
 
 #: The ports of the compose file, with their usual numbers.
 PORTS = {"POSTGRES_PORT": 5432, "REDIS_PORT": 6379, "MLFLOW_PORT": 5000, "AIRFLOW_PORT": 8080}

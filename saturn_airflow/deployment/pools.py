@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from saturn_airflow.cluster import Node
 from saturn_airflow.deployment.findings import Deployment, Finding
 from saturn_airflow.deployment.limits import tasks_of
-from saturn_airflow.operators import inside
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.operators import airflow_internals
 from saturn_airflow.operators.inventory import pool_of, record_pools, recorded_pools
 
 _MEND = "run `saturn pools` on the machine of the scheduler"
@@ -19,7 +19,7 @@ _MEND = "run `saturn pools` on the machine of the scheduler"
 
 def existing() -> dict[str, int]:
     """The slots of each pool that Airflow's database has, by its name."""
-    return {str(pool.pool): int(pool.slots) for pool in inside.pools().get_pools()}
+    return {str(pool.pool): int(pool.slots) for pool in airflow_internals.pools().get_pools()}
 
 
 def make(nodes: Iterable[Node], slots: Mapping[str, int], usual: int | None = None) -> dict[str, int]:
@@ -34,7 +34,7 @@ def make(nodes: Iterable[Node], slots: Mapping[str, int], usual: int | None = No
     for node in nodes:
         size = slots.get(node.queue) or usual or tasks_of(node)
         what = f"Tasks of sweeps on the node {node.name}: as many as its worker runs at once"
-        inside.pools().create_or_update_pool(node.queue, size, what, include_deferred=False)
+        airflow_internals.pools().create_or_update_pool(node.queue, size, what, include_deferred=False)
         made[node.queue] = size
     record_pools({**kept, **made})
     return made

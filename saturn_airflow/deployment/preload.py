@@ -8,7 +8,7 @@ memory they take. Nothing here imports torch: what Airflow forks must never meet
 
 from __future__ import annotations
 
-import saturn_airflow.sweep  # noqa: F401
+import saturn_airflow.operators.sweep  # noqa: F401
 from saturn_airflow.tracking.server import import_mlflow
 
 import_mlflow()

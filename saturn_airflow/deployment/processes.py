@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from saturn_airflow.errors import SaturnError
+from saturn_airflow.model.errors import SaturnError
 
 HOST = "127.0.0.1"
 #: In the environment of a service and of all it starts: whose they are.

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from saturn_airflow.folders import slug
+from saturn_airflow.model.folders import slug
 
 PACKAGES = ("saturn-airflow", "apache-airflow", "celery", "mlflow", "torch")
 _ANSWER_SECONDS = 3.0
@@ -35,8 +35,8 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
         epoch.
     """
     from saturn_airflow.deployment.device_use import device_use
+    from saturn_airflow.launch import devices
     from saturn_airflow.operators import context
-    from saturn_airflow.training import devices
 
     leases = Path(context.leases_folder())
     found: dict[str, Any] = {"name": name, "versions": versions()}

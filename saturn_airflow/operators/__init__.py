@@ -1,1 +1,1 @@
-"""The Airflow tasks of a sweep. Thin: they read the context, call the rooms, and push XComs."""
+"""The Airflow tasks of a sweep. Thin: they read the context, call other packages, and push XComs."""

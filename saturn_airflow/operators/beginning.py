@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException
 
-from saturn_airflow.definition import Change, Definition
-from saturn_airflow.jobs import Job
+from saturn_airflow.model.definition import Change, Definition
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.operators import wishes
 from saturn_airflow.operators.code_version import as_text, code_version
 from saturn_airflow.operators.context import hide_secrets, mlflow_uri
 
 if TYPE_CHECKING:
-    from saturn_airflow.training.restarting import Asker, Decision
+    from saturn_airflow.launch.restarting import Asker, Decision
 
 
 def asker_of(entry: dict[str, Any], ti: Any, retries: int) -> Asker:
     """The try of a train task, as what decides about its job's training knows it."""
-    from saturn_airflow.training.restarting import Asker
+    from saturn_airflow.launch.restarting import Asker
 
     standing = entry.get("standing") or ([entry["goes_on"][0]] if entry.get("goes_on") else [])
     # Who clears a task gives it all its tries again, on top of those it had.
@@ -34,7 +34,7 @@ def decide(context: Context, folder: Path, entry: dict[str, Any], asker: Asker) 
     :raises InvalidSweepError: when the DAG run's conf can't be read.
     :raises NewerFormatError: when a newer version wrote what is there in a way that this one can't read.
     """
-    from saturn_airflow.training import restarting
+    from saturn_airflow.launch import restarting
 
     restarting.complete(folder)
     job = Job.from_dict(entry["job"])
@@ -49,7 +49,7 @@ def supersede(folder: Path, why: str) -> None:
     :raises AirflowException: when it can't be stopped, or its records are just being sent; a retry does it.
     """
     from saturn_airflow import tracking
-    from saturn_airflow.training import restarting, runs
+    from saturn_airflow.launch import restarting, runs
 
     job_run = tracking.reopen_job(mlflow_uri(), folder)
     end = None

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit, urlunsplit
 from airflow.sdk import BaseHook, Context, TaskInstanceState, conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowSkipException
 
-from saturn_airflow import formats, library
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.folders import slug
+from saturn_airflow.model import formats
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.folders import TECHNIQUES_VARIABLE, slug
+from saturn_airflow.operators.airflow_internals import redact
 from saturn_airflow.operators.code_version import code_version
-from saturn_airflow.operators.inside import redact
 
 MLFLOW_CONNECTION = "mlflow_default"
 
@@ -70,7 +70,7 @@ def home() -> Path:
 
 def leases_folder() -> str:
     """The folder of the device locks of this machine (``[saturn] leases_folder``)."""
-    from saturn_airflow.training import leases
+    from saturn_airflow.launch import leases
 
     return conf.get("saturn", "leases_folder", fallback="") or str(leases.default_folder())
 
@@ -89,7 +89,7 @@ def technique_folders() -> tuple[str, ...]:
 def use_techniques_folder() -> None:
     """Let the library of this process see the user's own techniques."""
     if configured := technique_folders():
-        os.environ[library.FOLDERS_VARIABLE] = os.pathsep.join(configured)
+        os.environ[TECHNIQUES_VARIABLE] = os.pathsep.join(configured)
 
 
 def user_path() -> tuple[str, ...]:

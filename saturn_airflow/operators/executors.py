@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from airflow.sdk import conf
 
-from saturn_airflow.cluster import Node
-from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.errors import InvalidSweepError
 
 _SUPPORTED = (
     "sweeps run with the CeleryExecutor and a worker per node, or with the LocalExecutor on one machine"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from airflow.sdk import conf
 
-from saturn_airflow.cluster import Cluster, Node
-from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.operators import executors
+from saturn_airflow.operators.airflow_internals import celery_app
 from saturn_airflow.operators.context import home
-from saturn_airflow.operators.inside import celery_app
 
 #: A worker may be in the middle of its start,
 PATIENCE_SECONDS = 30.0

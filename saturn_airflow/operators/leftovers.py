@@ -15,7 +15,7 @@ def stop_leftovers(
 
     Training on a node that can't be reached now hears of it once the sweep's folder is there again.
     """
-    from saturn_airflow.training import runs
+    from saturn_airflow.launch import runs
 
     for job in jobs:
         run = runs.attach(sweep.job_folder(job))
@@ -26,7 +26,7 @@ def stop_leftovers(
 
 def add_last_checkpoints(sweep: SweepContext, outcomes: Iterable[dict[str, Any]]) -> None:
     """Complete outcomes of jobs that did not finish by ``checkpoint`` and ``steps``, where there is one."""
-    from saturn_airflow.training import runs
+    from saturn_airflow.launch import runs
 
     for outcome in outcomes:
         if outcome["status"] != "finished" and not outcome.get("checkpoint"):

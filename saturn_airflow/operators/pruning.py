@@ -40,7 +40,7 @@ def prune(
 
 def _may_go(sweep: Path, before: float) -> bool:
     from saturn_airflow import tracking
-    from saturn_airflow.training import runs
+    from saturn_airflow.launch import runs
 
     # What changes while a sweep lives; looking at every shard of every checkpoint would take long.
     written = [sweep, *sweep.glob("*"), *sweep.glob("*/runs/*"), *sweep.glob("*/runs/*/*")]

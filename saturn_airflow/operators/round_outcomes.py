@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from saturn_airflow.operators.context import readable
-from saturn_airflow.operators.train import OUTCOME_KEY
+from saturn_airflow.operators.train_task import OUTCOME_KEY
 
 
 def standing_plans(ti: Any, plans: Sequence[str]) -> list[float]:

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
-from saturn_airflow import selection
-from saturn_airflow.cluster import Cluster
-from saturn_airflow.estimates import Estimate, Key
-from saturn_airflow.jobs import Job
+from saturn_airflow.model import selection
+from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
 from saturn_airflow.operators.inventory import lost
-from saturn_airflow.operators.plan import MAKESPAN, PlanOperator, choices, entries, summary
+from saturn_airflow.operators.plan_task import MAKESPAN, PlanOperator, choices, entries, summary
 from saturn_airflow.operators.round_outcomes import last_outcomes, standing_plans
-from saturn_airflow.plan import Plan
-from saturn_airflow.problem import Problem
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, total_batches
-from saturn_airflow.rounds import Rounds
 
 if TYPE_CHECKING:
-    from saturn_airflow.planning.adoption import Decision
-    from saturn_airflow.planning.execution import Situation
-    from saturn_airflow.training.progress import Progress
+    from saturn_airflow.launch.progress import Progress
+    from saturn_airflow.planning.online.adoption import Decision
+    from saturn_airflow.planning.online.execution import Situation
 
 STATE_KEY = "round"
 #: What a job ended with that no further round takes up.
@@ -84,8 +84,8 @@ class RoundPlanOperator(PlanOperator):
 
     def solve(self, problem: Problem) -> Plan:
         """The first plan, made for a sweep that is looked at again."""
-        from saturn_airflow.planning.adoption import what_is_left
-        from saturn_airflow.planning.execution import Situation
+        from saturn_airflow.planning.online.adoption import what_is_left
+        from saturn_airflow.planning.online.execution import Situation
 
         rung = self._rung({})
         situation = Situation({job.name: self._goal(job.name, rung) for job in problem.jobs})
@@ -113,9 +113,9 @@ class RoundPlanOperator(PlanOperator):
 
     def _again(self, context: Context) -> list[dict[str, Any]]:
         from saturn_airflow import tracking
-        from saturn_airflow.planning import baselines
-        from saturn_airflow.planning.adoption import what_is_left
-        from saturn_airflow.training import runs
+        from saturn_airflow.launch import runs
+        from saturn_airflow.planning.online.adoption import what_is_left
+        from saturn_airflow.planning.presenting import baselines
 
         ti = context["ti"]
         sweep = SweepContext.of(context, self.group)
@@ -216,7 +216,7 @@ class RoundPlanOperator(PlanOperator):
         return (Plan.from_dict(plan), found, state) if plan and state else None
 
     def _progress(self, sweep: SweepContext, problem: Problem) -> dict[str, Progress]:
-        from saturn_airflow.training import progress, restarting
+        from saturn_airflow.launch import progress, restarting
 
         def of(folder: Path) -> Progress:
             anew = restarting.was_cleared(folder, self._standing)
@@ -229,7 +229,7 @@ class RoundPlanOperator(PlanOperator):
 
         Where no job fits elsewhere it stays as it is: they wait for their node.
         """
-        from saturn_airflow.planning.replanning import on_nodes, stranded
+        from saturn_airflow.planning.online.replanning import on_nodes, stranded
 
         gone = lost(cluster)
         if not gone:
@@ -290,7 +290,7 @@ class RoundPlanOperator(PlanOperator):
     def _decide(
         self, problem: Problem, plan: Plan | None, situation: Situation, checkpoint: float
     ) -> Decision:
-        from saturn_airflow.planning.adoption import Effort, decide
+        from saturn_airflow.planning.online.adoption import Effort, decide
 
         policy = Rounds.from_dict(self.rounds)
         # Where jobs wait for each other at a rung, that is what ends a round.
@@ -322,7 +322,7 @@ class RoundPlanOperator(PlanOperator):
         staying: Set[str] = frozenset(),
     ) -> dict[str, Any]:
         """A plan's entry with what its train task must know of the round."""
-        from saturn_airflow.training.progress import Progress
+        from saturn_airflow.launch.progress import Progress
 
         added: dict[str, Any] = {"round": self.number, "standing": self._standing}
         added |= {"ends_at": None, "most_batches": None}
@@ -366,7 +366,7 @@ def situation_of(progress: Mapping[str, Progress], goals: Mapping[str, float]) -
     :param goals: the share of its batches that each is to have trained at the end of the round; with 1 it is
         to end, too, which takes a while after its last batch.
     """
-    from saturn_airflow.planning.execution import Place, Situation
+    from saturn_airflow.planning.online.execution import Place, Situation
 
     left, running = {}, {}
     for job, goal in goals.items():
@@ -395,7 +395,7 @@ def learned(
     say: Callable[..., object] = lambda *_: None,
 ) -> Problem:
     """``problem`` with the seconds to be expected after the speeds that were seen."""
-    from saturn_airflow.planning.learning import Seen, corrected
+    from saturn_airflow.planning.online.learning import Seen, corrected
 
     marks = {name: fingerprint(jobs[name]) for name in progress}
     seen = []

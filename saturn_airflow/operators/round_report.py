@@ -7,14 +7,14 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from saturn_airflow.estimates import Estimate
-from saturn_airflow.jobs import Job
+from saturn_airflow.model.estimates import Estimate
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.problem import Problem
 from saturn_airflow.operators.context import SweepContext
-from saturn_airflow.operators.report import ReportOperator
+from saturn_airflow.operators.report_task import ReportOperator
 from saturn_airflow.operators.round_outcomes import last_outcomes
 from saturn_airflow.operators.round_plan import STATE_KEY, learned
 from saturn_airflow.operators.round_train import GOES_ON
-from saturn_airflow.problem import Problem
 from saturn_airflow.profiling.options import by_key
 
 #: Seconds to plan what the sweep would have been without selection.
@@ -65,7 +65,7 @@ class RoundReportOperator(ReportOperator):
         state = ti.xcom_pull(task_ids=self.plan_tasks[0], key=STATE_KEY, map_indexes=-1)
         if self.selects and state:
             from saturn_airflow import planning
-            from saturn_airflow.training import progress
+            from saturn_airflow.launch import progress
 
             problem = Problem.from_dict(state["problem"])
             sweep = SweepContext.of(context, self.group)

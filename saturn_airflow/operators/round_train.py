@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
+from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.operators.context import SweepContext, finite
 from saturn_airflow.operators.round_watch import over_file
-from saturn_airflow.operators.train import OUTCOME_KEY, TrainOperator
-from saturn_airflow.rounds import Rounds
+from saturn_airflow.operators.train_task import OUTCOME_KEY, TrainOperator
 
 if TYPE_CHECKING:
-    from saturn_airflow.training.runs import Run, RunSpec
+    from saturn_airflow.launch.runs import Run, RunSpec
 
 #: So many batches show how fast a job is; the first are slow.
 ENOUGH_STEPS = 8
@@ -80,7 +80,7 @@ class RoundTrainOperator(TrainOperator):
     def _spec(self, context: Context) -> RunSpec:
         import dataclasses
 
-        from saturn_airflow.training import progress
+        from saturn_airflow.launch import progress
 
         spec = super()._spec(context)
         if self.entry.get("most_batches") is None:
@@ -114,7 +114,7 @@ class RoundTrainOperator(TrainOperator):
             super()._ended(context, run, end)
 
     def _end_round(self, context: Context, run: Run) -> None:
-        from saturn_airflow.training import progress
+        from saturn_airflow.launch import progress
 
         so_far = progress.of(run.spec.folder)
         if so_far.alive is not None and not so_far.training:
@@ -125,7 +125,7 @@ class RoundTrainOperator(TrainOperator):
 
     def _leave_open(self, context: Context, status: str, result: dict[str, Any]) -> dict[str, Any]:
         """Push an outcome of a job that a later round goes on with."""
-        from saturn_airflow.training import runs
+        from saturn_airflow.launch import runs
 
         folder = SweepContext.of(context, self.group).job_folder(self.entry["name"])
         outcome = {
@@ -149,7 +149,7 @@ class RoundTrainOperator(TrainOperator):
         raise AirflowSkipException(f"{self.entry['name']}: {outcome['reason']}")
 
     def _prune(self, context: Context) -> NoReturn:
-        from saturn_airflow.training import runs
+        from saturn_airflow.launch import runs
 
         folder = SweepContext.of(context, self.group).job_folder(self.entry["name"])
         outcome = {

@@ -7,9 +7,9 @@ from typing import Any
 
 from airflow.sdk import BaseSensorOperator, Context, TaskInstanceState
 
-from saturn_airflow.cluster import Cluster
+from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.operators.airflow_internals import tasks_skipped
 from saturn_airflow.operators.context import SweepContext
-from saturn_airflow.operators.inside import tasks_skipped
 from saturn_airflow.operators.inventory import has_queues, lost
 
 #: Seconds between looks; each is a process of a few seconds.

@@ -10,8 +10,8 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.training.restarting import FROM_SCRATCH, GO_ON, Wish
+from saturn_airflow.launch.restarting import FROM_SCRATCH, GO_ON, Wish
+from saturn_airflow.model.errors import InvalidSweepError
 
 KEY = "saturn"
 _HOW = 'give it such as {"saturn": {"from_scratch": ["job-a"], "go_on": true}}'

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from saturn_airflow.planning.clock import Clock
-from saturn_airflow.planning.instance import Instance
+from saturn_airflow.planning.instances.instance import Instance
+from saturn_airflow.planning.instances.schedule import Schedule, left_shift
 from saturn_airflow.planning.objectives import Objective
-from saturn_airflow.planning.schedule import Schedule, left_shift
 
 
 class Progress(NamedTuple):

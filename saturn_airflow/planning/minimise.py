@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from saturn_airflow.errors import MissedDeadlineError
-from saturn_airflow.planning import exact, warming
-from saturn_airflow.planning.bounds import mean_completion_bound, simple_bound
+from saturn_airflow.model.errors import MissedDeadlineError
+from saturn_airflow.planning import warming
 from saturn_airflow.planning.clock import Clock, LookClock
+from saturn_airflow.planning.exact_search import sharings
+from saturn_airflow.planning.exact_search.proofs import Climb, Descent, Proof
+from saturn_airflow.planning.heuristics.list_scheduling import first_come, list_schedule
+from saturn_airflow.planning.heuristics.portfolio import Team
+from saturn_airflow.planning.heuristics.search import Searcher
 from saturn_airflow.planning.incumbent import Incumbent, Progress
-from saturn_airflow.planning.instance import Instance
-from saturn_airflow.planning.listing import first_come, list_schedule
+from saturn_airflow.planning.instances.instance import Instance
+from saturn_airflow.planning.instances.schedule import Schedule
+from saturn_airflow.planning.lower_bounds.area import mean_completion_bound, simple_bound
 from saturn_airflow.planning.objectives import DEVICE_TIME, MAKESPAN, Objective
-from saturn_airflow.planning.proofs import Climb, Descent, Proof
-from saturn_airflow.planning.schedule import Schedule
-from saturn_airflow.planning.search import Searcher
-from saturn_airflow.planning.team import Team
 
 #: Shares of the time: for lists, for a good plan before costly bounds, for the bounds by fractions, by whole
 #: jobs, for proofs.
@@ -38,7 +39,7 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
     best.offer(list_schedule(instance, best.bound, clock.within(clock.limit * _BY_LISTS)))
     if best.done:
         return
-    small = exact.is_small(instance)
+    small = sharings.is_small(instance)
     with Team(best, processes - 1, seed, exactly=small) as team:
         searcher = Searcher(best, seed, team.exchange)
         team.exchange()
@@ -47,7 +48,7 @@ def minimise_makespan(best: Incumbent, seed: int, processes: int, carried: Sched
             return
         # HiGHS and Pyomo are imported here: a solve that needs no model does without them. And before the
         # thread that compiles begins, see there.
-        from saturn_airflow.planning import destructive, relaxation
+        from saturn_airflow.planning.lower_bounds import destructive, relaxation
 
         warming.start()
         best.raise_bound(relaxation.bound(instance, clock.within(clock.limit * _BY_FRACTIONS), relaxed=True))
@@ -112,7 +113,7 @@ def minimise_other(
 
 def _meet_deadline(best: Incumbent, aim: Objective, seed: int, processes: int) -> None:
     """Bound the device-time, and find a first plan that ends in time."""
-    from saturn_airflow.planning import destructive
+    from saturn_airflow.planning.lower_bounds import destructive
 
     instance, clock = best.instance, best.clock
     least = destructive.least_area(instance, aim.deadline, clock.within(clock.limit * _BY_FRACTIONS))

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.planning.instance import Instance
-from saturn_airflow.planning.schedule import Schedule, times
-from saturn_airflow.problem import Problem
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.planning.instances.instance import Instance
+from saturn_airflow.planning.instances.schedule import Schedule, times
 
 MAKESPAN, MEAN_COMPLETION, DEVICE_TIME = "makespan", "mean-completion", "device-time"
 NAMES = (MAKESPAN, MEAN_COMPLETION, DEVICE_TIME)

@@ -6,17 +6,17 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.plan import Plan
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.problem import Problem
 from saturn_airflow.planning.clock import Clock, LookClock
 from saturn_airflow.planning.incumbent import Incumbent, Progress
-from saturn_airflow.planning.instance import group
+from saturn_airflow.planning.instances.instance import group
+from saturn_airflow.planning.instances.schedule import assignments, makespan
+from saturn_airflow.planning.instances.schedule import left_shift as shift
 from saturn_airflow.planning.minimise import minimise_makespan, minimise_other
 from saturn_airflow.planning.objectives import MAKESPAN, checked
-from saturn_airflow.planning.replanning import carry_on, remaining, worth_it
-from saturn_airflow.planning.schedule import assignments, makespan
-from saturn_airflow.planning.schedule import left_shift as shift
-from saturn_airflow.problem import Problem
+from saturn_airflow.planning.online.replanning import carry_on, remaining, worth_it
 
 _FINISHING = 0.02
 

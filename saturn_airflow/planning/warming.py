@@ -10,13 +10,14 @@ import contextlib
 import random
 import threading
 
-from saturn_airflow.cluster import Node
-from saturn_airflow.planning import annealing, exact
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.planning.clock import Clock, LookClock
-from saturn_airflow.planning.instance import group
-from saturn_airflow.planning.listing import list_schedule
-from saturn_airflow.planning.pool_search import PoolSearch
-from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.planning.exact_search import sharings
+from saturn_airflow.planning.heuristics import annealing
+from saturn_airflow.planning.heuristics.ejection_pool import PoolSearch
+from saturn_airflow.planning.heuristics.list_scheduling import list_schedule
+from saturn_airflow.planning.instances.instance import group
 
 _LOOK_EVERY = 0.2
 _ready = threading.Event()
@@ -31,7 +32,7 @@ def warm() -> None:
     schedule = list_schedule(instance, 1.0, Clock(1))
     rng, blink = random.Random(0), Clock(1e-4)
     annealing.anneal(instance, schedule, annealing.makespan_energy(2.0), rng, blink, hot=1.0, cold=0.1)
-    exact.schedule_by(instance, 2.0, Clock(60))
+    sharings.schedule_by(instance, 2.0, Clock(60))
     PoolSearch(instance, schedule, 1.5, rng, 1).run(Clock(1e-3))
     _ready.set()
 

@@ -19,7 +19,9 @@ from starlette.staticfiles import StaticFiles
 
 from saturn_airflow.plugin import PREFIX
 from saturn_airflow.plugin.choice import job_choice
-from saturn_airflow.plugin.inside import (
+from saturn_airflow.plugin.overview import sweep_page, sweep_state
+from saturn_airflow.plugin.queries import DETAILS, Record, read_run, read_sweeps
+from saturn_airflow.plugin.web_internals import (
     DagAccessEntity,
     GetUserDep,
     PermittedDagRunFilter,
@@ -28,8 +30,6 @@ from saturn_airflow.plugin.inside import (
     get_user,
     requires_access_dag,
 )
-from saturn_airflow.plugin.overview import sweep_page, sweep_state
-from saturn_airflow.plugin.reading import DETAILS, Record, read_run, read_sweeps
 
 HERE = Path(__file__).parent
 HEADERS = {

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from saturn_airflow.plan import Assignment, Plan
-from saturn_airflow.plugin.reading import ENDED, PLAN, REPORT, TRAIN, Record, Task
+from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.plugin.queries import ENDED, PLAN, REPORT, TRAIN, Record, Task
 
 GOING = ("running", "deferred")
 #: A node's name and the device's number there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from saturn_airflow.plugin.reading import PLAN, TRIALS, Record
+from saturn_airflow.plugin.queries import PLAN, TRIALS, Record
 
 #: Of an entry of a plan what is shown.
 _SHOWN = ("round", "technique", "devices", "parameters", "moved_from", "attempt")

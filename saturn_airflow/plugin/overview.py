@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from saturn_airflow.plugin.bars import Bar, Round, finite, read_rounds, report_of
-from saturn_airflow.plugin.reading import ENDED, MLFLOW_LINK, PLAN, STAGES, TRIALS, Record, Task
+from saturn_airflow.plugin.queries import ENDED, MLFLOW_LINK, PLAN, STAGES, TRIALS, Record, Task
 
 
 def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:

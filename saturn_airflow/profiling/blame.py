@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from saturn_airflow import guards
-from saturn_airflow.errors import JobError, SaturnError
-from saturn_airflow.estimates import Estimate
-from saturn_airflow.jobs import Job
+from saturn_airflow.model import guards
+from saturn_airflow.model.errors import JobError, SaturnError
+from saturn_airflow.model.estimates import Estimate
+from saturn_airflow.model.jobs import Job
 
 
 class DoubtfulError(SaturnError):

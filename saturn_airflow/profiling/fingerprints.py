@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from saturn_airflow.jobs import Job
+from saturn_airflow.model.jobs import Job
 
 #: Hyper-parameters that change what a model learns, never how long one batch takes.
 NEUTRAL = ("epochs", "batches", "lr", "optimizer_args", "lr_scheduler_args", "seed", "clip_grad_norm")
@@ -29,7 +29,7 @@ def fingerprint(job: Job) -> str:
     Model, data and loss with their arguments count, how batches can be cut, and those hyper-parameters that
     can change the speed (batch size, optimizer, precision, accumulation, compilation). Of ``clip_grad_norm``,
     ``lr_scheduler`` and ``parameter_groups`` it counts whether they are used. Names, learning rates, seeds,
-    the number of epochs, and what the job declares :attr:`~saturn_airflow.jobs.Job.neutral` do not.
+    the number of epochs, and what the job declares :attr:`~saturn_airflow.model.jobs.Job.neutral` do not.
     """
     hparams = {f.name: getattr(job.hparams, f.name) for f in dataclasses.fields(job.hparams)}
     speed = {name: value for name, value in hparams.items() if name not in NEUTRAL}

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from saturn_airflow import guards, library
-from saturn_airflow.cluster import Cluster
-from saturn_airflow.estimates import Estimate, Key
-from saturn_airflow.jobs import Job
-from saturn_airflow.problem import PlannedJob, Problem
+from saturn_airflow import library
+from saturn_airflow.model import guards
+from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.profiling.options import Estimates, options_of
 from saturn_airflow.profiling.trials import Asker, Strategies, strategies
 from saturn_airflow.profiling.unmeasured import hopeless, interpolated, optimistic
@@ -49,7 +50,7 @@ class Knowledge:
         """Put it together; of what is known twice the last counts, and what this sweep can't use is left out.
 
         :param techniques: names to try; None for the whole library.
-        :raises saturn_airflow.errors.InvalidSweepError: for a technique that is not in the library.
+        :raises saturn_airflow.model.errors.InvalidSweepError: for a technique that is not in the library.
         """
         grid, _ = strategies(jobs, cluster, techniques)
         every, _ = strategies(

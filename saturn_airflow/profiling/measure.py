@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow import guards
-from saturn_airflow.cluster import Node
-from saturn_airflow.errors import JobError, SaturnError
-from saturn_airflow.estimates import OUT_OF_MEMORY, Estimate, Trial
-from saturn_airflow.jobs import Job
+from saturn_airflow.launch import runs
+from saturn_airflow.launch.request import Measure
+from saturn_airflow.launch.runs import RunSpec
+from saturn_airflow.model import guards
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.errors import JobError, SaturnError
+from saturn_airflow.model.estimates import OUT_OF_MEMORY, Estimate, Trial
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.profiling.blame import DoubtfulError
-from saturn_airflow.training import runs
-from saturn_airflow.training.request import Measure
-from saturn_airflow.training.runs import RunSpec
 
 # Short batches are counted for this long if five are done sooner, and longer where they vary much.
 _LEAST_SECONDS = 0.5
@@ -47,7 +47,7 @@ def measure(
     :param on_broken: called with the name of each of them that can't have its own, and the reason.
     :param folder: for the trial's files.
     :param holder: who holds the devices, in words for people.
-    :param priority: as in :class:`~saturn_airflow.training.runs.RunSpec`.
+    :param priority: as in :class:`~saturn_airflow.launch.runs.RunSpec`.
     :param path: folders of the user's modules.
     :param how: what to count; where not given two batches to warm up, then five or half a second of them, and
         up to three seconds where they vary.

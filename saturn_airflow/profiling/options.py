@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from saturn_airflow import guards
-from saturn_airflow.cluster import Cluster
-from saturn_airflow.estimates import Estimate, Key
-from saturn_airflow.jobs import Job
-from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.model import guards
+from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.profiling.fingerprints import fingerprint
 
 Estimates = Mapping[Key, Estimate]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from saturn_airflow import library
-from saturn_airflow.cluster import Cluster, Node
-from saturn_airflow.estimates import Key, Trial
-from saturn_airflow.jobs import Job
+from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.estimates import Key, Trial
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.profiling.fingerprints import fingerprint
 
 
@@ -52,7 +52,7 @@ def strategies(
 
     :param techniques: names to try; None for the whole library. A job's own ``techniques`` narrow it.
     :param counts: the numbers of devices to try on a node.
-    :raises saturn_airflow.errors.InvalidSweepError: for a technique that is not in the library.
+    :raises saturn_airflow.model.errors.InvalidSweepError: for a technique that is not in the library.
     """
     names = list(techniques) if techniques is not None else library.names()
     library.check_names(names, "the sweep")

@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from saturn_airflow.estimates import Estimate, Key
+from saturn_airflow.model.estimates import Estimate, Key
 
 # A strategy on fewer devices uses them at most so many times as well.
 _MOST_WASTE = 4.0

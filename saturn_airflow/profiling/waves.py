@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from saturn_airflow.estimates import Estimate, Key
-from saturn_airflow.plan import Plan
-from saturn_airflow.problem import Problem
+from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.problem import Problem
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.knowledge import Knowledge
 from saturn_airflow.profiling.options import Estimates, refusal

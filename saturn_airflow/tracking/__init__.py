@@ -1,12 +1,11 @@
-"""MLflow: runs, estimates, history. The only room that imports it, and only once it is needed.
+"""MLflow: runs, estimates, history. The only package that imports it, and only once it is needed.
 
 Nothing here waits for MLflow while a job trains: records are appended to a file in the job's folder, and
 sent from there in order, now or whenever MLflow answers again.
 """
 
-from saturn_airflow.tracking import estimates
-from saturn_airflow.tracking.parameters import job_params
-from saturn_airflow.tracking.runs import (
+from saturn_airflow.tracking import estimate_store
+from saturn_airflow.tracking.mlflow_runs import (
     JobRun,
     SweepRun,
     open_job,
@@ -14,13 +13,14 @@ from saturn_airflow.tracking.runs import (
     reopen_job,
     reopen_sweep,
 )
+from saturn_airflow.tracking.parameters import job_params
 from saturn_airflow.tracking.sending import has_unsent, nobody_sends, send_outbox
 from saturn_airflow.tracking.server import resolve_uri
 
 __all__ = [
     "JobRun",
     "SweepRun",
-    "estimates",
+    "estimate_store",
     "has_unsent",
     "job_params",
     "nobody_sends",

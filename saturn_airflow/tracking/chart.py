@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from saturn_airflow.cluster import Node
-from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.plan import Assignment, Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

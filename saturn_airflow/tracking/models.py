@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.tracking import server, unique
 from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
 

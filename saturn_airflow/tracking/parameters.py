@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from saturn_airflow.jobs import Job
+from saturn_airflow.model.jobs import Job
 
 # Limits of https://mlflow.org/docs/latest/api_reference/rest-api.html#request-limits
 _KEY_LENGTH = 250

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow import formats
+from saturn_airflow.model import formats
 from saturn_airflow.tracking import models, server, unique
 from saturn_airflow.tracking.outbox import OUTBOX, Outbox, Record
 from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
@@ -165,9 +165,9 @@ class Sender:
                 case "end":
                     self._end(record)
                 case "estimate":
-                    from saturn_airflow.tracking import estimates
+                    from saturn_airflow.tracking import estimate_store
 
-                    estimates.send(self.uri, record)
+                    estimate_store.send(self.uri, record)
                 case "torn":
                     pass
                 case _:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from saturn_airflow.folders import SUPERSEDED
+from saturn_airflow.model.folders import SUPERSEDED
 from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.sender import Sender
 from saturn_airflow.tracking.server import MlflowAwayError

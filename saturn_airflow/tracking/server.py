@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from saturn_airflow.errors import SaturnError
+from saturn_airflow.model.errors import SaturnError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

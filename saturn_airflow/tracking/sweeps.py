@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.errors import SaturnError
+from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.tracking import server
-from saturn_airflow.tracking.runs import SUPERSEDED_TAG
+from saturn_airflow.tracking.mlflow_runs import SUPERSEDED_TAG
 from saturn_airflow.tracking.server import RunGoneError
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Running a strategy: leases, ranks, the loop, checkpoints. Imports torch, never Airflow or MLflow."""
+"""The training loop and what it is made of: batches, losses, optimizers, checkpoints. Imports torch."""

@@ -27,14 +27,14 @@ from torch.utils.data import (
     default_collate,
 )
 
-from saturn_airflow import references
-from saturn_airflow.errors import JobError
-from saturn_airflow.jobs import Job
-from saturn_airflow.references import Reference
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.model import references
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.references import Reference
 from saturn_airflow.training import layout as layouts
 from saturn_airflow.training import rng
 from saturn_airflow.training.layout import Layout, MicroBatch
-from saturn_airflow.training.users_code import of_the_job
 
 
 class Position(NamedTuple):

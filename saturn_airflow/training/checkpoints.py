@@ -38,10 +38,11 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from saturn_airflow import formats
-from saturn_airflow.definition import Change, Definition
-from saturn_airflow.errors import JobError
-from saturn_airflow.training import group_state, storing
+from saturn_airflow.model import formats
+from saturn_airflow.model.definition import Change, Definition
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training import storing
+from saturn_airflow.training.optim import group_state
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State, Tensors
 

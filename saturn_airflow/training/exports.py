@@ -11,9 +11,9 @@ from safetensors.torch import load_model as load_tensors
 from safetensors.torch import save_file
 from torch import nn
 
-from saturn_airflow import references
-from saturn_airflow.errors import SaturnError
-from saturn_airflow.jobs import Job
+from saturn_airflow.model import references
+from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.checkpoints import read_weights
 
 WEIGHTS, JOB = "model.safetensors", "job.json"

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from saturn_airflow.errors import JobError
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.precision import map_parts
-from saturn_airflow.training.request import DoesNotFit
 
 Path = tuple[Any, ...]
 

@@ -9,12 +9,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from saturn_airflow import references
-from saturn_airflow.errors import JobError
-from saturn_airflow.jobs import Job
-from saturn_airflow.training import caches, precision, rng
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.model import references
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism import caches
+from saturn_airflow.training import precision, rng
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.users_code import of_the_job
 
 
 def load_model(job: Job) -> nn.Module:

@@ -15,30 +15,22 @@ import torch.distributed as dist
 from torch import nn
 
 from saturn_airflow import library
-from saturn_airflow.definition import Definition
-from saturn_airflow.errors import JobError
-from saturn_airflow.jobs import Job
-from saturn_airflow.training import (
-    adapting,
-    batches,
-    blocks,
-    checkpoints,
-    decompose,
-    limits,
-    optimizers,
-    rng,
-    rules,
-    state,
-)
-from saturn_airflow.training.alike import broken_optimizers
+from saturn_airflow.launch.request import Measure, NotANumberError, TrainRequest
+from saturn_airflow.launch.users_code import common_to_alike, each_of_the_job
+from saturn_airflow.model.definition import Definition
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism import adapting, blocks, unsupported
+from saturn_airflow.parallelism.changing_buffers import ChangingBuffers
+from saturn_airflow.training import batches, checkpoints, rng, state
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
-from saturn_airflow.training.changing_buffers import ChangingBuffers
-from saturn_airflow.training.group_state import GroupState
 from saturn_airflow.training.loading import check_equal_everywhere, load_model
-from saturn_airflow.training.objective import Objective
+from saturn_airflow.training.losses import decompose, rules
+from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.optim import optimizers
+from saturn_airflow.training.optim.alike import broken_optimizers
+from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import Measure, NotANumberError, TrainRequest
-from saturn_airflow.training.users_code import common_to_alike, each_of_the_job
 
 # Batches that are slower than those after them, while caches fill.
 _WARMUPS = 2
@@ -92,7 +84,7 @@ class Training:
         with common_to_alike():
             model = load_model(job)
             check_equal_everywhere(model, ranks)
-            limits.refuse_accumulated_batch_norm(model, hparams.accumulate)
+            unsupported.refuse_accumulated_batch_norm(model, hparams.accumulate)
             self.groups = groups = optimizers.parameter_groups(hparams, model)
             aliases = state.aliases(model)
             self.data = batches.load(job, job.load_dataloader)

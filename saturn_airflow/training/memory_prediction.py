@@ -16,13 +16,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from saturn_airflow import library, references
-from saturn_airflow.jobs import Job
-from saturn_airflow.training import adapting, batches, caches, optimizers, parallel, precision, recomputation
+from saturn_airflow import library
+from saturn_airflow.launch.request import TrainRequest
+from saturn_airflow.model import references
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism import adapting, caches, parallel, recomputation
+from saturn_airflow.training import batches, precision
 from saturn_airflow.training.batches import Cut, Position
-from saturn_airflow.training.objective import Objective
+from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import TrainRequest
 
 _STEPS = 2  # the optimizer's state comes with the first
 

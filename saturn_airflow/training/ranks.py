@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from saturn_airflow import library
-from saturn_airflow.training import launching, memory
-from saturn_airflow.training.launching import Link
+from saturn_airflow.launch import launching
+from saturn_airflow.launch.launching import Link
+from saturn_airflow.training import memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def launch(
     """Run ``function(*arguments, ranks)`` on ``size`` ranks of this machine and return what each returned.
 
     :param function: a module-level function, or its ``"module:name"``.
-    :param settings: as for :func:`saturn_airflow.training.launching.launch_ranks`.
+    :param settings: as for :func:`saturn_airflow.launch.launching.launch_ranks`.
     :raises RanksFailedError: for the rank that failed first.
     """
     call = launching.pack(function, *arguments)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saturn_airflow.estimates import OUT_OF_MEMORY
-from saturn_airflow.jobs import Job
+from saturn_airflow.launch import devices
+from saturn_airflow.launch.failures import RanksFailedError
+from saturn_airflow.launch.request import DoesNotFit, TrainRequest
 from saturn_airflow.library import Parameters
-from saturn_airflow.training import devices
-from saturn_airflow.training.failures import RanksFailedError
-from saturn_airflow.training.request import DoesNotFit, TrainRequest
+from saturn_airflow.model.estimates import OUT_OF_MEMORY
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.session import Session
 
 

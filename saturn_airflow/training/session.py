@@ -11,21 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow import guards, library
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.jobs import Job
-from saturn_airflow.training import failures, launching
-from saturn_airflow.training.failures import Failure, RanksFailedError
-from saturn_airflow.training.launching import Link
-from saturn_airflow.training.request import DoesNotFit, Measure, TrainRequest
-from saturn_airflow.training.runs import RunSpec
+from saturn_airflow import library
+from saturn_airflow.launch import failures, launching
+from saturn_airflow.launch.failures import Failure, RanksFailedError
+from saturn_airflow.launch.launching import Link
+from saturn_airflow.launch.request import DoesNotFit, Measure, TrainRequest
+from saturn_airflow.launch.runs import RunSpec
+from saturn_airflow.model import guards
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.jobs import Job
 
 __all__ = ["DoesNotFit", "Session"]
 
 Parameters = Mapping[str, Any]
 _LOOP = "saturn_airflow.training.loop:train"
-_GUARDED = "saturn_airflow.training.guarded:measure"
-_GUARD_ALONE = "saturn_airflow.training.guarded:check"
+_GUARDED = "saturn_airflow.training.guarding.guarded:measure"
+_GUARD_ALONE = "saturn_airflow.training.guarding.guarded:check"
 # With less time left no further job is guarded in a trial; its training will begin with that.
 _LEAST_SECONDS_TO_GUARD = 15.0
 # Where a job's folder keeps what the guard said before it was trained.
@@ -146,7 +147,7 @@ class Session:
 
     def verdicts(self, parameters: Parameters) -> dict[str, str]:
         """What the guard says of ``parameters`` for the trial's job and for those that share it, by their
-        :func:`~saturn_airflow.guards.mark`; nothing of those that time does not suffice for.
+        :func:`~saturn_airflow.model.guards.mark`; nothing of those that time does not suffice for.
         """
         spec, version = self._spec, library.get(self._spec.technique).version
         # Whoever trusts the technique says nothing of it to the others.

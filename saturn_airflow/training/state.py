@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from saturn_airflow.errors import JobError
-from saturn_airflow.training import plain_values, storing
-from saturn_airflow.training.group_state import GroupState
-from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import storing
+from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim.group_state import GroupState
 
 Tensors = dict[str, torch.Tensor]
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from saturn_airflow.demo.airflow import Airflow
-from saturn_airflow.demo.services import Services
+from saturn_airflow.demo.demo_services import Services
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ import mlflow
 import pytest
 
 from saturn_airflow import HParams, Job
-from saturn_airflow.training import progress, runs
+from saturn_airflow.launch import progress, runs
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 

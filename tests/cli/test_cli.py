@@ -16,11 +16,11 @@ import pytest
 from saturn_airflow import tracking
 from saturn_airflow.cli import COMMANDS, main, parser_of
 from saturn_airflow.commands.examples import EXAMPLES
-from saturn_airflow.folders import slug
-from saturn_airflow.jobs import Job
-from saturn_airflow.plan import Assignment, Plan
-from saturn_airflow.training import restarting
-from saturn_airflow.training.run_spec import RunSpec
+from saturn_airflow.launch import restarting
+from saturn_airflow.launch.run_spec import RunSpec
+from saturn_airflow.model.folders import slug
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.plan import Assignment, Plan
 
 ROOT = Path(__file__).parents[2]
 PLAN = Plan("nightly", "makespan", 100.0, 90.0, 1.5, (Assignment("a", "ddp", 2, "local", (0, 1), 0, 60),))

@@ -11,7 +11,7 @@ import pytest
 from saturn_airflow.cli import main
 from saturn_airflow.demo.run import run_demo
 from saturn_airflow.deployment.services import LocalServices
-from saturn_airflow.errors import SaturnError
+from saturn_airflow.model.errors import SaturnError
 
 
 class Nobody(LocalServices):

@@ -13,8 +13,8 @@ import pytest
 
 from saturn_airflow.cli import main
 from saturn_airflow.deployment.device_use import strangers
-from saturn_airflow.training import leases
-from saturn_airflow.training.leases import Holder
+from saturn_airflow.launch import leases
+from saturn_airflow.launch.leases import Holder
 
 
 def test_holders_and_waiters_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

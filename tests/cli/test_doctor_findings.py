@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from saturn_airflow.cluster import Cluster, Node
 from saturn_airflow.deployment import pools, survey
 from saturn_airflow.deployment.checks import check_nodes, examine_node
 from saturn_airflow.deployment.findings import Deployment, Finding
 from saturn_airflow.deployment.limits import check_limits
+from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.operators.inventory import record_pools
 
 NODE = Node("gpu-a", 2, kind="cpu")

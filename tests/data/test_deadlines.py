@@ -7,8 +7,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from saturn_airflow.deadlines import Deadline
-from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.model.deadlines import Deadline
+from saturn_airflow.model.errors import InvalidSweepError
 
 PARIS = ZoneInfo("Europe/Paris")
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saturn_airflow.definition import Change, Definition
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.model.definition import Change, Definition
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.jobs import HParams, Job
 
 JOB = Job("a", load_model="m:f", load_dataloader="d:f", model_args={"layers": 2}, hparams=HParams(lr=0.1))
 # One other value for each field of a job: whoever adds a field must say which it is.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saturn_airflow import HParams, InvalidSweepError, Job, grid
-from saturn_airflow.jobs import check_jobs
+from saturn_airflow.model.jobs import check_jobs
 
 
 def job(name: str = "gpt2", **fields: object) -> Job:

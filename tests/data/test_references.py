@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from saturn_airflow import InvalidSweepError
-from saturn_airflow.references import check, load
+from saturn_airflow.model.references import check, load
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ import torch
 from families.cells import Cell, first_steps, reference_keys, references, truths
 from families.family import find
 from families.verdicts import STEPS_BEFORE, Outcome, Result, judge, weights_in
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.launch.failures import RanksFailedError
+from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, TrainRequest
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import ranks as ranks_module
-from saturn_airflow.training.failures import RanksFailedError
-from saturn_airflow.training.guarded import check
+from saturn_airflow.training.guarding.guarded import check
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import ChangesResultError, DoesNotFit, TrainRequest
 
 #: A cell that gives no sign for so long hangs.
 SECONDS_PER_CELL = 40.0
@@ -212,5 +212,5 @@ def warm_up() -> None:
     here = str(Path(__file__).parents[1])
     if here not in sys.path:
         sys.path.insert(0, here)
-    forkserver.set_forkserver_preload(["saturn_airflow.training.warm_server", "families.warm"])
+    forkserver.set_forkserver_preload(["saturn_airflow.launch.warm_server", "families.warm"])
     forkserver.ensure_running()

@@ -18,24 +18,25 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from saturn_airflow import formats, tracking
-from saturn_airflow.cluster import Cluster
-from saturn_airflow.definition import Definition
-from saturn_airflow.estimates import Estimate, Trial
-from saturn_airflow.formats import FORMATS, NewerFormatError
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow import tracking
+from saturn_airflow.launch import progress, restarting, runs
+from saturn_airflow.launch.run_spec import RunSpec
+from saturn_airflow.launch.runs import Run
+from saturn_airflow.model import formats
+from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.definition import Definition
+from saturn_airflow.model.estimates import Estimate, Trial
+from saturn_airflow.model.formats import FORMATS, NewerFormatError
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.operators.context import readable
-from saturn_airflow.operators.plan import entries
-from saturn_airflow.operators.profile import broken_of
-from saturn_airflow.operators.waves import listed
-from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.operators.plan_task import entries
+from saturn_airflow.operators.profile_task import broken_of
+from saturn_airflow.operators.wave_tasks import listed
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.knowledge import Knowledge
 from saturn_airflow.profiling.options import by_key
-from saturn_airflow.rounds import Rounds
-from saturn_airflow.training import progress, restarting, runs
-from saturn_airflow.training.run_spec import RunSpec
-from saturn_airflow.training.runs import Run
 
 ROOT = Path(__file__).parents[2]
 FILES = Path(__file__).parent / "files"
@@ -110,7 +111,7 @@ def test_records_that_were_not_sent_are_sent(sweep: Path, uri: str) -> None:
     assert not tracking.has_unsent(sweep)
     assert not list(sweep.rglob("refused.jsonl"))
     mark = json.loads((sweep / "xcoms.json").read_text())["known"][0]["fingerprint"]
-    assert len(tracking.estimates.find(uri, [mark], {"torch": "2.13"})) == 1
+    assert len(tracking.estimate_store.find(uri, [mark], {"torch": "2.13"})) == 1
 
 
 def test_what_tasks_handed_on_is_read(sweep: Path) -> None:
@@ -225,9 +226,9 @@ def test_nodes_of_the_version_before_read_what_a_newer_head_hands_on(version: st
     assert handed["trials"]
     code = """
         import json, sys
-        from saturn_airflow.cluster import Node
-        from saturn_airflow.estimates import Trial
-        from saturn_airflow.jobs import Job
+        from saturn_airflow.model.cluster import Node
+        from saturn_airflow.model.estimates import Trial
+        from saturn_airflow.model.jobs import Job
         handed = json.load(sys.stdin)
         for trial in handed["trials"]:
             # As its ProfileOperator does.

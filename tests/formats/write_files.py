@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow import Cluster, HParams, Job, Node, tracking
-from saturn_airflow.estimates import Estimate, Trial
-from saturn_airflow.operators.plan import entries
-from saturn_airflow.operators.waves import listed
-from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.launch import runs
+from saturn_airflow.model.estimates import Estimate, Trial
+from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.operators.plan_task import entries
+from saturn_airflow.operators.wave_tasks import listed
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.knowledge import Knowledge
 from saturn_airflow.profiling.options import by_key
-from saturn_airflow.training import runs
 
 #: Where they are written first: the paths in them are the same on every machine.
 PLACE = Path("/tmp/saturn-files")
@@ -78,7 +78,7 @@ def write(to: Path) -> None:
         seconds_per_batch=0.01,
         batches=5,
     )
-    tracking.estimates.record(NOWHERE, [estimate], to, {"torch": "2.13"}, patience=0.0)
+    tracking.estimate_store.record(NOWHERE, [estimate], to, {"torch": "2.13"}, patience=0.0)
     (to / "xcoms.json").write_text(json.dumps(xcoms(estimate, sweep.to_dict()), indent=1))
     for leftover in (
         "lock",

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import wrong
 
 from saturn_airflow import library
-from saturn_airflow.errors import JobError
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, TrainRequest
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import ranks as ranks_module
-from saturn_airflow.training.guarded import check
+from saturn_airflow.training.guarding.guarded import check
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import ChangesResultError, DoesNotFit, TrainRequest
 
 
 class Cell(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Categorical, Normal
 
-from saturn_airflow.training.randomness import still
+from saturn_airflow.training.guarding.randomness import still
 
 WEIGHTS = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]])
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from checking import job
 
-from saturn_airflow import guards
-from saturn_airflow.cluster import Node
-from saturn_airflow.estimates import Estimate, Trial
-from saturn_airflow.jobs import Job
+from saturn_airflow.launch import runs
+from saturn_airflow.launch.request import Measure
+from saturn_airflow.launch.runs import RunSpec
+from saturn_airflow.model import guards
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.estimates import Estimate, Trial
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.profiling.measure import measure
-from saturn_airflow.training import runs
-from saturn_airflow.training.request import Measure
-from saturn_airflow.training.runs import RunSpec
 
 pytestmark = pytest.mark.ranks
 

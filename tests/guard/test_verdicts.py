@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from saturn_airflow import guards
-from saturn_airflow.cluster import Cluster, Node
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.estimates import Estimate
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.model import guards
+from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.estimates import Estimate
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.profiling.blame import measured_with_any
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.knowledge import Knowledge

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from saturn_airflow.errors import JobError
 from saturn_airflow.library import BaseTechnique
-from saturn_airflow.training.parallel import Parallel
-from saturn_airflow.training.replicating import Replicated
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.parallelism.replicating import Replicated
 
 
 class _Wrong(BaseTechnique):

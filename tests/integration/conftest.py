@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from saturn_airflow.demo.airflow import Airflow
-from saturn_airflow.demo.services import NO_SCHEDULE
+from saturn_airflow.demo.demo_services import NO_SCHEDULE
 from saturn_airflow.deployment.local import LocalCluster
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from typing import Any
 import mlflow
 import psutil
 
-from saturn_airflow.training import leases, runs
+from saturn_airflow.launch import leases, runs
 
 
 class Watched:

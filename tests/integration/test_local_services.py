@@ -16,7 +16,7 @@ import pytest
 from saturn_airflow.deployment.compose import ComposeError
 from saturn_airflow.deployment.local import LocalCluster
 from saturn_airflow.deployment.processes import Processes, free_port
-from saturn_airflow.errors import SaturnError
+from saturn_airflow.model.errors import SaturnError
 
 SATURN = str(Path(sys.executable).parent / "saturn")
 COMPOSE = """

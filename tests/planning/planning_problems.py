@@ -7,9 +7,9 @@ from pathlib import Path
 from hypothesis import strategies as st
 from plan_checker import faults
 
-from saturn_airflow.cluster import Node
-from saturn_airflow.plan import Plan
-from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
 
 INSTANCES = Path(__file__).parents[2] / "benchmarks" / "instances"
 

@@ -10,18 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_problems import INSTANCES, makespan, optimum, problems
 
-from saturn_airflow.cluster import Node
-from saturn_airflow.planning import annealing
-from saturn_airflow.planning.arrays import Ints, merged, modes_of
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.planning.clock import Clock, LookClock
-from saturn_airflow.planning.draws import draw, seeded
-from saturn_airflow.planning.exact import Attempt
-from saturn_airflow.planning.instance import Instance, group
-from saturn_airflow.planning.listing import list_schedule
-from saturn_airflow.planning.node_packing import NotSettledError, Packer, Sharer
-from saturn_airflow.planning.pool_search import PoolSearch
-from saturn_airflow.planning.schedule import makespan as ends_at
-from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.planning.exact_search.node_packing import NotSettledError, Packer, Sharer
+from saturn_airflow.planning.exact_search.sharings import Attempt
+from saturn_airflow.planning.heuristics import annealing
+from saturn_airflow.planning.heuristics.ejection_pool import PoolSearch
+from saturn_airflow.planning.heuristics.list_scheduling import list_schedule
+from saturn_airflow.planning.heuristics.xorshift import draw, seeded
+from saturn_airflow.planning.instances.arrays import Ints, merged, modes_of
+from saturn_airflow.planning.instances.instance import Instance, group
+from saturn_airflow.planning.instances.schedule import makespan as ends_at
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -144,7 +144,7 @@ def test_planning_goes_on_while_nothing_is_compiled_yet() -> None:
     code = """
 import sys, threading
 from saturn_airflow.planning import solve, warming
-from saturn_airflow.problem import Problem
+from saturn_airflow.model.problem import Problem
 warming.warm = lambda: threading.Event().wait()
 plan = solve(Problem.read(sys.argv[1]), time_limit=3.0)
 assert plan.assignments and 0 < plan.lower_bound <= plan.makespan

@@ -12,15 +12,16 @@ from planning_problems import (
     problems,
 )
 
-from saturn_airflow.cluster import Node
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.planning import baselines, solve
-from saturn_airflow.planning.bounds import mean_completion_bound, simple_bound
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.planning import solve
 from saturn_airflow.planning.clock import Clock
-from saturn_airflow.planning.destructive import Answer, Refuter, least_area
-from saturn_airflow.planning.instance import group
-from saturn_airflow.planning.relaxation import bound
-from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.planning.instances.instance import group
+from saturn_airflow.planning.lower_bounds.area import mean_completion_bound, simple_bound
+from saturn_airflow.planning.lower_bounds.destructive import Answer, Refuter, least_area
+from saturn_airflow.planning.lower_bounds.relaxation import bound
+from saturn_airflow.planning.presenting import baselines
 
 CLOSE = 1 + 1e-6
 slow = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

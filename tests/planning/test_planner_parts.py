@@ -7,21 +7,30 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_problems import INSTANCES, assert_valid, makespan, optimum, problems
 
-from saturn_airflow.cluster import Node
-from saturn_airflow.plan import Plan
-from saturn_airflow.planning import annealing, dual_feasible, exact
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.exact_search import sharings
+from saturn_airflow.planning.exact_search.node_packing import NotSettledError, Packer
+from saturn_airflow.planning.exact_search.proofs import Climb, Descent
+from saturn_airflow.planning.heuristics import annealing
+from saturn_airflow.planning.heuristics.ejection_pool import PoolSearch
+from saturn_airflow.planning.heuristics.list_scheduling import list_schedule
+from saturn_airflow.planning.heuristics.tree_packing import TreePacker
 from saturn_airflow.planning.incumbent import Incumbent
-from saturn_airflow.planning.instance import Instance, group
-from saturn_airflow.planning.listing import list_schedule
-from saturn_airflow.planning.node_packing import NotSettledError, Packer
+from saturn_airflow.planning.instances.instance import Instance, group
+from saturn_airflow.planning.instances.schedule import (
+    Placed,
+    Schedule,
+    assignments,
+    colour,
+    left_shift,
+    times,
+)
+from saturn_airflow.planning.instances.schedule import makespan as ends_at
+from saturn_airflow.planning.lower_bounds import dual_feasible
 from saturn_airflow.planning.objectives import Objective
-from saturn_airflow.planning.pool_search import PoolSearch
-from saturn_airflow.planning.proofs import Climb, Descent
-from saturn_airflow.planning.schedule import Placed, Schedule, assignments, colour, left_shift, times
-from saturn_airflow.planning.schedule import makespan as ends_at
-from saturn_airflow.planning.tree_packing import TreePacker
-from saturn_airflow.problem import Option, PlannedJob, Problem
 
 many = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 some = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
@@ -105,7 +114,7 @@ def test_exact_finds_a_schedule_where_there_is_one_and_only_there(problem: Probl
     instance = group(problem)
     shortest = optimum(problem, makespan)
     end = shortest * (share if abs(share - 1) > 1e-3 else 1.001)
-    found = exact.schedule_by(instance, end, Clock(60))
+    found = sharings.schedule_by(instance, end, Clock(60))
     assert (found is not None) == (end > shortest)
     if found is not None:
         assert ends_at(instance, found) <= end * (1 + 1e-9)
@@ -115,10 +124,10 @@ def test_exact_finds_a_schedule_where_there_is_one_and_only_there(problem: Probl
 @pytest.mark.parametrize(("name", "shortest"), [("txt-1x8", 83054), ("img-2x8", 44551), ("img-8-4-4", 44617)])
 def test_exact_settles_the_paper_workloads_to_the_second(name: str, shortest: float) -> None:
     instance = group(Problem.read(INSTANCES / f"{name}.json"))
-    found = exact.schedule_by(instance, shortest, Clock(120))
+    found = sharings.schedule_by(instance, shortest, Clock(120))
     assert found is not None
     assert ends_at(instance, found) == shortest
-    assert exact.schedule_by(instance, shortest - 0.5, Clock(120)) is None
+    assert sharings.schedule_by(instance, shortest - 0.5, Clock(120)) is None
 
 
 def test_a_list_leaves_room_for_jobs_that_are_bound_to_a_node() -> None:
@@ -131,9 +140,9 @@ def test_a_list_leaves_room_for_jobs_that_are_bound_to_a_node() -> None:
 
 def test_too_many_sets_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = group(Problem.read(INSTANCES / "distinct20-2x8.json"))
-    monkeypatch.setattr(exact, "_MOST_SETS", 8)
+    monkeypatch.setattr(sharings, "_MOST_SETS", 8)
     with pytest.raises(NotSettledError):
-        exact.schedule_by(instance, 100_000, Clock(60))
+        sharings.schedule_by(instance, 100_000, Clock(60))
 
 
 @some

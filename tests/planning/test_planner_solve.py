@@ -9,12 +9,13 @@ import sys
 import pytest
 from planning_problems import INSTANCES, assert_valid
 
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.planning import baselines, replan, solve
-from saturn_airflow.planning.explaining import explain
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.planning import replan, solve
 from saturn_airflow.planning.incumbent import Progress
-from saturn_airflow.planning.replanning import remaining
-from saturn_airflow.problem import Problem
+from saturn_airflow.planning.online.replanning import remaining
+from saturn_airflow.planning.presenting import baselines
+from saturn_airflow.planning.presenting.explaining import explain
 
 NAMES = sorted(path.stem for path in INSTANCES.glob("*.json"))
 

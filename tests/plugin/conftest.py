@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from synthetic import Sweep, utc_now
 
 from saturn_airflow.demo.airflow import Airflow
-from saturn_airflow.demo.services import Services
+from saturn_airflow.demo.demo_services import Services
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "screenshots"

@@ -17,7 +17,7 @@ from airflow.models.xcom import XComModel
 from sqlalchemy import create_engine, insert, select
 from sqlalchemy.orm import Session
 
-from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.model.plan import Assignment, Plan
 
 TECHNIQUES = {
     1: ("single", "spill"),

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from synthetic import RUN
 
 from saturn_airflow.plugin import PREFIX, SaturnPlugin
-from saturn_airflow.plugin.reading import read_run, read_sweeps
+from saturn_airflow.plugin.queries import read_run, read_sweeps
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 LARGE = f"/saturn/plan/large/{RUN}"

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.plugin.choice import job_choice
 from saturn_airflow.plugin.overview import sweep_page
-from saturn_airflow.plugin.reading import Record, Task
+from saturn_airflow.plugin.queries import Record, Task
 
 MADE, NOW = 1000.0, 1100.0
 NODES = [{"name": "a", "devices": 2, "kind": "cpu"}, {"name": "idle", "devices": 4, "kind": "cpu"}]

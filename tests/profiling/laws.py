@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from saturn_airflow import BaseTechnique, Cluster, HParams, Job, Node, library
-from saturn_airflow.estimates import Estimate, Key
-from saturn_airflow.plan import Plan
+from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.problem import Problem
 from saturn_airflow.planning import solve
-from saturn_airflow.problem import Problem
 from saturn_airflow.profiling.knowledge import Knowledge
 
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import TECHNIQUES, cluster, job, measure
 
-from saturn_airflow.errors import JobError
-from saturn_airflow.estimates import Estimate, Key, Trial
-from saturn_airflow.jobs import Job
-from saturn_airflow.operators.plan import to_plan
-from saturn_airflow.operators.profile import broken_of
-from saturn_airflow.operators.waves import Learned
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.estimates import Estimate, Key, Trial
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.operators.plan_task import to_plan
+from saturn_airflow.operators.profile_task import broken_of
+from saturn_airflow.operators.wave_tasks import Learned
 from saturn_airflow.profiling import waves
 from saturn_airflow.profiling.blame import DoubtfulError, measured_with_any
 from saturn_airflow.profiling.knowledge import Knowledge

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from saturn_airflow import cli
-from saturn_airflow.estimates import Estimate
-from saturn_airflow.tracking import estimates
+from saturn_airflow.model.estimates import Estimate
+from saturn_airflow.tracking import estimate_store
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,9 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
         Estimate(fingerprint="a" * 16, technique="fsdp", devices=2, kind="cpu", reason="out of memory [x]"),
         Estimate(fingerprint="b" * 16, technique="ddp", devices=1, stale="off by 40%", **usual),
     ]
-    estimates.record(uri, found, folder, {"torch": "2"}, jobs={"a" * 16: "gpt2", "b" * 16: "vit [small]"})
+    estimate_store.record(
+        uri, found, folder, {"torch": "2"}, jobs={"a" * 16: "gpt2", "b" * 16: "vit [small]"}
+    )
     return uri
 
 

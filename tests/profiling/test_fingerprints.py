@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from saturn_airflow import HParams, Job
-from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.profiling.fingerprints import fingerprint
 
 

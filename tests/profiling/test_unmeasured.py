@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saturn_airflow.estimates import Estimate, Key
+from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.profiling.unmeasured import hopeless, interpolated, optimistic
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from laws import cluster, job, measure, plan
 
 from saturn_airflow import Cluster, Job
-from saturn_airflow.estimates import Estimate, Key
+from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.profiling import waves
 from saturn_airflow.profiling.knowledge import Knowledge
 from saturn_airflow.profiling.trials import strategies, trials_of

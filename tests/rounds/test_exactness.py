@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from saturn_airflow import HParams, Job
-from saturn_airflow.training import progress, runs
+from saturn_airflow.launch import progress, runs
 
 pytestmark = pytest.mark.ranks
 

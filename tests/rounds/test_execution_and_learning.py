@@ -8,18 +8,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from planning_problems import problems
 
-from saturn_airflow.cluster import Node
-from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.planning import solve
-from saturn_airflow.planning.adoption import Effort, decide
 from saturn_airflow.planning.clock import LookClock
-from saturn_airflow.planning.execution import Place, Situation, execute, keep_places
-from saturn_airflow.planning.foresight import foresee
-from saturn_airflow.planning.instance import group
-from saturn_airflow.planning.learning import Seen, corrected
-from saturn_airflow.planning.schedule import Placed, assignments
-from saturn_airflow.planning.simulation import truth, with_launches
-from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.planning.heuristics.foresight import foresee
+from saturn_airflow.planning.instances.instance import group
+from saturn_airflow.planning.instances.schedule import Placed, assignments
+from saturn_airflow.planning.online.adoption import Effort, decide
+from saturn_airflow.planning.online.execution import Place, Situation, execute, keep_places
+from saturn_airflow.planning.online.learning import Seen, corrected
+from saturn_airflow.planning.online.simulation import truth, with_launches
 
 QUICK = Effort(time_limit=0.02, repeatable=True)
 

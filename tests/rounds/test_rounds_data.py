@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saturn_airflow import selection
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.rounds import Rounds
-from saturn_airflow.selection import Chosen, MedianStopping, SuccessiveHalving, select
+from saturn_airflow.model import selection
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.selection import Chosen, MedianStopping, SuccessiveHalving, select
 
 
 @pytest.mark.parametrize(

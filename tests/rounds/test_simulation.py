@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from planning_problems import INSTANCES, problems
 
 from saturn_airflow.cli import main
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.planning.simulation import Costs, Failure, clairvoyant, simulate, truth
-from saturn_airflow.problem import Problem
-from saturn_airflow.rounds import Rounds
-from saturn_airflow.selection import Chosen, MedianStopping, SuccessiveHalving
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.selection import Chosen, MedianStopping, SuccessiveHalving
+from saturn_airflow.planning.online.simulation import Costs, Failure, clairvoyant, simulate, truth
 
 TXT = Problem.read(INSTANCES / "txt-2x8.json")
 QUICK = 0.1

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from saturn_airflow import Cluster, Job, Node
+from saturn_airflow.launch import restarting, runs
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.round_outcomes import standing_plans
 from saturn_airflow.operators.round_plan import RoundPlanOperator
-from saturn_airflow.problem import Option, PlannedJob, Problem
-from saturn_airflow.rounds import Rounds
-from saturn_airflow.training import restarting, runs
 
 FIRST, SECOND = 100.0, 200.0
 

@@ -9,11 +9,11 @@ import time
 import pytest
 
 from saturn_airflow import HParams, Job
+from saturn_airflow.launch import leases, progress, runs
+from saturn_airflow.model.plan import Plan
 from saturn_airflow.operators.round_plan import _staying, situation_of
-from saturn_airflow.plan import Plan
-from saturn_airflow.planning.adoption import Decision
-from saturn_airflow.planning.execution import Place
-from saturn_airflow.training import leases, progress, runs
+from saturn_airflow.planning.online.adoption import Decision
+from saturn_airflow.planning.online.execution import Place
 
 PLAN = Plan("makespan", "makespan", 10.0, 0.0, 0.0, ())
 

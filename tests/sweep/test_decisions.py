@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saturn_airflow import Cluster, HParams, Job, Node
-from saturn_airflow.estimates import Estimate
+from saturn_airflow.model.estimates import Estimate
+from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.operators import context
-from saturn_airflow.operators.plan import before, why_nowhere
-from saturn_airflow.operators.report import actual_speeds, best_of, estimate_errors, summarize
-from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.operators.plan_task import before, why_nowhere
+from saturn_airflow.operators.report_task import actual_speeds, best_of, estimate_errors, summarize
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of, total_batches
 from saturn_airflow.profiling.trials import device_counts

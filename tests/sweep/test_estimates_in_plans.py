@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from saturn_airflow import Cluster, HParams, Job, Node
-from saturn_airflow.estimates import Estimate, Key
-from saturn_airflow.operators.plan import choices, why_nowhere
-from saturn_airflow.operators.report import actual_speeds, drifted, stages, table
-from saturn_airflow.plan import Assignment, Plan
-from saturn_airflow.problem import PlannedJob, Problem
+from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.model.problem import PlannedJob, Problem
+from saturn_airflow.operators.plan_task import choices, why_nowhere
+from saturn_airflow.operators.report_task import actual_speeds, drifted, stages, table
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of
 

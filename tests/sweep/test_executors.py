@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk import DAG
 
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
-from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.operators.executors import check_executor, of_node_tasks
 
 JOB = Job("only", "small_jobs:linear", "small_jobs:noise", "small_jobs:squared", hparams=HParams(batches=5))

@@ -16,7 +16,7 @@ from saturn_airflow import plugin
 from saturn_airflow.plugin import SaturnPlugin
 
 PACKAGE = Path(saturn_airflow.__file__).parent
-INSIDE = ("operators/inside.py", "plugin/inside.py")
+INSIDE = ("operators/airflow_internals.py", "plugin/web_internals.py")
 #: Airflow's public interface: https://airflow.apache.org/docs/apache-airflow/stable/public-airflow-interface.html
 PUBLIC = ("airflow.sdk", "airflow.sdk.exceptions", "airflow.sdk.types", "airflow.plugins_manager")
 
@@ -42,7 +42,7 @@ def test_nothing_else_is_used_of_airflow_than_its_public_interface() -> None:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has not loaded the pages."""
-    for name in ("app", "reading", "overview", "inside"):
+    for name in ("app", "queries", "overview", "web_internals"):
         monkeypatch.delitem(sys.modules, f"saturn_airflow.plugin.{name}", raising=False)
         monkeypatch.delattr(plugin, name, raising=False)
     plugin._app.cache_clear()
@@ -50,7 +50,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin._app.cache_clear()
 
 
-@pytest.mark.parametrize("symbol", symbols("plugin/inside.py"), ids=lambda symbol: symbol[1])
+@pytest.mark.parametrize("symbol", symbols("plugin/web_internals.py"), ids=lambda symbol: symbol[1])
 def test_pages_that_can_not_be_loaded_are_left_out_with_one_line(
     symbol: tuple[str, str], fresh: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,12 +14,12 @@ from airflow.sdk import DAG
 
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 from saturn_airflow.cli import main
-from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.launch import leases
+from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.operators import inventory
 from saturn_airflow.operators.context import leases_folder
 from saturn_airflow.operators.pruning import prune
 from saturn_airflow.tracking.outbox import Outbox
-from saturn_airflow.training import leases
 
 JOB = Job("only", "small_jobs:linear", "small_jobs:noise", "small_jobs:squared", hparams=HParams(batches=5))
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from saturn_airflow.cluster import Cluster, Node
-from saturn_airflow.operators.plan import PlanOperator
-from saturn_airflow.operators.report import lateness, table
-from saturn_airflow.planning.adoption import Effort, decide
-from saturn_airflow.planning.execution import Place, Situation
-from saturn_airflow.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.operators.plan_task import PlanOperator
+from saturn_airflow.operators.report_task import lateness, table
+from saturn_airflow.planning.online.adoption import Effort, decide
+from saturn_airflow.planning.online.execution import Place, Situation
 
 NODE = Node("n", 2, "cpu")
 

@@ -10,7 +10,7 @@ from airflow.sdk import DAG, RetryAction
 from airflow.sdk.exceptions import AirflowException
 
 from saturn_airflow import Cluster, Job, Node, SaturnSweepOperator
-from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.model.errors import InvalidSweepError
 
 JOB = Job("small", load_model="json:loads", load_dataloader="json:loads")
 

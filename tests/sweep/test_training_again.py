@@ -13,9 +13,9 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow import HParams, Job, tracking
-from saturn_airflow.operators import beginning, train
-from saturn_airflow.operators.train import TrainOperator
-from saturn_airflow.training import restarting, runs
+from saturn_airflow.launch import restarting, runs
+from saturn_airflow.operators import beginning, train_task
+from saturn_airflow.operators.train_task import TrainOperator
 
 pytestmark = pytest.mark.ranks
 
@@ -172,7 +172,7 @@ def sweep(tmp_path: Path, uri: str, request: pytest.FixtureRequest, monkeypatch:
     monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
     monkeypatch.setenv("AIRFLOW__SATURN__LEASES_FOLDER", str(tmp_path / "leases"))
     monkeypatch.syspath_prepend(USERLAND)
-    for module in (train, beginning):
+    for module in (train_task, beginning):
         monkeypatch.setattr(module, "mlflow_uri", lambda: uri)
     return Sweep(tmp_path, uri, request.node.originalname)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saturn_airflow.errors import InvalidSweepError
+from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.operators import wishes
 
 JOBS = ["a", "b"]

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.launch.request import DoesNotFit, TrainRequest
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import DoesNotFit, TrainRequest
 
 
 @dataclass(frozen=True)

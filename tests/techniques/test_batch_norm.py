@@ -11,7 +11,7 @@ import pytest
 from cells import Outcome, Strategy, job, run
 from cells import request as train_request
 
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.model.jobs import HParams, Job
 
 Record = Callable[[str, float, float], None]
 pytestmark = pytest.mark.ranks

@@ -15,7 +15,7 @@ from cells import Strategy, deviation, job, run
 from cells import request as train_request
 
 from saturn_airflow import library
-from saturn_airflow.jobs import HParams
+from saturn_airflow.model.jobs import HParams
 from saturn_airflow.training import ranks
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,7 +10,7 @@ import pytest
 from cells import Outcome, Strategy, deviation, job, run
 from cells import request as train_request
 
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.model.jobs import HParams, Job
 
 Record = Callable[[str, float, float], None]
 # One fixture runs all cells: beside the other half of the suite more than three minutes were seen.

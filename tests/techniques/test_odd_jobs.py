@@ -17,12 +17,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from saturn_airflow import references
-from saturn_airflow.jobs import HParams
-from saturn_airflow.training.elementwise import refuse_coupled
-from saturn_airflow.training.mixing import refuse_mixing
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.model import references
+from saturn_airflow.model.jobs import HParams
+from saturn_airflow.training.optim.elementwise import refuse_coupled
+from saturn_airflow.training.optim.mixing import refuse_mixing
 from saturn_airflow.training.ranks import Ranks, launch
-from saturn_airflow.training.request import DoesNotFit
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
 

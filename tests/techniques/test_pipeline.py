@@ -13,7 +13,7 @@ import torch
 from cells import Outcome, Strategy, job, run
 from cells import request as train_request
 
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.model.jobs import HParams, Job
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 

@@ -10,12 +10,12 @@ import pytest
 from cells import job
 
 from saturn_airflow import library
-from saturn_airflow.cluster import Node
-from saturn_airflow.estimates import Trial
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.launch.failures import Failure, RanksFailedError
+from saturn_airflow.launch.request import Measure
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.estimates import Trial
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.profiling.measure import measure
-from saturn_airflow.training.failures import Failure, RanksFailedError
-from saturn_airflow.training.request import Measure
 
 TECHNIQUES = ["ddp", "fsdp", "pipeline", "single", "spill", "tensor"]
 

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from saturn_airflow.cluster import Node
-from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.tracking import chart
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from saturn_airflow import tracking
-from saturn_airflow.tracking.runs import JobRun, SweepRun
+from saturn_airflow.tracking.mlflow_runs import JobRun, SweepRun
 
 # Each process is a new one, but for the seconds that importing MLflow takes.
 PROCESSES = multiprocessing.get_context("forkserver")

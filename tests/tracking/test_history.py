@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from saturn_airflow.estimates import Estimate
-from saturn_airflow.tracking import estimates, server
+from saturn_airflow.model.estimates import Estimate
+from saturn_airflow.tracking import estimate_store, server
 
 
 def estimate(fingerprint: str, **changes: Any) -> Estimate:
@@ -41,7 +41,7 @@ def mark() -> str:
 
 
 def runs(uri: str, fingerprint: str) -> list[Any]:
-    experiment = server.experiment_id(uri, estimates.EXPERIMENT)
+    experiment = server.experiment_id(uri, estimate_store.EXPERIMENT)
     return list(server.client(uri).search_runs([experiment], f"params.fingerprint = '{fingerprint}'"))
 
 
@@ -53,18 +53,18 @@ def test_what_was_measured_is_found_again(uri: str, mark: str, tmp_path: Path) -
         estimate(mark, technique="fsdp", reason="out of memory", seconds_per_batch=0.0, batches=0),
         estimate(mark[::-1]),
     ]
-    assert estimates.record(uri, measured, tmp_path)
-    found = estimates.find(uri, [mark])
+    assert estimate_store.record(uri, measured, tmp_path)
+    found = estimate_store.find(uri, [mark])
     assert all(began - 0.001 <= e.observed_at <= time.time() for e in found)
     assert {e.key: dataclasses.replace(e, observed_at=0) for e in found} == {
         e.key: dataclasses.replace(e, source="history") for e in measured[:3]
     }
-    assert len(estimates.find(uri, [mark, mark[::-1], mark])) == 4
-    assert estimates.find(uri, ["unknown"]) == []
+    assert len(estimate_store.find(uri, [mark, mark[::-1], mark])) == 4
+    assert estimate_store.find(uri, ["unknown"]) == []
 
 
 def test_people_can_compare_estimates(uri: str, mark: str, tmp_path: Path) -> None:
-    estimates.record(uri, [estimate(mark)], tmp_path)
+    estimate_store.record(uri, [estimate(mark)], tmp_path)
     (run,) = runs(uri, mark)
     assert run.info.status == "FINISHED"
     assert run.data.params == {"fingerprint": mark, "technique": "ddp", "devices": "2", "kind": "cpu"}
@@ -74,16 +74,20 @@ def test_people_can_compare_estimates(uri: str, mark: str, tmp_path: Path) -> No
 
 
 def test_only_what_was_measured_is_recorded(uri: str, mark: str, tmp_path: Path) -> None:
-    estimates.record(uri, [estimate(mark, source="interpolated"), estimate(mark, source="history")], tmp_path)
-    assert estimates.find(uri, [mark]) == []
+    estimate_store.record(
+        uri, [estimate(mark, source="interpolated"), estimate(mark, source="history")], tmp_path
+    )
+    assert estimate_store.find(uri, [mark]) == []
 
 
 def test_the_actual_speed_weighs_by_how_many_batches_it_was_seen_over(
     uri: str, mark: str, tmp_path: Path
 ) -> None:
-    estimates.record(uri, [estimate(mark)], tmp_path)
-    estimates.update(uri, [estimate(mark, seconds_per_batch=0.6, setup_seconds=4.0, batches=95)], tmp_path)
-    (found,) = estimates.find(uri, [mark])
+    estimate_store.record(uri, [estimate(mark)], tmp_path)
+    estimate_store.update(
+        uri, [estimate(mark, seconds_per_batch=0.6, setup_seconds=4.0, batches=95)], tmp_path
+    )
+    (found,) = estimate_store.find(uri, [mark])
     assert found.seconds_per_batch == pytest.approx((0.5 * 5 + 0.6 * 95) / 100, rel=1e-3)
     assert found.setup_seconds == pytest.approx(3.0, rel=1e-3)
     assert found.batches == 100
@@ -95,10 +99,10 @@ def test_what_was_only_tried_is_as_much_slower_as_training_made_the_others(
     embedded_uri: str, mark: str, tmp_path: Path
 ) -> None:
     fsdp = {"technique": "fsdp", "seconds_per_batch": 0.4}
-    estimates.record(embedded_uri, [estimate(mark, batches=10), estimate(mark, **fsdp)], tmp_path)
-    estimates.record(embedded_uri, [estimate(mark, kind="a100", **fsdp)], tmp_path)
-    estimates.update(embedded_uri, [estimate(mark, seconds_per_batch=0.6, batches=90)], tmp_path)
-    found = {(e.technique, e.kind): e.seconds_per_batch for e in estimates.find(embedded_uri, [mark])}
+    estimate_store.record(embedded_uri, [estimate(mark, batches=10), estimate(mark, **fsdp)], tmp_path)
+    estimate_store.record(embedded_uri, [estimate(mark, kind="a100", **fsdp)], tmp_path)
+    estimate_store.update(embedded_uri, [estimate(mark, seconds_per_batch=0.6, batches=90)], tmp_path)
+    found = {(e.technique, e.kind): e.seconds_per_batch for e in estimate_store.find(embedded_uri, [mark])}
     assert found["ddp", "cpu"] == pytest.approx(0.59, rel=1e-3)
     assert found["fsdp", "cpu"] == pytest.approx(0.4 * 0.59 / 0.5, rel=1e-3)
     assert found["fsdp", "a100"] == 0.4, "another kind of device may have no such neighbours"
@@ -110,21 +114,21 @@ def test_old_observations_count_less() -> None:
         {"time": 0, "estimate": estimate("f", seconds_per_batch=1.0)},
         {"time": 28 * day, "estimate": estimate("f", seconds_per_batch=2.0)},
     ]
-    found = estimates._combined(seen)
+    found = estimate_store._combined(seen)
     assert found is not None
     assert found.seconds_per_batch == pytest.approx((1.0 * 0.25 + 2.0) / 1.25)
 
 
 def test_other_parameters_or_a_new_reason_replace_what_was_known(uri: str, mark: str, tmp_path: Path) -> None:
-    estimates.record(uri, [estimate(mark, seconds_per_batch=9.0)], tmp_path)
-    estimates.record(uri, [estimate(mark, parameters={"micro_batches": 8})], tmp_path)
-    (found,) = estimates.find(uri, [mark])
+    estimate_store.record(uri, [estimate(mark, seconds_per_batch=9.0)], tmp_path)
+    estimate_store.record(uri, [estimate(mark, parameters={"micro_batches": 8})], tmp_path)
+    (found,) = estimate_store.find(uri, [mark])
     assert (found.seconds_per_batch, found.parameters) == (0.5, {"micro_batches": 8})
-    estimates.record(uri, [estimate(mark, reason="out of memory")], tmp_path)
-    (found,) = estimates.find(uri, [mark])
+    estimate_store.record(uri, [estimate(mark, reason="out of memory")], tmp_path)
+    (found,) = estimate_store.find(uri, [mark])
     assert found.reason == "out of memory"
-    estimates.record(uri, [estimate(mark)], tmp_path)
-    (found,) = estimates.find(uri, [mark])
+    estimate_store.record(uri, [estimate(mark)], tmp_path)
+    (found,) = estimate_store.find(uri, [mark])
     assert found.reason is None
 
 
@@ -132,9 +136,9 @@ def test_estimates_of_other_versions_are_ignored_with_a_note(
     uri: str, mark: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    estimates.record(uri, [estimate(mark)], tmp_path, {"torch": "2.13"})
-    assert len(estimates.find(uri, [mark], {"torch": "2.13"})) == 1
-    assert estimates.find(uri, [mark], {"torch": "2.14"}) == []
+    estimate_store.record(uri, [estimate(mark)], tmp_path, {"torch": "2.13"})
+    assert len(estimate_store.find(uri, [mark], {"torch": "2.13"})) == 1
+    assert estimate_store.find(uri, [mark], {"torch": "2.14"}) == []
     assert "'torch': '2.13'} is ignored" in caplog.text
 
 
@@ -145,7 +149,7 @@ ANOTHER_FORMAT = {
     "versions": {},
     "estimate": estimate("x").to_dict(),
 }
-ANOTHER_FIELD = {**ANOTHER_FORMAT, "format": estimates.FORMAT, "estimate": {"colour": "red"}}
+ANOTHER_FIELD = {**ANOTHER_FORMAT, "format": estimate_store.FORMAT, "estimate": {"colour": "red"}}
 
 
 @pytest.mark.parametrize("other", [json.dumps(ANOTHER_FORMAT), json.dumps(ANOTHER_FIELD), "not json", "3"])
@@ -153,46 +157,46 @@ def test_records_in_another_format_are_ignored_with_a_note(
     embedded_uri: str, mark: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, other: str
 ) -> None:
     caplog.set_level(logging.INFO)
-    estimates.record(embedded_uri, [estimate(mark)], tmp_path)
+    estimate_store.record(embedded_uri, [estimate(mark)], tmp_path)
     (run,) = runs(embedded_uri, mark)
     server.client(embedded_uri).set_tag(run.info.run_id, "saturn.observation.other", other)
-    (found,) = estimates.find(embedded_uri, [mark])
+    (found,) = estimate_store.find(embedded_uri, [mark])
     assert found.fingerprint == mark
     assert "ignored" in caplog.text
-    assert estimates.record(embedded_uri, [estimate(mark)], tmp_path)
+    assert estimate_store.record(embedded_uri, [estimate(mark)], tmp_path)
 
 
 def test_sending_an_estimate_again_changes_nothing(uri: str, mark: str, tmp_path: Path) -> None:
-    estimates.record(uri, [estimate(mark)], tmp_path)
+    estimate_store.record(uri, [estimate(mark)], tmp_path)
     before = runs(uri, mark)[0].data.tags
     (tmp_path / "mlflow" / "sent.json").unlink()
-    assert estimates.record(uri, [], tmp_path)
+    assert estimate_store.record(uri, [], tmp_path)
     assert runs(uri, mark)[0].data.tags == before
 
 
 def test_the_retry_of_a_task_adds_nothing(embedded_uri: str, mark: str, tmp_path: Path) -> None:
     for sweep in ("one", "one", "two"):
-        estimates.update(embedded_uri, [estimate(mark, batches=10)], tmp_path / sweep)
-    (found,) = estimates.find(embedded_uri, [mark])
+        estimate_store.update(embedded_uri, [estimate(mark, batches=10)], tmp_path / sweep)
+    (found,) = estimate_store.find(embedded_uri, [mark])
     assert found.batches == 20
 
 
 def test_the_oldest_observations_make_room(embedded_uri: str, mark: str, tmp_path: Path) -> None:
-    for n in range(estimates.KEPT + 3):
-        estimates.record(embedded_uri, [estimate(mark, batches=1, seconds_per_batch=float(n))], tmp_path)
+    for n in range(estimate_store.KEPT + 3):
+        estimate_store.record(embedded_uri, [estimate(mark, batches=1, seconds_per_batch=float(n))], tmp_path)
     (run,) = runs(embedded_uri, mark)
     seconds = [
         json.loads(value)["estimate"]["seconds_per_batch"]
         for key, value in run.data.tags.items()
         if key.startswith("saturn.observation.")
     ]
-    assert sorted(seconds) == [float(n) for n in range(3, estimates.KEPT + 3)]
+    assert sorted(seconds) == [float(n) for n in range(3, estimate_store.KEPT + 3)]
 
 
 def update_again_and_again(uri: str, fingerprint: str, folder: Path) -> None:
     for n in range(4):
         seen = estimate(fingerprint, batches=10, setup_seconds=float(n))
-        assert estimates.update(uri, [seen], folder, patience=60)
+        assert estimate_store.update(uri, [seen], folder, patience=60)
 
 
 def test_two_sweeps_that_update_the_same_estimate_lose_nothing(uri: str, mark: str, tmp_path: Path) -> None:
@@ -207,7 +211,7 @@ def test_two_sweeps_that_update_the_same_estimate_lose_nothing(uri: str, mark: s
     for sweep in sweeps:
         sweep.join()
         assert sweep.exitcode == 0
-    (found,) = estimates.find(uri, [mark])
+    (found,) = estimate_store.find(uri, [mark])
     assert found.batches == 80
     assert len(runs(uri, mark)) == 1
 
@@ -216,13 +220,13 @@ def test_without_mlflow_nothing_is_known_and_estimates_are_kept_for_later(
     embedded_uri: str, mark: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nobody = "http://127.0.0.1:9"
-    assert estimates.find(nobody, [mark]) == []
+    assert estimate_store.find(nobody, [mark]) == []
     assert "does not answer" in caplog.text
-    assert not estimates.record(nobody, [estimate(mark)], tmp_path, patience=0)
+    assert not estimate_store.record(nobody, [estimate(mark)], tmp_path, patience=0)
     from saturn_airflow import tracking
 
     assert tracking.send_outbox(embedded_uri, tmp_path)
-    assert len(estimates.find(embedded_uri, [mark])) == 1
+    assert len(estimate_store.find(embedded_uri, [mark])) == 1
 
 
 def test_what_could_not_run_is_forgotten_after_a_week() -> None:
@@ -230,25 +234,25 @@ def test_what_could_not_run_is_forgotten_after_a_week() -> None:
     ran = {"time": now - 30 * 86400e3, "estimate": estimate("f")}
     for days, known in ((1, True), (6, True), (8, False)):
         failed = {"time": now - days * 86400e3, "estimate": estimate("f", reason="out of memory")}
-        assert (estimates._combined([ran, failed]) is not None) == known
+        assert (estimate_store._combined([ran, failed]) is not None) == known
 
 
 def test_another_version_of_a_technique_starts_anew(embedded_uri: str, mark: str, tmp_path: Path) -> None:
-    estimates.record(embedded_uri, [estimate(mark, seconds_per_batch=9.0)], tmp_path)
-    estimates.record(embedded_uri, [estimate(mark, version="2")], tmp_path)
-    (found,) = estimates.find(embedded_uri, [mark])
+    estimate_store.record(embedded_uri, [estimate(mark, seconds_per_batch=9.0)], tmp_path)
+    estimate_store.record(embedded_uri, [estimate(mark, version="2")], tmp_path)
+    (found,) = estimate_store.find(embedded_uri, [mark])
     assert (found.version, found.seconds_per_batch) == ("2", 0.5)
 
 
 def test_what_drifted_is_stale_until_it_is_measured_again(
     embedded_uri: str, mark: str, tmp_path: Path
 ) -> None:
-    estimates.record(embedded_uri, [estimate(mark)], tmp_path)
-    estimates.update(embedded_uri, [estimate(mark, seconds_per_batch=0.7, stale="off by 40%")], tmp_path)
-    (found,) = estimates.find(embedded_uri, [mark])
+    estimate_store.record(embedded_uri, [estimate(mark)], tmp_path)
+    estimate_store.update(embedded_uri, [estimate(mark, seconds_per_batch=0.7, stale="off by 40%")], tmp_path)
+    (found,) = estimate_store.find(embedded_uri, [mark])
     assert found.stale == "off by 40%"
-    estimates.record(embedded_uri, [estimate(mark, seconds_per_batch=0.69)], tmp_path)
-    (found,) = estimates.find(embedded_uri, [mark])
+    estimate_store.record(embedded_uri, [estimate(mark, seconds_per_batch=0.69)], tmp_path)
+    (found,) = estimate_store.find(embedded_uri, [mark])
     assert found.stale is None
     assert 0.5 < found.seconds_per_batch < 0.7
 
@@ -256,9 +260,9 @@ def test_what_drifted_is_stale_until_it_is_measured_again(
 def test_how_training_ends_is_learned_from_training_alone(
     embedded_uri: str, mark: str, tmp_path: Path
 ) -> None:
-    estimates.record(embedded_uri, [estimate(mark, launch_seconds=4.0)], tmp_path)
-    estimates.update(embedded_uri, [estimate(mark, ending_seconds=3.0)], tmp_path)
-    (found,) = estimates.find(embedded_uri, [mark])
+    estimate_store.record(embedded_uri, [estimate(mark, launch_seconds=4.0)], tmp_path)
+    estimate_store.update(embedded_uri, [estimate(mark, ending_seconds=3.0)], tmp_path)
+    (found,) = estimate_store.find(embedded_uri, [mark])
     assert (found.launch_seconds, found.ending_seconds) == (4.0, 3.0)
 
 
@@ -266,26 +270,26 @@ def test_what_mlflow_has_not_taken_is_known_all_the_same(
     embedded_uri: str, mark: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nobody = "http://127.0.0.1:9"
-    assert not estimates.record(nobody, [estimate(mark)], tmp_path, {"torch": "2"}, patience=0)
-    (found,) = estimates.find(nobody, [mark], {"torch": "2"}, [tmp_path])
+    assert not estimate_store.record(nobody, [estimate(mark)], tmp_path, {"torch": "2"}, patience=0)
+    (found,) = estimate_store.find(nobody, [mark], {"torch": "2"}, [tmp_path])
     assert found.seconds_per_batch == 0.5
-    assert estimates.find(nobody, [mark], {"torch": "3"}, [tmp_path]) == []
-    assert estimates.find(nobody, [mark[::-1]], {"torch": "2"}, [tmp_path]) == []
-    estimates.record(embedded_uri, [], tmp_path)
-    (found,) = estimates.find(embedded_uri, [mark], {"torch": "2"}, [tmp_path])
+    assert estimate_store.find(nobody, [mark], {"torch": "3"}, [tmp_path]) == []
+    assert estimate_store.find(nobody, [mark[::-1]], {"torch": "2"}, [tmp_path]) == []
+    estimate_store.record(embedded_uri, [], tmp_path)
+    (found,) = estimate_store.find(embedded_uri, [mark], {"torch": "2"}, [tmp_path])
     assert found.batches == 5, "what was sent does not count twice"
 
 
 def test_everything_there_is(embedded_uri: str, mark: str, tmp_path: Path) -> None:
-    estimates.record(embedded_uri, [estimate(mark)], tmp_path, {"torch": "1"}, jobs={mark: "gpt2-small"})
-    estimates.update(
+    estimate_store.record(embedded_uri, [estimate(mark)], tmp_path, {"torch": "1"}, jobs={mark: "gpt2-small"})
+    estimate_store.update(
         embedded_uri,
         [estimate(mark, seconds_per_batch=0.6)],
         tmp_path,
         {"torch": "2"},
         jobs={mark: "gpt2-small"},
     )
-    (known,) = [k for k in estimates.everything(embedded_uri) if k.estimate.fingerprint == mark]
+    (known,) = [k for k in estimate_store.everything(embedded_uri) if k.estimate.fingerprint == mark]
     assert (known.job, known.source, known.versions) == ("gpt2-small", "trained", {"torch": "2"})
     assert known.estimate.seconds_per_batch == 0.6, "what another torch did says nothing of this one"
     (run,) = runs(embedded_uri, mark)
@@ -299,13 +303,13 @@ def test_verdicts_of_the_guard_add_up_under_the_parameters_that_were_chosen_last
 ) -> None:
     for number, (changes, source) in enumerate(
         [
-            ({"verdicts": {"a": "exact"}, "parameters": {"old": 1}}, estimates.record),
-            ({"verdicts": {"b": "exact"}}, estimates.record),
-            ({"verdicts": {"c": "refused: no"}, "batches": 0, "setup_seconds": 99.0}, estimates.update),
-            ({"verdicts": {"b": "distribution"}}, estimates.update),
+            ({"verdicts": {"a": "exact"}, "parameters": {"old": 1}}, estimate_store.record),
+            ({"verdicts": {"b": "exact"}}, estimate_store.record),
+            ({"verdicts": {"c": "refused: no"}, "batches": 0, "setup_seconds": 99.0}, estimate_store.update),
+            ({"verdicts": {"b": "distribution"}}, estimate_store.update),
         ]
     ):
         source(uri, [estimate(mark, **changes)], tmp_path / str(number))
-    (found,) = estimates.find(uri, [mark])
+    (found,) = estimate_store.find(uri, [mark])
     assert found.verdicts == {"b": "distribution", "c": "refused: no"}
     assert found.setup_seconds == 2.0, "what saw no batch says nothing of the speed"

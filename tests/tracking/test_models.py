@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from saturn_airflow import tracking
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.jobs import Job
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.tracking import models
-from saturn_airflow.tracking.runs import SweepRun
+from saturn_airflow.tracking.mlflow_runs import SweepRun
 
 
 def client(uri: str) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.tracking.parameters import flat, job_params, tags
 
 values = st.recursive(

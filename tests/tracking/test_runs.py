@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from saturn_airflow import tracking
-from saturn_airflow.cluster import Node
-from saturn_airflow.jobs import Job
-from saturn_airflow.plan import Assignment, Plan
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.tracking.mlflow_runs import JobRun, SweepRun
 from saturn_airflow.tracking.outbox import Outbox
-from saturn_airflow.tracking.runs import JobRun, SweepRun
 
 PLAN = Plan(
     "nightly",
@@ -341,7 +341,7 @@ def test_an_address_where_nobody_answers_is_no_error(address: str, tmp_path: Pat
     job.follow({"event": "step", "step": 1, "epoch": 0, "loss": 1.0})
     assert not job.close()
     assert not sweep.close()
-    assert tracking.estimates.find(address, ["f"]) == []
+    assert tracking.estimate_store.find(address, ["f"]) == []
 
 
 @pytest.mark.services

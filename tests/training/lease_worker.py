@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from saturn_airflow.training import leases
+from saturn_airflow.launch import leases
 
 
 def main() -> None:

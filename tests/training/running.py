@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow import HParams, Job
-from saturn_airflow.training.runs import RunSpec
+from saturn_airflow.launch.runs import RunSpec
 
 USERLAND = Path(__file__).parent / "userland"
 

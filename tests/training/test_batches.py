@@ -21,8 +21,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from saturn_airflow.errors import JobError
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import batches
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.layout import of_batch

@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from saturn_airflow.jobs import HParams
-from saturn_airflow.training import checkpoints, optimizers
+from saturn_airflow.model.jobs import HParams
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import checkpoints
 from saturn_airflow.training.checkpoints import CheckpointError, Checkpoints, read_weights
-from saturn_airflow.training.group_state import GroupState
-from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.training.optim import optimizers
+from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State, aliases
 

@@ -13,15 +13,15 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
-from saturn_airflow.jobs import HParams, Job
-from saturn_airflow.training import decompose, means, rules
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.batches import split
 from saturn_airflow.training.layout import of_batch
-from saturn_airflow.training.objective import Objective
-from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.training.losses import decompose, means, rules
+from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.losses.rules import Heard, Rule
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import DoesNotFit
-from saturn_airflow.training.rules import Heard, Rule
 
 CPU = torch.device("cpu")
 CLASSES, LENGTH = 4, 3

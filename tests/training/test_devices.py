@@ -7,9 +7,9 @@ import os
 import pytest
 import torch
 
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.training import devices
-from saturn_airflow.training.devices import Device
+from saturn_airflow.launch import devices
+from saturn_airflow.launch.devices import Device
+from saturn_airflow.model.errors import InvalidSweepError
 
 UUIDS = ["GPU-aa11", "GPU-bb22", "GPU-cc33", "GPU-dd44"]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from saturn_airflow import HParams, Job, SaturnError
-from saturn_airflow.training import runs
+from saturn_airflow.launch import runs
 from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.exports import export_model, load_exported
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.training import fork_server, runs
-from saturn_airflow.training.runs import Run
+from saturn_airflow.launch import fork_server, runs
+from saturn_airflow.launch.runs import Run
 
 pytestmark = pytest.mark.ranks
 
@@ -28,7 +28,7 @@ def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setenv("LC_OF_A_TEST", str(tmp_path))
     yield
     for process in psutil.process_iter(["cmdline", "environ"]):
-        is_server = "saturn_airflow.training.fork_server" in (process.info["cmdline"] or [])
+        is_server = "saturn_airflow.launch.fork_server" in (process.info["cmdline"] or [])
         if is_server and (process.info["environ"] or {}).get("LC_OF_A_TEST") == str(tmp_path):
             process.kill()
 

@@ -10,13 +10,13 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import default_collate
 
-from saturn_airflow.errors import InvalidSweepError, JobError
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.model.errors import InvalidSweepError, JobError
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.training import batches
 from saturn_airflow.training.batches import Cut, Position
 from saturn_airflow.training.layout import ITEMS, of_batch, of_collated
-from saturn_airflow.training.request import DoesNotFit
 
 
 class Pair(NamedTuple):

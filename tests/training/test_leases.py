@@ -20,9 +20,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.training import leases
-from saturn_airflow.training.leases import GivenUpError, Waiter
+from saturn_airflow.launch import leases
+from saturn_airflow.launch.leases import GivenUpError, Waiter
+from saturn_airflow.model.errors import InvalidSweepError
 
 ROOT = Path(__file__).parent.parent.parent
 DEVICES = ["a", "b", "c", "d"]

@@ -11,14 +11,15 @@ import pytest
 from running import USERLAND
 
 from saturn_airflow import library
-from saturn_airflow.errors import InvalidSweepError
 from saturn_airflow.library import BaseTechnique
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the user's techniques."""
-    monkeypatch.setenv(library.FOLDERS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(TECHNIQUES_VARIABLE, str(tmp_path))
     monkeypatch.setattr(library, "_registered", {})
     return tmp_path
 
@@ -112,7 +113,7 @@ def test_names_are_known_without_importing_anything() -> None:
         "import sys; from saturn_airflow import library; print(library.names());"
         "assert not {'torch', 'numpy', 'mlflow', 'pyomo', 'pandas'} & set(sys.modules)"
     )
-    environment = {"PATH": "", library.FOLDERS_VARIABLE: str(USERLAND / "techniques")}
+    environment = {"PATH": "", TECHNIQUES_VARIABLE: str(USERLAND / "techniques")}
     found = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from saturn_airflow.errors import JobError
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.launch.failures import RanksFailedError
+from saturn_airflow.launch.request import DoesNotFit, Measure, TrainRequest
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.checkpoints import read_weights
-from saturn_airflow.training.failures import RanksFailedError
 from saturn_airflow.training.loop import train
-from saturn_airflow.training.objective import Objective
+from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import DoesNotFit, Measure, TrainRequest
 
 pytestmark = pytest.mark.ranks
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from running import USERLAND, small_job
 
-from saturn_airflow.cluster import Node
-from saturn_airflow.errors import JobError, SaturnError
-from saturn_airflow.estimates import Estimate, Trial
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.launch import leases
+from saturn_airflow.launch.request import Measure
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.errors import JobError, SaturnError
+from saturn_airflow.model.estimates import Estimate, Trial
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.profiling.blame import measured_with_any
 from saturn_airflow.profiling.measure import measure
-from saturn_airflow.training import leases
-from saturn_airflow.training.request import Measure
 
 pytestmark = pytest.mark.ranks
 

@@ -8,11 +8,12 @@ from typing import Any
 import psutil
 import pytest
 
-from saturn_airflow.jobs import HParams, Job
+from saturn_airflow.launch import devices
+from saturn_airflow.launch.request import DoesNotFit, TrainRequest
 from saturn_airflow.library import Parameters, get
-from saturn_airflow.training import devices, ranks
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training import ranks
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import DoesNotFit, TrainRequest
 
 pytestmark = pytest.mark.ranks
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from saturn_airflow.jobs import HParams
-from saturn_airflow.training.optimizers import make_optimizer, parameter_groups
-from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.model.jobs import HParams
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.optim.optimizers import make_optimizer, parameter_groups
 from saturn_airflow.training.ranks import Ranks
 
 

@@ -16,11 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from saturn_airflow.errors import JobError
-from saturn_airflow.training import launching, ranks
-from saturn_airflow.training.failures import RanksFailedError
+from saturn_airflow.launch import launching
+from saturn_airflow.launch.failures import RanksFailedError
+from saturn_airflow.launch.request import DoesNotFit, NotANumberError
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training import ranks
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import DoesNotFit, NotANumberError
 
 pytestmark = pytest.mark.ranks
 

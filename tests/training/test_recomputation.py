@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from saturn_airflow.jobs import HParams, Job
-from saturn_airflow.training.blocks import recompute_blocks
-from saturn_airflow.training.objective import Objective
-from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.parallelism.blocks import recompute_blocks
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.parallelism.spilling import Spilled
+from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import DoesNotFit
-from saturn_airflow.training.spilling import Spilled
 
 STEPS, MICRO_BATCHES = 3, 2
 X = torch.randn(STEPS, MICRO_BATCHES, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

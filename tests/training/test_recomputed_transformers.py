@@ -15,14 +15,14 @@ import torch.distributed as dist
 import transformers
 from torch import nn
 
-from saturn_airflow.jobs import HParams, Job
-from saturn_airflow.training import caches
-from saturn_airflow.training.blocks import recompute_blocks
-from saturn_airflow.training.objective import Objective
-from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.parallelism import caches
+from saturn_airflow.parallelism.blocks import recompute_blocks
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.parallelism.spilling import Spilled
+from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.request import DoesNotFit
-from saturn_airflow.training.spilling import Spilled
 
 VOCABULARY, STEPS = 20, 3
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.definition import Definition
-from saturn_airflow.formats import NewerFormatError
-from saturn_airflow.jobs import Job
-from saturn_airflow.training import restarting, runs
-from saturn_airflow.training.restarting import FROM_SCRATCH, GO_ON, Asker, Decision
+from saturn_airflow.launch import restarting, runs
+from saturn_airflow.launch.restarting import FROM_SCRATCH, GO_ON, Asker, Decision
+from saturn_airflow.model.definition import Definition
+from saturn_airflow.model.formats import NewerFormatError
+from saturn_airflow.model.jobs import Job
 
 PLAN, NEXT = 100.0, 200.0
 FIRST = Asker(PLAN, try_number=1)

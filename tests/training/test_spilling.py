@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from saturn_airflow.jobs import HParams, Job
-from saturn_airflow.training import spilling
-from saturn_airflow.training.failures import RanksFailedError
-from saturn_airflow.training.objective import Objective
-from saturn_airflow.training.parallel import Parallel
+from saturn_airflow.launch.failures import RanksFailedError
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.parallelism import spilling
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.parallelism.spilling import Spilled
+from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.ranks import launch as launch_ranks
-from saturn_airflow.training.request import DoesNotFit
-from saturn_airflow.training.spilling import Spilled
 
 
 class Block(nn.Module):

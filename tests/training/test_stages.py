@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from saturn_airflow.training import anatomy, stages
-from saturn_airflow.training.blocks import find_blocks
-from saturn_airflow.training.request import DoesNotFit
-from saturn_airflow.training.stages import Cargo, Like, Stage
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.parallelism import anatomy, stages
+from saturn_airflow.parallelism.blocks import find_blocks
+from saturn_airflow.parallelism.stages import Cargo, Like, Stage
 
 CPU = torch.device("cpu")
 works = st.floats(0, 10, allow_nan=False)

@@ -9,8 +9,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from saturn_airflow.errors import JobError
-from saturn_airflow.training import plain_values, storing
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training import storing
+from saturn_airflow.training.optim import plain_values
 
 DTYPES = [
     torch.float32,

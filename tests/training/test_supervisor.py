@@ -19,11 +19,11 @@ import psutil
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.errors import InvalidSweepError
-from saturn_airflow.jobs import Job
-from saturn_airflow.training import leases, runs
-from saturn_airflow.training.runs import Run, RunSpec
-from saturn_airflow.training.supervisor import Supervisor
+from saturn_airflow.launch import leases, runs
+from saturn_airflow.launch.runs import Run, RunSpec
+from saturn_airflow.launch.supervisor import Supervisor
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.jobs import Job
 
 pytestmark = pytest.mark.ranks
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from saturn_airflow.training import warm
+from saturn_airflow.launch import warm
 
 SOURCE = """
 import os, numpy.linalg

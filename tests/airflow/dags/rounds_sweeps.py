@@ -7,8 +7,8 @@ import os
 from airflow.sdk import dag
 
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
-from saturn_airflow.rounds import Rounds
-from saturn_airflow.selection import SuccessiveHalving
+from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.selection import SuccessiveHalving
 
 
 def job(name: str, lr: float = 0.05, epochs: int = 1, **data) -> Job:

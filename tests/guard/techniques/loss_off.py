@@ -12,7 +12,7 @@ class LossOff(BaseTechnique):
         return [{"off": 0.5}, {"off": 0.0}] if job.hparams.batch_size == 6 else [{"off": 0.5}]
 
     def parallelize(self, model: Any, ranks: Any, *, off: float) -> Any:
-        from saturn_airflow.training.parallel import Parallel
+        from saturn_airflow.parallelism.parallel import Parallel
 
         class Off(Parallel):
             def backward(self, *args: Any) -> Any:

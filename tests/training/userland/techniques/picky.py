@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from saturn_airflow import BaseTechnique
-from saturn_airflow.training.request import DoesNotFit
+from saturn_airflow.launch.request import DoesNotFit
 
 
 class Picky(BaseTechnique):

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from saturn_airflow import BaseTechnique, references
+from saturn_airflow import BaseTechnique
+from saturn_airflow.model import references
 
 
 class WholeBatch(BaseTechnique):

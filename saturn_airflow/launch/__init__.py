@@ -1,0 +1,1 @@
+"""Runs: processes on leased devices that a supervisor watches over. Imports no torch."""

@@ -1,0 +1,141 @@
+"""The devices of this node: their names in leases, and how the CUDA runtime is told to see no others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from saturn_airflow.model.errors import InvalidSweepError
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of this node.
+
+    :param id: its number on the node, from 0, as plans have it.
+    :param name: its name in the leases: a GPU's UUID, which is the same for all who see the GPU, or the
+        node's name and the slot for a CPU slot.
+    :param uuid: the GPU's UUID; empty for a CPU slot.
+    """
+
+    id: int
+    name: str
+    uuid: str = ""
+
+
+def find(node: str, kind: str, count: int) -> list[Device]:
+    """The ``count`` devices of this node.
+
+    Where ``CUDA_VISIBLE_DEVICES`` is set for the worker, the GPUs are those it names, in its order.
+
+    :raises InvalidSweepError: when this machine has fewer GPUs.
+    """
+    if kind == "cpu":
+        return [Device(i, f"{node}-cpu{i}") for i in range(count)]
+    uuids = gpu_uuids()
+    if len(uuids) < count:
+        raise InvalidSweepError(
+            f"node {node!r} is said to have {count} {kind} devices, but {len(uuids)} GPUs are visible here; "
+            "correct the Node, or what the worker may see (CUDA_VISIBLE_DEVICES, the container's GPUs)"
+        )
+    return [Device(i, uuids[i], uuids[i]) for i in range(count)]
+
+
+def gpu_uuids() -> list[str]:
+    """UUIDs of the GPUs this process may use; none where there is no NVIDIA driver. Never touches CUDA."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return []
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    return _visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def gpus() -> dict[str, str]:
+    """The product name of every GPU of this machine, by UUID, in the order of their numbers."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return {}
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        return {_text(nvml.nvmlDeviceGetUUID(h)): _text(nvml.nvmlDeviceGetName(h)) for h in handles}
+
+
+def gpu_processes() -> dict[str, list[int]]:
+    """Ids of the processes that NVML sees on each GPU, by UUID."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return {}
+        found = {}
+        for i in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(i)
+            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            found[_text(nvml.nvmlDeviceGetUUID(handle))] = [process.pid for process in processes]
+        return found
+
+
+def smallest_gpu_bytes() -> int | None:
+    """The memory of the smallest GPU that this process may use; None where there is none."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        handles = [
+            nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpu_uuids() if not uuid.startswith("MIG-")
+        ]
+        return min((int(nvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
+
+
+def environment(devices: Sequence[Device]) -> dict[str, str]:
+    """Environment variables under which a process sees these devices and no others."""
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices if device.uuid),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        # torch.cuda.is_available() then asks NVML; asking CUDA would break it in processes forked later.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+
+
+def threads_per_device(devices: int) -> int:
+    """CPU threads for each of a node's devices, so that all of them busy do not share a core."""
+    return max(1, len(os.sched_getaffinity(0)) // devices)
+
+
+def _visible(uuids: list[str], variable: str | None) -> list[str]:
+    """Apply ``CUDA_VISIBLE_DEVICES``: numbers or (beginnings of) UUIDs, up to the first unknown one."""
+    if variable is None:
+        return uuids
+    chosen: list[str] = []
+    for part in (part.strip() for part in variable.split(",")):
+        if part.isdigit() and int(part) < len(uuids):
+            chosen.append(uuids[int(part)])
+        elif part.startswith("MIG-"):
+            chosen.append(part)
+        elif part.startswith("GPU-") and (match := [uuid for uuid in uuids if uuid.startswith(part)]):
+            chosen.append(match[0])
+        else:
+            break
+    return chosen
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

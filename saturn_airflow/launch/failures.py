@@ -1,0 +1,128 @@
+"""How training ends badly: told apart, and told so that the user sees their own code first."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, NotANumberError
+from saturn_airflow.model.errors import InvalidSweepError, JobError, SaturnError
+
+Status = Literal[
+    "finished",
+    "stopped",
+    "failed",
+    "out_of_memory",
+    "not_a_number",
+    "does_not_fit",
+    "changes_result",
+    "hung",
+    "lost",
+]
+Whose = Literal["", "job", "technique"]
+
+_PACKAGE = str(Path(__file__).parent.parent)
+_NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "out of memory")
+_LOST_PEER = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "timed out",
+    "NCCL",
+    "Gloo connect",
+    "TCPStore",
+    "another process",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why processes ended badly.
+
+    :param status: ``failed``: an exception; ``out_of_memory``; ``not_a_number``; ``does_not_fit``: the
+        technique can't train this job; ``changes_result``: it would train it otherwise than one device does;
+        ``hung``: nothing moved for too long; ``lost``: a process was killed.
+    :param reason: one sentence.
+    :param traceback: of the exception, or where a hung process stood; empty where there is none.
+    :param whose: whose code raised, where that is known.
+    :param rank: the rank that failed first.
+    :param peer_lost: it failed because another rank was gone.
+    :param common: jobs that differ in nothing but what the optimizer and its schedule see would fail alike.
+    """
+
+    status: Status
+    reason: str
+    traceback: str = ""
+    whose: Whose = ""
+    rank: int = 0
+    peer_lost: bool = False
+    common: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """This failure as JSON-ready data."""
+        return asdict(self)
+
+
+class RanksFailedError(SaturnError):
+    """Launched processes ended badly; ``failure`` says why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+
+
+def describe(error: BaseException, rank: int = 0) -> Failure:
+    """What ``error`` means for the job."""
+    if isinstance(error, RanksFailedError):
+        return error.failure
+    if isinstance(error, DoesNotFit):
+        status: Status = "changes_result" if isinstance(error, ChangesResultError) else "does_not_fit"
+        return Failure(status=status, reason=str(error), whose="technique", rank=rank)
+    text = _text(error)
+    cause = error.__cause__ if isinstance(error, SaturnError) and error.__cause__ is not None else error
+    if any(is_out_of_memory(e) for e in (error, cause)):
+        return Failure(status="out_of_memory", reason=_one_line(cause), traceback=text, rank=rank)
+    if isinstance(error, NotANumberError):
+        return Failure(status="not_a_number", reason=str(error), whose="job", rank=rank, common=error.common)
+    if isinstance(error, InvalidSweepError | JobError):
+        # Without a cause the message says it all.
+        text = text if error.__cause__ is not None else ""
+        return Failure(
+            status="failed", reason=str(error), traceback=text, whose="job", rank=rank, common=error.common
+        )
+    return Failure(
+        status="failed",
+        reason=_one_line(error),
+        traceback=text,
+        whose="technique",
+        rank=rank,
+        peer_lost=any(words in str(error) for words in _LOST_PEER),
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory did not suffice, on whatever device."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    # On a CPU torch raises a plain RuntimeError.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+def _one_line(error: BaseException) -> str:
+    message = str(error).strip()
+    first = message.splitlines()[0] if message else ""
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    """The traceback, without the frames of Saturn that led to the user's."""
+    if isinstance(error, SaturnError) and error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    while frames and frames[0].filename.startswith(_PACKAGE):
+        frames.pop(0)
+    kept = ["Traceback (most recent call last):\n", *frames.format()] if frames else []
+    return "".join([*kept, *traceback.format_exception_only(error)]).rstrip()

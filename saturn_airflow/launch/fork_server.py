@@ -1,0 +1,246 @@
+"""The server that runs are forked from, so that a node imports torch once and not once for each run.
+
+It starts with the first need, listens on a socket of Linux's abstract namespace, and ends when nobody asked
+for anything for a while. It belongs to one user, one environment and one version of the code, and both ends
+let the kernel tell who the other is (``SO_PEERCRED``, unix(7)). It imports and forks; it never runs a user's
+code, never touches CUDA and starts no threads. What it has forked needs it no more: when it dies, the next
+run starts in a new interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.launch.forked import run_and_exit
+
+_PREFIX = "\0saturn-fork-server-"
+_READY, _GO = b"r", b"g"
+# A server that nobody asked for this long ends.
+_IDLE_SECONDS = 300.0
+# Its socket is there as soon as its interpreter runs; what it imports takes longer.
+_START_SECONDS = 10.0
+_READY_SECONDS = 120.0
+#: Variables that libraries read while they are imported: servers with other values are other servers.
+_READ_AT_IMPORT = (
+    *("CUBLAS_", "CUDA_", "GLOO_", "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_"),
+    *("OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "USE_"),
+)
+# The last is by what services that run as local processes are found, with all that they started.
+_KEPT = ("HOME", "LANG", "LC_", "TMPDIR", "TZ", "VIRTUAL_ENV", *_READ_AT_IMPORT, "SATURN_SERVICE")
+
+#: Whether this process was forked from a server: it may fork on, since it has no threads.
+forked = False
+
+
+def start(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    files: Sequence[int],
+    references: Sequence[str],
+    path: Sequence[str],
+    threads: int,
+) -> int | None:
+    """Fork a supervisor from this node's server, which is started if there is none.
+
+    :param arguments: what :mod:`saturn_airflow.launch.supervisor` gets: a run's folder.
+    :param environment: its variables.
+    :param files: open files it inherits: one for its output, then any others.
+    :param references: ``"module:name"`` references of a job, whose harmless imports the server makes.
+    :param path: folders of the user's modules.
+    :param threads: CPU threads of each rank.
+    :returns: its process id; None where no server is to be had, and nothing was started.
+    """
+    request = {
+        "arguments": list(arguments),
+        "environment": dict(environment),
+        "folder": os.getcwd(),
+        "umask": _umask(),
+        "references": list(references),
+        "path": list(path),
+    }
+    with contextlib.suppress(OSError), _connected({**environment, "OMP_NUM_THREADS": str(threads)}) as server:
+        server.settimeout(_READY_SECONDS)
+        _send(server, request, files)
+        if server.recv(1) != _READY:
+            return None
+        # From here on either it is forked and says so, or nobody is there to be forked.
+        server.settimeout(None)
+        server.sendall(_GO)
+        said = server.recv(4)
+        return int(struct.unpack("i", said)[0]) if len(said) == 4 else None
+    return None
+
+
+@contextlib.contextmanager
+def _connected(environment: Mapping[str, str]) -> Iterator[socket.socket]:
+    """A connection to this user's server.
+
+    :raises OSError: where there is none and none can be started.
+    """
+    kept = {name: value for name, value in environment.items() if name.startswith(_KEPT)}
+    address = _address(kept)
+    deadline = time.monotonic() + _START_SECONDS
+    started: subprocess.Popen[bytes] | None = None
+    with socket.socket(socket.AF_UNIX) as server:
+        while True:
+            try:
+                server.connect(address)
+                break
+            except ConnectionRefusedError:
+                if started is None:
+                    started = _launch(address, kept)
+                if time.monotonic() > deadline or started.poll() not in (None, 0):
+                    raise
+                time.sleep(0.02)
+        if _peer(server)[1] != os.geteuid():
+            raise PermissionError("the fork server belongs to another user")
+        yield server
+
+
+def _launch(address: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "saturn_airflow.launch.fork_server", address.removeprefix(_PREFIX)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**environment, "PATH": os.environ.get("PATH", os.defpath), "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+
+
+def _address(environment: Mapping[str, str]) -> str:
+    """The abstract address of the server for this user, interpreter, code and environment.
+
+    Containers that share a network namespace share these addresses, but not files: namespaces are part of it.
+    """
+    package = Path(__file__).parents[1]
+    code = [(str(path), path.stat().st_mtime_ns) for path in sorted(package.rglob("*.py"))]
+    libraries = [os.stat(sysconfig.get_path(name)).st_mtime_ns for name in ("purelib", "platlib")]
+    namespaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid", "user")]
+    facts = [os.geteuid(), sys.executable, code, libraries, namespaces, sorted(environment.items())]
+    return _PREFIX + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _peer(end: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
+    process, user, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return process, user
+
+
+def _send(end: socket.socket, request: Mapping[str, Any], files: Sequence[int]) -> None:
+    data = json.dumps(request).encode()
+    socket.send_fds(end, [struct.pack("I", len(data))], list(files))
+    end.sendall(data)
+
+
+def _receive(end: socket.socket, head: bytes) -> dict[str, Any]:
+    with end.makefile("rb") as stream:
+        request: dict[str, Any] = json.loads(stream.read(struct.unpack("I", head)[0]))
+        return request
+
+
+def _umask() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("Umask:")[2].split()[0], 8)
+
+
+def serve(name: str) -> None:
+    """Be the server called ``name``, until nobody has asked for anything for a while."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            listener.bind(_PREFIX + name)
+        except OSError:
+            return  # another one was faster
+        listener.listen(1024)
+        os.chdir("/")
+        from saturn_airflow.launch import warm
+
+        warm.import_all()
+        # Whoever ends is not waited for: the kernel sees to it.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while select.select([listener], [], [], _IDLE_SECONDS)[0]:
+            end, _ = listener.accept()
+            with end, contextlib.suppress(OSError, ValueError, struct.error):
+                _answer(listener, end)
+
+
+def _answer(listener: socket.socket, end: socket.socket) -> None:
+    asker, user = _peer(end)
+    if user != os.geteuid():
+        return
+    end.settimeout(_READY_SECONDS)
+    head, files, _, _ = socket.recv_fds(end, 4, 16)
+    try:
+        # Whatever fails from here on, the files must not stay open: the run would look alive.
+        request = _receive(end, head)
+        from saturn_airflow.launch import warm
+
+        warm.import_for(request["references"], request["path"])
+        end.sendall(_READY)
+        if end.recv(1) != _GO:
+            return
+        # What is frozen is never collected, so that nothing the child closes is closed twice.
+        gc.freeze()
+        if os.fork() == 0:
+            listener.close()
+            run_and_exit(lambda: _become_supervisor(request, files, end, asker))
+        gc.unfreeze()
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _become_supervisor(request: Mapping[str, Any], files: list[int], end: socket.socket, asker: int) -> None:
+    """What the forked process does."""
+    global forked
+    forked = True
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    output, *_ = files
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    os.umask(request["umask"])
+    os.chdir(request["folder"])
+    sys.path[0] = request["folder"]
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    time.tzset()
+    tempfile.tempdir = None
+    starter = os.pidfd_open(asker)
+    end.sendall(struct.pack("i", os.getpid()))
+    end.close()
+    from saturn_airflow.launch import supervisor
+
+    _be_called(["saturn_airflow.launch.supervisor", *request["arguments"]])
+    supervisor.Supervisor(Path(request["arguments"][0]), starter).run()
+
+
+def _be_called(words: Sequence[str]) -> None:
+    """Show these words where processes are listed, if setproctitle is installed (Airflow brings it)."""
+    with contextlib.suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle(" ".join([sys.executable, "-m", *words]))
+
+
+if __name__ == "__main__":
+    # Forked processes must meet this module under the name that others import it by.
+    from saturn_airflow.launch import fork_server
+
+    fork_server.serve(sys.argv[1])

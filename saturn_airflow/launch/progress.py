@@ -1,0 +1,108 @@
+"""How far a job has come in its sweep, from what its runs wrote: readable on any machine, without torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from saturn_airflow.launch import runs
+from saturn_airflow.launch.runs import Run
+
+#: The first batches after a launch are slow.
+_WARMUPS = 2
+#: So many batches show how fast a job is.
+_ENOUGH = 3
+#: Batches that say how fast it is now; it may have been faster, or slower, before.
+_LATELY = 50
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a job trained under one strategy.
+
+    :param seconds: of one global batch (median of the last).
+    """
+
+    technique: str
+    devices: int
+    kind: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A job's.
+
+    :param steps: optimizer steps done, in the run that came furthest.
+    :param total: of all; None where that is not known yet.
+    :param per_epoch: global batches in one pass over the data.
+    :param status: how the last run ended; None while it is alive, and where there is none.
+    :param alive: the run that goes on, if there is one.
+    :param training: whether that has its devices.
+    :param speeds: by strategy, the last of each.
+    :param history: by metric (``eval_loss``, ``epoch_loss``), its value by epochs trained.
+    :param checkpoint_seconds: the longest that writing one took.
+    """
+
+    steps: int = 0
+    total: int | None = None
+    per_epoch: int | None = None
+    status: str | None = None
+    alive: Run | None = None
+    training: bool = False
+    speeds: tuple[Speed, ...] = ()
+    history: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+    checkpoint_seconds: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of its batches, what has been trained."""
+        return 1.0 if self.status == "finished" else self.steps / self.total if self.total else 0.0
+
+
+def of(folder: str | Path) -> Progress:
+    """The progress of the job whose state is in ``folder`` (:attr:`RunSpec.folder`)."""
+    steps, total, per_epoch, status, alive, training, slowest = 0, None, None, None, None, False, 0.0
+    speeds: dict[tuple[str, int, str], Speed] = {}
+    losses: dict[int, dict[int, float]] = {}
+    evaluations: dict[float, float] = {}
+    for run in runs.all_of(folder):
+        spec, took, training = run.spec, [], False
+        end = run.end
+        for event in run.so_far():
+            match event["event"]:
+                case "leased":
+                    training = True
+                case "start":
+                    total, per_epoch = event["total_batches"], event["batches_per_epoch"]
+                case "step":
+                    steps = max(steps, event["step"])
+                    took.append(event["seconds"])
+                    losses.setdefault(event["epoch"], {})[event["step"]] = event["loss"]
+                case "eval":
+                    evaluations[event["epoch"] + 1.0] = event["eval_loss"]
+                case "checkpoint":
+                    slowest = max(slowest, event["seconds"])
+        status, alive = (end["status"], None) if end is not None else (None, run)
+        if len(took) >= _WARMUPS + _ENOUGH:
+            key = (spec.technique, spec.devices, spec.kind)
+            speeds[key] = Speed(*key, statistics.median(took[_WARMUPS:][-_LATELY:]))
+    whole = {
+        epoch + 1.0: statistics.fmean(by_step.values())
+        for epoch, by_step in losses.items()
+        if per_epoch and len(by_step) == per_epoch
+    }
+    history = {"eval_loss": evaluations, "epoch_loss": whole}
+    return Progress(
+        steps,
+        total,
+        per_epoch,
+        status,
+        alive,
+        training and alive is not None,
+        tuple(speeds.values()),
+        {metric: values for metric, values in history.items() if values},
+        slowest,
+    )

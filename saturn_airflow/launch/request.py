@@ -1,0 +1,79 @@
+"""What the ranks are asked to do, as plain data that travels to other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from saturn_airflow.model.errors import JobError
+
+
+class Measure(NamedTuple):
+    """How a trial measures: batches that only warm up, batches that count, and when to stop counting.
+
+    :param seconds: stop before ``batches`` when this long was counted.
+    :param least_seconds: go on after ``batches`` until this long was counted, for short batches vary more.
+    :param precise_seconds: go on until the mean is known to 2% (its standard error) or this long was counted.
+    """
+
+    warmups: int = 2
+    batches: int = 5
+    seconds: float = 60.0
+    least_seconds: float = 0.0
+    precise_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """One call of :func:`saturn_airflow.training.loop.train`, the same on every rank.
+
+    :param job: what :meth:`saturn_airflow.model.jobs.Job.to_dict` returned.
+    :param technique: its name in the library.
+    :param parameters: what :meth:`BaseTechnique.parallelize` gets.
+    :param folder: the state of this job in this sweep; its checkpoints are in ``checkpoints/``.
+    :param batch_count: global batches to train for in this call; None for all that are left.
+    :param checkpoint_seconds: save a checkpoint when the last one is this old; None for never by time.
+    :param checkpoint_batches: save a checkpoint every so many global batches; None for never by count.
+    :param keep_checkpoints: how many of the newest checkpoints stay.
+    :param technique_folders: folders of the user's techniques, searched before those that come with Saturn.
+    :param definition: what the checkpoints belong to, :meth:`Definition.to_dict`.
+    :param goes_on_from: the hash of another definition whose checkpoints are taken all the same.
+    :param measure: None to train. For a trial: nothing is written, nothing is loaded, the first
+        ``warmups`` batches are not counted, and at most ``batches`` more are timed, fewer (but at least
+        one) when ``seconds`` have passed since the first of them began.
+    :param alike: jobs, as ``job``, whose optimizer and schedule a trial tries to make beside those of
+        ``job``: rank 0 emits ``broken`` (job, reason) for each for which it can't.
+    """
+
+    job: Mapping[str, Any]
+    technique: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    folder: str = ""
+    batch_count: int | None = None
+    checkpoint_seconds: float | None = 60.0
+    checkpoint_batches: int | None = None
+    keep_checkpoints: int = 2
+    technique_folders: tuple[str, ...] = ()
+    measure: Measure | None = None
+    alike: tuple[Mapping[str, Any], ...] = ()
+    definition: Mapping[str, Any] = field(default_factory=dict)
+    goes_on_from: str | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that holds the checkpoints."""
+        return Path(self.folder) / "checkpoints"
+
+
+class NotANumberError(JobError):
+    """The loss is NaN or infinite; the message says at which step."""
+
+
+class DoesNotFit(Exception):  # noqa: N818 - an answer, not a failure
+    """The technique can't train this job on these devices; the message is the reason."""
+
+
+class ChangesResultError(DoesNotFit):
+    """The technique trains the job otherwise than one device does; the message says what differs."""

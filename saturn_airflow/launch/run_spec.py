@@ -1,0 +1,142 @@
+"""What is asked of a run, as plain data that fits in JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from saturn_airflow.launch.request import Measure
+from saturn_airflow.model import formats
+from saturn_airflow.model.definition import Definition
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.jobs import Job
+
+_SPEC = "a run's spec"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What a run does, where, and on which devices. Plain data that fits in JSON.
+
+    :param folder: the state of this job in this sweep: ``checkpoints/``, and ``runs/`` with a folder each.
+    :param node: the name of the node this machine is.
+    :param slots: how many devices the node has; CPU threads are split among them.
+    :param devices: how many devices the job takes.
+    :param device_ids: exactly these; None for any that are free.
+    :param kind: ``"cpu"`` for CPU slots, else a type of GPU.
+    :param priority: smaller goes first where devices are waited for: when the plan was made (seconds since
+        the epoch), place in the plan.
+    :param holder: who holds the devices, in words for people.
+    :param mode: ``"train"``, or ``"trial"`` to measure.
+    :param batch_count: global batches to train for in this run; None for all that are left.
+    :param checkpoint_seconds: save a checkpoint when the last one is this old.
+    :param checkpoint_batches: save a checkpoint every so many global batches.
+    :param leases_folder: where the node's device locks are; None for the node's default.
+    :param technique_folders: folders of the user's techniques.
+    :param path: folders of the user's modules, put at the end of the module search path.
+    :param measure: how a trial measures.
+    :param alike: jobs whose optimizer and schedule a trial tries to make too; the event ``broken`` (job,
+        reason) tells of those for which it can't.
+    :param verdict: what the guard said of this strategy and job, if it was asked; else it is asked first.
+    :param trial_seconds: how long a trial may take, once it has its devices.
+    :param hang_seconds: training in which nothing moved for this long is ended.
+    :param most_seconds: how long a training may have its devices; then it writes a checkpoint and ends as
+        ``timed_out``.
+    :param stop_seconds: how long training may take to stop when asked to.
+    :param outlive_seconds: how long the run goes on when nobody follows it; 0 ends it with its starter.
+    :param try_number: which try of the task started it, from 1.
+    :param definition: what the job's checkpoints belong to, :meth:`Definition.to_dict`; by default that of
+        ``job``. A checkpoint of another definition is refused.
+    :param goes_on_from: the hash of another definition whose checkpoints are taken all the same.
+    :param warnings: what the user is to be told first.
+    """
+
+    job: Job
+    technique: str
+    folder: str
+    node: str
+    slots: int
+    devices: int
+    device_ids: tuple[int, ...] | None = None
+    kind: str = "gpu"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    priority: tuple[float, int] = (0.0, 0)
+    holder: str = ""
+    mode: Literal["train", "trial"] = "train"
+    batch_count: int | None = None
+    checkpoint_seconds: float | None = 60.0
+    checkpoint_batches: int | None = None
+    keep_checkpoints: int = 2
+    leases_folder: str | None = None
+    technique_folders: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+    measure: Measure = field(default_factory=Measure)
+    alike: tuple[Job, ...] = ()
+    verdict: str | None = None
+    trial_seconds: float = 120.0
+    hang_seconds: float = 1800.0
+    most_seconds: float | None = None
+    stop_seconds: float = 60.0
+    outlive_seconds: float = 0.0
+    try_number: int = 1
+    definition: Mapping[str, Any] = field(default_factory=dict)
+    goes_on_from: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        what = f"job {self.job.name!r}"
+        if not 1 <= self.devices <= self.slots:
+            raise InvalidSweepError(
+                f"{what} asks for {self.devices} devices; node {self.node!r} has {self.slots}"
+            )
+        ids = self.device_ids
+        if ids is not None and (len(set(ids)) != self.devices or not all(0 <= i < self.slots for i in ids)):
+            raise InvalidSweepError(
+                f"{what}: device ids {list(ids)} are not {self.devices} of the {self.slots} "
+                f"of node {self.node!r}"
+            )
+        if not self.holder:
+            object.__setattr__(self, "holder", what)
+        if not self.definition:
+            object.__setattr__(self, "definition", Definition.of(self.job).to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """This spec as JSON-ready data."""
+        own: dict[str, Any] = {"measure": self.measure._asdict(), "job": self.job.to_dict()}
+        own["alike"] = [job.to_dict() for job in self.alike]
+        return {**formats.stamp(_SPEC), **asdict(replace(self, alike=())), **own}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunSpec:
+        """The spec that :meth:`to_dict` described; the caller has checked its format."""
+        fields = formats.known_fields(cls, data)
+        fields["job"] = Job.from_dict(fields["job"])
+        fields["alike"] = tuple(map(Job.from_dict, fields.get("alike", ())))
+        fields["measure"] = _measure(fields.get("measure", {}))
+        for name in ("priority", "technique_folders", "path", "warnings"):
+            if name in fields:
+                fields[name] = tuple(fields[name])
+        if fields.get("device_ids") is not None:
+            fields["device_ids"] = tuple(fields["device_ids"])
+        return cls(**fields)
+
+
+def _measure(data: Any) -> Measure:
+    """A measure from its fields by name; by place, as format 1 had it."""
+    if not isinstance(data, Mapping):
+        return Measure(*data[: len(Measure._fields)])
+    return Measure(**{name: value for name, value in data.items() if name in Measure._fields})
+
+
+def read_spec(folder: Path) -> RunSpec:
+    """What was asked of the run in ``folder``.
+
+    :raises NewerFormatError: when a newer version wrote it in a way that this one can't read.
+    """
+    path = folder / "spec.json"
+    data = json.loads(path.read_text())
+    formats.check(data, _SPEC, path)
+    return RunSpec.from_dict(data)

@@ -1,0 +1,407 @@
+"""Runs: one job under one strategy, trained or tried in processes of their own, followed from outside.
+
+A run has a folder with ``spec.json`` (what was asked), ``events.jsonl`` (what happened, one JSON object a
+line) and ``output.log`` (what the processes printed). Whoever starts a run need not import torch, and need
+not stay: a run that outlives its starter is found again by its folder, and followed from where the one
+before stopped reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.launch import devices, fork_server
+from saturn_airflow.launch.run_spec import RunSpec as RunSpec
+from saturn_airflow.launch.run_spec import read_spec as read_spec
+from saturn_airflow.model import formats
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
+
+Event = dict[str, Any]
+_EVENTS = "a run's events"
+#: The first line of a run's events: not an event, but the format of those that follow.
+FORMAT_EVENT = "format"
+# What a supervisor may need to end a run that did not stop in time, and to say so.
+_SUPERVISOR_SECONDS = 5.0
+
+
+class Run:
+    """A run that was started, or found again."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes] | None = None) -> None:
+        #: The run's own folder.
+        self.folder = folder
+        #: Where :meth:`events` reads on, in bytes.
+        self.offset = 0
+        self._process = process
+
+    @property
+    def log(self) -> Path:
+        """What the run's processes printed."""
+        return self.folder / "output.log"
+
+    @property
+    def spec(self) -> RunSpec:
+        """What was asked of it.
+
+        :raises NewerFormatError: when a newer version wrote it in a way that this one can't read.
+        """
+        return read_spec(self.folder)
+
+    def exists(self) -> bool:
+        """Whether it is where it was; the training it is of may have been set aside."""
+        return (self.folder / "spec.json").exists()
+
+    def is_alive(self) -> bool:
+        """Whether its supervisor is there."""
+        return _is_locked(self.folder / "alive")
+
+    @property
+    def end(self) -> Event | None:
+        """How it ended: its ``end`` event, or one with status ``lost`` where its supervisor left without a
+        word. None for as long as it is alive."""
+        if self.is_alive():
+            return None
+        with contextlib.suppress(OSError), open(self.folder / "events.jsonl", "rb") as file:
+            self._check_format(file.readline())
+            file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 20)))
+            last = (file.read().splitlines() or [b""])[-1]
+            with contextlib.suppress(ValueError):
+                event: Event = json.loads(last)
+                if event["event"] == "end":
+                    return event
+        return {
+            "event": "end",
+            "time": time.time(),
+            "status": "lost",
+            "reason": "the run's supervisor is gone without a word; " + self._last_words(),
+            "traceback": "",
+            "result": {},
+        }
+
+    def events(self, poll: float = 0.1, give_up: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        """Follow the run: everything that happens, up to and including its ``end``.
+
+        Each event is a mapping with ``event`` (its name) and ``time`` (seconds since the epoch). A run whose
+        supervisor vanished ends with status ``lost``. How far was read is noted, at most once a second, for
+        whoever follows next; an event counts as read when the next one is asked for.
+
+        :param poll: seconds between looks.
+        :param give_up: asked at every look; when it says True, following ends without an ``end``.
+        """
+        read, noted_at = self.offset, -math.inf
+        try:
+            while True:
+                # Asked before reading: what a supervisor wrote last is read before it counts as gone.
+                alive = self.is_alive()
+                for event in self._new_events():
+                    if event["event"] == "end":
+                        self._wait_until_gone(5.0)
+                        yield event
+                        return
+                    yield event
+                    read = self.offset
+                if not alive:
+                    self._wait_until_gone(0.0)
+                    end = self.end
+                    if end is not None and end["status"] == "lost":
+                        yield end
+                    return
+                if give_up():
+                    return
+                if time.monotonic() - noted_at >= 1.0:
+                    noted_at = time.monotonic()
+                    self._note(read)
+                time.sleep(poll)
+        finally:
+            self._note(read)
+
+    def read_on(self) -> None:
+        """Let :meth:`events` begin where the last one who followed this run had come to."""
+        with contextlib.suppress(OSError, ValueError):
+            self.offset = int((self.folder / "followed").read_text())
+
+    def so_far(self) -> list[Event]:
+        """Everything that has happened; how far anybody has followed is not changed."""
+        return list(Run(self.folder)._new_events())
+
+    def done_with(self) -> None:
+        """Note that nobody need follow this run again: what it said last has been dealt with, too."""
+        self._note(self.offset)
+
+    def wait(self) -> Event:
+        """Follow the run to its end and return that event."""
+        *_, end = self.events()
+        return end
+
+    def ask_to_stop(self) -> None:
+        """Ask the run to checkpoint and leave, on whatever machine; its supervisor keeps the time."""
+        with contextlib.suppress(OSError):
+            (self.folder / "stop").touch()
+        if pid := self._pid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def is_told_to_stop(self) -> bool:
+        """Whether somebody has asked it to."""
+        return (self.folder / "stop").exists()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Ask the run to checkpoint and leave, and return when it is gone.
+
+        A run on another machine that shares the folder is asked, too, but can't be ended from here.
+
+        :param timeout: seconds after which it is ended; by default somewhat after its supervisor should have
+            done that (:attr:`RunSpec.stop_seconds`).
+        """
+        if not self.is_alive():
+            return
+        self.ask_to_stop()
+        self._wait_until_gone(self.spec.stop_seconds + _SUPERVISOR_SECONDS if timeout is None else timeout)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the run at once, all its processes; only on the machine it runs on."""
+        pid = self._pid()
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        self._wait_until_gone(5.0)
+
+    def _pid(self) -> int | None:
+        if not self.is_alive() or (self.folder / "host").read_text() != socket.gethostname():
+            return None
+        text = (self.folder / "alive").read_text()
+        return int(text) if text else None
+
+    def _note(self, offset: int) -> None:
+        with contextlib.suppress(OSError):
+            (self.folder / "followed").write_text(str(offset))
+
+    def _wait_until_gone(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while self.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # Waiting for the process itself could lock up in a signal handler that interrupted another wait.
+        if self._process is not None:
+            self._process.poll()
+
+    def _new_events(self) -> Iterator[Event]:
+        try:
+            with open(self.folder / "events.jsonl", "rb") as file:
+                file.seek(self.offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    event = json.loads(line)
+                    if event["event"] == FORMAT_EVENT:
+                        formats.check(event, _EVENTS, file.name)
+                    self.offset += len(line)
+                    if event["event"] != FORMAT_EVENT:
+                        yield event
+        except FileNotFoundError:
+            return
+
+    def _check_format(self, line: bytes) -> None:
+        """Check the first line of the run's events."""
+        with contextlib.suppress(ValueError):
+            formats.check(json.loads(line), _EVENTS, self.folder / "events.jsonl")
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+            if lines:
+                return f"it last printed {lines[-1]!r}"
+        return "it printed nothing"
+
+
+def start(spec: RunSpec) -> Run:
+    """Start a run in a process group of its own.
+
+    :raises InvalidSweepError: when its folder can't be written.
+    """
+    try:
+        folder = _new_folder(Path(spec.folder) / "runs")
+        (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
+        (folder / "host").write_text(socket.gethostname())
+        return _start(spec, folder)
+    except OSError as error:
+        raise InvalidSweepError(
+            f"job {spec.job.name!r} can't be run in {spec.folder}: {error.strerror}; its state needs a "
+            "folder that every node can write and lock, with room to spare"
+        ) from None
+
+
+def attach(folder: str | Path) -> Run | None:
+    """The run of this job that is alive, if there is one.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    """
+    return next((run for run in reversed(all_of(folder)) if run.is_alive()), None)
+
+
+def all_of(folder: str | Path) -> list[Run]:
+    """All runs of a job so far, first to last.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    """
+    return [Run(path) for path in sorted((Path(folder) / "runs").glob("*")) if (path / "alive").exists()]
+
+
+def has_asked(folder: str | Path, since: float) -> bool:
+    """Whether a job has a run that holds its devices, waits for them, or has ended, under this plan; or has
+    finished under an earlier one, and needs none.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    :param since: when the plan was made, in seconds since the epoch.
+    """
+    return any(
+        run.spec.priority[0] >= since or (end := run.end) is None or end["status"] == "finished"
+        for run in all_of(folder)
+    )
+
+
+def failures(folder: str | Path, counts: Callable[[Run], bool] = Run.exists, node: str | None = None) -> int:
+    """How many runs of a job ended badly: not finished, and not because they were told to stop.
+
+    :param counts: whether a run is to be counted.
+    :param node: where the job is now; what was lost elsewhere went with its node, and does not count.
+    """
+    count = 0
+    for run in all_of(folder):
+        end = run.end
+        if end is None or end["status"] in ("finished", "stopped"):
+            continue
+        elsewhere = end["status"] == "lost" and node not in (None, run.spec.node)
+        count += not elsewhere and counts(run)
+    return count
+
+
+@contextlib.contextmanager
+def sole_follower(
+    folder: str | Path, give_up: Callable[[], bool] = lambda: False, on_wait: Callable[[], object] = int
+) -> Iterator[bool]:
+    """Be the only one who follows a job's runs and passes on what they say; others wait.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    :param give_up: asked again and again; when it says True the wait ends.
+    :param on_wait: called once where there is somebody to wait for.
+    :returns: whether this is the one; False when ``give_up`` said so.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with open(Path(folder) / "follower", "a") as file:
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    on_wait()
+                    told = True
+                if give_up():
+                    yield False
+                    return
+                time.sleep(0.1)
+        yield True
+
+
+def _start(spec: RunSpec, folder: Path) -> Run:
+    folders = [*spec.technique_folders, os.environ.get(TECHNIQUES_VARIABLE, "")]
+    environment = os.environ | {
+        "PYTHONUNBUFFERED": "1",
+        TECHNIQUES_VARIABLE: os.pathsep.join(filter(None, folders)),
+    }
+    job = spec.job
+    references = map(str, filter(None, [job.load_model, job.load_dataloader, job.loss_function]))
+    process: subprocess.Popen[bytes] | None = None
+    with open(folder / "alive", "w") as alive, open(folder / "output.log", "ab") as log:
+        # The lock lives as long as the supervisor, from before its first instruction on.
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        pid = fork_server.start(
+            [str(folder)],
+            environment,
+            [log.fileno(), alive.fileno()],
+            list(references),
+            spec.path,
+            devices.threads_per_device(spec.slots),
+        )
+        if pid is None:
+            # A new interpreter, because what Airflow forks must never meet CUDA.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "saturn_airflow.launch.supervisor", str(folder), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+                pass_fds=[alive.fileno()],
+            )
+            pid = process.pid
+        alive.write(str(pid))
+    return Run(folder, process)
+
+
+def time_on_devices(folder: str | Path, counts: Callable[[Run], bool] = Run.exists) -> dict[str, float]:
+    """When a job had its devices, over all its runs so far.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    :param counts: whether a run is to be counted.
+    :returns: ``started_at`` and ``ended_at`` (seconds since the epoch) and ``actual_seconds`` (held in all);
+        empty where it never had any.
+    """
+    started, ended, held = [], [], 0.0
+    for run in filter(counts, all_of(folder)):
+        events = run.so_far()
+        leased = [event["time"] for event in events if event["event"] == "leased"]
+        if leased:
+            started.append(leased[0])
+            ended.append(events[-1]["time"])
+            held += events[-1]["time"] - leased[0]
+    return {"started_at": min(started), "ended_at": max(ended), "actual_seconds": held} if started else {}
+
+
+def last_checkpoint(folder: str | Path) -> Event | None:
+    """The ``checkpoint`` event (``step``, ``path``) of the last checkpoint that a job wrote.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    """
+    saved = None
+    for run in all_of(folder):
+        saved = next((e for e in reversed(run.so_far()) if e["event"] == "checkpoint"), saved)
+    return saved
+
+
+def _new_folder(runs: Path) -> Path:
+    runs.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((int(path.name) for path in runs.iterdir() if path.name.isdigit()), default=0)
+    while True:
+        try:
+            (runs / f"{number:04}").mkdir()
+            return runs / f"{number:04}"
+        except FileExistsError:
+            number += 1
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

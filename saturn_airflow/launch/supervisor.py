@@ -1,0 +1,291 @@
+"""The small process that a run's ranks live under: it is started as this module, with a folder and a pid.
+
+It waits for the devices, shows them alone to the processes it launches, passes on what happens and what is
+asked, and sees to it that nothing stays behind. It never runs a user's code and never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.launch import devices, failures, launching, leases, runs, warm
+from saturn_airflow.launch.failures import Failure, RanksFailedError
+from saturn_airflow.model import formats
+from saturn_airflow.model.errors import InvalidSweepError
+
+# A run that must not outlive its starter has this long to save what it has when the starter is gone.
+_ORPHAN_SECONDS = 3.0
+# A run that nobody came back to may take its time: nobody waits for it.
+_FORSAKEN_SECONDS = 300.0
+# How long the end of a run waits for a full disk to have room for it.
+_LAST_WORDS_SECONDS = 30.0
+# What a rank leaves behind is gone within milliseconds of its SIGKILL, unless the kernel holds it.
+_LEFTOVER_SECONDS = 2.0
+# A trial keeps to its time by itself; one that does not is ended this much later.
+_TRIAL_GRACE_SECONDS = 5.0
+
+
+class StoppedError(Exception):
+    """The run was asked to stop and ended before it could say more."""
+
+
+class Supervisor:
+    """One run, from waiting for its devices to its end.
+
+    :param starter: the process that started it, as a file that becomes readable when it is gone; None where
+        it is gone already.
+    """
+
+    def __init__(self, folder: Path, starter: int | None) -> None:
+        self._folder = folder
+        self._starter = starter
+        self._spec = runs.read_spec(folder)
+        # At the end, as Airflow does, so that a user's queue.py hides no module of Python's. Whatever is
+        # launched from here searches the same path.
+        sys.path.extend(entry for entry in self._spec.path if entry not in sys.path)
+        self._events = os.open(folder / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._unwritten = b""
+        self._stop_by: float | None = None
+        self._told_to_stop = False
+        self._deadline = float("inf")
+        self._time_is_up = float("inf")
+        self._timed_out = False
+
+    def run(self) -> None:
+        """Do what the spec says and write the end of it."""
+        signal.signal(signal.SIGTERM, lambda *_: self._stop_within(self._spec.stop_seconds))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.emit({"event": runs.FORMAT_EVENT, **formats.stamp("a run's events")})
+        for message in self._spec.warnings:
+            self.emit({"event": "warning", "message": message})
+        result: dict[str, Any] = {}
+        failure: Failure | None = None
+        try:
+            with contextlib.ExitStack() as held:
+                result = self._with_devices(held)
+        except StoppedError as stopped:
+            result = {"status": "stopped", "reason": str(stopped)}
+        except InvalidSweepError as error:
+            failure = Failure(status="failed", reason=str(error))
+        except RanksFailedError as error:
+            failure = error.failure
+        except BaseException as error:
+            failure = failures.describe(error)
+        if failure is None:
+            status, reason = result.pop("status", "finished"), result.pop("reason", "")
+            if status == "stopped" and self._timed_out:
+                status = "timed_out"
+                reason = "it had its devices for as long as it may (job_timeout); " + (
+                    reason or "it was saved"
+                )
+            self.emit({"event": "end", "status": status, "reason": reason, "traceback": "", "result": result})
+        else:
+            self.emit({"event": "end", **failure.to_dict(), "result": {}})
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Append one line to the run's events; where the disk is full, they wait for room."""
+        line = json.dumps({**event, "time": time.time()}, default=str) + "\n"
+        self._unwritten += line.encode()
+        self._write_events()
+        give_up_at = time.monotonic() + _LAST_WORDS_SECONDS
+        while self._unwritten and event["event"] == "end" and time.monotonic() < give_up_at:
+            time.sleep(0.1)
+            self._write_events()
+
+    def _write_events(self) -> None:
+        with contextlib.suppress(OSError):
+            self._unwritten = self._unwritten[os.write(self._events, self._unwritten) :]
+
+    def _with_devices(self, held: contextlib.ExitStack) -> dict[str, Any]:
+        spec = self._spec
+        state = held.enter_context(self._hold_state())
+        found = devices.find(spec.node, spec.kind, spec.slots)
+        wanted = found if spec.device_ids is None else [found[i] for i in spec.device_ids]
+        threads = devices.threads_per_device(spec.slots)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        job = spec.job
+        warm.prepare(map(str, filter(None, [job.load_model, job.load_dataloader, job.loss_function])))
+
+        try:
+            lease = leases.acquire(
+                [device.name for device in wanted],
+                spec.holder,
+                count=spec.devices,
+                priority=spec.priority,
+                folder=Path(spec.leases_folder) if spec.leases_folder else None,
+                on_wait=lambda holders: self.emit({"event": "waiting", "for": holders}),
+                give_up=self._poll,
+            )
+        except leases.GivenUpError:
+            raise StoppedError("stopped while waiting for its devices") from None
+        held.enter_context(lease)
+        mine = [device for device in wanted if device.name in lease.devices]
+        self.emit(
+            {"event": "leased", "devices": [device.id for device in mine], "names": list(lease.devices)}
+        )
+        _guard()
+        held.callback(_end_others)
+        os.environ.update(devices.environment(mine))
+        keep_open = [*lease.files, state]
+        leased_at = time.monotonic()
+        deadline = leased_at + spec.trial_seconds
+        if spec.most_seconds is not None:
+            self._time_is_up = leased_at + spec.most_seconds
+        if spec.mode == "trial":
+            self._deadline = deadline + _TRIAL_GRACE_SECONDS
+        ready_seconds: list[float] = []
+
+        def launch_ranks(what: Any, asker_is_alive: Callable[[], bool]) -> Any:
+            call, seconds = what
+            ready_seconds.append(time.monotonic() - leased_at)
+            end_by = time.monotonic() + seconds if seconds is not None else float("inf")
+
+            def poll() -> bool:
+                if not asker_is_alive():
+                    raise StoppedError("the technique's own process is gone")
+                if time.monotonic() > end_by:
+                    raise RanksFailedError(
+                        Failure(status="hung", reason=f"not measured within {seconds:.0f} s")
+                    )
+                return self._poll()
+
+            self.emit({"event": "launched", "ranks": spec.devices})
+            try:
+                return launching.launch_ranks(
+                    call,
+                    spec.devices,
+                    device_type="cpu" if spec.kind == "cpu" else "cuda",
+                    threads=threads,
+                    technique=spec.technique,
+                    hang_seconds=spec.hang_seconds,
+                    on_event=self.emit,
+                    poll=poll,
+                    keep_open=keep_open,
+                )
+            except RanksFailedError as error:
+                return error.failure
+
+        (result,) = launching.launch(
+            "saturn_airflow.training.session:drive",
+            [(spec.to_dict(), [device.id for device in mine], deadline)],
+            on_event=self.emit,
+            on_request=launch_ranks,
+            poll=self._poll,
+            keep_open=keep_open,
+        )
+        return {"ready_seconds": ready_seconds[0] if ready_seconds else 0.0, **result}
+
+    @contextlib.contextmanager
+    def _hold_state(self) -> Any:
+        """Hold the job's state, so that no two runs ever train one job into one folder."""
+        file = os.open(Path(self._spec.folder) / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        told = False
+        try:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not told:
+                        self.emit({"event": "waiting", "for": ["an earlier run of the same job"]})
+                        told = True
+                    if self._poll():
+                        raise StoppedError(
+                            "stopped while waiting for an earlier run of the same job"
+                        ) from None
+                    time.sleep(0.1)
+            yield file
+        finally:
+            os.close(file)
+
+    def _poll(self) -> bool:
+        """Whether the ranks should stop; raises when they must be ended."""
+        now = time.monotonic()
+        if now > self._deadline:
+            reason = f"the trial took longer than {self._spec.trial_seconds:g} s"
+            raise RanksFailedError(Failure(status="hung", reason=reason, whose="technique"))
+        if self._stop_by is None and now > self._time_is_up:
+            self._timed_out = True
+            self._stop_within(self._spec.stop_seconds)
+        if self._stop_by is None and self._is_forsaken():
+            self._stop_within(_ORPHAN_SECONDS if self._spec.outlive_seconds == 0 else _FORSAKEN_SECONDS)
+        if not self._told_to_stop and (self._folder / "stop").exists():
+            self._told_to_stop = True
+            self._stop_within(self._spec.stop_seconds)
+        if self._stop_by is not None and now > self._stop_by:
+            raise StoppedError("did not stop in time when asked to, and was ended; its last checkpoint stays")
+        return self._stop_by is not None
+
+    def _stop_within(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        self._stop_by = deadline if self._stop_by is None else min(self._stop_by, deadline)
+
+    def _is_forsaken(self) -> bool:
+        """Whether nobody will come back to this run."""
+        if self._starter is not None and not select.select([self._starter], [], [], 0)[0]:
+            return False
+        if self._spec.outlive_seconds == 0:
+            return True
+        try:
+            followed = (self._folder / "followed").stat().st_mtime
+        except FileNotFoundError:
+            followed = (self._folder / "spec.json").stat().st_mtime
+        return time.time() - followed > self._spec.outlive_seconds
+
+
+def _guard() -> None:
+    """Leave a guard that ends everything in this process group when this process is gone, however it went."""
+    guard = subprocess.Popen(["/bin/sh", "-c", "read -r _; kill -9 0"], stdin=subprocess.PIPE)
+    # The pipe breaks when this process ends; until then nobody writes into it.
+    _guards.append(guard)
+
+
+_guards: list[subprocess.Popen[bytes]] = []
+
+
+def _end_others() -> None:
+    """End what is left of this process group but the guard, such as workers of a rank that was killed."""
+    spared = {os.getpid(), *(guard.pid for guard in _guards)}
+    deadline = time.monotonic() + _LEFTOVER_SECONDS
+    while (left := _group() - spared) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _group() -> set[int]:
+    """The processes of this process group that have not ended."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+            # Its files are open until its last thread has ended.
+            ended = state in "ZX" and len(list(path.parent.glob("task/*"))) <= 1
+            if int(group) == os.getpgrp() and not ended:
+                found.add(int(path.parent.name))
+    return found
+
+
+def main() -> None:
+    """Supervise the run in the folder that the command line names, for the process that started this one."""
+    starter = None
+    with contextlib.suppress(ProcessLookupError):
+        starter = os.pidfd_open(int(sys.argv[2]))
+    # Who is no longer the parent has ended before it was looked for.
+    Supervisor(Path(sys.argv[1]), starter if os.getppid() == int(sys.argv[2]) else None).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Plain data that the packages pass to each other: frozen dataclasses that turn into JSON and back."""

@@ -1,0 +1,82 @@
+"""What the guard (:mod:`saturn_airflow.training.guarding`) says of strategies, and of which jobs it holds."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from saturn_airflow.model.jobs import Job
+
+#: A technique trains the job as one device does, to the last digits of the number format.
+EXACT = "exact"
+#: Its random numbers, such as dropout's masks, are others than one device draws; all else is the same.
+DISTRIBUTION = "distribution"
+#: The job said that it need not be checked.
+TRUSTED = "trusted"
+#: Begins the verdict where nothing could be compared, and
+NOT_CHECKED = "not checked"
+#: where something was, and differed.
+REFUSED = "refused"
+
+_LONGEST = 600
+
+# What can't change whether a technique trains as one device does.
+_JOB = ("name", "techniques", "nodes", "neutral", "trust", "exact", "load_eval_dataloader")
+_HPARAMS = ("lr", "seed", "epochs", "batches", "lr_scheduler", "lr_scheduler_args")
+
+
+def mark(job: Job, technique_version: str) -> str:
+    """What verdicts on ``job`` are remembered by: 16 hexadecimal digits.
+
+    It is made of the job's definition without learning rate, seed and length, and without what the job
+    declares :attr:`~saturn_airflow.model.jobs.Job.neutral`; of the numbers among the optimizer's arguments it
+    counts which are 0. Versions of Saturn, torch and the technique count.
+    """
+    fields = {key: value for key, value in job.to_dict().items() if key not in _JOB}
+    hparams = {key: value for key, value in fields.pop("hparams", {}).items() if key not in _HPARAMS}
+    arguments = {key: _kind(value) for key, value in hparams.pop("optimizer_args", {}).items()}
+    clips = hparams.pop("clip_grad_norm", None) is not None
+    for name in ("model_args", "data_args"):
+        fields[name] = _counting(fields.get(name, {}), job)
+    versions = {name: _version(name) for name in ("saturn-airflow", "torch")}
+    facts = [fields, _counting(hparams, job), arguments, clips, versions, technique_version]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def allows(job: Job, technique: str, verdict: str | None) -> bool:
+    """Whether ``job`` may be trained under a technique of which the guard said ``verdict``, if anything."""
+    if technique in job.trust or verdict is None:
+        return True
+    if verdict.startswith(REFUSED):
+        return False
+    return not job.exact or verdict in (EXACT, TRUSTED)
+
+
+def refused(reason: str) -> str:
+    """The verdict that refuses for ``reason``, as short as its place in a record wants it."""
+    verdict = f"{REFUSED}: {reason}"
+    return verdict if len(verdict) <= _LONGEST else f"{verdict[: _LONGEST - 1]}…"
+
+
+def _kind(value: Any) -> Any:
+    """A number's sign of life: whether it is 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, list):
+        return [_kind(item) for item in value]
+    return ("some" if value else "none") if number else value
+
+
+def _counting(values: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in job.neutral}
+
+
+@functools.cache
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

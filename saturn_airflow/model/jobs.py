@@ -1,0 +1,364 @@
+"""What a user wants trained: jobs, their hyper-parameters, grids of them. Plain data that fits in JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from saturn_airflow.model import references
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.references import Reference
+
+PRECISIONS = ("float32", "bf16", "float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HParams:
+    """How a job is trained. The global batch and the maths never depend on the strategy.
+
+    :param epochs: passes over the data; give ``epochs`` or ``batches``, not both (default: one epoch).
+    :param batches: optimizer steps to train for, however many epochs that takes.
+    :param batch_size: samples in one *global* batch; handed to ``load_dataloader`` as ``batch_size``.
+        Without it the dataloader's own batch size counts.
+    :param optimizer: reference of a ``torch.optim.Optimizer`` class.
+    :param lr: learning rate.
+    :param optimizer_args: further keyword arguments of the optimizer.
+    :param parameter_groups: reference of a function that takes the model and returns the optimizer's
+        parameter groups, as ``torch.optim`` describes them.
+    :param lr_scheduler: reference of a ``torch.optim.lr_scheduler`` class, stepped once per optimizer step.
+    :param lr_scheduler_args: its keyword arguments.
+    :param clip_grad_norm: the gradient's largest L2 norm (``torch.nn.utils.clip_grad_norm_``).
+    :param accumulate: micro-batches the global batch is computed in, one after another.
+    :param precision: ``"float32"``; ``"bf16"`` for bfloat16 autocast with float32 weights; ``"float64"``.
+    :param compile: compile the model with ``torch.compile``.
+    :param seed: seeds the model's initialisation, the order of the data, and dropout.
+    """
+
+    epochs: int | None = None
+    batches: int | None = None
+    batch_size: int | None = None
+    optimizer: Reference = "torch.optim:AdamW"
+    lr: float = 1e-3
+    optimizer_args: Mapping[str, Any] = field(default_factory=dict)
+    parameter_groups: Reference | None = None
+    lr_scheduler: Reference | None = None
+    lr_scheduler_args: Mapping[str, Any] = field(default_factory=dict)
+    clip_grad_norm: float | None = None
+    accumulate: int = 1
+    precision: str = "float32"
+    compile: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.batches is not None:
+            raise InvalidSweepError("hparams: give epochs or batches, not both")
+        if self.epochs is None and self.batches is None:
+            object.__setattr__(self, "epochs", 1)
+        for name in ("epochs", "batches", "batch_size", "accumulate"):
+            value = getattr(self, name)
+            if value is not None and (not _is_int(value) or value < 1):
+                raise InvalidSweepError(
+                    f"hparams: {name} is {value!r}; it must be a whole number of at least 1"
+                )
+        if not _is_int(self.seed) or self.seed < 0:
+            raise InvalidSweepError(
+                f"hparams: seed is {self.seed!r}; it must be a whole number of at least 0"
+            )
+        if not _is_number(self.lr) or not 0 <= self.lr < math.inf:
+            raise InvalidSweepError(f"hparams: lr is {self.lr!r}; it must be a number of at least 0")
+        if self.clip_grad_norm is not None and (
+            not _is_number(self.clip_grad_norm) or not 0 < self.clip_grad_norm < math.inf
+        ):
+            raise InvalidSweepError(f"hparams: clip_grad_norm is {self.clip_grad_norm!r}; it must be above 0")
+        if self.precision not in PRECISIONS:
+            raise InvalidSweepError(
+                f"hparams: precision is {self.precision!r}; choose one of {', '.join(PRECISIONS)}"
+            )
+        if not isinstance(self.compile, bool):
+            raise InvalidSweepError(f"hparams: compile is {self.compile!r}; it must be True or False")
+        for name in ("optimizer", "parameter_groups", "lr_scheduler"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, references.to_reference(value, f"hparams: {name}"))
+        for name in ("optimizer_args", "lr_scheduler_args"):
+            object.__setattr__(self, name, _json_mapping(getattr(self, name), f"hparams: {name}"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model to train.
+
+    Callables are ``"module:name"`` references or module-level functions.
+
+    :param name: unique within the sweep; may hold ``{placeholders}`` that :func:`grid` fills.
+    :param load_model: called with ``model_args``, returns a ``torch.nn.Module`` (on the CPU; seeded).
+    :param load_dataloader: called with ``data_args`` (and ``batch_size`` where it takes one and the
+        hyper-parameters give one), returns a ``torch.utils.data.DataLoader`` or another iterable of batches.
+    :param loss_function: called with the model's outputs and the targets; returns the mean over the
+        samples as a scalar, or a pair ``(sum, count)`` where the mean is over something else, such as
+        tokens. Without it the outputs' ``loss`` is used, as Hugging Face models have it. A batch that is a
+        mapping goes to the model as keyword arguments and to the loss whole (with a loss function given,
+        ``labels`` are kept from the model); a batch that is a pair is (inputs, targets).
+    :param hparams: hyper-parameters.
+    :param model_args: keyword arguments of ``load_model``.
+    :param data_args: keyword arguments of ``load_dataloader``.
+    :param load_eval_dataloader: like ``load_dataloader``; its mean loss is the metric ``eval_loss`` at the
+        end of each epoch.
+    :param batch_dim: the dimension that samples lie along, where Saturn finds another than is meant: a
+        number for all tensors that have so many dimensions (1 for batches that are time first), or a mapping
+        from the names of parts of a batch (their keys or positions, joined by dots) to their dimension, None
+        for what belongs to all samples. Data of samples that a DataLoader collates does not need it.
+    :param couples_batch: the loss of a sample depends on the others of its batch, as with in-batch negatives.
+        Only what leaves a global batch whole may then train the job.
+    :param techniques: names of the techniques this job may use (default: all in the library).
+    :param nodes: names of the nodes this job may run on (default: all).
+    :param neutral: names of hyper-parameters and of keys of ``model_args`` and ``data_args`` whose values
+        don't change how fast it trains, such as the day of ``data_args={"day": "{{ ds }}"}``: what was
+        measured under one value then holds under the others.
+    :param data_version: what names the state of the data, such as a table's snapshot. It belongs to the job's
+        definition: a cleared job starts anew where it has changed.
+    :param trust: names of techniques that may train this job though they change its result, or though the
+        guard says so by mistake: they are not compared with one device.
+    :param exact: refuse techniques whose result is only equal in distribution, as where dropout's masks are
+        others than on one device, and those that can't be compared with one device.
+    """
+
+    name: str
+    load_model: Reference
+    load_dataloader: Reference
+    loss_function: Reference | None = None
+    hparams: HParams = field(default_factory=HParams)
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    data_args: Mapping[str, Any] = field(default_factory=dict)
+    load_eval_dataloader: Reference | None = None
+    batch_dim: int | Mapping[str, int | None] | None = None
+    couples_batch: bool = False
+    techniques: Sequence[str] | None = None
+    nodes: Sequence[str] | None = None
+    neutral: Sequence[str] = ()
+    data_version: str | None = None
+    trust: Sequence[str] = ()
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip() or len(self.name) > 200:
+            raise InvalidSweepError(f"job {self.name!r}: a job's name is text of 1 to 200 characters")
+        if not self.name.isprintable():
+            raise InvalidSweepError(f"job {self.name!r}: a job's name has no control characters")
+        if not isinstance(self.hparams, HParams):
+            raise InvalidSweepError(
+                f"job {self.name!r}: hparams is a {type(self.hparams).__name__}; write HParams(lr=...)"
+            )
+        for name in ("load_model", "load_dataloader", "loss_function", "load_eval_dataloader"):
+            value = getattr(self, name)
+            if value is None and name in ("loss_function", "load_eval_dataloader"):
+                continue
+            object.__setattr__(self, name, references.to_reference(value, f"job {self.name!r}: {name}"))
+        for name in ("model_args", "data_args"):
+            object.__setattr__(self, name, _json_mapping(getattr(self, name), f"job {self.name!r}: {name}"))
+        for name in ("techniques", "nodes", "trust"):
+            value = getattr(self, name)
+            if value is None or (name == "trust" and isinstance(value, list | tuple) and not value):
+                continue
+            if isinstance(value, str) or not value or not all(isinstance(item, str) for item in value):
+                raise InvalidSweepError(f"job {self.name!r}: {name} is {value!r}; give a list of names")
+            object.__setattr__(self, name, tuple(value))
+        if self.data_version is not None and not isinstance(self.data_version, str):
+            raise InvalidSweepError(f"job {self.name!r}: data_version is {self.data_version!r}; give a text")
+        self._check_batches()
+        if not isinstance(self.exact, bool):
+            raise InvalidSweepError(f"job {self.name!r}: exact is {self.exact!r}; it must be True or False")
+        self._check_neutral()
+
+    def _check_batches(self) -> None:
+        what = f"job {self.name!r}"
+        if isinstance(self.batch_dim, Mapping):
+            object.__setattr__(self, "batch_dim", _json_mapping(self.batch_dim, f"{what}: batch_dim"))
+        dims = self.batch_dim.values() if isinstance(self.batch_dim, Mapping) else [self.batch_dim]
+        if not all(dim is None or (_is_int(dim) and dim >= 0) for dim in dims):
+            raise InvalidSweepError(
+                f"{what}: batch_dim is {self.batch_dim!r}; give the number of a dimension, from 0, "
+                "or a mapping from names of a batch's parts to such numbers"
+            )
+        if not isinstance(self.couples_batch, bool):
+            raise InvalidSweepError(
+                f"{what}: couples_batch is {self.couples_batch!r}; it must be True or False"
+            )
+        if self.couples_batch and self.hparams.accumulate > 1:
+            raise InvalidSweepError(
+                f"{what}: accumulate={self.hparams.accumulate} cuts a batch whose samples are coupled "
+                "(couples_batch=True); take one of the two out"
+            )
+
+    def _check_neutral(self) -> None:
+        given = self.neutral
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise InvalidSweepError(
+                f"job {self.name!r}: neutral is {given!r}; give a list of names, such as ['day']"
+            )
+        known = {*self.model_args, *self.data_args, *(f.name for f in dataclasses.fields(self.hparams))}
+        if unknown := [name for name in given if name not in known]:
+            raise InvalidSweepError(
+                f"job {self.name!r}: neutral names {unknown[0]!r}, which is no hyper-parameter and no key of "
+                "its model_args or data_args"
+            )
+        object.__setattr__(self, "neutral", tuple(given))
+
+    def check_references(self) -> None:
+        """Check that what this job refers to exists, without importing it.
+
+        :raises InvalidSweepError: naming the job, the reference and the fix.
+        """
+        for holder, names in (
+            (self, ("load_model", "load_dataloader", "loss_function", "load_eval_dataloader")),
+            (self.hparams, ("optimizer", "parameter_groups", "lr_scheduler")),
+        ):
+            for name in names:
+                reference = getattr(holder, name)
+                if reference is not None:
+                    references.check(reference, f"job {self.name!r}: {name}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """This job as JSON-ready data, for XCom and files; fields at their default are left out."""
+        return _changed_fields(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Job:
+        """The job that :meth:`to_dict` described.
+
+        :raises InvalidSweepError: for an unknown or a missing field, or a wrong value.
+        """
+        if not isinstance(data, Mapping):
+            raise InvalidSweepError(f"a job is a Job or what its to_dict() returned, not {data!r:.80}")
+        fields = dict(data)
+        what = f"job {fields.get('name')!r}"
+        hparams = fields.pop("hparams", {})
+        if not isinstance(hparams, Mapping):
+            raise InvalidSweepError(f"{what}: hparams is {hparams!r}; give a mapping of hyper-parameters")
+        _check_fields(HParams, hparams, f"{what}: hparams")
+        _check_fields(cls, fields, what)
+        try:
+            return cls(hparams=HParams(**hparams), **fields)
+        except TypeError as error:
+            raise InvalidSweepError(f"{what}: {error}") from None
+
+
+def grid(job: Job, **values: Iterable[Any]) -> list[Job]:
+    """Every combination of ``values``, each as a job of its own.
+
+    A key is a hyper-parameter, or a key that ``job.model_args`` or ``job.data_args`` already has. The
+    placeholders in the job's name are filled with the values: ``"gpt2-{lr}-{batch_size}"``.
+
+    :raises InvalidSweepError: for a key that is nowhere to be put, no values, or names that come out equal.
+    """
+    hparam_names = {f.name for f in dataclasses.fields(HParams)}
+    for key, choices in values.items():
+        if isinstance(choices, str) or not isinstance(choices, Iterable):
+            raise InvalidSweepError(f"grid: {key} is {choices!r}; give a list of values")
+        if key not in hparam_names and key not in job.model_args and key not in job.data_args:
+            raise InvalidSweepError(
+                f"grid: {key!r} is no hyper-parameter ({', '.join(sorted(hparam_names))}) "
+                f"and no key of the job's model_args or data_args"
+            )
+    choices_of = {key: list(choices) for key, choices in values.items()}
+    if empty := [key for key, choices in choices_of.items() if not choices]:
+        raise InvalidSweepError(f"grid: {empty[0]} has no values")
+    jobs = [
+        _with_values(job, dict(zip(choices_of, combination, strict=True)))
+        for combination in itertools.product(*choices_of.values())
+    ]
+    names = [j.name for j in jobs]
+    if len(set(names)) < len(names):
+        in_name = {key for _, key, _, _ in string.Formatter().parse(job.name) if key}
+        missing = [key for key in choices_of if key not in in_name and len(choices_of[key]) > 1]
+        hint = "".join(f"-{{{key}}}" for key in missing)
+        raise InvalidSweepError(
+            f"grid: several jobs would be named {next(n for n in names if names.count(n) > 1)!r}; "
+            + (f"name the job '{job.name}{hint}'" if missing else "a value stands twice in the grid")
+        )
+    return jobs
+
+
+def check_jobs(jobs: Sequence[Job]) -> None:
+    """Check what can only be seen of all jobs of a sweep together.
+
+    :raises InvalidSweepError: when there are no jobs, something is no job, or two share a name.
+    """
+    if not jobs:
+        raise InvalidSweepError("the sweep has no jobs; give at least one Job")
+    for job in jobs:
+        if not isinstance(job, Job):
+            raise InvalidSweepError(
+                f"jobs holds a {type(job).__name__} ({job!r:.60}); give Job objects, or grid(...)"
+            )
+    names = [job.name for job in jobs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidSweepError(
+            f"two jobs are named {twice[0]!r}; every job of a sweep needs a name of its own"
+        )
+
+
+def _with_values(job: Job, values: Mapping[str, Any]) -> Job:
+    hparam_names = {f.name for f in dataclasses.fields(HParams)}
+    named = {**vars(job.hparams), **job.data_args, **job.model_args, **values}
+    try:
+        name = job.name.format(**named)
+    except (KeyError, IndexError, ValueError):
+        keys = [key for _, key, _, _ in string.Formatter().parse(job.name) if key is not None]
+        unknown = next((key for key in keys if key not in named), "")
+        raise InvalidSweepError(
+            f"grid: the name {job.name!r} has {{{unknown}}}, which is neither varied nor given"
+        ) from None
+    hparams = {key: value for key, value in values.items() if key in hparam_names}
+    if "batches" in hparams:
+        hparams.setdefault("epochs", None)
+    if "epochs" in hparams:
+        hparams.setdefault("batches", None)
+    return dataclasses.replace(
+        job,
+        name=name,
+        hparams=dataclasses.replace(job.hparams, **hparams),
+        model_args={key: values.get(key, value) for key, value in job.model_args.items()},
+        data_args={key: values.get(key, value) for key, value in job.data_args.items()},
+    )
+
+
+def _changed_fields(value: Any) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    for f in dataclasses.fields(value):
+        item = getattr(value, f.name)
+        default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+        if item != default:
+            item = _changed_fields(item) if dataclasses.is_dataclass(item) else item
+            changed[f.name] = list(item) if isinstance(item, tuple) else item
+    return changed
+
+
+def _check_fields(cls: Any, data: Mapping[str, Any], what: str) -> None:
+    known = [f.name for f in dataclasses.fields(cls)]
+    if unknown := [key for key in data if key not in known]:
+        raise InvalidSweepError(f"{what}: there is no {unknown[0]!r}; known are {', '.join(known)}")
+
+
+def _json_mapping(value: object, what: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidSweepError(f"{what} is {value!r}; give a mapping from names to values")
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InvalidSweepError(f"{what} must fit in JSON, and {value!r:.80} does not: {error}") from None
+    return copied
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)

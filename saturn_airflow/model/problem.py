@@ -1,0 +1,190 @@
+"""A planning problem: nodes, and for each job the strategies it could run under with their seconds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.errors import InvalidSweepError
+
+
+@dataclass(frozen=True)
+class Option:
+    """One strategy of one job, as the planner sees it.
+
+    :param technique: its name.
+    :param devices: how many devices it takes, all of one node.
+    :param seconds: whole seconds of training, set-up included, by kind of device.
+    :param setup: seconds of them that are set-up, to be paid again whenever the job is launched anew.
+    """
+
+    technique: str
+    devices: int
+    seconds: Mapping[str, float]
+    setup: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """This strategy as JSON-ready data."""
+        entry = {"technique": self.technique, "devices": self.devices, "seconds": dict(self.seconds)}
+        return {**entry, "setup": self.setup} if self.setup else entry
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """One job of a planning problem.
+
+    :param options: at least one.
+    :param nodes: names of the nodes it may run on; None for all.
+    :param release: seconds from the plan's start before which it may not start.
+    :param weight: what it counts for in the mean completion time.
+    """
+
+    name: str
+    options: tuple[Option, ...]
+    nodes: tuple[str, ...] | None = None
+    release: float = 0.0
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The SPASE problem (Saturn, VLDB 2024): choose for each job one option, node, devices and start."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    jobs: tuple[PlannedJob, ...] = field(default_factory=tuple)
+
+    def __post_init__(self) -> None:
+        Cluster(*self.nodes)
+        if not self.jobs:
+            raise InvalidSweepError(f"problem {self.name!r} has no jobs")
+        kinds = {node.kind for node in self.nodes}
+        node_names = {node.name for node in self.nodes}
+        seen: set[str] = set()
+        for job in self.jobs:
+            what = f"job {job.name!r}"
+            if job.name in seen:
+                raise InvalidSweepError(f"two jobs are named {job.name!r}; every job needs a name of its own")
+            seen.add(job.name)
+            if not job.options:
+                raise InvalidSweepError(f"{what} has no strategy; give at least one")
+            for value, word in ((job.release, "release"), (job.weight, "weight")):
+                if not _is_number(value) or not 0 <= value < math.inf:
+                    raise InvalidSweepError(f"{what}: {word} is {value!r}; give a finite number, 0 or more")
+            for node in job.nodes or ():
+                if node not in node_names:
+                    raise InvalidSweepError(
+                        f"{what} is bound to node {node!r}; there are {', '.join(sorted(node_names))}"
+                    )
+            for option in job.options:
+                if (
+                    not isinstance(option.devices, int)
+                    or isinstance(option.devices, bool)
+                    or option.devices < 1
+                ):
+                    raise InvalidSweepError(
+                        f"{what}: {option.technique} on {option.devices!r} devices; give at least 1"
+                    )
+                for kind, seconds in option.seconds.items():
+                    if kind not in kinds:
+                        raise InvalidSweepError(
+                            f"{what}: {option.technique} has seconds for kind {kind!r}; "
+                            f"the nodes are of kind {', '.join(sorted(kinds))}"
+                        )
+                    if not _is_number(seconds) or not 0 < seconds < math.inf:
+                        raise InvalidSweepError(
+                            f"{what}: {option.technique} on {option.devices} devices takes {seconds!r} "
+                            "seconds; seconds are finite and above 0"
+                        )
+                shortest = min(option.seconds.values(), default=math.inf)
+                if not _is_number(option.setup) or not 0 <= option.setup < shortest:
+                    raise InvalidSweepError(
+                        f"{what}: {option.technique} has a setup of {option.setup!r} seconds; "
+                        "give 0 or more, and less than its seconds"
+                    )
+            if not any(self.fits(job, option, node) for option in job.options for node in self.nodes):
+                needs = sorted({(option.devices, kind) for option in job.options for kind in option.seconds})
+                raise InvalidSweepError(
+                    f"{what} fits on no node: it needs "
+                    + " or ".join(f"{devices} x {kind}" for devices, kind in needs)
+                    + (f" on {' or '.join(job.nodes)}" if job.nodes else "")
+                    + "; there is "
+                    + ", ".join(f"{node.name} with {node.devices} x {node.kind}" for node in self.nodes)
+                )
+
+    @staticmethod
+    def fits(job: PlannedJob, option: Option, node: Node) -> bool:
+        """Whether ``job`` may run under ``option`` on ``node``."""
+        return (
+            option.devices <= node.devices
+            and node.kind in option.seconds
+            and (job.nodes is None or node.name in job.nodes)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """This problem as JSON-ready data, in the format of planning problem files."""
+        jobs: list[dict[str, Any]] = []
+        for job in self.jobs:
+            entry: dict[str, Any] = {
+                "name": job.name,
+                "strategies": [option.to_dict() for option in job.options],
+            }
+            if job.nodes is not None:
+                entry["nodes"] = list(job.nodes)
+            if job.release:
+                entry["release"] = job.release
+            if job.weight != 1:
+                entry["weight"] = job.weight
+            jobs.append(entry)
+        nodes = [{"name": n.name, "devices": n.devices, "kind": n.kind} for n in self.nodes]
+        return {"name": self.name, "nodes": nodes, "jobs": jobs}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Problem:
+        """The problem that :meth:`to_dict` described.
+
+        :raises InvalidSweepError: when something is missing, of the wrong type, or can't be planned.
+        """
+        try:
+            nodes = tuple(Node(n["name"], n["devices"], n["kind"]) for n in data["nodes"])
+            jobs = tuple(
+                PlannedJob(
+                    job["name"],
+                    tuple(
+                        Option(s["technique"], s["devices"], dict(s["seconds"]), s.get("setup", 0.0))
+                        for s in job["strategies"]
+                    ),
+                    tuple(job["nodes"]) if job.get("nodes") else None,
+                    job.get("release", 0.0),
+                    job.get("weight", 1.0),
+                )
+                for job in data["jobs"]
+            )
+            return cls(data.get("name", "problem"), nodes, jobs)
+        except KeyError as error:
+            raise InvalidSweepError(f"the planning problem lacks {error}") from None
+        except (TypeError, AttributeError) as error:
+            raise InvalidSweepError(f"the planning problem is not in the expected form: {error}") from None
+
+    @classmethod
+    def read(cls, path: str | Path) -> Problem:
+        """Read a planning problem from a JSON file.
+
+        :raises InvalidSweepError: when the file can't be read, is no JSON, or holds no valid problem.
+        """
+        try:
+            data = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise InvalidSweepError(f"{path} can't be read: {error.strerror}") from None
+        except ValueError as error:
+            raise InvalidSweepError(f"{path} is not JSON: {error}") from None
+        return cls.from_dict(data)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,148 @@
+"""`module:name` references: callables as plain data that fits in JSON.
+
+A reference is checked without running its module, because DAG files are parsed again and again on
+machines that may have neither the time nor the memory for torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.machinery
+import re
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.model.errors import InvalidSweepError
+
+_REFERENCE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+# Airflow loads a DAG file under a name of its own; its functions are found again by the file's stem.
+_DAG_FILE_MODULE = re.compile(r"^unusual_prefix_[0-9a-f]+_(?P<stem>.+)$")
+
+
+def to_reference(value: object, what: str) -> str:
+    """Return ``value`` as ``"module:name"``.
+
+    :param value: a reference, or a module-level function or class.
+    :param what: how messages name it, for example ``"job 'gpt2': load_model"``.
+    :raises InvalidSweepError: for a lambda, a closure, a method, or text of another shape.
+    """
+    if isinstance(value, str):
+        if not _REFERENCE.match(value):
+            raise InvalidSweepError(
+                f"{what}: {value!r} is not a reference; write 'module:name', such as 'shop.models:gpt2'"
+            )
+        return value
+    name = getattr(value, "__qualname__", None)
+    module = getattr(value, "__module__", None)
+    if not callable(value) or name is None or module is None:
+        raise InvalidSweepError(
+            f"{what}: a {type(value).__name__} is not a reference; write 'module:name' or pass a function"
+        )
+    if name == "<lambda>" or "<locals>" in name or "." in name:
+        kind = (
+            "a lambda" if name.endswith("<lambda>") else f"{name!r}, which is defined inside something else,"
+        )
+        raise InvalidSweepError(
+            f"{what}: {kind} can't be found again by the processes that train; "
+            "define a function at the top level of a module and pass it or its 'module:name'"
+        )
+    if in_dag := _DAG_FILE_MODULE.match(module):
+        module = in_dag["stem"]
+    if module == "__main__":
+        raise InvalidSweepError(
+            f"{what}: {name!r} is defined in the script being run; move it to a module of its own"
+        )
+    return f"{module}:{name}"
+
+
+def load(reference: str) -> Any:
+    """Import and return what ``reference`` names (in the processes that train, not when a DAG is parsed).
+
+    :raises InvalidSweepError: when the module or the name does not exist.
+    """
+    module_name, _, name = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise InvalidSweepError(f"{reference!r}: there is no module {error.name!r} here") from None
+        raise
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise InvalidSweepError(f"{reference!r}: module {module_name!r} has no {name!r}") from None
+
+
+def check(reference: str, what: str) -> None:
+    """Check that ``reference`` exists, as far as can be seen without importing it.
+
+    Top-level packages that are not installed where DAGs are parsed are an error too, except torch,
+    which only the nodes need.
+
+    :raises InvalidSweepError: when the module is not found, or its source defines no such name.
+    """
+    module_name, _, name = reference.partition(":")
+    spec = _find_spec(module_name)
+    if spec is None:
+        if module_name.split(".")[0] == "torch" and _find_spec("torch") is None:
+            return
+        raise InvalidSweepError(
+            f"{what}: there is no module {module_name!r} (of {reference!r}); "
+            "check the spelling, put it where DAGs are parsed (beside the DAG file, in plugins/), "
+            "or leave the check to the nodes with [saturn] check_references = False"
+        )
+    names = _top_level_names(spec.origin)
+    if names is not None and name not in names:
+        raise InvalidSweepError(f"{what}: module {module_name!r} has no {name!r} (of {reference!r})")
+
+
+def _find_spec(module_name: str) -> importlib.machinery.ModuleSpec | None:
+    """Like importlib.util.find_spec, but without importing the parent packages."""
+    path: Any = None
+    spec: importlib.machinery.ModuleSpec | None = None
+    parts = module_name.split(".")
+    for depth in range(len(parts)):
+        name = ".".join(parts[: depth + 1])
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path) if find else None
+            if spec is not None:
+                break
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+        if path is None and depth + 1 < len(parts):
+            return None
+    return spec
+
+
+@lru_cache(maxsize=256)
+def _top_level_names(origin: str | None) -> frozenset[str] | None:
+    """Names a module's source defines at its top level; None where that can't be told."""
+    if origin is None or not origin.endswith(".py") or not Path(origin).is_file():
+        return None
+    try:
+        tree = ast.parse(Path(origin).read_bytes())
+    except SyntaxError:
+        return None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+            if node.name == "__getattr__":
+                return None
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                if alias.name == "*":
+                    return None
+                names.add((alias.asname or alias.name).split(".")[0])
+    return frozenset(names)
+
+
+Reference = str | Callable[..., Any]

@@ -1,0 +1,155 @@
+"""Pieces of a sweep's graph: how often its tasks are tried, and stages of mapped tasks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import (
+    BaseOperator,
+    ExceptionRetryPolicy,
+    RetryAction,
+    RetryRule,
+    TaskGroup,
+    TriggerRule,
+    XComArg,
+)
+
+from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.operators.executors import of_node_tasks
+from saturn_airflow.operators.inventory import pool_of
+from saturn_airflow.operators.profile_task import ProfileOperator
+from saturn_airflow.operators.trials_task import PickOperator
+from saturn_airflow.operators.wave_tasks import NextWaveOperator
+from saturn_airflow.profiling.waves import WAVES
+
+#: Tries that each task has for what is not its fault, such as a worker that was restarted: with growing
+#: delays they last through half an hour without an API server.
+_TRIES_FOR_AIRFLOW = 10
+#: The pool of tasks that name none.
+DEFAULT_POOL = "default_pool"
+UNLESS_ITS_OWN_FAULT = ExceptionRetryPolicy(
+    rules=[
+        RetryRule(
+            exception=["airflow.sdk.exceptions.AirflowRuntimeError", "builtins.OSError"],
+            reason="Airflow could not be asked",
+        )
+    ],
+    default=RetryAction.FAIL,
+)
+#: For a task that trains: what it raises itself says that another try is worth it, or else that none is.
+WHERE_IT_SAYS_SO = ExceptionRetryPolicy(
+    rules=[
+        *UNLESS_ITS_OWN_FAULT.rules,
+        RetryRule(exception="airflow.sdk.exceptions.AirflowException", reason="training can go on"),
+    ],
+    default=RetryAction.FAIL,
+)
+
+
+def patience(own_tries: int = 0) -> dict[str, Any]:
+    """How often and when a task is tried again."""
+    return {
+        "retries": own_tries + _TRIES_FOR_AIRFLOW,
+        "retry_delay": timedelta(seconds=5),
+        "retry_exponential_backoff": 2.0,
+        "max_retry_delay": timedelta(minutes=5),
+    }
+
+
+def profile_waves(
+    cluster: Cluster, trials: BaseOperator, techniques: list[str] | None, planning_seconds: float, group: str
+) -> list[Any]:
+    """The waves of trials: the tasks that measure, each wave's after those of the one before."""
+    source = trials
+    measuring: list[Any] = []
+    with TaskGroup(group_id="profile"):
+        for number in range(1, WAVES + 1):
+            if number > 1:
+                chosen = NextWaveOperator(
+                    task_id=f"choose_{number}",
+                    cluster=cluster.to_dict(),
+                    techniques=techniques,
+                    trials_task=trials.task_id,
+                    profile_tasks=[task.task_id for task in measuring],
+                    time_limit=planning_seconds,
+                    last=number == WAVES,
+                    group=group,
+                    # Behind a wave that was not needed, none is.
+                    trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+                    retry_policy=UNLESS_ITS_OWN_FAULT,
+                    **patience(),
+                )
+                measuring[-len(cluster) :] >> chosen
+                source = chosen
+            measuring += per_node(
+                cluster,
+                source,
+                ProfileOperator,
+                f"wave_{number}",
+                mapped="trial",
+                part="trials",
+                label="{{ task.trial.job.name }} {{ task.trial.technique }} x {{ task.trial.devices }}",
+                trials_task=trials.task_id,
+                group=group,
+                retry_policy=UNLESS_ITS_OWN_FAULT,
+                **patience(),
+            )
+    return measuring
+
+
+def per_node(
+    cluster: Cluster,
+    source: BaseOperator,
+    operator: type[BaseOperator],
+    stage: str,
+    *,
+    mapped: str,
+    part: str,
+    label: str,
+    **arguments: Any,
+) -> list[Any]:
+    """One mapped task per node over that node's part of what ``source`` returns.
+
+    Neither the queue nor the number of active tasks can be mapped, hence a task per node.
+    """
+    if len(cluster) == 1:
+        return [_mapped(operator, stage, source, cluster.nodes[0], mapped, label, arguments)]
+    tasks = []
+    with TaskGroup(group_id=stage):
+        for node in cluster:
+            pick = PickOperator(
+                task_id=f"{node.name}_{part}",
+                items=XComArg(source),
+                node=node.name,
+                retry_policy=UNLESS_ITS_OWN_FAULT,
+                **patience(),
+            )
+            tasks.append(_mapped(operator, node.name, pick, node, mapped, label, arguments))
+    return tasks
+
+
+def _mapped(
+    operator: type[BaseOperator],
+    task_id: str,
+    source: BaseOperator,
+    node: Node,
+    mapped: str,
+    label: str,
+    arguments: dict[str, Any],
+) -> Any:
+    pool = pool_of(node)
+    partial = operator.partial(
+        task_id=task_id,
+        node=node.to_dict(),
+        queue=node.queue,
+        executor=of_node_tasks(),
+        map_index_template=label,
+        # Enough that the next job waits at the devices' door when one ends, and no more processes than that.
+        max_active_tis_per_dagrun=node.devices + 2,
+        **arguments,
+    )
+    # Who gives the sweep a pool by its default_args has chosen it.
+    if pool is not None and partial.kwargs.get("pool") in (None, DEFAULT_POOL):
+        partial.kwargs["pool"] = pool
+    return partial.expand(**{mapped: XComArg(source)})

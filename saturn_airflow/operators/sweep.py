@@ -1,0 +1,352 @@
+"""SaturnSweepOperator: the shape of a sweep in the DAG."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from airflow.sdk import (
+    DAG,
+    Asset,
+    TaskGroup,
+    TriggerRule,
+    XComArg,
+    conf,
+)
+
+from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.deadlines import Deadline
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.jobs import Job, check_jobs
+from saturn_airflow.model.references import Reference
+from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.selection import Rule, rule_of
+from saturn_airflow.operators.context import use_techniques_folder
+from saturn_airflow.operators.graph import (
+    UNLESS_ITS_OWN_FAULT,
+    WHERE_IT_SAYS_SO,
+    patience,
+    per_node,
+    profile_waves,
+)
+from saturn_airflow.operators.inventory import deployed_cluster
+from saturn_airflow.operators.plan_task import PlanOperator
+from saturn_airflow.operators.report_task import ReportOperator
+from saturn_airflow.operators.round_graph import rounds_of
+from saturn_airflow.operators.round_report import RoundReportOperator
+from saturn_airflow.operators.train_task import TrainOperator
+from saturn_airflow.operators.trials_task import TrialsOperator, check_against
+
+#: What a plan can be made for.
+OBJECTIVES = ("makespan", "mean-completion", "device-time")
+#: What Saturn's training loop measures, and a sweep can choose its best job by.
+METRICS = ("eval_loss", "epoch_loss", "loss")
+
+
+class SaturnSweepOperator(TaskGroup):
+    """Train many jobs on a cluster, each under the strategy that is best for the sweep as a whole.
+
+    A task group that is used like an operator: it takes part in ``>>``, and :attr:`output` is its result
+    for the next task. Its tasks: ``trials`` lists what must be measured, ``profile`` measures it in waves
+    (the first each job once, the others what a plan would use; waves that are not needed are skipped),
+    ``plan`` chooses technique, devices, node and order for all jobs together, ``train`` trains them (one
+    mapped task per job), ``report`` closes the sweep.
+
+    :param task_id: its name in the DAG.
+    :param jobs: the jobs; or the output of an upstream task that returns a list of ``Job.to_dict()``. Texts
+        in a job's arguments may be templates, such as ``data_args={"day": "{{ ds }}"}``.
+    :param cluster: the nodes to train on (default: those of the deployment, which ``[saturn] nodes`` lists or
+        which announced themselves with ``saturn devices --announce``).
+    :param techniques: names of the techniques to choose from (default: all in the library).
+    :param profile: ``"auto"`` measures what earlier sweeps don't know already; ``"fresh"`` measures all anew;
+        ``"never"`` plans with what is known, and leaves out jobs of which nothing is.
+    :param planning_seconds: the time limit of planning, in seconds.
+    :param objective: what the plan minimises: ``"makespan"``, the time until all jobs are done;
+        ``"mean-completion"``, the time until a job is done, on average; ``"device-time"``, the time that
+        devices are held, with every job done by the ``deadline``.
+    :param deadline: for ``objective="device-time"``: how long the sweep may take, as a ``timedelta``, or a
+        time of day in the DAG's timezone, such as ``"06:00"``, the first after the sweep began. Where no
+        plan can meet it, all is planned to end as early as possible, and the plan's log, its page and the
+        report say so.
+    :param metric: what the best job is chosen by: ``"eval_loss"``, ``"epoch_loss"`` (the mean training loss
+        over the last epoch), ``"loss"``. Default: ``eval_loss`` where all jobs have it, else ``epoch_loss``.
+    :param mode: whether the metric is better small (``"min"``) or large (``"max"``).
+    :param register_as: the registered model in MLflow that the best job becomes a version of, with the alias
+        ``champion`` (or that of ``"name@alias"``): only if no job failed beyond ``allowed_failures`` and it
+        beats the present champion by the metric.
+    :param checkpoint_every: seconds between checkpoints.
+    :param keep_checkpoints: how many checkpoints of a job are kept.
+    :param retries: how often a job whose training failed is tried again; it goes on from the last
+        checkpoint. What is not the job's fault, such as a restarted worker, does not count.
+    :param job_timeout: how long a job may have devices, in all its tries together; waiting for them does not
+        count. Then it writes a checkpoint and has failed. An ``execution_timeout`` in the DAG's
+        ``default_args`` means the same for jobs.
+    :param allowed_failures: how many jobs may fail before the sweep counts as failed. Its result is handed
+        on either way; but after a failed sweep, Airflow runs only tasks whose trigger rule allows that.
+    :param rounds: how often to plan at the most, each time from what really happened: a number, or a policy
+        such as ``Rounds(most=4, every_minutes=30)``. With 1, the default, the first plan is all there is.
+    :param selection: drops jobs between rounds that are not worth training on: ``SuccessiveHalving(...)``,
+        ``MedianStopping(...)``, or a function of your own; see ``saturn_airflow.model.selection``.
+    :param asset: the asset whose event tells downstream DAGs of a successful sweep, with the best job in
+        its ``extra`` (default: ``saturn://<dag_id>/<task_id>``).
+    :param experiment: the MLflow experiment (default: the DAG's id).
+    :param group_arguments: what else a ``TaskGroup`` takes: ``tooltip``, ``doc_md``, ``default_args``...
+    :raises InvalidSweepError: when something about the sweep can't be right.
+    """
+
+    def __init__(
+        self,
+        *,
+        task_id: str,
+        jobs: Sequence[Job] | XComArg,
+        cluster: Cluster | None = None,
+        techniques: Sequence[str] | None = None,
+        profile: Literal["auto", "fresh", "never"] = "auto",
+        planning_seconds: float = 10.0,
+        objective: Literal["makespan", "mean-completion", "device-time"] = "makespan",
+        deadline: timedelta | str | None = None,
+        metric: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        register_as: str | None = None,
+        checkpoint_every: float = 60.0,
+        keep_checkpoints: int = 2,
+        retries: int = 2,
+        job_timeout: timedelta | None = None,
+        allowed_failures: int = 0,
+        rounds: int | Rounds = 1,
+        selection: Rule | Reference | None = None,
+        asset: Asset | None = None,
+        experiment: str | None = None,
+        **group_arguments: Any,
+    ) -> None:
+        what = f"sweep {task_id!r}"
+        try:
+            cluster = deployed_cluster() if cluster is None else cluster
+            _check_jobs(jobs, cluster, techniques, metric)
+            _check_choice("metric", metric, (None, *METRICS))
+            _check_choice("mode", mode, ("min", "max"))
+            _check_registered_name(register_as)
+            _check_choice("profile", profile, ("auto", "fresh", "never"))
+            _check_number("planning_seconds", planning_seconds)
+            _check_choice("objective", objective, OBJECTIVES)
+            due = _checked_deadline(deadline, objective)
+            _check_number("checkpoint_every", checkpoint_every)
+            _check_count("keep_checkpoints", keep_checkpoints, 1)
+            _check_count("retries", retries, 0)
+            if job_timeout is not None:
+                _check_duration("job_timeout", job_timeout)
+            _check_count("allowed_failures", allowed_failures, 0)
+            rounds = Rounds.of(rounds)
+            rule = _checked_rule(selection, rounds, jobs)
+            _check_argument_names(group_arguments)
+        except InvalidSweepError as error:
+            raise InvalidSweepError(f"{what}: {error}") from None
+        super().__init__(group_id=task_id, **group_arguments)
+        _check_dag(self.dag, what)
+        group = self.group_id
+        assert group is not None
+        if asset is None:
+            asset = Asset(name=f"{self.dag.dag_id}.{group}", uri=f"saturn://{self.dag.dag_id}/{group}")
+        names = list(techniques) if techniques is not None else None
+        with self:
+            trials = TrialsOperator(
+                task_id="trials",
+                jobs=jobs if isinstance(jobs, XComArg) else [job.to_dict() for job in jobs],
+                cluster=cluster.to_dict(),
+                techniques=names,
+                profile=profile,
+                time_limit=planning_seconds,
+                experiment=experiment,
+                group=group,
+                retry_policy=UNLESS_ITS_OWN_FAULT,
+                **patience(),
+            )
+            waves = profile_waves(cluster, trials, names, planning_seconds, group)
+            to_plan: dict[str, Any] = {
+                "cluster": cluster.to_dict(),
+                "techniques": names,
+                "profile": profile,
+                "trials_task": trials.task_id,
+                "profile_tasks": [task.task_id for task in waves],
+                "time_limit": planning_seconds,
+                "objective": objective,
+                "deadline": None if due is None else due.to_dict(),
+                "group": group,
+            }
+            to_train: dict[str, Any] = {
+                "group": group,
+                "trials_task": trials.task_id,
+                "checkpoint_seconds": checkpoint_every,
+                "keep_checkpoints": keep_checkpoints,
+                "job_timeout": None if job_timeout is None else job_timeout.total_seconds(),
+                "retry_policy": WHERE_IT_SAYS_SO,
+            }
+            to_report: dict[str, Any] = {
+                "task_id": "report",
+                "trials_task": trials.task_id,
+                "devices": cluster.devices,
+                "metric": metric,
+                "mode": mode,
+                "register_as": register_as,
+                "allowed_failures": allowed_failures,
+                "group": group,
+                "outlets": [asset],
+                "trigger_rule": TriggerRule.ALL_DONE,
+                "retry_policy": UNLESS_ITS_OWN_FAULT,
+                **patience(),
+            }
+            report: ReportOperator
+            if rounds.most == 1:
+                plan = PlanOperator(
+                    task_id="plan",
+                    trigger_rule=TriggerRule.ALL_DONE,
+                    retry_policy=UNLESS_ITS_OWN_FAULT,
+                    **to_plan,
+                    **patience(),
+                )
+                train = per_node(
+                    cluster,
+                    plan,
+                    TrainOperator,
+                    "train",
+                    mapped="entry",
+                    part="jobs",
+                    label="{{ task.entry.name }}",
+                    job_retries=retries,
+                    **to_train,
+                    **patience(retries),
+                )
+                trained = [task.task_id for task in train]
+                report = ReportOperator(plan_task=plan.task_id, train_tasks=trained, **to_report)
+                waves >> plan
+                train >> report
+            else:
+                plans, train, watching = rounds_of(
+                    cluster, waves, rounds, rule, plan=to_plan, train=to_train, job_retries=retries
+                )
+                report = RoundReportOperator(
+                    plan_tasks=[task.task_id for task in plans],
+                    train_tasks=[task.task_id for task in train],
+                    selects=rule is not None,
+                    **to_report,
+                )
+                [*plans, *train, *watching] >> report
+        self.report = report
+        self.asset = asset
+
+    @property
+    def output(self) -> XComArg:
+        """The sweep's result, for the next task: best job, all outcomes, what is missing."""
+        return XComArg(self.report)
+
+
+def _check_dag(dag: DAG, what: str) -> None:
+    if dag.fail_fast:
+        raise InvalidSweepError(
+            f"{what}: its DAG has fail_fast=True, with which Airflow allows no task that runs after a failed "
+            "one, and a sweep plans and reports after those; leave it out: a sweep with failed jobs fails "
+            "anyway, unless allowed_failures says otherwise"
+        )
+
+
+def _check_jobs(
+    jobs: Sequence[Job] | XComArg, cluster: Cluster, techniques: Sequence[str] | None, metric: str | None
+) -> None:
+    from saturn_airflow import library
+
+    use_techniques_folder()
+    if not isinstance(cluster, Cluster):
+        raise InvalidSweepError(f"cluster is {cluster!r:.60}; write Cluster(Node('name', devices=...))")
+    if techniques is not None:
+        if isinstance(techniques, str) or not techniques:
+            raise InvalidSweepError(f"techniques is {techniques!r}; give a list of names, or leave it out")
+        library.check_names(techniques, "techniques")
+    if isinstance(jobs, XComArg):
+        return
+    if isinstance(jobs, Job) or not isinstance(jobs, Sequence) or isinstance(jobs, str):
+        raise InvalidSweepError(
+            f"jobs is {jobs!r:.60}; give a list of jobs, grid(...), or the output of an upstream task"
+        )
+    check_jobs(jobs)
+    check_against(jobs, cluster, techniques)
+    if metric == "eval_loss" and (without := [job.name for job in jobs if job.load_eval_dataloader is None]):
+        raise InvalidSweepError(f"metric is 'eval_loss', but job {without[0]!r} has no load_eval_dataloader")
+    if conf.getboolean("saturn", "check_references", fallback=True):
+        for job in jobs:
+            job.check_references()
+
+
+def _checked_rule(
+    selection: Rule | Reference | None, rounds: Rounds, jobs: Sequence[Job] | XComArg
+) -> Rule | None:
+    if selection is None:
+        return None
+    rule = rule_of(selection)
+    if rounds.most == 1:
+        raise InvalidSweepError(
+            "selection drops jobs between rounds, and there is one; give rounds=2 or more"
+        )
+    if not isinstance(jobs, XComArg) and rule.metric == "eval_loss":
+        for job in jobs:
+            if job.load_eval_dataloader is None:
+                raise InvalidSweepError(
+                    f"selection: its metric is 'eval_loss', but job {job.name!r} has no "
+                    "load_eval_dataloader; give it one, or write metric='epoch_loss'"
+                )
+    return rule
+
+
+def _checked_deadline(deadline: object, objective: str) -> Deadline | None:
+    if deadline is None:
+        if objective == "device-time":
+            raise InvalidSweepError(
+                "objective is 'device-time', which needs a deadline: give deadline=timedelta(hours=6) "
+                "or a time of day, such as '06:00'"
+            )
+        return None
+    if objective != "device-time":
+        raise InvalidSweepError(
+            f"deadline goes with objective='device-time', not with {objective!r}, which is as early as "
+            "can be already"
+        )
+    return Deadline.of(deadline)
+
+
+def _check_registered_name(register_as: str | None) -> None:
+    if register_as is not None:
+        from saturn_airflow.tracking.models import parse_name
+
+        parse_name(register_as)
+
+
+def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        raise InvalidSweepError(f"{name} is {value!r}; it is {' or '.join(map(repr, choices))}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InvalidSweepError(f"{name} is {value!r}; give a number of seconds above 0")
+
+
+def _check_duration(name: str, value: object) -> None:
+    if not isinstance(value, timedelta) or value <= timedelta(0):
+        raise InvalidSweepError(f"{name} is {value!r}; give a timedelta above 0, such as timedelta(hours=8)")
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidSweepError(f"{name} is {value!r}; give a whole number of at least {least}")
+
+
+def _check_argument_names(arguments: Mapping[str, object]) -> None:
+    own = inspect.signature(SaturnSweepOperator).parameters
+    known = [*own, *inspect.signature(TaskGroup).parameters]
+    for name in arguments:
+        if name not in known:
+            likely = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {likely[0]!r}?" if likely else f"; known are {', '.join(own)}"
+            raise InvalidSweepError(f"there is no argument {name!r}{hint}")

@@ -1,0 +1,457 @@
+"""One job's training as an Airflow task on its node."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk import Context, ResumableJobMixin
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from saturn_airflow.model import formats
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.folders import superseded
+from saturn_airflow.model.formats import NewerFormatError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.operators import beginning
+from saturn_airflow.operators.context import (
+    SweepContext,
+    finite,
+    hide_secrets,
+    leases_folder,
+    mlflow_uri,
+    outlive_seconds,
+    pull_from_trials,
+    technique_folders,
+    user_path,
+)
+from saturn_airflow.operators.following import FollowingOperator
+from saturn_airflow.plugin.links import MlflowRunLink
+
+if TYPE_CHECKING:
+    from saturn_airflow.launch.restarting import Asker, Decision
+    from saturn_airflow.launch.runs import Run, RunSpec
+    from saturn_airflow.tracking import JobRun
+
+OUTCOME_KEY = "outcome"
+#: Seconds between lines of progress in the task's log.
+LOG_SECONDS = 10.0
+#: What a further try may mend, from the last checkpoint on. The job's own code is given another try too: data
+#: that can't be reached for a moment is the commonest failure of a long training.
+WORTH_A_RETRY = ("stopped", "lost", "hung", "failed")
+#: How long training may take to end its step and write a checkpoint when it is told to stop; its task may be
+#: gone before, for Airflow leaves that five seconds.
+STOP_SECONDS = 30.0
+#: For how long a job lets those before it in the plan ask for their devices first; some may never do.
+LET_GO_FIRST_SECONDS = 30.0
+
+
+class TrainOperator(ResumableJobMixin, FollowingOperator):
+    """Train one job of a plan on the devices the plan gave it.
+
+    Training runs in processes of its own, which this task follows. When the task ends before them, a retry
+    follows them on; when there are none, it starts them again from the job's last checkpoint. Pushes
+    ``outcome``: how it ended, with the last losses, the seconds it took, and where the model is.
+
+    :param job_retries: how often a job whose training failed is tried again.
+    :param job_timeout: how many seconds the job may have devices, in all its tries; then it has failed.
+    :param execution_timeout: Airflow's counts waiting too; here it means ``job_timeout``, where that is not
+        given.
+    """
+
+    operator_extra_links = (MlflowRunLink(),)
+    external_id_key = "saturn_run"
+
+    def __init__(
+        self,
+        *,
+        entry: dict[str, Any],
+        node: dict[str, Any],
+        trials_task: str,
+        checkpoint_seconds: float,
+        keep_checkpoints: int,
+        job_retries: int,
+        group: str,
+        job_timeout: float | None = None,
+        execution_timeout: timedelta | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(execution_timeout=None, **kwargs)
+        if job_timeout is None and execution_timeout is not None:
+            job_timeout = execution_timeout.total_seconds()
+        self.job_timeout = job_timeout
+        self.entry = entry
+        self.node = node
+        self.trials_task = trials_task
+        self.checkpoint_seconds = checkpoint_seconds
+        self.keep_checkpoints = keep_checkpoints
+        self.job_retries = job_retries
+        self.group = group
+        self.mlflow_url: str | None = None
+        self._job_run: JobRun | None = None
+        self._outcome: dict[str, Any] = {}
+        self._said_at = 0.0
+        self._decided: Decision | None = None
+        self._warnings: tuple[str, ...] = ()
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Train, or follow the training that an earlier try began.
+
+        :raises AirflowException: when training ended without finishing, or this task must go before it; a
+            retry goes on.
+        :raises AirflowFailException: when no retry can help: the loss is not a number, memory ran out, the
+            job failed too often; or when nobody wants the training any more.
+        """
+        from saturn_airflow.launch import runs
+
+        job = self.entry["job"]["name"]
+        folder = SweepContext.of(context, self.group).job_folder(job)
+        with runs.sole_follower(folder, self.must_go, self._say_who_follows) as alone:
+            if not alone:
+                raise AirflowException(f"{job}: an earlier try of this task has not let go of it yet")
+            self._begin(context, folder)
+            self.execute_resumable(context)
+        return self._outcome
+
+    def _begin(self, context: Context, folder: Path) -> None:
+        """Decide whether the job goes on; where it starts anew, set aside what was trained.
+
+        :raises AirflowFailException: when what is there can't be read by this version.
+        """
+        from saturn_airflow.launch import restarting
+
+        try:
+            formats.check(self.entry, "an entry of a plan", "the entry of this task")
+            self._decided = beginning.decide(context, folder, self.entry, self._asker(context))
+        except (InvalidSweepError, NewerFormatError) as error:
+            self._refuse(context, str(error))
+        name, decision = self.entry["job"]["name"], self._decision
+        if decision.why_anew is not None:
+            beginning.supersede(folder, decision.why_anew)
+            aside = folder / superseded(restarting.number(folder) - 1)
+            self._warnings = (
+                f"{name} is trained from the beginning: {decision.why_anew}. What was trained "
+                f"before is in {aside}",
+            )
+        elif decision.changes:
+            changes = "; ".join(map(beginning.in_words, decision.changes))
+            self._warnings = (f"{name} goes on as asked, though its definition has changed: {changes}",)
+
+    @property
+    def _decision(self) -> Decision:
+        assert self._decided is not None, "execute decides first"
+        return self._decided
+
+    def submit_job(self, context: Context) -> str:
+        """Start training, after what earlier runs said has been passed on; the run's folder."""
+        from saturn_airflow.launch import restarting, runs
+
+        spec, end = self._spec(context), None
+        for run in runs.all_of(spec.folder):
+            if run.is_alive():
+                if self._may_follow(run):
+                    self.log.info("Reconnecting to the training in %s", run.folder)
+                    return str(run.folder)
+                self.log.info("Waiting for the earlier training in %s to stop", run.folder)
+                run.stop()
+            end = self._pass_on(context, run)
+            assert end is not None
+            if end["status"] != "finished" and not self._may_go_on(context, run, end):
+                raise AirflowFailException(self._conclude(context, run, end)["reason"])
+            run.done_with()
+        if end is not None and end["status"] == "finished" and not self._decision.changes:
+            return str(run.folder)
+        self._let_go_first(context)
+        try:
+            started = runs.start(spec)
+        except InvalidSweepError as error:
+            self._refuse(context, str(error))
+        restarting.forget_wish(Path(spec.folder))
+        return str(started.folder)
+
+    def _refuse(self, context: Context, reason: str) -> NoReturn:
+        context["ti"].xcom_push(OUTCOME_KEY, {**self._planned(), "status": "failed", "reason": reason})
+        raise AirflowFailException(reason) from None
+
+    def get_job_status(self, external_id: Any, context: Context) -> str:
+        """``running``, or how the run ended; ``superseded`` when another is to be started."""
+        run = _run(external_id)
+        if not run.exists() or not self._may_follow(run):
+            return "superseded"
+        end = run.end
+        return "running" if end is None else str(end["status"])
+
+    def is_job_active(self, status: str) -> bool:
+        """Whether training goes on."""
+        return status == "running"
+
+    def is_job_succeeded(self, status: str) -> bool:
+        """Whether it finished while nobody followed it."""
+        return status == "finished"
+
+    def poll_until_complete(self, external_id: Any, context: Context) -> None:
+        """Follow the run to its end, or until this task must go."""
+        run = _run(external_id)
+        self._ended(context, run, self._pass_on(context, run))
+
+    def _ended(self, context: Context, run: Run, end: dict[str, Any] | None) -> None:
+        """Make of the run's end what this task ends with; without one, this task must go before it."""
+        if end is None:
+            self._leave(context, run)
+        self._outcome = self._conclude(context, run, end)
+        if end["status"] == "finished":
+            return
+        message = f"{run.spec.job.name} {end['status'].replace('_', ' ')}: {end['reason']}"
+        if self._is_worth_a_retry(context, end):
+            raise AirflowException(message)
+        raise AirflowFailException(message)
+
+    def must_let_go(self) -> bool:
+        """Whether to follow no longer, though training goes on."""
+        return self.must_go()
+
+    def watch(self, event: dict[str, Any]) -> None:
+        """Look at an event of training; here nothing is made of it."""
+
+    def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
+        """The outcome of a run that has ended."""
+        if not self._outcome:
+            self.poll_until_complete(external_id, context)
+        return self._outcome
+
+    def _spec(self, context: Context) -> RunSpec:
+        from saturn_airflow.launch import runs
+
+        sweep = SweepContext.of(context, self.group)
+        entry, node = self.entry, Node(**self.node)
+        job = Job.from_dict(entry["job"])
+        return runs.RunSpec(
+            mode="train",
+            job=job,
+            technique=entry["technique"],
+            parameters=entry["parameters"],
+            verdict=entry.get("verdict"),
+            node=node.name,
+            kind=node.kind,
+            slots=node.devices,
+            devices=entry["devices"],
+            device_ids=tuple(entry["device_ids"]),
+            priority=(entry["attempt"], entry["position"]),
+            holder=f"{sweep.key}: {job.name}",
+            folder=str(sweep.job_folder(job.name)),
+            checkpoint_seconds=self.checkpoint_seconds,
+            keep_checkpoints=self.keep_checkpoints,
+            leases_folder=leases_folder(),
+            technique_folders=technique_folders(),
+            path=user_path(),
+            most_seconds=self._seconds_left(context, sweep.job_folder(job.name)),
+            stop_seconds=STOP_SECONDS,
+            outlive_seconds=outlive_seconds(),
+            try_number=context["ti"].try_number,
+            definition=self._decision.definition.to_dict(),
+            goes_on_from=self._decision.goes_on_from,
+            warnings=self._warnings,
+        )
+
+    def _seconds_left(self, context: Context, folder: Path) -> float | None:
+        """How long the job may still have devices."""
+        from saturn_airflow.launch import runs
+
+        if self.job_timeout is None:
+            return None
+        had = runs.time_on_devices(folder, self._asker(context).goes_on_with).get("actual_seconds", 0.0)
+        return max(0.0, self.job_timeout - had)
+
+    def _let_go_first(self, context: Context) -> None:
+        """Wait until those who have this job's devices before it in the plan have asked for them.
+
+        Who asks stands in the plan's order. But tasks that are queued in this order may start in another, and
+        the first to ask would find its devices free.
+        """
+        from saturn_airflow.launch import runs
+
+        sweep = SweepContext.of(context, self.group)
+        until = time.monotonic() + LET_GO_FIRST_SECONDS
+        for job in self.entry["after"]:
+            while not runs.has_asked(sweep.job_folder(job), self.entry["attempt"]):
+                if self.must_go() or time.monotonic() > until:
+                    return
+                time.sleep(0.1)
+
+    def _planned(self) -> dict[str, Any]:
+        """What the outcome says of the plan."""
+        entry = self.entry
+        keys = ("attempt", "technique", "devices", "node", "device_ids", "kind", "parameters", "fingerprint")
+        return {
+            **formats.stamp("an outcome"),
+            **{key: entry[key] for key in keys},
+            "job": entry["job"]["name"],
+            "planned_seconds": entry["end"] - entry["start"],
+        }
+
+    def _is_of_this_plan(self, run: Run) -> bool:
+        return run.spec.priority == (self.entry["attempt"], self.entry["position"])
+
+    def _may_follow(self, run: Run) -> bool:
+        """Whether this task can make the run's end its own."""
+        stops = run.is_told_to_stop() and run.is_alive()
+        return self._is_of_this_plan(run) and not self._decision.changes and not stops
+
+    def _may_go_on(self, context: Context, run: Run, end: dict[str, Any]) -> bool:
+        """Whether this try may go on after a run that ended so."""
+        return not self._asker(context).goes_on_with(run) or self._is_worth_a_retry(context, end)
+
+    def _is_worth_a_retry(self, context: Context, end: dict[str, Any]) -> bool:
+        from saturn_airflow.launch import runs
+
+        ti = context["ti"]
+        failures = runs.failures(
+            SweepContext.of(context, self.group).job_folder(self.entry["job"]["name"]),
+            self._asker(context).goes_on_with,
+            node=self.entry["node"],
+        )
+        tries_left = ti.try_number <= (ti.max_tries or 0) and failures <= self.job_retries
+        return end["status"] in WORTH_A_RETRY and tries_left
+
+    def _asker(self, context: Context) -> Asker:
+        return beginning.asker_of(self.entry, context["ti"], self.retries or 0)
+
+    def _pass_on(self, context: Context, run: Run) -> dict[str, Any] | None:
+        """Tell MLflow and the log what the run says; how it ended, None if this task must go before that."""
+        run.read_on()
+        end = None
+        for event in run.events(give_up=self.must_let_go):
+            self._say(event)
+            self.watch(event)
+            if event["event"] != "waiting":
+                self._mlflow(context).follow(event)
+            if event["event"] == "end":
+                end = event
+        return end or run.end
+
+    def _mlflow(self, context: Context) -> JobRun:
+        from saturn_airflow import tracking
+        from saturn_airflow.launch import restarting
+
+        if self._job_run is None:
+            sweep = SweepContext.of(context, self.group)
+            job = Job.from_dict(self.entry["job"])
+            parent = pull_from_trials(context, self.trials_task, "sweep")
+            strategy = {key: self.entry[key] for key in ("technique", "devices", "node")}
+            params = hide_secrets(tracking.job_params(job, **strategy))
+            folder = sweep.job_folder(job.name)
+            tags = sweep.tags(context)
+            if self._decided is not None:
+                tags |= {"saturn.definition": self._decided.definition.hash}
+            number = restarting.number(folder)
+            uri = mlflow_uri()
+            self._job_run = tracking.open_job(uri, parent, job.name, params, tags, folder, number)
+        return self._job_run
+
+    def _leave(self, context: Context, run: Run) -> NoReturn:
+        """Leave a run that goes on: to the next try, or, where nobody wants it any more, stop it first."""
+        from saturn_airflow.launch import restarting
+
+        name = run.spec.job.name
+        if self.is_orphan():
+            # Nobody hears what this process says, and the next try waits for it to be gone.
+            os._exit(1)
+        if self.is_wanted(context["ti"]):
+            raise AirflowException(f"{name} trains on without this task; the next try follows it")
+        self.log.info("Airflow does not want this task any more: training writes a checkpoint and ends")
+        # What must be known later is said at once: Airflow may end this process before training has ended.
+        restarting.conclude(run, self._asker(context), wanted=False)
+        run.ask_to_stop()
+        stopped = {"status": "stopped", "reason": "the task was stopped"}
+        context["ti"].xcom_push(OUTCOME_KEY, finite({**self._planned(), **stopped}))
+        run.stop()
+        end = self._pass_on(context, run)
+        if end is not None:
+            end = {**end, "reason": end["reason"] or stopped["reason"]}
+            self._conclude(context, run, end, wanted=False)
+        raise AirflowFailException(f"{name} was stopped")
+
+    def _conclude(
+        self, context: Context, run: Run, end: dict[str, Any], wanted: bool = True
+    ) -> dict[str, Any]:
+        """Push the outcome, and close the job's MLflow run unless it will be gone on with."""
+        from saturn_airflow.launch import restarting, runs
+
+        ti = context["ti"]
+        outcome = {
+            **self._planned(),
+            **(end.get("result") or {}),
+            "status": end["status"],
+            "reason": end["reason"],
+            "training": restarting.number(Path(run.spec.folder)),
+            **runs.time_on_devices(run.spec.folder),
+        }
+        # What became of the job must not depend on MLflow; its run and model are added when they are known.
+        ti.xcom_push(OUTCOME_KEY, finite(outcome))
+        if "started_at" in outcome:
+            self._close(context, outcome, self._is_worth_a_retry(context, end) and not self.must_go())
+            ti.xcom_push(OUTCOME_KEY, finite(outcome))
+        run.done_with()
+        restarting.conclude(run, self._asker(context), wanted=wanted)
+        return dict(finite(outcome))
+
+    def _close(self, context: Context, outcome: dict[str, Any], goes_on: bool) -> None:
+        job_run = self._mlflow(context)
+        job_run.wait(10)
+        outcome["run_id"] = job_run.id
+        self.mlflow_url = job_run.url
+        if outcome.get("model"):
+            outcome["model_uri"] = job_run.log_model_folder(outcome["model"])
+        figures = {key: outcome.get(key) for key in ("planned_seconds", "actual_seconds")}
+        gpu_hours = outcome["actual_seconds"] * outcome["devices"] / 3600
+        job_run.log_metrics({**figures, "gpu_hours": gpu_hours})
+        if goes_on:
+            job_run.leave()
+        else:
+            status = outcome["status"] if outcome["status"] in ("finished", "stopped") else "failed"
+            job_run.close(status, outcome["reason"])
+
+    def _say(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "waiting":
+            self.log.info("Waiting for devices held by %s", "; ".join(event["for"]))
+        elif kind == "leased":
+            self.log.info("Holding devices %s of %s", self.entry["device_ids"], self.entry["node"])
+        elif kind == "start":
+            if event["checkpoint"]:
+                self.log.info("Resuming from step %d, checkpoint %s", event["step"], event["checkpoint"])
+            self.log.info("Training for %s batches", event["total_batches"] or "an unknown number of")
+        elif kind == "guard":
+            self.log.info("Compared with one device before training: %s", event["verdict"])
+        elif kind == "step" and event["time"] - self._said_at >= LOG_SECONDS:
+            self._said_at = event["time"]
+            left = f", {event['eta_seconds']:.0f} s left" if event["eta_seconds"] is not None else ""
+            self.log.info(
+                "Step %d (epoch %d): loss %.4f, %.1f samples/s%s",
+                event["step"],
+                event["epoch"],
+                event["loss"],
+                event["samples_per_second"],
+                left,
+            )
+        elif kind == "checkpoint":
+            self.log.info("Checkpoint at step %d, written in %.1f s", event["step"], event["seconds"])
+        elif kind == "warning":
+            self.log.warning("%s", event["message"])
+        elif kind == "eval":
+            self.log.info("Epoch %d: eval_loss %.4f", event["epoch"], event["eval_loss"])
+        elif kind == "end" and event.get("traceback"):
+            self.log.error("%s", event["traceback"])
+
+    def _say_who_follows(self) -> None:
+        self.log.info("Waiting for an earlier try of this task to let go of the training")
+
+
+def _run(external_id: Any) -> Run:
+    from saturn_airflow.launch import runs
+
+    return runs.Run(Path(str(external_id)))

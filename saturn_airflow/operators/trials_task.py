@@ -1,0 +1,182 @@
+"""The first task of a sweep: check the jobs, open the sweep's run, and list what must be measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.jobs import Job, check_jobs
+from saturn_airflow.operators import wishes
+from saturn_airflow.operators.context import SweepContext, home, mlflow_uri, use_techniques_folder
+from saturn_airflow.operators.executors import check_executor
+from saturn_airflow.operators.inventory import check_listeners, warn_of_no_pool
+from saturn_airflow.operators.wave_tasks import check_map_length, listed, quick_solve
+from saturn_airflow.plugin.links import MlflowRunLink
+
+if TYPE_CHECKING:
+    from saturn_airflow.model.estimates import Estimate, Key
+    from saturn_airflow.profiling.knowledge import Knowledge
+
+
+class TrialsOperator(BaseOperator):
+    """List the first trials a sweep needs.
+
+    Pushes ``jobs`` (the jobs, rendered and checked), ``refusals`` (techniques that say why they can't train
+    a job), ``known`` (estimates from earlier sweeps), ``sweep`` (its MLflow run), ``started`` and ``attempt``
+    (what later tasks know this attempt's results by; the time at which this task had done its part).
+
+    :param profile: ``"auto"`` measures what earlier sweeps have not, ``"fresh"`` measures all anew,
+        ``"never"`` measures nothing.
+    """
+
+    template_fields: Sequence[str] = ("jobs",)
+    operator_extra_links = (MlflowRunLink(),)
+
+    def __init__(
+        self,
+        *,
+        jobs: Any,
+        cluster: dict[str, Any],
+        techniques: Sequence[str] | None,
+        profile: str,
+        time_limit: float,
+        experiment: str | None,
+        group: str,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.jobs = jobs
+        self.cluster = cluster
+        self.techniques = techniques
+        self.profile = profile
+        self.time_limit = time_limit
+        self.experiment = experiment
+        self.group = group
+        self.mlflow_url: str | None = None
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """List the trials."""
+        from saturn_airflow import tracking
+        from saturn_airflow.profiling.knowledge import Knowledge
+        from saturn_airflow.profiling.trials import strategies
+
+        started = time.time()
+        use_techniques_folder()
+        sweep = SweepContext.of(context, self.group)
+        cluster = Cluster.from_dict(self.cluster)
+        try:
+            jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
+            check_jobs(jobs)
+            check_against(jobs, cluster, self.techniques)
+            wishes.check(wishes.conf_of(context), [job.name for job in jobs])
+            check_executor(cluster, self.log.warning)
+            check_listeners(cluster, self.log.info)
+            warn_of_no_pool(cluster, self.log.warning)
+            uri = mlflow_uri()
+            known = [] if self.profile == "fresh" else earlier_estimates(uri, jobs)
+            knowledge = Knowledge.of(jobs, cluster, self.techniques, known)
+            _, refusals = strategies(jobs, cluster, self.techniques)
+            wave = [] if self.profile == "never" else self._wave(knowledge)
+            attempt = time.time()
+            trials = listed(wave, knowledge, attempt)
+        except InvalidSweepError as error:
+            raise AirflowFailException(str(error)) from None
+
+        run = tracking.open_sweep(
+            uri,
+            self.experiment or sweep.dag_id,
+            f"{sweep.group_id} {sweep.run_id}",
+            {"saturn.sweep": sweep.key, **sweep.tags(context)},
+            {"jobs": len(jobs), "nodes": len(cluster), "devices": cluster.devices},
+            sweep.folder,
+        )
+        ti = context["ti"]
+        ti.xcom_push("jobs", [job.to_dict() for job in jobs])
+        ti.xcom_push("refusals", [vars(refusal) for refusal in refusals])
+        ti.xcom_push("known", [estimate.to_dict() for estimate in knowledge.known.values()])
+        ti.xcom_push("sweep", run.to_dict())
+        self.mlflow_url = run.url
+        ti.xcom_push("started", started)
+        ti.xcom_push("attempt", attempt)
+        for estimate in knowledge.known.values():
+            if estimate.stale and estimate.key in wave:
+                self.log.info("%s x %d: %s", estimate.technique, estimate.devices, estimate.stale)
+        self.log.info(
+            "%d jobs on %s: %d estimates are known from earlier sweeps, %d trials come first",
+            len(jobs),
+            ", ".join(f"{n.name} ({n.devices} x {n.kind})" for n in cluster),
+            len(knowledge.known),
+            len(trials),
+        )
+        return trials
+
+    def _wave(self, knowledge: Knowledge) -> list[Key]:
+        from saturn_airflow.profiling import waves
+
+        # Where something is known of each job, the plan can say at once what else is worth measuring.
+        return waves.first_wave(knowledge) or waves.next_wave(
+            knowledge, quick_solve(self.time_limit), worth=waves.WORTH_AGAIN
+        )
+
+
+def earlier_estimates(uri: str, jobs: Sequence[Job]) -> list[Estimate]:
+    """What earlier sweeps know of these jobs; what MLflow has not taken from those is sent to it first."""
+    from saturn_airflow import tracking
+    from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
+
+    unsent = [folder for folder in (home() / "sweeps").glob("*/*/*") if tracking.has_unsent(folder)]
+    for folder in unsent:
+        if not tracking.send_outbox(uri, folder, patience=1.0):
+            break
+    marks = sorted({fingerprint(job) for job in jobs})
+    return tracking.estimate_store.find(uri, marks, speed_versions(), unsent)
+
+
+class PickOperator(BaseOperator):
+    """Hand out one node's part of a list, since Airflow maps over a task's whole return value only."""
+
+    template_fields: Sequence[str] = ("items",)
+
+    def __init__(self, *, items: Any, node: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.items = items
+        self.node = node
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """Return the items of this node, in order."""
+        return [item for item in self.items if item["node"] == self.node]
+
+
+def check_against(jobs: Sequence[Job], cluster: Cluster, techniques: Sequence[str] | None) -> None:
+    """Check what jobs say of the cluster and of the library.
+
+    :raises InvalidSweepError: for a node or a technique that does not exist, or too many jobs to map.
+    """
+    from saturn_airflow import library
+
+    use_techniques_folder()
+    in_library = library.names() if any(job.techniques is not None for job in jobs) else []
+    for job in jobs:
+        library.check_names(job.techniques or (), f"job {job.name!r}", in_library)
+        if (
+            techniques is not None
+            and job.techniques is not None
+            and not set(job.techniques) & set(techniques)
+        ):
+            raise InvalidSweepError(
+                f"job {job.name!r} may use {', '.join(job.techniques)}, the sweep {', '.join(techniques)}; "
+                "give the sweep the job's techniques too"
+            )
+        for node in job.nodes or ():
+            if node not in {n.name for n in cluster}:
+                raise InvalidSweepError(
+                    f"job {job.name!r} is bound to node {node!r}; "
+                    f"the cluster has {', '.join(n.name for n in cluster)}"
+                )
+    check_map_length(len(jobs), "jobs")

@@ -1,0 +1,159 @@
+"""What a sweep knows so far, and the task that decides what to measure next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, Context, conf
+from airflow.sdk.exceptions import AirflowFailException
+
+from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.estimates import Estimate
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.operators.context import pull_all, pull_from_trials, use_techniques_folder
+from saturn_airflow.operators.profile_task import ESTIMATE_KEY, broken_of
+
+if TYPE_CHECKING:
+    from saturn_airflow.model.estimates import Key
+    from saturn_airflow.profiling.knowledge import Knowledge
+
+# Planning to see what to measure takes this share of the time limit, and no more seconds than that.
+_SHARE, _MOST_SECONDS = 0.2, 2.0
+_GAP = 0.003
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the tasks before this one found out.
+
+    :param fresh: what this sweep measured.
+    :param broken: why each job that a trial found broken can't be trained, by the job's name.
+    :param trials: how many trials that took.
+    :param attempt: of the task that listed the first trials.
+    """
+
+    knowledge: Knowledge
+    fresh: list[Estimate]
+    broken: dict[str, str]
+    trials: int
+    attempt: float
+
+    @classmethod
+    def of(
+        cls,
+        context: Context,
+        trials_task: str,
+        profile_tasks: list[str],
+        cluster: Cluster,
+        techniques: Sequence[str] | None,
+    ) -> Learned:
+        """Read what the sweep's first task and its trials pushed."""
+        from saturn_airflow.profiling.knowledge import Knowledge
+        from saturn_airflow.profiling.options import by_key
+
+        use_techniques_folder()
+        jobs, known, attempt = (
+            pull_from_trials(context, trials_task, key) for key in ("jobs", "known", "attempt")
+        )
+        measured = pull_all(context, profile_tasks, ESTIMATE_KEY, attempt)
+        broken: dict[str, str] = {}
+        for entry in measured:
+            broken.update(broken_of(entry))
+        fresh = [Estimate.from_dict(entry["estimate"]) for entry in measured if "estimate" in entry]
+        found = by_key(*map(Estimate.from_dict, known))
+        for e in fresh:
+            found[e.key] = found[e.key].joined(e) if e.key in found else e
+        knowledge = Knowledge.of(
+            list(map(Job.from_dict, jobs)), cluster, techniques, found.values(), list(broken)
+        )
+        return cls(knowledge, fresh, broken, len(measured), attempt)
+
+
+class NextWaveOperator(BaseOperator):
+    """Return trials of what the plan would use, if what was not measured were as good as it could be."""
+
+    def __init__(
+        self,
+        *,
+        cluster: dict[str, Any],
+        techniques: Sequence[str] | None,
+        trials_task: str,
+        profile_tasks: list[str],
+        time_limit: float,
+        last: bool,
+        group: str,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.cluster = cluster
+        self.techniques = techniques
+        self.trials_task = trials_task
+        self.profile_tasks = profile_tasks
+        self.time_limit = time_limit
+        self.last = last
+        self.group = group
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """Return the trials of the next wave; none when the plan would not use them."""
+        from saturn_airflow.profiling import waves
+
+        began = time.monotonic()
+        cluster = Cluster.from_dict(self.cluster)
+        learned = Learned.of(context, self.trials_task, self.profile_tasks, cluster, self.techniques)
+        wave = waves.next_wave(learned.knowledge, quick_solve(self.time_limit), last=self.last)
+        self.log.info(
+            "%d estimates are known; %d more trials could make the plan shorter (%.1f s to find out)",
+            len(learned.knowledge.known),
+            len(wave),
+            time.monotonic() - began,
+        )
+        try:
+            return listed(wave, learned.knowledge, learned.attempt)
+        except InvalidSweepError as error:
+            raise AirflowFailException(str(error)) from None
+
+
+def listed(wave: Sequence[Key], knowledge: Knowledge, attempt: float) -> list[dict[str, Any]]:
+    """The trials of a wave as profile tasks take them, in the order in which they get their devices.
+
+    :raises InvalidSweepError: when they are more than Airflow maps over.
+    """
+    from saturn_airflow.profiling.trials import trials_of
+
+    trials = trials_of(wave, knowledge.strategies, knowledge.broken)
+    check_map_length(len(trials), "trials")
+    made = time.time()
+    return [
+        {**trial.to_dict(), "attempt": attempt, "made": made, "position": position}
+        for position, trial in enumerate(trials)
+    ]
+
+
+def quick_solve(time_limit: float) -> Callable[[Problem], Plan]:
+    """A planner that is good enough to see which strategies a plan would use."""
+
+    def solve(problem: Problem) -> Plan:
+        from saturn_airflow import planning
+
+        return planning.solve(problem, time_limit=min(_MOST_SECONDS, _SHARE * time_limit), gap=_GAP)
+
+    return solve
+
+
+def check_map_length(count: int, what: str) -> None:
+    """Check that Airflow will map over ``count`` items.
+
+    :raises InvalidSweepError: when they are more than ``[core] max_map_length``.
+    """
+    limit = conf.getint("core", "max_map_length", fallback=1024)
+    if count > limit:
+        raise InvalidSweepError(
+            f"the sweep has {count} {what}, more than Airflow maps over ([core] max_map_length = {limit}); "
+            "raise the limit, or split the sweep"
+        )

@@ -1,0 +1,240 @@
+"""BatchNorm over a batch whose samples are on several devices.
+
+The statistics are those of the whole batch, and so are the gradients that go through them: the maths of
+torch's ``SyncBatchNorm``, which wants CUDA, replaces modules, and counts samples that only stand in for an
+empty share. Here modules stay what they are; ``torch.nn.functional.batch_norm`` is another one while they
+compute.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.training.ranks import Ranks
+
+
+class WholeBatch:
+    """A batch of which every rank has a share.
+
+    :ivar counts: whether this rank's samples are part of it, which is to be set before each forward pass: a
+        rank without a share computes a sample that stands in.
+    :ivar ignored: whether BatchNorms take every mean to be 0 and every variance 1 instead.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.counts = True
+        self.ignored = False
+        self._ranks = ranks
+        # A group of its own, so that it does not matter what else is on its way between the ranks.
+        self._group = dist.new_group()
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's ``values``."""
+        total = values.clone()
+        dist.all_reduce(total, group=self._group)
+        return total
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Every rank's ``values``, of shape (n,), as rows of a table."""
+        table = values.new_zeros(self._ranks.size, len(values))
+        table[self._ranks.rank] = values
+        return self.sum(table)
+
+
+def share_batch_norm(model: nn.Module, ranks: Ranks) -> None:
+    """Have BatchNorms of ``model`` look at the whole batch, wherever its samples are.
+
+    To be called before anything is put around the forward passes of its modules.
+
+    :raises DoesNotFit: in the forward pass, for a BatchNorm that computes its statistics itself.
+    """
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    if ranks.size == 1 or not norms:
+        return
+    whole = WholeBatch(ranks)
+    for name, norm in norms.items():
+        norm.whole_batch = whole  # type: ignore[assignment]
+        norm.forward = _shared(name, norm, whole)  # type: ignore[method-assign, assignment]
+
+
+def whole_batch_of(model: nn.Module) -> WholeBatch | None:
+    """What the BatchNorms of ``model`` share; None where :func:`share_batch_norm` found none."""
+    found = (vars(module).get("whole_batch") for module in model.modules())
+    return next((whole for whole in found if whole is not None), None)
+
+
+@contextmanager
+def no_statistics(model: nn.Module) -> Iterator[None]:
+    """Have each sample computed by itself, as :attr:`WholeBatch.ignored` says."""
+    whole = whole_batch_of(model)
+    if whole is None:
+        yield
+        return
+    whole.ignored = True
+    try:
+        yield
+    finally:
+        whole.ignored = False
+
+
+def _shared(name: str, norm: _BatchNorm, whole: WholeBatch) -> Callable[[torch.Tensor], torch.Tensor]:
+    # Torch's own would count samples that stand in; in one process it is a BatchNorm as others are.
+    is_torchs = isinstance(norm, nn.SyncBatchNorm)
+    own_forward = functools.partial(_BatchNorm.forward, norm) if is_torchs else norm.forward
+
+    @functools.wraps(norm.forward)
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with _OverRanks(whole) as over_ranks:
+            result = own_forward(*args, **kwargs)
+        if norm.training and not over_ranks.was_used:
+            raise DoesNotFit(
+                f"{name!r} is a {type(norm).__name__}, which computes its statistics itself, and so those of "
+                "one device's samples; use torch.nn.functional.batch_norm in it, or train on one device"
+            )
+        return result
+
+    return forward
+
+
+class _OverRanks(TorchFunctionMode):
+    """Replaces ``torch.nn.functional.batch_norm`` where it is about to look at the batch."""
+
+    def __init__(self, whole: WholeBatch) -> None:
+        super().__init__()
+        self.was_used = False
+        self._whole = whole
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is nn.functional.batch_norm:
+            self.was_used = True
+            arguments = _SIGNATURE.bind(*args, **(kwargs or {}))
+            arguments.apply_defaults()
+            if arguments.arguments.pop("training"):
+                return batch_norm(self._whole, **arguments.arguments)
+        return func(*args, **(kwargs or {}))
+
+
+_SIGNATURE = inspect.signature(nn.functional.batch_norm)
+
+
+def batch_norm(
+    whole: WholeBatch,
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+) -> torch.Tensor:
+    """``torch.nn.functional.batch_norm`` in training, over every rank's ``input`` of shape (N, C, ...).
+
+    :raises ValueError: when the whole batch has one value per channel.
+    """
+    wide = torch.promote_types(input.dtype, torch.float32)
+    if whole.ignored:
+        zeros = torch.zeros(input.size(1), dtype=wide, device=input.device)
+        return nn.functional.batch_norm(input, zeros, zeros + 1, weight, bias, eps=eps)
+    with torch.no_grad():
+        count, mean, squares = _moments(whole, input.detach().to(wide))
+        variance = squares / count
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean), momentum)
+        if running_var is not None:
+            running_var.lerp_((squares / (count - 1)).to(running_var), momentum)
+        inverse = (variance + eps).rsqrt()
+    normalised: torch.Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
+        input, weight, bias, mean.to(wide), inverse.to(wide), count, whole
+    )
+    return normalised
+
+
+def _moments(whole: WholeBatch, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of all ranks: values per channel, their mean, and the sum of their squared distances from it.
+
+    Moments of parts are put together as in Chan et al., "Updating formulae and a pairwise algorithm for
+    computing sample variances" (1979).
+    """
+    channels, own_count = x.size(1), x.numel() // x.size(1) if whole.counts else 0
+    own = torch.zeros(1 + 2 * channels, dtype=torch.float64, device=x.device)
+    if own_count:
+        mean = x.mean(_all_but_channels(x))
+        squares = (x - _per_channel(mean, x)).square().sum(_all_but_channels(x))
+        own = torch.cat([own.new_tensor([own_count]), mean.to(own), squares.to(own)])
+    counts, means, squares = whole.gather(own).tensor_split([1, 1 + channels], dim=1)
+    count = counts.sum()
+    if own_count < 2 and count < 2:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
+    mean = (counts * means).sum(0) / count
+    return count, mean, (squares + counts * (means - mean).square()).sum(0)
+
+
+class _Normalise(torch.autograd.Function):
+    """The affine normalised input; its gradients take into account what moments of the whole batch do."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        mean: torch.Tensor,
+        inverse: torch.Tensor,
+        count: torch.Tensor,
+        whole: WholeBatch,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, mean, inverse, count)
+        ctx.whole, ctx.counts = whole, whole.counts
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        scale = inverse if weight is None else inverse * weight
+        out = (x - _per_channel(mean, x)) * _per_channel(scale, x)
+        if bias is not None:
+            out = out + _per_channel(bias, x)
+        return out.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, inverse, count = ctx.saved_tensors
+        gradient = gradient.to(mean.dtype) if ctx.counts else torch.zeros_like(gradient, dtype=mean.dtype)
+        normalised = (x - _per_channel(mean, x)) * _per_channel(inverse, x)
+        around = _all_but_channels(x)
+        own = torch.stack([gradient.sum(around), (gradient * normalised).sum(around)])
+        of_input = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            along_mean, along_scale = ctx.whole.sum(own.to(torch.float64)) / count
+            of_input = gradient - _per_channel(along_mean.to(gradient), x)
+            of_input = of_input - normalised * _per_channel(along_scale.to(gradient), x)
+            scale = inverse if weight is None else inverse * weight
+            of_input = (of_input * _per_channel(scale, x)).to(x.dtype)
+            if not ctx.counts:
+                of_input.zero_()
+        if ctx.needs_input_grad[1]:
+            of_weight = own[1].to(weight.dtype)
+        if ctx.needs_input_grad[2]:
+            of_bias = own[0].to(ctx.bias_dtype)
+        return of_input, of_weight, of_bias, None, None, None, None
+
+
+def _all_but_channels(x: torch.Tensor) -> list[int]:
+    return [0, *range(2, x.ndim)]
+
+
+def _per_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``values`` of shape (C,) so that they broadcast over ``x`` of shape (N, C, ...)."""
+    return values.view(1, -1, *(1 for _ in range(x.ndim - 2)))

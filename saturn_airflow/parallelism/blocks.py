@@ -1,0 +1,66 @@
+"""The repeated blocks of a model, such as a transformer's layers: what techniques wrap, stream or spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from saturn_airflow.parallelism.recomputation import Compute, recomputed
+
+
+def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The longest run of blocks of one kind, by name, in the order they are listed in the model.
+
+    Looks for the ``ModuleList`` or ``Sequential`` with the most parameters among those that hold two or more
+    modules of one class with parameters; an empty list where there is none. A ``ModuleList`` in another one
+    counts as what it holds.
+    """
+    best: list[tuple[str, nn.Module]] = []
+    best_size = 0
+    for name, holder in model.named_modules():
+        if not isinstance(holder, nn.ModuleList | nn.Sequential):
+            continue
+        by_class: dict[type[nn.Module], list[tuple[str, nn.Module]]] = {}
+        for child_name, child in _children(name, holder):
+            by_class.setdefault(type_before_parametrizations(child), []).append((child_name, child))
+        for alike in by_class.values():
+            size = sum(p.numel() for _, child in alike for p in child.parameters())
+            if len(alike) > 1 and size > best_size:
+                best, best_size = alike, size
+    return best
+
+
+def _children(name: str, holder: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for key, child in holder.named_children():
+        full_name = f"{name}.{key}".lstrip(".")
+        if isinstance(child, nn.ModuleList):
+            yield from _children(full_name, child)
+        else:
+            yield full_name, child
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Keep only the inputs of each block, and compute it again in the backward pass.
+
+    :raises DoesNotFit: now or in the forward pass, for a block that can't be computed twice the same.
+    """
+    for name, block in find_blocks(model):
+        block.forward = recomputed(name, block, own_forward(block))
+
+
+def own_forward(block: nn.Module) -> Compute:
+    """The forward pass of ``block``, compiled if the block was: what is put around it then is not."""
+    if block._compiled_call_impl is None:
+        return block.forward
+    block._compiled_call_impl = None
+    compiled: Compute = torch.compile(block.forward)
+    return compiled
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile each block by itself, which is quicker than all at once; the whole model where it has none."""
+    for module in [block for _, block in find_blocks(model)] or [model]:
+        module.compile()

@@ -1,0 +1,182 @@
+"""A model made to train on several devices: what the training loop must know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.parallelism.batch_norm import whole_batch_of
+from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.ranks import Ranks
+
+Kernels = Literal["fused", "many at once", "one by one"]
+
+
+class Parallel:
+    """A model on this rank's device, and how it computes losses and gradients together with the others.
+
+    This class by itself is a model that every rank runs on all of the batch; techniques that work
+    otherwise derive their own.
+
+    :param model: holds this rank's parameters and buffers under the names they have in the whole model.
+    :param module: what is called with the inputs, if not ``model`` itself.
+    :param share: which of the batch's shares this rank computes, and
+    :param shares: how many there are; gradients are then means over the shares.
+    :param optimizer_kernels: how the optimizer may update the parameters: ``fused`` where all are plain
+        tensors, ``many at once`` where all are of one kind, or ``one by one``.
+    """
+
+    #: Whether a trainable parameter is without a gradient on some rank in this step, as the loop found out.
+    gradients_missing = False
+    #: Whether :meth:`prepare` is to be called.
+    wants_example = False
+    #: Pieces that every micro-batch of the loop is cut into.
+    pieces = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        module: nn.Module | None = None,
+        *,
+        share: int = 0,
+        shares: int = 1,
+        optimizer_kernels: Kernels = "fused",
+    ) -> None:
+        self.model = model
+        self.module = model if module is None else module
+        self.ranks = ranks
+        self.share = share
+        self.shares = shares
+        #: Parameters of the technique that :meth:`prepare` decided; with them it decides no more.
+        self.decided: dict[str, Any] = {}
+        self.optimizer_kernels = optimizer_kernels
+        self._whole_batch = whole_batch_of(model)
+
+    def prepare(self, objective: Objective, batch: Any, samples: int) -> None:
+        """Look at a first micro-batch, before the optimizer is made; called if :attr:`wants_example`."""
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """This rank's trainable parameters by name, each once."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def backward(
+        self, objective: Objective, batch: Any, samples: int, scale: float, last: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the gradients of ``scale`` times the summed loss of one micro-batch to those there are.
+
+        :param scale: makes the gradients of all micro-batches and shares together those of a mean.
+        :param last: whether this is the last micro-batch of the step.
+        :returns: this rank's part of the summed loss and of what it is a sum over; added over all ranks
+            they are the whole of the micro-batch's.
+        """
+        prepared, count = objective.prepare(batch, samples)
+        self._tell_norms(samples)
+        with self._gradient_sync(last):
+            with self._whose_fault():
+                total, over = objective(self.module, prepared, count)
+            self._run_backward(total * (scale * self.shares), samples, last)
+        return self._part(total.detach()), self._part(over)
+
+    def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's part of the summed loss of a micro-batch and of what it is a sum over."""
+        prepared, count = objective.prepare(batch, samples)
+        self._tell_norms(samples)
+        with self._whose_fault():
+            total, over = objective(self.module, prepared, count)
+        return self._part(total), self._part(over)
+
+    def finish_evaluating(self) -> None:
+        """Clear away what evaluating left behind."""
+
+    def missing_gradients(self) -> int:
+        """How many trainable parameters got no gradient on this rank, where the ranks' may differ."""
+        return 0
+
+    def finish_gradients(self) -> None:
+        """Complete the gradients after the last micro-batch."""
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply all gradients by ``factor``."""
+        gradients = [_local(p.grad) for p in self.trainable().values() if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Scale the gradients of the whole model down to an L2 norm of ``max_norm``."""
+        parameters = [p for p in self.trainable().values() if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        total = self._squared_norm(gradients).sqrt()
+        for group in _by_device(gradients).values():
+            holders = [_Holder(gradient) for gradient in group]
+            clip_grads_with_norm_(holders, max_norm, total.to(group[0].device), foreach=True)  # type: ignore[arg-type]
+
+    def _squared_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """The squared L2 norm of the whole model's gradient, of which this rank holds ``gradients``."""
+        split = [gradient for gradient in gradients if _is_split(gradient)]
+        whole = [gradient for gradient in gradients if not _is_split(gradient)]
+        squared = self._local_squared_norm(split)
+        if self.ranks.size > 1 and split:
+            dist.all_reduce(squared)
+        return squared + self._local_squared_norm(whole)
+
+    def _local_squared_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        squared = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        for group in _by_device(gradients).values():
+            squared += get_total_norm(list(map(_values, group)), foreach=True).to(squared) ** 2
+        return squared
+
+    def _tell_norms(self, samples: int) -> None:
+        """Tell BatchNorms whether this rank's samples count, or one only stands in for an empty share."""
+        if self._whole_batch is not None:
+            self._whole_batch.counts = samples > 0
+
+    def _run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
+        """Run the backward pass; with no ``samples`` the loss is a 0 that is there for the other ranks."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _whose_fault(self) -> AbstractContextManager[Any]:
+        """On one device the model runs as the user wrote it; on several an error may come from the others."""
+        return of_the_job("the model") if self.ranks.size == 1 else nullcontext()
+
+    def _part(self, value: torch.Tensor) -> torch.Tensor:
+        """What this rank adds to a sum over all ranks of a value that ``size / shares`` ranks each have."""
+        return value.to(torch.float64) * (self.shares / self.ranks.size)
+
+
+class _Holder:
+    """What ``clip_grads_with_norm_`` wants to see of a parameter."""
+
+    def __init__(self, gradient: torch.Tensor) -> None:
+        self.grad = gradient
+
+
+def _is_split(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """The numbers of a gradient that are not 0 for want of an entry: torch has no norm of sparse tensors."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _by_device(tensors: Sequence[torch.Tensor]) -> dict[torch.device, list[torch.Tensor]]:
+    groups: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in map(_local, tensors):
+        groups.setdefault(tensor.device, []).append(tensor)
+    return groups

@@ -1,0 +1,165 @@
+"""Computing a block again in the backward pass, instead of keeping what it computed (Chen et al., 2016).
+
+The second time, the block has the buffers, attributes and random numbers it had the first time, and what it
+does to them is undone: it is as if it had been computed once. What can't be seen from outside, such as an
+object of one's own that the block writes into, is found out by computing the block's first calls twice at
+once: where the second result is another one, the block is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from saturn_airflow.launch.failures import is_out_of_memory
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.parallelism.module_state import ModuleState, copied
+
+Compute = Callable[..., Any]
+Versions = Sequence[tuple[torch.Tensor, int]]
+
+#: Calls of each block that are computed twice at once, to see that nothing comes out differently.
+checked_calls = 2
+# How far two results may be apart on a GPU, in roundings of the largest number: sums may be in any order.
+_ROUNDINGS = {torch.float64: 1e4, torch.float32: 1e3}
+_ROUNDINGS_OF_OTHERS = 8.0
+
+
+def recomputed(name: str, block: nn.Module, compute: Compute) -> Compute:
+    """``compute``, the forward pass of ``block``, of which only the inputs are kept.
+
+    :param name: of the block, for messages.
+    :returns: a function that raises DoesNotFit when the block is computed otherwise the second time, or its
+        inputs are changed in place in the meantime.
+    """
+    modules = list(block.modules())
+    if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+        raise DoesNotFit(f"block {name!r} is compiled by TorchScript, and can't be computed twice the same")
+    calls = 0
+
+    @functools.wraps(compute)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        if not torch.is_grad_enabled():
+            return compute(*args, **kwargs)
+        call = _Call(name, block, modules, compute, args, kwargs)
+        result = checkpoint(call, use_reentrant=False, preserve_rng_state=False)
+        if calls < checked_calls:
+            calls += 1
+            call.check(result)
+        return result
+
+    return forward
+
+
+class _Call:
+    """One call of a block, which can be repeated."""
+
+    def __init__(
+        self,
+        name: str,
+        block: nn.Module,
+        modules: Sequence[nn.Module],
+        compute: Compute,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._name = name
+        self._compute = compute
+        self._first = (args, kwargs)
+        # The block may append to a list that it is handed.
+        self._inputs = copied((args, kwargs), {}, tensors=False)
+        self._input_versions = _versions(tensors_in(self._inputs))
+        self._weight_versions = _versions(block.parameters())
+        self._state = ModuleState(modules)
+        self._computed = False
+
+    def __call__(self) -> Any:
+        if not self._computed:
+            self._computed = True
+            args, kwargs = self._first
+            del self._first
+            result = self._compute(*args, **kwargs)
+            self._check_unchanged("an input", self._input_versions)
+            self._check_unchanged("a weight", self._weight_versions)
+            return result
+        self._check_unchanged("an input", self._input_versions)
+        args, kwargs = copied(self._inputs, {}, tensors=False)
+        with self._state.put_back():
+            return self._compute(*args, **kwargs)
+
+    def check(self, first: Any) -> None:
+        """Compute the block again at once, and see that it comes out as ``first``.
+
+        :raises DoesNotFit: when it does not.
+        """
+        try:
+            second = self()
+        except DoesNotFit:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise self._differs(f"the second time it raises {type(error).__name__}: {error}") from error
+        mine, other = list(tensors_in(first)), list(tensors_in(second))
+        if len(mine) != len(other) or not all(map(_agree, mine, other)):
+            raise self._differs("the second result is another one")
+
+    def _check_unchanged(self, what: str, versions: Versions) -> None:
+        if any(_version(tensor) != version for tensor, version in versions):
+            raise DoesNotFit(
+                f"{what} of block {self._name!r} is changed in place, so the block can't be computed again "
+                "in the backward pass; change a copy of it"
+            )
+
+    def _differs(self, how: str) -> DoesNotFit:
+        return DoesNotFit(
+            f"block {self._name!r} can't be computed again in the backward pass, since {how}; keep what it "
+            "remembers between calls in buffers or plain attributes, and draw random numbers from torch's, "
+            "numpy's or Python's global generator"
+        )
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested containers, and in the attributes of an object that holds results."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if isinstance(value, Mapping):
+        parts: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple | set | deque):
+        parts = value
+    else:
+        parts = vars(value).values() if dataclasses.is_dataclass(value) else ()
+    for part in parts:
+        yield from tensors_in(part)
+
+
+def _versions(tensors: Iterable[torch.Tensor]) -> Versions:
+    return [(tensor, _version(tensor)) for tensor in tensors]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written into; those of inference mode don't count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    one, other = one.detach(), other.detach()
+    if one.device.type == "cpu" or not one.is_floating_point():
+        # NaN equals NaN here.
+        return bool(((one == other) | ((one != one) & (other != other))).all())
+    roundings = _ROUNDINGS.get(one.dtype, _ROUNDINGS_OF_OTHERS)
+    largest = float(one.abs().nan_to_num().max()) if one.numel() else 0.0
+    return torch.allclose(
+        one, other, rtol=0.0, atol=roundings * torch.finfo(one.dtype).eps * largest, equal_nan=True
+    )

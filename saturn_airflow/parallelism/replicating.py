@@ -1,0 +1,87 @@
+"""Every rank holds the whole model and averages its gradients with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.parallelism.missing import forget_missing
+from saturn_airflow.parallelism.parallel import Parallel
+
+
+class Replicated(Parallel):
+    """A model in torch's DDP.
+
+    DDP waits for the gradient of every parameter. Here each takes part in the loss in such a way that DDP
+    hears of those without a gradient as well, which costs less than ``find_unused_parameters``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._found: set[str] = set()
+
+    def missing_gradients(self) -> int:
+        return len(self.trainable()) - len(self._found)
+
+    def finish_gradients(self) -> None:
+        if self.gradients_missing:
+            forget_missing(self.trainable(), self._found, self.ranks.device)
+
+    def _run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
+        trainable = self.trainable()
+        before = self._with_gradient()
+
+        def note() -> None:
+            # Called when the backward pass is over, but before DDP has put in gradients of the others.
+            self._found = self._with_gradient() if samples else before
+
+        parameters = list(trainable.values())
+        with _told_plainly():
+            (loss + _TakePart.apply(note, loss.detach(), *parameters)).backward()  # type: ignore[no-untyped-call]
+        if not samples and not last:
+            for name, parameter in trainable.items():
+                if name not in before:
+                    parameter.grad = None
+
+    def _with_gradient(self) -> set[str]:
+        return {name for name, p in self.trainable().items() if p.grad is not None}
+
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
+        assert isinstance(self.module, DistributedDataParallel)
+        return nullcontext() if last else self.module.no_sync()
+
+
+@contextmanager
+def _told_plainly() -> Iterator[None]:
+    """DDP adds up sparse gradients of sparse embeddings that nothing else uses, where the backend can."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "sparse" not in str(error).lower():
+            raise
+        raise DoesNotFit(
+            "a parameter gets sparse gradients, which DDP can't exchange here "
+            f"({str(error).splitlines()[0]:.150}); use sparse=False, or another technique"
+        ) from error
+
+
+class _TakePart(torch.autograd.Function):
+    """A zero that parameters take part in, without getting a gradient from it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, at_the_end: Callable[[], None], like: torch.Tensor, *parameters: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.at_the_end, ctx.count = at_the_end, len(parameters)
+        return torch.zeros_like(like)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, ...]:
+        # The way FSDP and DDP themselves hear of the end of a backward pass.
+        torch.autograd.Variable._execution_engine.queue_callback(ctx.at_the_end)
+        return (None, None, *(None for _ in range(ctx.count)))

@@ -1,0 +1,300 @@
+"""Every rank holds a shard of each parameter and gathers the whole when it is needed (torch's FSDP2).
+
+FSDP gathers a unit, such as a block, when its forward is called, and reduces gradients after its backward. So
+all ranks must call all units in one order. Where a rank's model passes over a unit, as stochastic depth
+does, the unit is gathered there all the same and hands on what it is given; what can't be mended like that is
+noticed before anything wrong is exchanged. What is not public of FSDP is used here alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.utils import _pytree
+
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.parallelism.agreeing import Agreement
+from saturn_airflow.parallelism.blocks import find_blocks
+from saturn_airflow.parallelism.missing import forget_missing
+from saturn_airflow.parallelism.parallel import Kernels, Parallel
+from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.ranks import Ranks
+
+FIX = "use fsdp's parameter by_block=False, which gathers all of the model at once, or another technique"
+_DONE = "nothing more"
+
+
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks that can be gathered by themselves: those that share no weights with anything else."""
+    uses: Counter[nn.Parameter] = Counter(
+        parameter for module in model.modules() for parameter in module.parameters(recurse=False)
+    )
+    return [
+        block
+        for _, block in find_blocks(model)
+        if Counter(p for module in block.modules() for p in module.parameters(recurse=False)).items()
+        <= uses.items()
+    ]
+
+
+def whole_parameters(model: nn.Module) -> list[str]:
+    """Names of the parameters that FSDP can't shard: without dimensions, or of an odd dtype."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    usual = Counter(p.dtype for p in trained).most_common(1)[0][0]
+    return [
+        name for name, p in model.named_parameters() if not p.ndim or (p.requires_grad and p.dtype != usual)
+    ]
+
+
+class Sharded(Parallel):
+    """A model made by ``fully_shard``.
+
+    :param module: the root, with ``fully_shard`` applied.
+    :param units: those of its blocks that are gathered by themselves, in the order of their computation.
+    :param whole: names of parameters that are not sharded; their gradients are averaged here.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        module: nn.Module,
+        units: Sequence[nn.Module] = (),
+        whole: Sequence[str] = (),
+    ) -> None:
+        kernels: Kernels = "one by one" if whole else "many at once"
+        super().__init__(
+            model,
+            ranks,
+            module,
+            share=ranks.rank,
+            shares=ranks.size,
+            optimizer_kernels=kernels,
+        )
+        assert isinstance(module, FSDPModule)
+        module.set_reduce_scatter_unused_params(True)
+        self._whole = [p for name, p in self.trainable().items() if name in set(whole)]
+        self._name_of = {p: name for name, p in self.trainable().items()}
+        self._found: set[str] = set()
+        self._kept: set[str] | None = None
+        self._reduced = 0
+        self._visits = _Visits(module, units)
+        names = [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+        codes = [name or "what is outside of the blocks" for name in names]
+        exchanged = [f"{code}{what}" for code in codes for what in ("", " (backward)")]
+        self._agreement = Agreement([*exchanged, _DONE], ranks, FIX)
+        for name, code in zip(names, codes, strict=True):
+            self._watch(module.get_submodule(name), code)
+
+    def missing_gradients(self) -> int:
+        self._found |= {self._name_of[p] for p in self._whole if p.grad is not None}
+        return len(self._name_of) - len(self._found)
+
+    def finish_gradients(self) -> None:
+        for parameter in self._whole:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= self.shares
+        if self.gradients_missing:
+            forget_missing(self.trainable(), self._found, self.ranks.device)
+        self._found = set()
+
+    def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        with self._told_plainly():
+            parts = super().evaluate(objective, batch, samples)
+        self._agreement.note(_DONE)
+        return parts
+
+    def finish_evaluating(self) -> None:
+        """Give the gathered parameters back, which would stay until a backward pass."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def _run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
+        self._kept = None if samples else self._with_gradient()
+        self._reduced = 0
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._agreement.note(_DONE)
+        if not self._reduced:
+            raise DoesNotFit(
+                "no gradient reached the model's outputs, which FSDP only finds in tensors, tuples, lists, "
+                "dictionaries and dataclasses that torch knows; return one of these"
+            )
+
+    @contextmanager
+    def _gradient_sync(self, last: bool) -> Iterator[None]:
+        assert isinstance(self.module, FSDPModule)
+        self.module.set_requires_gradient_sync(last)
+        with self._told_plainly():
+            yield
+
+    @contextmanager
+    def _told_plainly(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, NotImplementedError) and "'Sparse" in str(error):
+                raise DoesNotFit(
+                    "a parameter gets sparse gradients, which FSDP can't exchange; "
+                    "use sparse=False, or another technique"
+                ) from error
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise DoesNotFit(
+                "a block's weights are used outside of the block's forward, where FSDP has not gathered "
+                f"them; {FIX}"
+            ) from error
+
+    def _watch(self, unit: nn.Module, name: str) -> None:
+        """Compare among ranks when ``unit`` is exchanged, and note which gradients there are."""
+        assert isinstance(unit, FSDPModule)
+        unit.set_custom_all_gather(_Gather(functools.partial(self._agreement.note, name)))
+        unit.set_custom_reduce_scatter(_Reduce(functools.partial(self._agreement.note, f"{name} (backward)")))
+        for group in unit._get_fsdp_state()._fsdp_param_groups:
+            group.post_backward = functools.partial(self._post_backward, group, group.post_backward)  # type: ignore[method-assign]
+
+    def _post_backward(self, group: Any, then: Callable[..., None], *unused: Any) -> None:
+        for parameter in group.fsdp_params:
+            if (name := self._name_of.get(parameter.sharded_param)) is None or not _has_gradient(parameter):
+                continue
+            if self._kept is None or name in self._kept:
+                self._found.add(name)
+            elif not group.reduce_grads:
+                # A sample that counts as nothing gave it; nobody has asked for it.
+                parameter.unsharded_param.grad = None
+        self._reduced += 1
+        then(*unused)
+
+    def _with_gradient(self) -> set[str]:
+        assert isinstance(self.module, nn.Module)
+        return {
+            self._name_of[parameter.sharded_param]
+            for part in self.module.modules()
+            if isinstance(part, FSDPModule)
+            for group in part._get_fsdp_state()._fsdp_param_groups
+            for parameter in group.fsdp_params
+            if parameter.sharded_param in self._name_of and _has_gradient(parameter)
+        }
+
+
+def _has_gradient(parameter: Any) -> bool:
+    if parameter.unsharded_accumulated_grad is not None:
+        return True
+    return hasattr(parameter, "_unsharded_param") and parameter.unsharded_param.grad is not None
+
+
+class _Visits:
+    """Sees to it that each forward of ``root`` calls each of ``units`` once and in order."""
+
+    def __init__(self, root: nn.Module, units: Sequence[nn.Module]) -> None:
+        self._units = units
+        self._next = 0
+        self._running = False
+        if units:
+            root.register_forward_pre_hook(self._begin, prepend=True)
+            root.register_forward_hook(self._end, prepend=True)
+        for index, unit in enumerate(units):
+            unit.register_forward_pre_hook(
+                functools.partial(self._arrive, index), prepend=True, with_kwargs=True
+            )
+
+    def _begin(self, *unused: Any) -> None:
+        self._next, self._running = 0, True
+
+    def _arrive(self, index: int, unit: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not self._running:  # in the backward pass, where activations are computed again
+            return None
+        if index < self._next:
+            raise DoesNotFit(
+                f"the model computes block {index} more than once, or after a later block; {FIX}"
+            )
+        passed = self._pass(range(self._next, index), (args, kwargs))
+        self._next = index + 1
+        return passed
+
+    def _end(self, root: nn.Module, args: Any, output: Any) -> Any:
+        output = self._pass(range(self._next, len(self._units)), output)
+        self._running = False
+        return output
+
+    def _pass(self, indices: range, values: Any) -> Any:
+        """``values`` after having gone through units that leave them as they are."""
+        if not indices:
+            return values
+        leaves, structure = _pytree.tree_flatten(values)
+        through = [i for i, leaf in enumerate(leaves) if _is_floating(leaf) and leaf.requires_grad]
+        through = through or [i for i, leaf in enumerate(leaves) if _is_floating(leaf)]
+        if not through:
+            raise DoesNotFit(f"the model passes over a block where no floating-point tensor is; {FIX}")
+        for index in indices:
+            passed = self._call(self._units[index], [leaves[i] for i in through])
+            for i, tensor in zip(through, passed, strict=True):
+                # FSDP marks the tensors that it is given; the one after this unit gets others.
+                leaves[i] = tensor.view_as(tensor)
+        return _pytree.tree_unflatten(leaves, structure)
+
+    def _call(self, unit: nn.Module, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        own = unit.__dict__.get("forward")
+
+        def hand_on(*tensors: torch.Tensor) -> Any:
+            return _HandOn.apply(len(tensors), *tensors, *unit.parameters())  # type: ignore[no-untyped-call]
+
+        self._running, unit.forward = False, hand_on
+        try:
+            passed: tuple[torch.Tensor, ...] = unit(*tensors)
+        finally:
+            self._running = True
+            if own is None:
+                del unit.forward
+            else:
+                unit.forward = own
+        return passed
+
+
+class _HandOn(torch.autograd.Function):
+    """The tensors as they are; what needs gradients after them is what would if the unit were computed."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.parameters = len(tensors) - count
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return (None, *gradients, *(None for _ in range(ctx.parameters)))
+
+
+class _Gather(DefaultAllGather):
+    def __init__(self, note: Callable[[], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._note()
+        return super().__call__(*args, **kwargs)
+
+
+class _Reduce(DefaultReduceScatter):
+    def __init__(self, note: Callable[[], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._note()
+        return super().__call__(*args, **kwargs)
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()

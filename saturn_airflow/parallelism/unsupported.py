@@ -1,0 +1,43 @@
+"""What some techniques can't train, found by looking at the model."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.training.ranks import Ranks
+
+
+def refuse_batch_norm(model: nn.Module, ranks: Ranks) -> None:
+    """Refuse to spread a model over stages that looks at all of a batch at once.
+
+    :raises DoesNotFit: on several devices, when the model trains with a BatchNorm.
+    """
+    if ranks.size > 1 and (name := _batch_norm_in(model)):
+        raise DoesNotFit(
+            f"{name}, whose statistics would be those of each micro-batch of a pipeline; use ddp or fsdp, "
+            "freeze it, or use LayerNorm or GroupNorm"
+        )
+
+
+def refuse_accumulated_batch_norm(model: nn.Module, accumulate: int) -> None:
+    """Refuse to accumulate the gradients of a model that looks at all of a batch at once.
+
+    :raises DoesNotFit: when it trains with a BatchNorm, and batches are cut into several micro-batches.
+    """
+    if accumulate > 1 and (name := _batch_norm_in(model)):
+        raise DoesNotFit(
+            f"{name}, whose statistics would be those of each of the {accumulate} micro-batches that "
+            "accumulate cuts a batch into, not of the batch; set accumulate to 1, freeze it, or use "
+            "LayerNorm or GroupNorm"
+        )
+
+
+def _batch_norm_in(model: nn.Module) -> str:
+    """The name and class of the first BatchNorm that trains; empty where there is none."""
+    model.train()  # which models override that keep theirs frozen
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            return f"{name or 'the model'} is a {type(module).__name__}"
+    return ""

@@ -1,0 +1,1 @@
+"""Searches for good schedules, and the processes that share them."""

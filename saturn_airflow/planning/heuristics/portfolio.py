@@ -1,0 +1,127 @@
+"""More processes that search with seeds of their own, and share what they find.
+
+They are plain subprocesses that talk over pipes, so that a solve works anywhere: under Airflow, whose tasks
+may not fork, and in scripts without a ``__main__`` guard. Nothing is lost when one dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from typing import IO, Any, NamedTuple
+
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.planning.incumbent import Incumbent
+from saturn_airflow.planning.instances.schedule import Schedule
+from saturn_airflow.planning.objectives import Objective
+
+
+class Task(NamedTuple):
+    """What a member is to do.
+
+    :param exactly: whether to prove as well as to search.
+    """
+
+    problem: Problem
+    objective: Objective
+    seconds: float
+    enough: float
+    seed: int
+    exactly: bool
+
+
+class News(NamedTuple):
+    """The best schedule and bound of one process."""
+
+    schedule: Schedule
+    bound: float
+
+
+class Team:
+    """The members of a solve, seen from the process that leads it.
+
+    :param size: how many beside the leader.
+    :param exactly: whether the first of them proves as well as searches.
+    """
+
+    def __init__(self, best: Incumbent, size: int, seed: int, *, exactly: bool = False) -> None:
+        self.best = best
+        self.told: tuple[int, float] = (-1, -1.0)
+        self.heard: queue.Queue[News] = queue.Queue()
+        self.members: list[subprocess.Popen[bytes]] = []
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        for number in range(size):
+            with contextlib.suppress(OSError):
+                self._start(
+                    Task(
+                        best.instance.problem,
+                        best.objective,
+                        best.clock.left,
+                        best.enough,
+                        seed + 1 + number,
+                        exactly and number == 0,
+                    ),
+                    environment,
+                )
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members:
+            member.kill()
+        for member in self.members:
+            member.wait()
+            for pipe in (member.stdin, member.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def exchange(self) -> None:
+        """Take what members found, and tell them the best."""
+        while not self.heard.empty():
+            news = self.heard.get()
+            self.best.offer(news.schedule)
+            self.best.raise_bound(news.bound)
+        state = (self.best.version, self.best.bound)
+        if state == self.told or not self.best.schedule:
+            return
+        self.told = state
+        for member in list(self.members):
+            assert member.stdin is not None
+            try:
+                send(member.stdin, News(self.best.schedule, self.best.bound))
+            except OSError:
+                self.members.remove(member)
+
+    def _start(self, task: Task, environment: dict[str, str]) -> None:
+        member = subprocess.Popen(
+            [sys.executable, "-m", "saturn_airflow.planning.heuristics.portfolio_member"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        self.members.append(member)
+        assert member.stdin is not None
+        assert member.stdout is not None
+        send(member.stdin, task)
+        threading.Thread(target=listen, args=(member.stdout, self.heard), daemon=True).start()
+
+
+def send(pipe: IO[bytes], message: Any) -> None:
+    """Write ``message`` for the process at the other end."""
+    pickle.dump(message, pipe)
+    pipe.flush()
+
+
+def listen(pipe: IO[bytes], heard: queue.Queue[News]) -> None:
+    """Put what comes through ``pipe`` into ``heard``, until its other end is gone."""
+    with contextlib.suppress(EOFError, OSError, ValueError, pickle.UnpicklingError):
+        while True:
+            heard.put(pickle.load(pipe))

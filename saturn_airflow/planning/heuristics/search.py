@@ -1,0 +1,188 @@
+"""The search for better plans: which neighbourhood when, in one process.
+
+Where a node runs few jobs, packing sets of jobs to a target makespan (:mod:`pool_search`) finds far better
+plans than moving jobs around; where it runs many, or there is but one node, orders are searched
+(:mod:`annealing`). Both start from the best schedule known, whoever found it. Small problems are also
+modelled whole, with new random trees each time (:mod:`tree_packing`), and searched exactly
+(:mod:`proofs`) by one of the processes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from saturn_airflow.planning import warming
+from saturn_airflow.planning.clock import Clock, LookClock
+from saturn_airflow.planning.exact_search.proofs import Descent
+from saturn_airflow.planning.heuristics.annealing import (
+    anneal,
+    completion_energy,
+    device_time_energy,
+    makespan_energy,
+)
+from saturn_airflow.planning.heuristics.ejection_pool import PoolSearch
+from saturn_airflow.planning.incumbent import Incumbent
+from saturn_airflow.planning.objectives import DEVICE_TIME, MEAN_COMPLETION
+
+if TYPE_CHECKING:
+    from saturn_airflow.planning.heuristics.tree_packing import TreePacker
+
+Search = Callable[[Clock], None]
+
+_FEW_JOBS = 9
+_FEW_NODES = 4
+_TREES_JOBS = 40
+_DESCENT = 2.0
+_FIRST_STEP = 0.01
+_LEAST_STEP = 0.0002
+_MANY_NODES = 16
+_EFFORTS = (40, 150, 400)
+_FEW_EFFORTS = (150, 400, 1500)
+
+
+class Searcher:
+    """Improves an incumbent, a slice of time at a time.
+
+    :param exchange: called between slices, to tell other processes and hear from them.
+    :param exactly: whether to look, among others, for a schedule that ends earlier until there is none.
+    """
+
+    def __init__(
+        self,
+        best: Incumbent,
+        seed: int,
+        exchange: Callable[[], None] = lambda: None,
+        *,
+        exactly: bool = False,
+    ) -> None:
+        self.best = best
+        self.rng = random.Random(seed)
+        self.exchange = exchange
+        self.jobs = len(best.instance.problem.jobs)
+        self.nodes = len(best.instance.problem.nodes)
+        self.pool: PoolSearch | None = None
+        self.seen = -1
+        self.patience = 0.0
+        self.step = _FIRST_STEP
+        self.trees: TreePacker | None = None
+        self.descent = Descent(best)
+        self.shares = self._shares()
+        if exactly:
+            self.shares[self._descend] = _DESCENT
+        self.spent = {search: self.rng.random() * 0.1 for search in self.shares}
+
+    def run(self, clock: Clock) -> None:
+        """Search until the plan is good enough or either clock is up."""
+        if not warming.wait(clock):
+            return
+        long = max(1.5, 0.15 * self.best.clock.limit)
+        slices: dict[Search, float] = {}
+        slices[self._pack] = 0.5
+        slices[self._anneal] = long if self.nodes <= _FEW_NODES else 1.5
+        slices[self._grow_trees] = long
+        slices[self._descend] = 0.5
+        while not (self.best.done or clock.expired):
+            search = min(self.shares, key=lambda search: self.spent[search] / self.shares[search])
+            part = clock.within(min(self.best.clock.left, slices[search]))
+            search(part)
+            self.spent[search] += part.elapsed
+            if self.nodes <= _FEW_NODES and search not in (self._pack, self._descend):
+                # Slow cooling and long branching reach what short ones never do.
+                slices[search] *= 1.5
+            self.exchange()
+
+    def _shares(self) -> dict[Search, float]:
+        """What share of the time each search gets."""
+        if self.best.objective.name in (MEAN_COMPLETION, DEVICE_TIME):
+            return {self._anneal: 1.0}
+        if self.nodes == 1:
+            shares: dict[Search, float] = {self._anneal: 0.8}
+        elif self.jobs <= _FEW_JOBS * self.nodes:
+            few = self.nodes <= _FEW_NODES
+            shares = {self._pack: 0.5 if few else 0.85, self._anneal: 0.3 if few else 0.15}
+        elif self.jobs <= 2 * _FEW_JOBS * self.nodes:
+            shares = {self._pack: 0.2, self._anneal: 0.6}
+        else:
+            shares = {self._anneal: 1.0}
+        if self.jobs <= _TREES_JOBS and not isinstance(self.best.clock, LookClock):
+            shares[self._grow_trees] = 0.3
+        return shares
+
+    def _descend(self, clock: Clock) -> None:
+        if self.descent.over:
+            # Its turn comes again, perhaps for a better plan.
+            self.spent[self._descend] += clock.limit
+        else:
+            self.descent.run(clock)
+
+    def _grow_trees(self, clock: Clock) -> None:
+        # Pyomo is imported only where there is a model to solve.
+        from saturn_airflow.planning.heuristics.tree_packing import TreePacker
+
+        best = self.best
+        if self.trees is None:
+            self.trees = TreePacker(best.instance, self.rng)
+        # Shifting left often makes up for more than this.
+        # HiGHS may take longer than it is given.
+        schedule = self.trees.pack(clock.within(clock.left * 0.8), below=best.value * 1.01)
+        if schedule is not None:
+            best.offer(schedule)
+
+    def _anneal(self, clock: Clock) -> None:
+        best, instance = self.best, self.best.instance
+        hot, cold = 0.3, 0.003
+        if best.objective.name == MEAN_COMPLETION:
+            total = best.value * sum(job.weight for job in instance.problem.jobs)
+            energy = completion_energy(total, self.jobs)
+        elif best.objective.name == DEVICE_TIME:
+            energy = device_time_energy(best.objective.deadline, best.value, self.jobs)
+        else:
+            energy = makespan_energy(best.value)
+            hot, cold = 1.0, 0.01
+        # Sometimes far afield, sometimes close to what is known.
+        hot = max(hot * self.rng.choice((0.3, 1.0)), cold * 2)
+        best.offer(anneal(instance, best.schedule, energy, self.rng, clock, hot=hot, cold=cold))
+
+    def _pack(self, clock: Clock) -> None:
+        """One slice towards a target below the best makespan known.
+
+        Found: the next target is a longer step down. Not found for a while: a shorter step, keeping what
+        is packed; and after the shortest, afresh from the best schedule.
+        """
+        best = self.best
+        if self.pool is None or self.seen != best.version:
+            self._aim()
+        assert self.pool is not None
+        schedule = self.pool.run(clock)
+        if schedule is not None:
+            self.step = min(_FIRST_STEP, self.step * 1.5)
+            best.offer(schedule)
+            return
+        self.patience -= clock.elapsed
+        if self.patience > 0:
+            return
+        self.step /= 2
+        if self.step < _LEAST_STEP:
+            self.step = _FIRST_STEP / 4
+            self.pool = None
+        else:
+            self.pool.aim(best.value * (1 - self.step))
+            self._wait()
+
+    def _aim(self) -> None:
+        best = self.best
+        if best.bound > 0:
+            self.step = min(self.step, max((1 - best.bound / best.value) * 0.5, _LEAST_STEP))
+        # With fewer nodes the same sets come again sooner: look at them harder.
+        effort = self.rng.choice(_FEW_EFFORTS if self.nodes <= _FEW_NODES else _EFFORTS)
+        if self.nodes > _MANY_NODES:
+            effort = _EFFORTS[0]
+        end = best.value * (1 - self.step * self.rng.uniform(0.5, 1.0))
+        self.pool = PoolSearch(best.instance, best.schedule, end, self.rng, effort)
+        self.seen = best.version
+        self._wait()
+
+    def _wait(self) -> None:
+        self.patience = max(1.0, self.best.clock.limit * 0.06)

@@ -1,0 +1,1 @@
+"""A planning problem and its schedules as the searches read them."""

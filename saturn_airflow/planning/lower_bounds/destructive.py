@@ -1,0 +1,211 @@
+"""The destructive bound: a makespan C is refuted by showing that the jobs can't share the nodes so long.
+
+R(C) keeps the modes that end by C, and asks for the least overload t:
+
+    minimise t
+    sum over i, m of x_kim = b_k                                        for every class k
+    sum over k, m of u(g/G_i) v(r/C) x_kim <= N_i + t                   for every type i and pair (u, v)
+
+with u and v dual feasible functions of width and duration (see :mod:`dual_feasible`). Where t > 0, even
+with fractions of jobs, no plan ends by C. Of the thousands of pairs only those are written down that a
+solution breaks: solve, find the broken ones, add them, and again.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+import pyomo.environ as pyo
+
+from saturn_airflow.planning import highs
+from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.instances.instance import Instance, Mode
+from saturn_airflow.planning.lower_bounds import dual_feasible
+from saturn_airflow.planning.lower_bounds.relaxation import mode_keys
+
+Key = tuple[int, int, int]
+
+_TOLERANCE = 5e-6
+_ROWS_A_ROUND = 8
+_ROUNDS = 40
+_MOST_WHOLE = 2500
+
+
+class Answer(Enum):
+    """Whether a plan may end by C."""
+
+    REFUTED = "no plan ends by C"
+    POSSIBLE = "the relaxation has a solution"
+    UNKNOWN = "the time was up"
+
+
+class Refuter:
+    """R for one instance, asked about one C after another."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+
+    def ask(self, end: float, clock: Clock, *, whole: bool) -> Answer:
+        """Whether any plan may end by ``end``.
+
+        :param whole: whole jobs, by branch and bound, instead of fractions.
+        """
+        instance = self.instance
+        keys, modes = _modes_by(instance, end)
+        if len({k for k, _, _ in keys}) < len(instance.classes):
+            return Answer.REFUTED
+        m = _skeleton(instance, keys)
+        pairs = [_Pairs(instance, i, keys, modes, end) for i in range(len(instance.types))]
+        for each in pairs:
+            each.add(m, each.identities())
+        solver = highs.Solver(m)
+        for _ in range(_ROUNDS):
+            outcome = solver.solve(clock, relaxed=True)
+            if outcome.bound > _TOLERANCE:
+                return Answer.REFUTED
+            if outcome.objective is None or clock.expired:
+                return Answer.UNKNOWN
+            x = np.array([m.x[key].value or 0.0 for key in keys])
+            if not sum(each.add(m, each.broken(x)) for each in pairs):
+                break
+        if not whole:
+            return Answer.POSSIBLE
+        for variable in m.x.values():
+            variable.domain = pyo.NonNegativeIntegers
+        solver = highs.Solver(m)
+        while not clock.expired:
+            outcome = solver.solve(clock, target=_TOLERANCE / 2, objective_bound=_TOLERANCE * 4)
+            if outcome.bound > _TOLERANCE:
+                return Answer.REFUTED
+            if outcome.objective is None or outcome.objective > _TOLERANCE:
+                return Answer.UNKNOWN
+            x = np.array([round(m.x[key].value or 0.0) for key in keys], dtype=float)
+            if not sum(each.add(m, each.broken(x)) for each in pairs):
+                return Answer.POSSIBLE
+        return Answer.UNKNOWN
+
+
+def least_area(instance: Instance, end: float, clock: Clock) -> float | None:
+    """Device-seconds that every plan takes which ends by ``end``; None when there is no such plan."""
+    keys, modes = _modes_by(instance, end)
+    if len({k for k, _, _ in keys}) < len(instance.classes):
+        return None
+    m = _skeleton(instance, keys)
+    m.overload.fix(0.0)
+    m.objective.set_value(pyo.quicksum(mode.area * m.x[key] for key, mode in zip(keys, modes, strict=True)))
+    pairs = [_Pairs(instance, i, keys, modes, end) for i in range(len(instance.types))]
+    for each in pairs:
+        each.add(m, each.identities())
+    least = sum(len(group.jobs) * group.least_area for group in instance.classes)
+    solver = highs.Solver(m)
+    for _ in range(_ROUNDS):
+        outcome = solver.solve(clock, relaxed=True)
+        if outcome.infeasible:
+            return None
+        if outcome.objective is None:
+            break
+        least = max(least, outcome.bound)
+        x = np.array([m.x[key].value or 0.0 for key in keys])
+        if clock.expired or not sum(each.add(m, each.broken(x)) for each in pairs):
+            break
+    return least
+
+
+def _modes_by(instance: Instance, end: float) -> tuple[list[Key], list[Mode]]:
+    """The modes that end by ``end``, and their keys (k, i, m)."""
+    keys: list[Key] = []
+    modes: list[Mode] = []
+    for k, group in enumerate(instance.classes):
+        for i, of_type in enumerate(group.modes):
+            for j, mode in enumerate(of_type):
+                if group.release + mode.seconds <= end:
+                    keys.append((k, i, j))
+                    modes.append(mode)
+    return keys, modes
+
+
+def _skeleton(instance: Instance, keys: list[Key]) -> pyo.ConcreteModel:
+    m = pyo.ConcreteModel()
+    m.x = pyo.Var(keys, domain=pyo.NonNegativeReals)
+    m.overload = pyo.Var(domain=pyo.NonNegativeReals)
+    m.objective = pyo.Objective(expr=m.overload)
+    of_class: dict[int, list[Key]] = {}
+    for key in keys:
+        of_class.setdefault(key[0], []).append(key)
+    m.placed = pyo.ConstraintList()
+    for k, group in enumerate(instance.classes):
+        m.placed.add(pyo.quicksum(m.x[key] for key in of_class[k]) == len(group.jobs))
+    m.shared = pyo.ConstraintList()
+    return m
+
+
+class _Pairs:
+    """The pairs (u, v) for one type of node, as matrices over its modes."""
+
+    def __init__(self, instance: Instance, kind: int, keys: list[Key], modes: list[Mode], end: float) -> None:
+        self.nodes = len(instance.types[kind].nodes)
+        self.columns = np.array([at for at, key in enumerate(keys) if key[1] == kind], dtype=int)
+        self.keys = [keys[at] for at in self.columns]
+        widths = [modes[at].devices / instance.types[kind].devices for at in self.columns]
+        lengths = [min(1.0, modes[at].seconds / end) for at in self.columns]
+        self.u = _values(widths)
+        self.v = _values(lengths)
+        self.known: set[tuple[int, int]] = set()
+
+    def identities(self) -> list[tuple[int, int]]:
+        """Every u with v(x) = x: the first rows."""
+        return [(at, 0) for at in range(len(self.u))] if len(self.columns) else []
+
+    def broken(self, x: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
+        """The pairs that ``x`` breaks most."""
+        if not len(self.columns):
+            return []
+        load = (self.u * x[self.columns]) @ self.v.T
+        worst = np.argsort(load, axis=None)[::-1][:_ROWS_A_ROUND]
+        found = [(int(at) // load.shape[1], int(at) % load.shape[1]) for at in worst]
+        return [
+            pair for pair in found if load[pair] > self.nodes * (1 + _TOLERANCE) and pair not in self.known
+        ]
+
+    def add(self, m: pyo.ConcreteModel, pairs: list[tuple[int, int]]) -> int:
+        """Write the rows of ``pairs`` into the model; how many."""
+        for a, b in pairs:
+            self.known.add((a, b))
+            row = self.u[a] * self.v[b]
+            terms = [float(value) * m.x[key] for key, value in zip(self.keys, row, strict=True) if value > 0]
+            if terms:
+                m.shared.add(pyo.quicksum(terms) <= self.nodes + m.overload)
+        return len(pairs)
+
+
+def _values(points: list[float]) -> npt.NDArray[np.float64]:
+    functions = dual_feasible.family(points)
+    return np.array([[u(x) for x in points] for u in functions], dtype=float).reshape(
+        len(functions), len(points)
+    )
+
+
+def bisect(
+    instance: Instance, low: float, high: float, clock: Clock, *, steps: int, whole: bool = False
+) -> float:
+    """The largest C found in [low, high] that is refuted; ``low`` when none is.
+
+    :param high: a makespan that is possible.
+    """
+    refuter = Refuter(instance)
+    whole = whole and sum(1 for _ in mode_keys(instance)) <= _MOST_WHOLE
+    for _ in range(steps):
+        middle = (low + high) / 2
+        if clock.expired or high <= low * (1 + 1e-4):
+            break
+        answer = refuter.ask(middle, clock, whole=whole)
+        if answer is Answer.UNKNOWN:
+            break
+        if answer is Answer.REFUTED:
+            low = middle
+        else:
+            high = middle
+    return low if math.isfinite(low) else 0.0

@@ -1,0 +1,69 @@
+"""R, the relaxation: how many jobs of each class run in each mode, without saying when.
+
+Variables: x_kim, jobs of class k in mode m = (g, r) on nodes of type i; the makespan C.
+
+    minimise C
+    sum over i, m of x_kim = b_k                            for every class k
+    sum over k, m of u(g/G_i) r x_kim <= N_i C              for every type i and dual feasible u
+    sum over m of r_m x_kim <= b_k C                        for every class k: no job outlasts C
+
+Its optimum bounds the makespan from below, and so does that of its linear relaxation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyomo.environ as pyo
+
+from saturn_airflow.planning import highs
+from saturn_airflow.planning.clock import Clock
+from saturn_airflow.planning.instances.instance import Instance
+from saturn_airflow.planning.lower_bounds import dual_feasible
+from saturn_airflow.planning.lower_bounds.area import simple_bound
+
+
+def model(instance: Instance) -> pyo.ConcreteModel:
+    """R as a Pyomo model."""
+    m = pyo.ConcreteModel()
+    m.modes = pyo.Set(initialize=list(mode_keys(instance)), ordered=True)
+    m.x = pyo.Var(m.modes, domain=pyo.NonNegativeIntegers)
+    m.makespan = pyo.Var(bounds=(simple_bound(instance), None))
+    m.objective = pyo.Objective(expr=m.makespan)
+    m.placed = pyo.ConstraintList()
+    m.no_longer = pyo.ConstraintList()
+    for k, group in enumerate(instance.classes):
+        own = [(i, j) for i, modes in enumerate(group.modes) for j in range(len(modes))]
+        m.placed.add(pyo.quicksum(m.x[k, i, j] for i, j in own) == len(group.jobs))
+        seconds = pyo.quicksum(group.modes[i][j].seconds * m.x[k, i, j] for i, j in own)
+        m.no_longer.add(seconds <= len(group.jobs) * m.makespan)
+    m.capacity = pyo.ConstraintList()
+    for i, kind in enumerate(instance.types):
+        keys = [key for key in m.modes if key[1] == i]
+        widths = {instance.classes[k].modes[i][j].devices / kind.devices for k, _, j in keys}
+        for u in dual_feasible.family(widths):
+            terms = []
+            for k, _, j in keys:
+                mode = instance.classes[k].modes[i][j]
+                if (share := u(mode.devices / kind.devices)) > 0:
+                    terms.append(share * mode.seconds * m.x[k, i, j])
+            if terms:
+                m.capacity.add(pyo.quicksum(terms) <= len(kind.nodes) * m.makespan)
+    return m
+
+
+def mode_keys(instance: Instance) -> Iterator[tuple[int, int, int]]:
+    """(k, i, m) for each mode m of class k on nodes of type i."""
+    for k, group in enumerate(instance.classes):
+        for i, modes in enumerate(group.modes):
+            for j in range(len(modes)):
+                yield k, i, j
+
+
+def bound(instance: Instance, clock: Clock, *, relaxed: bool) -> float:
+    """A proven lower bound of the makespan.
+
+    :param relaxed: of the linear relaxation only, which takes milliseconds.
+    """
+    outcome = highs.Solver(model(instance)).solve(clock, relaxed=relaxed)
+    return max(simple_bound(instance), outcome.bound)

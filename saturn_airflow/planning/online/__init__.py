@@ -1,0 +1,1 @@
+"""What happens to a plan: execution, boundaries between rounds, learning from what was seen, simulation."""

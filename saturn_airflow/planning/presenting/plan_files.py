@@ -1,0 +1,24 @@
+"""Plans from files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.plan import Plan
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in a JSON file.
+
+    :raises InvalidSweepError: when the file can't be read or holds no plan.
+    """
+    try:
+        return Plan.from_dict(json.loads(Path(path).read_text()))
+    except OSError as error:
+        raise InvalidSweepError(f"{path} can't be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidSweepError(
+            f"{path} is no plan ({error}); give what 'saturn plan --json' printed"
+        ) from None

@@ -1,0 +1,410 @@
+"""Estimates kept in MLflow, so that tomorrow's plan is made from what was measured and trained today.
+
+One run per (fingerprint, technique, number of devices, kind of device), so that MLflow's own UI compares
+them. Each observation is a tag of its own name, so two sweeps that write at once lose nothing; the run's
+metrics show the latest, for people.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import statistics
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.tracking import parameters, server, unique
+from saturn_airflow.tracking.outbox import Outbox, Record
+from saturn_airflow.tracking.sender import Sender
+from saturn_airflow.tracking.sending import send_patiently
+from saturn_airflow.tracking.server import RecordRefusedError, RunGoneError, TrackingError
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+log = logging.getLogger(__name__)
+
+Observation = dict[str, Any]
+
+EXPERIMENT = "saturn-estimates"
+#: Raise it when what an observation holds changes its meaning: others are ignored with a note.
+FORMAT = 2
+#: Observations of one estimate that are kept; older ones make room.
+KEPT = 10
+#: Days after which an observation counts half.
+HALF_LIFE_DAYS = 14.0
+#: Days after which what could not run is tried again: a driver, a model or a node may have changed since.
+REASON_DAYS = 7.0
+
+_OBSERVATION_TAG = "saturn.observation."
+_FINGERPRINT_TAG = "saturn.fingerprint"
+_METRICS = (
+    "seconds_per_batch",
+    "spread",
+    "launch_seconds",
+    "setup_seconds",
+    "evaluation_seconds",
+    "ending_seconds",
+    "batches",
+    "batches_per_epoch",
+    "peak_device_bytes",
+    "peak_host_bytes",
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """An estimate, and where it comes from.
+
+    :param job: the name of a job that it was last seen of; jobs alike share it.
+    :param source: ``"measured"`` in a trial, or ``"trained"``: seen in training since.
+    :param versions: under which it was seen.
+    """
+
+    job: str
+    estimate: Estimate
+    source: str
+    versions: Mapping[str, str]
+
+
+def record(
+    uri: str,
+    estimates: Iterable[Estimate],
+    folder: str | Path,
+    versions: Mapping[str, str] | None = None,
+    patience: float = 5.0,
+    jobs: Mapping[str, str] | None = None,
+) -> bool:
+    """Keep measured estimates.
+
+    :param folder: of the sweep; keeps what MLflow has not taken yet.
+    :param versions: of what can change the speed, such as torch; :func:`find` asks for the same.
+    :param patience: seconds to try for while MLflow does not answer.
+    :param jobs: names of jobs by fingerprint, for people.
+    :returns: whether MLflow has everything.
+    """
+    return _keep(uri, estimates, "measured", folder, versions, patience, jobs)
+
+
+def update(
+    uri: str,
+    estimates: Iterable[Estimate],
+    folder: str | Path,
+    versions: Mapping[str, str] | None = None,
+    patience: float = 5.0,
+    jobs: Mapping[str, str] | None = None,
+) -> bool:
+    """Keep the speeds that training really had; ``batches`` says how many batches each was seen over.
+
+    Whose speed was far from what was expected is ``stale``: it is found so until it is measured again.
+    """
+    return _keep(uri, estimates, "trained", folder, versions, patience, jobs)
+
+
+def find(
+    uri: str,
+    fingerprints: Iterable[str],
+    versions: Mapping[str, str] | None = None,
+    folders: Iterable[str | Path] = (),
+) -> list[Estimate]:
+    """What is known of jobs with these fingerprints; each estimate's source is ``"history"``.
+
+    Seconds are means over the observations under the latest parameters, weighted by their batches and,
+    halving every 14 days, by their age. What could not run counts for a week. Records of another format or
+    other ``versions`` are left out with a note in the log, and so is everything when MLflow does not answer.
+
+    :param folders: of sweeps that have records which MLflow has not taken; those are looked at, too.
+    """
+    wanted = list(dict.fromkeys(fingerprints))
+    observations: dict[Key, list[Observation]] = {}
+    for seen in _unsent(folders, wanted, versions or {}):
+        observations.setdefault(seen["estimate"].key, []).append(seen)
+    try:
+        experiment = server.experiment_id(uri, EXPERIMENT)
+        for fingerprint in wanted:
+            for run in _runs(uri, experiment, f"tags.`{_FINGERPRINT_TAG}` = '{fingerprint}'"):
+                for seen in _observations(run, versions or {}):
+                    observations.setdefault(seen["estimate"].key, []).append(seen)
+    except TrackingError as error:
+        log.warning("MLflow does not answer (%s): no estimates from earlier sweeps", error)
+    combined = {key: e for key, seen in observations.items() if (e := _combined(seen)) is not None}
+    return _as_training_had_it(combined, observations)
+
+
+def everything(uri: str) -> list[Known]:
+    """All estimates there are, each under the versions it was seen under last.
+
+    :raises TrackingError: when MLflow does not answer.
+    """
+    found = []
+    for run in _runs(uri, server.experiment_id(uri, EXPERIMENT), ""):
+        if not (seen := _observations(run, None)):
+            continue
+        last = seen[-1]
+        alike = [o for o in seen if o["versions"] == last["versions"]]
+        estimate = _combined(alike, forgetful=False)
+        assert estimate is not None
+        found.append(Known(last.get("job", ""), estimate, last["source"], last["versions"]))
+    return found
+
+
+def send(uri: str, record: Record) -> None:
+    """Write one ``estimate`` record; writing it again changes nothing.
+
+    :raises MlflowAwayError: when MLflow does not answer.
+    """
+    from mlflow.entities import Metric, RunTag
+
+    observation = record["observation"]
+    estimate = Estimate.from_dict(observation["estimate"])
+    mlflow = server.client(uri)
+    run = unique.find_or_create(
+        uri,
+        server.experiment_id(uri, EXPERIMENT),
+        "\n".join((estimate.fingerprint, estimate.technique, str(estimate.devices), estimate.kind)),
+        ("fingerprint", estimate.fingerprint),
+        f"{record['name']} {estimate.technique} x{estimate.devices} {estimate.kind}",
+        {_FINGERPRINT_TAG: estimate.fingerprint},
+        observation["time"],
+    )
+    run_id = run.info.run_id
+    metrics = {} if estimate.reason else {name: getattr(estimate, name) for name in _METRICS}
+    tags = {
+        "job": observation.get("job"),
+        "reason": estimate.reason or "",
+        "stale": estimate.stale or "",
+        "source": observation["source"],
+        "observed": _date(observation["time"]),
+        "parameters": json.dumps(dict(estimate.parameters), sort_keys=True),
+        "version.technique": estimate.version,
+        **{f"version.{key}": value for key, value in observation["versions"].items()},
+    }
+    with server.answers():
+        for key in ("technique", "devices", "kind"):
+            mlflow.log_param(run_id, key, str(getattr(estimate, key)), synchronous=True)
+        mlflow.log_batch(
+            run_id,
+            metrics=[Metric(key, value, observation["time"], 0) for key, value in metrics.items()],
+            tags=[
+                RunTag(_OBSERVATION_TAG + record["id"], json.dumps(observation)),
+                *(RunTag(key, value) for key, value in parameters.tags(tags).items()),
+            ],
+            synchronous=True,
+        )
+        if run.info.status == "RUNNING":
+            mlflow.set_terminated(run_id, "FINISHED", observation["time"])
+    _make_room(uri, run)
+
+
+def _keep(
+    uri: str,
+    estimates: Iterable[Estimate],
+    source: str,
+    folder: str | Path,
+    versions: Mapping[str, str] | None,
+    patience: float,
+    jobs: Mapping[str, str] | None,
+) -> bool:
+    outbox = Outbox(folder)
+    now = round(1000 * time.time())
+    for estimate in estimates:
+        if estimate.source == "measured":
+            job = (jobs or {}).get(estimate.fingerprint, "")
+            observation = {
+                "format": FORMAT,
+                "source": source,
+                "time": now,
+                "job": job,
+                "versions": dict(versions or {}),
+                "estimate": estimate.to_dict(),
+            }
+            outbox.append(
+                {
+                    "kind": "estimate",
+                    "id": _id(folder, source, estimate),
+                    "name": f"{job} {estimate.fingerprint[:8]}".strip(),
+                    "observation": observation,
+                }
+            )
+    outbox.sync()
+    return send_patiently(Sender(uri, outbox), patience)
+
+
+def _id(folder: str | Path, source: str, estimate: Estimate) -> str:
+    """The same for a task's retry, another for another sweep."""
+    facts = json.dumps([str(Path(folder).absolute()), source, estimate.to_dict()], sort_keys=True)
+    return hashlib.sha256(facts.encode()).hexdigest()[:12]
+
+
+def _runs(uri: str, experiment: str, where: str) -> list[Run]:
+    found: list[Run] = []
+    token = None
+    while True:
+        with server.answers():
+            page = server.client(uri).search_runs([experiment], where, max_results=1000, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def _observations(run: Run, versions: Mapping[str, str] | None) -> list[Observation]:
+    """A run's observations that can be used, the oldest first.
+
+    :param versions: under which they must have been seen; None for any.
+    """
+    texts = [value for key, value in run.data.tags.items() if key.startswith(_OBSERVATION_TAG)]
+    found = [seen for text in texts if (seen := _read(text, versions, run.info.run_name or "")) is not None]
+    return sorted(found, key=lambda seen: float(seen["time"]))
+
+
+def _unsent(
+    folders: Iterable[str | Path], fingerprints: Collection[str], versions: Mapping[str, str]
+) -> Iterator[Observation]:
+    """Observations that MLflow has not taken yet."""
+    for folder in folders:
+        outbox = Outbox(folder)
+        offset = outbox.state().get("offset", 0)
+        while records := outbox.read(offset):
+            offset = records[-1][1]
+            for record, _ in records:
+                if record.get("kind") != "estimate":
+                    continue
+                seen = _read(json.dumps(record["observation"]), versions, str(record["name"]))
+                if seen is not None and seen["estimate"].fingerprint in fingerprints:
+                    yield seen
+
+
+def _read(text: str, versions: Mapping[str, str] | None, name: str) -> Observation | None:
+    """An observation with its estimate; None, with a note, where it can't be used."""
+    try:
+        seen: Observation = json.loads(text)
+        if seen["format"] != FORMAT:
+            log.info("%s: an estimate in format %s is ignored", name, seen["format"])
+        elif versions is not None and seen["versions"] != dict(versions):
+            log.info("%s: an estimate under %s is ignored", name, seen["versions"])
+        else:
+            seen["estimate"] = Estimate.from_dict(seen["estimate"])
+            return seen
+    except (ValueError, KeyError, TypeError) as error:
+        log.info("%s: an estimate that can't be read is ignored (%s)", name, error)
+    return None
+
+
+def _combined(observations: Sequence[Observation], forgetful: bool = True) -> Estimate | None:
+    """What observations of one strategy say together; None where all they say is too old.
+
+    :param forgetful: whether what could not run is forgotten after a while.
+    """
+    if not observations:
+        return None
+    ordered = sorted(observations, key=lambda seen: float(seen["time"]))
+    # What a technique of another version did says nothing of this one.
+    ordered = [seen for seen in ordered if seen["estimate"].version == ordered[-1]["estimate"].version]
+    latest: Estimate = ordered[-1]["estimate"]
+    latest = _replaced(latest, verdicts=_verdicts(o["estimate"] for o in ordered))
+    at = float(ordered[-1]["time"]) / 1000
+    if latest.reason is not None:
+        forgotten = forgetful and time.time() - at > REASON_DAYS * 86400
+        return None if forgotten else _replaced(latest, observed_at=at)
+    alike = [
+        (o["estimate"], 0.5 ** ((at - o["time"] / 1000) / 86400 / HALF_LIFE_DAYS))
+        for o in ordered
+        if o["estimate"].works and o["estimate"].parameters == latest.parameters
+    ]
+    # What has seen no batch has only met the guard.
+    alike = [(e, w) for e, w in alike if e.batches] or alike
+    # Not each observation shows how launching without being warm goes, nor how training ends.
+    launches = [(e.launch_seconds, w) for e, w in alike if e.launch_seconds > 0]
+    endings = [(e.ending_seconds, w) for e, w in alike if e.ending_seconds > 0]
+    return _replaced(
+        latest,
+        seconds_per_batch=_mean((e.seconds_per_batch, w * max(1, e.batches)) for e, w in alike),
+        launch_seconds=_mean(launches),
+        setup_seconds=_mean((e.setup_seconds, w) for e, w in alike),
+        evaluation_seconds=_mean((e.evaluation_seconds, w) for e, w in alike),
+        ending_seconds=_mean(endings),
+        batches=sum(e.batches for e, _ in alike),
+        peak_device_bytes=max(e.peak_device_bytes for e, _ in alike),
+        peak_host_bytes=max(e.peak_host_bytes for e, _ in alike),
+        observed_at=at,
+    )
+
+
+def _verdicts(estimates: Iterable[Estimate]) -> dict[str, str]:
+    """What the guard said last of the parameters that were chosen last, the oldest estimate first."""
+    verdicts: dict[str, str] = {}
+    parameters: Mapping[str, Any] | None = None
+    for e in estimates:
+        if e.works and e.parameters != parameters:
+            verdicts, parameters = {}, e.parameters
+        verdicts.update(e.verdicts)
+    return verdicts
+
+
+def _as_training_had_it(
+    combined: Mapping[Key, Estimate], observations: Mapping[Key, Sequence[Observation]]
+) -> list[Estimate]:
+    """What is known, with strategies that were only tried as much slower as training made those it used.
+
+    Training has neighbours on the machine and lasts until it is warm. Without this a plan would leave what
+    training was honest about for what only a short trial has seen.
+    """
+    seen: dict[tuple[str, str], list[float]] = {}
+    for key, own in observations.items():
+        tried, trained = ([o for o in own if o["source"] == source] for source in ("measured", "trained"))
+        before, now = _combined(tried), combined.get(key)
+        if trained and before is not None and now is not None and before.works and now.works:
+            ratio = now.seconds_per_batch / before.seconds_per_batch
+            seen.setdefault((key.fingerprint, key.kind), []).append(ratio)
+    found = []
+    for key, estimate in combined.items():
+        ratios = seen.get((key.fingerprint, key.kind))
+        only_tried = all(o["source"] == "measured" for o in observations[key])
+        if estimate.works and only_tried and ratios:
+            seconds = estimate.seconds_per_batch * statistics.median(ratios)
+            estimate = _replaced(estimate, seconds_per_batch=seconds)
+        found.append(estimate)
+    return found
+
+
+def _replaced(estimate: Estimate, **changes: Any) -> Estimate:
+    return Estimate.from_dict({**estimate.to_dict(), **changes, "source": "history"})
+
+
+def _mean(weighted: Iterable[tuple[float, float]]) -> float:
+    pairs = list(weighted)
+    if not pairs:
+        return 0.0
+    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+
+
+def _make_room(uri: str, run: Run) -> None:
+    """Forget the oldest observations beyond those that are kept."""
+    mlflow = server.client(uri)
+    with server.answers():
+        tags = mlflow.get_run(run.info.run_id).data.tags
+    keys = [key for key in tags if key.startswith(_OBSERVATION_TAG)]
+    for key in sorted(keys, key=lambda key: _time_of(tags[key]))[:-KEPT]:
+        try:
+            with server.answers():
+                mlflow.delete_tag(run.info.run_id, key)
+        except (RecordRefusedError, RunGoneError):
+            pass  # another sweep was quicker
+
+
+def _date(milliseconds: float) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(" ", "minutes")
+
+
+def _time_of(observation: str) -> float:
+    try:
+        return float(json.loads(observation)["time"])
+    except (ValueError, KeyError, TypeError):
+        return 0.0

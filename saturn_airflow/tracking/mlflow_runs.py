@@ -1,0 +1,422 @@
+"""The runs of a sweep: one for the sweep itself, below it one per job."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.model import formats
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.plan import Plan
+from saturn_airflow.tracking import machine, models, parameters, unique
+from saturn_airflow.tracking.events import Event, Recorder
+from saturn_airflow.tracking.outbox import OUTBOX, Outbox
+from saturn_airflow.tracking.sender import BackgroundSender, Sender
+from saturn_airflow.tracking.sending import send_patiently
+from saturn_airflow.tracking.server import MlflowAwayError
+
+log = logging.getLogger(__name__)
+
+_SECONDS_LEFT_ALONE = 30.0
+
+SWEEP_TAG = "saturn.sweep"
+#: Why a later training of the same job stands in for this one.
+SUPERSEDED_TAG = "saturn.superseded"
+#: Figures of the result that :meth:`SweepRun.log_plan` logs, once per round.
+_IN_PLAN = ("planned_seconds", "lower_bound", "planning_seconds", "gap")
+#: How a job or sweep may end, and what MLflow calls it.
+STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "pruned": "KILLED"}
+
+
+class _Run:
+    """What sweeps and jobs have in common: an outbox, and the run its records go to."""
+
+    def __init__(
+        self, uri: str, folder: str | Path, description: Mapping[str, Any], said: bool = False
+    ) -> None:
+        self.description = dict(description)
+        self._outbox = Outbox(folder)
+        self._sender = Sender(uri, self._outbox)
+        if not said:
+            self._outbox.append({**self.description, **formats.stamp(OUTBOX)})
+
+    @property
+    def id(self) -> str | None:
+        """The run's id; None for as long as MLflow has not answered."""
+        return self._sender.run_id
+
+    @property
+    def url(self) -> str | None:
+        """The address of the run's page; None without an MLflow server, or until it has answered."""
+        return self._sender.url
+
+    def tag(self, values: Mapping[str, Any]) -> None:
+        """Set tags."""
+        self._outbox.append({"kind": "tags", "values": parameters.tags(values)})
+
+    def log_metrics(self, values: Mapping[str, float | None], step: int = 0) -> None:
+        """Log metrics at a step; those that are None are left out."""
+        numbers = {
+            parameters.metric_key(key): float(value) for key, value in values.items() if value is not None
+        }
+        self._outbox.append(
+            {"kind": "metrics", "name": "own", "step": step, "time": _now(), "values": numbers}
+        )
+
+    def log_artifact(self, path: str | Path, to: str = "") -> None:
+        """Log a file, or what a folder holds, as an artifact; it must stay where it is until it is sent.
+
+        :param to: the folder among the run's artifacts.
+        """
+        self._outbox.append({"kind": "artifact", "path": self._outbox.place_of(path), "to": to})
+
+    def log_bytes(self, data: bytes, name: str) -> None:
+        """Log ``data`` as an artifact.
+
+        :param name: its path among the run's artifacts.
+        """
+        path = self._outbox.folder / "artifacts" / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        except OSError as error:
+            log.warning("%s can't be written (%s); MLflow will not get it", path, error.strerror)
+            return
+        parent = str(Path(name).parent)
+        self.log_artifact(path, "" if parent == "." else parent)
+
+    def _append_end(self, status: str, reason: str | None) -> None:
+        tags = parameters.tags({"saturn.status": status, "saturn.reason": reason})
+        self._outbox.append(
+            {"kind": "end", "status": STATUSES.get(status, "FAILED"), "tags": tags, "time": _now()}
+        )
+
+
+class SweepRun(_Run):
+    """The run of a sweep. What is logged is sent at once; what MLflow does not take now is kept for later."""
+
+    def __init__(self, uri: str, folder: str | Path, description: Mapping[str, Any], patience: float) -> None:
+        super().__init__(uri, folder, description)
+        self._patience = patience
+        self._gave_up = -math.inf
+        self.flush()
+
+    def to_dict(self) -> dict[str, Any]:
+        """This run as JSON-ready data, for XCom: what :func:`open_job` and :func:`reopen_sweep` need."""
+        return {**self.description, "run_id": self.id, "url": self.url}
+
+    def log_plan(self, plan: Plan, nodes: Iterable[Node] | None = None, round: int = 1) -> None:
+        """Log a plan, its chart and its figures.
+
+        :param nodes: the cluster's, to show devices the plan leaves idle.
+        :param round: which of the sweep's plans it is, from 1.
+        """
+        from saturn_airflow.tracking.chart import draw
+
+        folder = f"plan/round-{round}"
+        self.log_bytes(json.dumps(plan.to_dict(), indent=2).encode(), f"{folder}/plan.json")
+        nodes = None if nodes is None else list(nodes)
+        for format in ("png", "svg"):
+            self.log_bytes(draw(plan, format, nodes), f"{folder}/plan.{format}")
+        figures = {
+            "planned_seconds": plan.makespan,
+            "lower_bound_seconds": plan.lower_bound,
+            "planning_seconds": plan.seconds,
+        }
+        if plan.lower_bound > 0:
+            figures["gap"] = plan.gap
+        self.log_metrics(figures, step=round)
+        self.flush()
+
+    def log_report(self, result: Mapping[str, Any], table: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Log what came of the sweep.
+
+        :param result: its numbers become metrics, the whole becomes ``report.json``.
+        :param table: one mapping per job; it becomes the table ``jobs.json``, which MLflow's UI shows
+            (default: ``result["jobs"]``).
+        """
+        self.log_metrics({k: v for k, v in result.items() if _is_number(v) and k not in _IN_PLAN})
+        self.log_bytes(json.dumps(result, indent=2, default=str).encode(), "report.json")
+        rows = [dict(row) for row in (table if table is not None else result.get("jobs") or [])]
+        if rows:
+            self.log_bytes(_table(rows), "jobs.json")
+            self.tag({"mlflow.loggedArtifacts": json.dumps([{"path": "jobs.json", "type": "table"}])})
+        if best := result.get("best"):
+            self.tag({f"saturn.best.{key}": best.get(key) for key in ("job", "metric", "value", "model_uri")})
+        self.flush()
+
+    def run_of(self, job: str, training: int = 1) -> str | None:
+        """The id of a job's run; None where there is none, or MLflow does not answer.
+
+        :param training: which of the job's trainings, from 1.
+        """
+        if self._sender.experiment_id is None:
+            return None
+        try:
+            key = _key_of_job(self.description, job, training)
+            run = unique.find(self._sender.uri, self._sender.experiment_id, key, ("job", job))
+        except MlflowAwayError:
+            return None
+        return str(run.info.run_id) if run is not None else None
+
+    def register(self, register_as: str, best: Mapping[str, Any], mode: str = "min") -> dict[str, Any]:
+        """Register the best job's model, if it beats the registered model's champion.
+
+        :param register_as: ``"name"`` or ``"name@alias"``; the alias is ``champion`` unless said.
+        :param best: ``job``, ``metric`` and ``value``.
+        :param mode: whether the metric is better small (``"min"``) or large (``"max"``).
+        :returns: ``name``, ``alias``, ``version`` (None where nothing was registered), ``champion`` (what it
+            was measured against: ``version``, ``value``) and ``reason``. While MLflow is away nothing is
+            registered yet; that is done when what waits is sent.
+        """
+        name, alias = models.parse_name(register_as)
+        record = {"kind": "register", "name": name, "alias": alias, "mode": mode}
+        measured = {key: best[key] for key in ("job", "metric", "value")}
+        self._outbox.append({**record, **measured, "sweep": self.description["key"]})
+        self.flush()
+        if found := self._sender.registered:
+            return found
+        reason = "MLflow has not answered, or not got the model yet; it is registered when it has"
+        return {"name": name, "alias": alias, "version": None, "champion": None, "reason": reason}
+
+    def close(self, status: str = "finished", reason: str | None = None) -> bool:
+        """End the run.
+
+        :param status: ``finished``, ``failed``, ``stopped`` or ``pruned``.
+        :returns: whether MLflow has everything.
+        """
+        self._append_end(status, reason)
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what waits. Returns whether all was sent.
+
+        For some seconds after MLflow did not answer it is not asked again: a task must not wait for each
+        thing it logs.
+        """
+        self._outbox.sync()
+        if time.monotonic() - self._gave_up < _SECONDS_LEFT_ALONE:
+            return False
+        sent = send_patiently(self._sender, self._patience)
+        if not sent:
+            self._gave_up = time.monotonic()
+        return sent
+
+
+class JobRun(_Run):
+    """The run of a job. What is logged goes to a file at once, and from there to MLflow in the background."""
+
+    def __init__(
+        self, uri: str, folder: str | Path, description: Mapping[str, Any], said: bool = False
+    ) -> None:
+        super().__init__(uri, folder, description, said)
+        step, evaluation = (self._outbox.last("metrics", name) or {} for name in ("step", "eval"))
+        self._recorder = Recorder(step.get("step", -1), evaluation.get("step", -1))
+        self._background = BackgroundSender(self._sender)
+        self._gpus: list[str] = []
+        self._inputs: list[dict[str, Any]] = []
+        self._machine: machine.MachineMetrics | None = None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, at most so long, until ``id`` and ``url`` are known; whether they are."""
+        return self._background.wait(seconds)
+
+    def follow(self, event: Event) -> None:
+        """Record an event of training.
+
+        That is ``leased``, ``start``, ``step``, ``eval``, ``checkpoint``, ``warning`` or ``end``.
+
+        Takes microseconds, whatever MLflow does. Steps that are recorded already, as after a resume, are
+        left out, and so are events of other kinds.
+        """
+        self._recorder.last_step = max(self._recorder.last_step, self._sender.last_step)
+        match event.get("event"):
+            case "leased":
+                self._gpus = [name for name in event.get("names", ()) if str(name).startswith("GPU-")]
+            case "step" if machine.is_fresh(event.get("time")):
+                self._watch_machine()
+            case "end":
+                self._inputs = (event.get("result") or {}).get("inputs") or []
+                self._leave_machine()
+        if records := self._recorder.records(event):
+            self._outbox.append(*records)
+        if event.get("event") == "end" and event.get("traceback"):
+            self.log_bytes(str(event["traceback"]).encode(), "traceback.txt")
+
+    def log_model_folder(self, path: str | Path, name: str = models.FOLDER) -> str | None:
+        """Log the folder of an exported model; it must stay where it is until it is sent.
+
+        ``mlflow.pyfunc.load_model`` takes the URI, where the module of the job's ``load_model`` is.
+
+        :returns: its URI, ``runs:/<id>/<name>``; None where MLflow has not answered yet.
+        """
+        record = {"kind": "model", "path": self._outbox.place_of(path), "to": name}
+        self._outbox.append({**record, "inputs": self._inputs})
+        return f"runs:/{self.id}/{name}" if self.id else None
+
+    def flush(self) -> bool:
+        """Send what waits, for as long as MLflow answers. Returns whether all was sent."""
+        return self._background.flush()
+
+    def close(self, status: str = "finished", reason: str | None = None) -> bool:
+        """End the run, and send what waits for as long as MLflow answers.
+
+        :param status: ``finished``, ``failed``, ``stopped`` or ``pruned``.
+        :returns: whether MLflow has everything; what it has not stays in the job's folder.
+        """
+        self._append_end(status, reason)
+        return self.leave()
+
+    def supersede(self, reason: str, *, ended: bool) -> None:
+        """Mark the run as that of a training which a later one stands in for, and stop sending.
+
+        :param ended: whether the run has ended already; else it ends as stopped.
+        """
+        if not ended:
+            self._append_end("stopped", reason)
+        self.tag({"saturn.status": "superseded", SUPERSEDED_TAG: reason})
+        self.leave()
+
+    def leave(self) -> bool:
+        """Send what waits and stop sending, without ending the run: the job will come back to it."""
+        self._leave_machine()
+        sent = self.flush()
+        self._background.stop()
+        return sent
+
+    def _watch_machine(self) -> None:
+        if self._machine is None and machine.is_wanted():
+            last = self._outbox.last("metrics", "machine") or {}
+            self._machine = machine.MachineMetrics(self._log_machine, self._gpus, last.get("step", -1) + 1)
+
+    def _leave_machine(self) -> None:
+        if self._machine is not None:
+            self._machine.stop()
+
+    def _log_machine(self, number: int, values: Mapping[str, float]) -> None:
+        self._outbox.append(
+            {"kind": "metrics", "name": "machine", "step": number, "time": _now(), "values": dict(values)}
+        )
+
+
+def open_sweep(
+    uri: str,
+    experiment: str,
+    name: str,
+    tags: Mapping[str, Any],
+    params: Mapping[str, Any],
+    folder: str | Path,
+    patience: float = 5.0,
+) -> SweepRun:
+    """The run of a sweep, created where it does not exist; retries and later tasks get the same one.
+
+    :param tags: must hold ``saturn.sweep``, which no other sweep has, such as ``dag/run/task``.
+    :param params: nested mappings are flattened.
+    :param folder: of the sweep; keeps what MLflow has not taken yet.
+    :param patience: seconds to try for while MLflow does not answer.
+    """
+    description = _description(experiment, tags[SWEEP_TAG], ("sweep", tags[SWEEP_TAG]), name, tags, params)
+    return SweepRun(uri, folder, description, patience)
+
+
+def reopen_sweep(uri: str, sweep: Mapping[str, Any], folder: str | Path, patience: float = 5.0) -> SweepRun:
+    """The run that :meth:`SweepRun.to_dict` described."""
+    return SweepRun(uri, folder, _identity(sweep), patience)
+
+
+def open_job(
+    uri: str,
+    sweep: SweepRun | Mapping[str, Any],
+    name: str,
+    params: Mapping[str, Any],
+    tags: Mapping[str, Any],
+    folder: str | Path,
+    training: int = 1,
+) -> JobRun:
+    """The run of a job, below its sweep's, created where it does not exist.
+
+    Returns at once: MLflow is talked to in the background, and need not be there.
+
+    :param sweep: the sweep's run, or its ``to_dict()``.
+    :param name: the job's; unique within the sweep.
+    :param params: nested mappings are flattened; see :func:`~saturn_airflow.tracking.job_params`.
+    :param folder: of the job; keeps what MLflow has not taken yet.
+    :param training: which of the job's trainings, from 1: one that starts anew has a run of its own.
+    """
+    parent = _identity(sweep.description if isinstance(sweep, SweepRun) else sweep)
+    description = _description(
+        parent["experiment"], _key_of_job(parent, name, training), ("job", name), name, tags, params
+    )
+    datasets = parameters.datasets(params)
+    return JobRun(uri, folder, {**description, "datasets": datasets, "parent": parent})
+
+
+def reopen_job(uri: str, folder: str | Path) -> JobRun | None:
+    """The run that the records in a job's folder are of, as :func:`open_job` left it; None where none are."""
+    first = next((record for record, _ in Outbox(folder).read(0) if record.get("kind") == "run"), None)
+    return None if first is None else JobRun(uri, folder, first, said=True)
+
+
+def _key_of_job(sweep: Mapping[str, Any], job: str, training: int) -> str:
+    return f"{sweep['key']}\n{job}" + (f"\n{training}" if training > 1 else "")
+
+
+def _description(
+    experiment: str,
+    key: str,
+    claim: tuple[str, str],
+    name: str,
+    tags: Mapping[str, Any],
+    params: Mapping[str, Any],
+) -> dict[str, Any]:
+    return {
+        "kind": "run",
+        "experiment": experiment,
+        "key": key,
+        "claim": list(claim),
+        "name": name,
+        "tags": parameters.tags({"saturn.status": "running", **_shown_by_mlflow(tags), **tags}),
+        "params": parameters.flat(params),
+        "time": _now(),
+    }
+
+
+def _shown_by_mlflow(tags: Mapping[str, Any]) -> dict[str, Any]:
+    """What MLflow's UI shows as a run's source and description."""
+    shown = {"mlflow.source.type": "JOB", "mlflow.source.name": tags.get("airflow.dag_id", "saturn")}
+    if url := tags.get("airflow.url"):
+        shown["mlflow.note.content"] = f"[DAG run in Airflow]({url})"
+    return shown
+
+
+def _identity(sweep: Mapping[str, Any]) -> dict[str, Any]:
+    own = ("run_id", "url", formats.FORMAT, formats.WRITTEN_BY)
+    return {key: value for key, value in sweep.items() if key not in own}
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Rows in the form of MLflow's table artifacts (a data frame's ``orient="split"``)."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    data = [[_cell(row.get(column)) for column in columns] for row in rows]
+    return json.dumps({"columns": columns, "data": data}).encode()
+
+
+def _cell(value: Any) -> Any:
+    return (
+        value
+        if value is None or isinstance(value, str | int | float | bool)
+        else json.dumps(value, default=str)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _now() -> int:
+    return round(1000 * time.time())

@@ -1,0 +1,154 @@
+"""What differs between two takes of the same training step, beyond what their number format makes differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from saturn_airflow.training.guarding.plain import Step
+from saturn_airflow.training.guarding.samples import Sample
+
+
+class Tolerance(NamedTuple):
+    """How far two takes may be apart, as shares.
+
+    :param loss: of a step's loss; the second step's may be ten times as far off.
+    :param gradient: of a parameter's gradient, in the L2 norm.
+    :param floor: of the whole gradient; what a single parameter's may be off besides.
+    :param update: of what a step changes a parameter by.
+    """
+
+    loss: float
+    gradient: float
+    floor: float
+    update: float
+
+
+#: By the lowest format that anything is computed in. Sums in another order differ by a few units in the last
+#: place (float64 2e-16, float32 1e-7, bfloat16 8e-3, float16 1e-3) times the root of how many are added up,
+#: and gradients by what cancels in them besides.
+TOLERANCES = {
+    torch.float64: Tolerance(1e-10, 1e-8, 1e-10, 1e-5),
+    torch.float32: Tolerance(2e-5, 1e-3, 2e-6, 2e-2),
+    torch.float16: Tolerance(5e-3, 5e-2, 1e-3, 2e-1),
+    torch.bfloat16: Tolerance(2e-2, 1e-1, 5e-3, 5e-1),
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as on one device.
+
+    :param what: in words, such as ``the gradient of 'head.weight'``.
+    :param how: by how much.
+    :param order: what to tell first: the least.
+    """
+
+    what: str
+    how: str
+    order: int
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.how}"
+
+
+class Comparison:
+    """The steps of one technique, as far as this rank holds them, beside those of the plain loop."""
+
+    def __init__(self, number_format: torch.dtype) -> None:
+        self._tolerance = TOLERANCES[number_format]
+        self._eps = torch.finfo(number_format).eps
+        self._steps = 0
+        self._firm: dict[str, torch.Tensor] = {}
+
+    def of(self, expected: Step, got: Step) -> list[Difference]:
+        """What differs in the next step; ``got`` holds what this rank has."""
+        self._steps += 1
+        return [
+            *self._losses(expected, got),
+            *self._gradients(expected, got),
+            *self._updates(expected, got),
+        ]
+
+    def buffers(self, expected: Step, got: Step) -> dict[str, Difference | None]:
+        """Of each buffer that this rank holds, how it differs."""
+        found: dict[str, Difference | None] = {}
+        for name, buffer in got.buffers.items():
+            as_it_should = expected.buffers.get(name)
+            if as_it_should is None or buffer is None or buffer.values.shape != as_it_should.values.shape:
+                continue
+            off, norm = as_it_should.distance(buffer), as_it_should.norm
+            allowed = self._tolerance.gradient * norm + self._tolerance.floor * math.sqrt(buffer.count)
+            how = f"is off by {_share(off, norm)}"
+            if as_it_should.exact:
+                allowed, how = 0.0, "has other numbers"
+                if buffer.count == 1:
+                    how = f"is {as_it_should.values.item():g} on one device and {buffer.values.item():g} here"
+            found[name] = None if off <= allowed else Difference(f"the buffer {name!r}", how, 3)
+        return found
+
+    def _losses(self, expected: Step, got: Step) -> Iterator[Difference]:
+        allowed = self._tolerance.loss * self._slack
+        # A loss near 0 may be what is left of much larger numbers.
+        if not abs(got.loss - expected.loss) <= allowed * max(abs(expected.loss), 1e-2):
+            share = f" ({_share(abs(got.loss - expected.loss), abs(expected.loss))} off)"
+            how = f"is {expected.loss:.6g} on one device and {got.loss:.6g} here{share}"
+            yield Difference(f"the loss of step {self._steps}", how, 0)
+        if expected.counted is not None and got.counted is not None and expected.counted != got.counted:
+            how = f"is taken over {expected.counted:g} on one device and over {got.counted:g} here"
+            yield Difference(f"the loss of step {self._steps}", how, 1)
+
+    def _gradients(self, expected: Step, got: Step) -> Iterator[Difference]:
+        whole = math.sqrt(sum(g.norm**2 for g in expected.gradients.values() if g is not None))
+        for name, gradient in got.gradients.items():
+            as_it_should = expected.gradients.get(name)
+            what = f"the gradient of {name!r} in step {self._steps}"
+            if as_it_should is None or gradient is None:
+                there = gradient or as_it_should
+                kept = name in (got if as_it_should is None else expected).stateful
+                if there is not None and (there.norm > 0 or kept):
+                    how = "is missing on one device and" if as_it_should is None else "is missing here and"
+                    of_zeros = "of zeros" if there.norm == 0 else f"of norm {there.norm:.3g}"
+                    here = "here" if as_it_should is None else "on one device"
+                    yield Difference(what, f"{how} {of_zeros} {here}", 2)
+                continue
+            if gradient.values.shape != as_it_should.values.shape:
+                continue  # a part of a tensor in a way that only its technique knows
+            noise = self._noise(as_it_should, whole)
+            off = as_it_should.distance(gradient)
+            if not off <= noise * self._slack:
+                yield Difference(what, f"is off by {_share(off, as_it_should.norm)}", 2)
+            # Where a gradient is noise an optimizer may turn it into a step of full length.
+            single = as_it_should.values[: as_it_should.singles].abs()
+            nothing = (single == 0) & (gradient.values[: gradient.singles] == 0)
+            firm = nothing | (single >= 10 * noise / math.sqrt(as_it_should.count))
+            self._firm[name] = firm & self._firm.get(name, firm)
+
+    def _updates(self, expected: Step, got: Step) -> Iterator[Difference]:
+        for name, after in got.weights.items():
+            before, as_it_should = expected.before.get(name), expected.weights.get(name)
+            if before is None or as_it_should is None or after.shape != as_it_should.shape:
+                continue
+            firm = self._firm.get(name, torch.ones_like(after, dtype=torch.bool))
+            was, wanted, found = before[firm], as_it_should[firm], after[firm]
+            update = float((wanted - was).norm())
+            off = float((wanted - found).norm())
+            allowed = self._tolerance.update * update + 4 * self._eps * float(wanted.norm())
+            if not off <= allowed * self._slack:
+                how = f"is off by {_share(off, update)} of what the step changes"
+                yield Difference(f"{name!r} after step {self._steps}", how, 4)
+
+    def _noise(self, gradient: Sample, whole: float) -> float:
+        return self._tolerance.gradient * gradient.norm + self._tolerance.floor * whole
+
+    @property
+    def _slack(self) -> float:
+        return 1.0 if self._steps == 1 else 10.0
+
+
+def _share(off: float, of: float) -> str:
+    return f"{100 * off / of:.2g}%" if of and math.isfinite(off) else f"{off:.2g}"

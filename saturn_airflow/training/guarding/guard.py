@@ -1,0 +1,344 @@
+"""The guard: a technique's first steps beside those of a plain loop, before it may train a job.
+
+The plain loop (:mod:`plain`) takes three steps on a few samples; then the technique takes the same through
+the code that trains. They begin with the same weights, nothing is random, and the batches are such that
+shares are unequal and one is empty. What differs beyond the number format is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from saturn_airflow.launch import failures
+from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, NotANumberError
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import rng, state
+from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
+from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
+from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
+from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.guarding.samples import sample, singles
+from saturn_airflow.training.ranks import Ranks
+
+Load = Callable[[], nn.Module]
+TakeStep = Callable[[GlobalBatch], tuple[float, float | None]]
+
+# The learning rate of the compared steps: what is compared must not depend on the job's.
+_LR = 1e-3
+# Samples of the steps that see whether random numbers are those of one device.
+_RANDOM = (16, 16, 16)
+# Differences that are told; there may be hundreds.
+_TOLD = 3
+
+
+@dataclass
+class PlainSteps:
+    """What the plain loop did.
+
+    :param sizes: samples of each step's batch.
+    :param steps: none where the loss is not a number.
+    :param number_format: the lowest one that anything was computed in.
+    :param drew: whether it would have drawn random numbers.
+    :param random_losses: of further steps in which it drew what ``single`` draws, where that can be told,
+        and
+    :param device: on what kind of device.
+    """
+
+    sizes: Sequence[int]
+    device: str
+    steps: list[Step] = field(default_factory=list)
+    number_format: torch.dtype = torch.float64
+    drew: bool = False
+    random_losses: list[float] = field(default_factory=list)
+
+
+class Guard:
+    """Takes the plain steps when it is made; :meth:`compare` takes those of a technique beside them.
+
+    :param technique: its name.
+    :param model: the job's, whole, on the CPU; it stays as it is.
+    :param load: loads it anew.
+    :param data: the job's.
+    :raises JobError: when the plain loop can't train the job.
+    """
+
+    def __init__(
+        self, job: Job, technique: str, model: nn.Module, load: Load, ranks: Ranks, data: Data
+    ) -> None:
+        began = time.perf_counter()
+        #: The job as it is compared.
+        self.job = _comparable(job)
+        self._technique = f"{technique} x {ranks.size}"
+        self._name = technique
+        self._ranks = ranks
+        self._data = data
+        self._load = load
+        self._aliases = state.aliases(model)
+        told: list[Any] = [None]
+        if ranks.is_first:
+            told = [_plain_steps(self.job, model, load, ranks, data)]
+        if ranks.size > 1:
+            dist.broadcast_object_list(told)
+        self._plain: PlainSteps = told[0]
+        #: What guarding took.
+        self.seconds = time.perf_counter() - began
+        #: What of that training will need as well: the first step is slower than the next.
+        self.warmup_seconds = 0.0
+
+    def blamed(self, error: JobError) -> DoesNotFit:
+        """What to raise for an ``error`` that one device does not meet: it is the technique's."""
+        told = f"{error}\n{failures.describe(error).traceback}".strip()
+        return DoesNotFit(f"{self._technique} can't train what one device can: {told}")
+
+    def compare(
+        self,
+        parallel: Parallel,
+        optimizer: torch.optim.Optimizer,
+        cut: Cut,
+        step: TakeStep,
+    ) -> str:
+        """Take the technique's steps; every rank calls this together.
+
+        :param step: trains on a batch: the loss, and what it was taken over.
+        :returns: the verdict: ``"exact"``, ``"distribution"`` where only the random numbers are others, or
+            ``"not checked: ..."``.
+        :raises ChangesResultError: when something differs.
+        :raises DoesNotFit: when the technique can't train the job.
+        """
+        began = time.perf_counter()
+        if not self._plain.steps:
+            return "not checked: the loss is not a number on one device either"
+        sizes = self._plain.sizes
+        upcoming = self._data.few(sizes).batches(Position(), cut, len(sizes))
+        with of_the_job(f"load_dataloader {self.job.load_dataloader!r}"):
+            batches = list(upcoming)
+        comparison = Comparison(self._plain.number_format)
+        taken: list[float] = []
+        found: list[Difference] = []
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                with still():
+                    for expected, batch in zip(self._plain.steps, batches, strict=False):
+                        started = time.perf_counter()
+                        got = self._take(parallel, optimizer, step, batch)
+                        taken.append(time.perf_counter() - started)
+                        found += self._put_together(comparison, expected, got)
+                        if not math.isfinite(got.loss):
+                            break
+                self._refuse_for(found)
+                alike = not self._plain.drew or self._draws_alike(step, batches[-len(_RANDOM) :])
+        except JobError as error:
+            raise self.blamed(error) from error
+        self.warmup_seconds = max(0.0, taken[0] - taken[-1])
+        self.seconds += time.perf_counter() - began
+        return "exact" if alike else "distribution"
+
+    def _take(
+        self,
+        parallel: Parallel,
+        optimizer: torch.optim.Optimizer,
+        step: TakeStep,
+        batch: GlobalBatch,
+    ) -> Step:
+        """One step of the technique, as far as this rank sees it."""
+        gradients = {}
+
+        def look(*_: Any) -> None:
+            for name, p in parallel.trainable().items():
+                gradients[self._aliases.get(name, name)] = None if p.grad is None else sample(p.grad)
+
+        hook = optimizer.register_step_pre_hook(look)
+        try:
+            loss, counted = step(batch)
+        except NotANumberError:
+            loss, counted = math.nan, None
+        finally:
+            hook.remove()
+        names = {p: self._aliases.get(name, name) for name, p in parallel.model.named_parameters()}
+        kept = parallel.model.state_dict(keep_vars=True)
+        buffers = {self._aliases.get(n, n): sample(b) for n, b in parallel.model.named_buffers() if n in kept}
+        weights = {name: singles(p) for p, name in names.items()}
+        return Step(loss, counted, gradients, {}, weights, buffers, stateful_of(optimizer, names))
+
+    def _put_together(self, comparison: Comparison, expected: Step, got: Step) -> list[Difference]:
+        """What the ranks found in a step, the same on all of them."""
+        found = comparison.of(expected, got), comparison.buffers(expected, got), list(got.gradients)
+        everyones: list[Any] = [found]
+        if self._ranks.size > 1:
+            everyones = [None] * self._ranks.size
+            dist.all_gather_object(everyones, found)
+        differences = dict.fromkeys(d for found, _, _ in everyones for d in found)
+        by_buffer: dict[str, list[Difference | None]] = {}
+        for _, own, _ in everyones:
+            for name, difference in own.items():
+                by_buffer.setdefault(name, []).append(difference)
+        # The ranks of a pipeline need not all have the buffers of all stages right.
+        differences.update(dict.fromkeys(ds[0] for ds in by_buffer.values() if None not in ds and ds[0]))
+        trained = {name for _, _, names in everyones for name in names}
+        if trained and math.isfinite(got.loss):
+            differences.update(
+                dict.fromkeys(
+                    Difference(f"the parameter {name!r}", "is trained on no device", 2)
+                    for name in expected.gradients
+                    if name not in trained
+                )
+            )
+        return sorted(differences, key=lambda d: d.order)
+
+    def _refuse_for(self, differences: Sequence[Difference]) -> None:
+        """Refuse the technique unless what differs in it is noise in the plain loop, too.
+
+        :raises ChangesResultError: when there is more.
+        """
+        if not differences:
+            return
+        noise: list[Any] = [self._noise() if self._ranks.is_first else None]
+        if self._ranks.size > 1:
+            dist.broadcast_object_list(noise)
+        if real := [d for d in differences if d.what not in noise[0]]:
+            raise ChangesResultError(self._told(real))
+
+    def _noise(self) -> set[str]:
+        """What differs in a plain loop from weights that are off by their format's last digits.
+
+        Some models make such differences large: Adam those of gradients that are really 0, BatchNorm over few
+        values those of any.
+        """
+        model = self._load()
+        eps = torch.finfo(self._plain.number_format).eps
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.is_floating_point():
+                    digits = (7919 * torch.arange(p.numel()) % 5 - 2).view(p.shape)
+                    p.mul_(1 + eps * digits.to(p))
+        other = PlainSteps(self._plain.sizes, self._plain.device)
+        device = torch.device(self._plain.device)
+        _take_plain_steps(other, self.job, model, self._load, device, self._data)
+        comparison = Comparison(self._plain.number_format)
+        found: set[str] = set()
+        for expected, got in zip(self._plain.steps, other.steps, strict=False):
+            found.update(d.what for d in comparison.of(expected, got))
+            found.update(d.what for d in comparison.buffers(expected, got).values() if d)
+        return found
+
+    def _told(self, differences: Sequence[Difference]) -> str:
+        told = "; ".join(map(str, differences[:_TOLD]))
+        if more := len(differences) - _TOLD:
+            told += f"; and {more} more" if more > 0 else ""
+        return (
+            f"{self._technique} changes the result: {told}. If it may all the same, or this is a mistake, "
+            f"Job(trust=[{self._name!r}]) leaves it unchecked"
+        )
+
+    def _draws_alike(self, step: TakeStep, batches: Sequence[GlobalBatch]) -> bool:
+        """Whether the technique draws the random numbers that one device would have drawn."""
+        plain = self._plain
+        if not plain.random_losses or plain.device != self._ranks.device.type:
+            return self._ranks.size == 1
+        for batch, expected in zip(batches, plain.random_losses, strict=True):
+            try:
+                loss, _ = step(batch)
+            except NotANumberError:
+                return False
+            allowed = 100 * TOLERANCES[plain.number_format].loss * max(abs(expected), 1e-2)
+            if not abs(loss - expected) <= allowed:
+                return False
+        return True
+
+
+def _comparable(job: Job) -> Job:
+    """``job`` without what only makes its comparison less exact, or dependent on what does not matter."""
+    precision = "float32" if job.hparams.precision == "bf16" else job.hparams.precision
+    hparams = dataclasses.replace(
+        job.hparams, precision=precision, lr=_LR, lr_scheduler=None, lr_scheduler_args={}, compile=False
+    )
+    return dataclasses.replace(job, hparams=hparams)
+
+
+def _plain_steps(job: Job, model: nn.Module, load: Load, ranks: Ranks, data: Data) -> PlainSteps:
+    """The plain steps on the device, or where it is too small on the CPU."""
+    several = max(2 * ranks.size - 1, job.hparams.accumulate + 1, 3)
+    few = max(1, ranks.size - 1)
+    # What begins at zero, such as an adapter, shows in a later step. Some models need more than one sample,
+    # and some a certain number of them.
+    whole = 1 << 30
+    attempts = [[several, few, several, *_RANDOM], [*[several] * 3, *_RANDOM], [whole] * (3 + len(_RANDOM))]
+    plain = PlainSteps((), ranks.device.type)
+    device = ranks.device
+    while attempts:
+        sizes, *later = attempts
+        plain = PlainSteps(sizes, device.type)
+        try:
+            _take_plain_steps(plain, job, model, load, device, data)
+        except Exception as error:
+            if failures.is_out_of_memory(error) and device.type != "cpu":
+                torch.cuda.empty_cache()
+                device = torch.device("cpu")
+                continue
+            if not later:
+                raise
+        if plain.steps:
+            break
+        attempts = later
+    return plain
+
+
+def _take_plain_steps(
+    plain: PlainSteps, job: Job, model: nn.Module, load: Load, device: torch.device, data: Data
+) -> None:
+    few, count = data.few(plain.sizes), len(plain.sizes)
+    with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
+        batches = list(few.batches(Position(), Cut(), count))
+    loop = PlainLoop(job, _copied(model, load).to(device), device)
+    steps = []
+    with still() as what, _noting_formats(plain, model):
+        for number, batch in enumerate(batches[: -len(_RANDOM)]):
+            rng.seed(job.hparams.seed, "step", number, 0, 0)
+            step = loop.step(batch.micro_batches[0].data)
+            if not math.isfinite(step.loss):
+                break
+            steps.append(step)
+    plain.steps = steps
+    plain.drew = what.drew
+    if plain.drew and job.hparams.accumulate == 1:
+        for number, batch in enumerate(batches[-len(_RANDOM) :], len(steps)):
+            rng.seed(job.hparams.seed, "step", number, 0, 0)
+            plain.random_losses.append(loop.step(batch.micro_batches[0].data).loss)
+
+
+def _copied(model: nn.Module, load: Load) -> nn.Module:
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
+        return load()  # a copy would be without them
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError):  # some tensors that are not parameters can't be copied so
+        return load()
+
+
+@contextmanager
+def _noting_formats(plain: PlainSteps, model: nn.Module) -> Iterator[None]:
+    """Note the lowest format among the weights and what is kept for backward passes."""
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype in TOLERANCES:
+            plain.number_format = max(tensor.dtype, plain.number_format, key=list(TOLERANCES).index)
+        return tensor
+
+    for parameter in model.parameters():
+        keep(parameter)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield

@@ -1,0 +1,82 @@
+"""What the ranks of a trial run: the guard, and then what was asked for."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from saturn_airflow.launch.request import Measure, TrainRequest
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training import memory
+from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.guarding.guard import Guard
+from saturn_airflow.training.loading import load_model
+from saturn_airflow.training.loop import Training
+from saturn_airflow.training.optim import optimizers
+from saturn_airflow.training.ranks import Ranks
+
+
+def check(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
+    """Only guard the technique; every rank calls this together.
+
+    :returns: ``guard``, the verdict of :meth:`~saturn_airflow.training.guarding.guard.Guard.compare`, and
+        ``guard_seconds``, without what training would have taken for its first steps as well.
+    :raises ChangesResultError: when the technique does not train as one device does.
+    :raises DoesNotFit: when it can't train this job on these devices.
+    :raises JobError: when the job can't be trained as it is written.
+    """
+    _, guard, verdict = _passed(replace(request, measure=Measure()), ranks)
+    return {"guard": verdict, "guard_seconds": guard.seconds - guard.warmup_seconds}
+
+
+def measure(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
+    """Guard the technique, and measure it then as :func:`~saturn_airflow.training.loop.train` does.
+
+    :returns: what both tell.
+    :raises ChangesResultError: as :func:`check` does.
+    """
+    training, guard, verdict = _passed(request, ranks)
+    memory.reset_peaks(ranks.device)
+    result = training.run()
+    # What the guard took is not what training will take; that its first step was slow, training will meet.
+    result["setup_seconds"] = max(0.0, result["setup_seconds"] - guard.seconds)
+    result["seconds"] -= guard.seconds
+    result["warmup_seconds"] += guard.warmup_seconds
+    return {**result, "guard": verdict, "guard_seconds": guard.seconds - guard.warmup_seconds}
+
+
+def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
+    """A training whose technique was compared, the guard, and its verdict."""
+    guards: list[Guard] = []
+
+    def look(training: Training, model: nn.Module) -> None:
+        job, data = training.job, training.data
+        guards.append(Guard(job, request.technique, model, lambda: load_model(job), ranks, data))
+
+    try:
+        training = Training(request, ranks, look)
+    except JobError as error:
+        if not guards:
+            raise
+        # The plain loop has trained the job.
+        raise guards[0].blamed(error) from error
+    (guard,) = guards
+    return training, guard, _compare(training, guard)
+
+
+def _compare(training: Training, guard: Guard) -> str:
+    """Take the guard's steps; of ``training`` only the weights are others after them."""
+    own = copy.copy(training)
+    own.hparams, own.scheduler_step, own.metrics = guard.job.hparams, lambda: None, {}
+    own.objective = training.objective.exactly()
+    own.optimizer = optimizers.make_optimizer(own.hparams, training.groups, training.parallel)
+
+    def step(batch: GlobalBatch) -> tuple[float, float]:
+        own._train_step(batch, False)
+        assert own.metrics["loss"] is not None
+        return own.metrics["loss"], own.counted
+
+    return guard.compare(training.parallel, own.optimizer, training.cut, step)

@@ -1,0 +1,112 @@
+"""The plain loop that techniques are compared with: one device, the whole batch, and nothing of Saturn's.
+
+No technique, no compilation, no cutting into shares or micro-batches: the model is called on the whole global
+batch, its loss goes backward, gradients are clipped, the optimizer steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.model import references
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import precision
+from saturn_airflow.training.guarding.samples import Samples, Singles, sample, singles
+from saturn_airflow.training.losses import means
+from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.optim import optimizers
+from saturn_airflow.training.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimizer step showed and left.
+
+    :param loss: the mean over the global batch.
+    :param counted: what the loss is a mean over, where it says so.
+    :param gradients: as the optimizer saw them, by the parameter's first name; None for one that is missing.
+    :param before: elements of the parameters before the step, and
+    :param weights: after it.
+    :param buffers: after the step.
+    :param stateful: names of parameters that the optimizer keeps something of.
+    """
+
+    loss: float
+    counted: float | None
+    gradients: Samples
+    before: Singles
+    weights: Singles
+    buffers: Samples
+    stateful: frozenset[str]
+
+
+class PlainLoop:
+    """A plain loop over ``model``, which it changes, on its device."""
+
+    def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
+        self.model = model
+        self._job = job
+        self._device = device
+        self._alone = Parallel(model, Ranks(rank=0, size=1, device=device), optimizer_kernels="many at once")
+        self._objective = Objective(job, model, device)
+        self._loss_function = references.load(str(job.loss_function)) if job.loss_function else None
+        groups = optimizers.parameter_groups(job.hparams, model)
+        self._optimizer = optimizers.make_optimizer(job.hparams, groups, self._alone)
+        self._last: Singles = {}
+        self._names = {p: name for name, p in model.named_parameters()}
+        model.train()
+
+    def loss(self, batch: Any) -> tuple[torch.Tensor, float | None]:
+        """The mean loss of a whole batch, and what it is a mean over, where it says so."""
+        batch = precision.place(batch, self._device, self._job.hparams.precision)
+        means.listen(None)  # nobody looks into this loss
+        with of_the_job("the model"), precision.autocast(self._job.hparams.precision, self._device):
+            args, kwargs = self._objective.inputs(batch)
+            outputs = self.model(*args, **kwargs)
+            if self._loss_function is None:
+                loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+            else:
+                loss = self._loss_function(outputs, batch[1] if isinstance(batch, list | tuple) else batch)
+            mean, counted = loss, None
+            if isinstance(loss, list | tuple) and len(loss) == 2:
+                mean, counted = loss[0] / loss[1], float(loss[1])
+            if not isinstance(mean, torch.Tensor) or mean.ndim or not mean.requires_grad:
+                self._objective(self.model, batch, 1)  # it knows what to say of such a loss
+                assert isinstance(mean, torch.Tensor)
+        return mean, counted
+
+    def step(self, batch: Any) -> Step:
+        """Train on one whole batch."""
+        before = self._last or self._weights()
+        loss, counted = self.loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if self._job.hparams.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self._job.hparams.clip_grad_norm)
+        gradients = {self._names[p]: None if p.grad is None else sample(p.grad) for p in parameters}
+        with of_the_job(f"optimizer {self._job.hparams.optimizer!r}"):
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        mean, stateful = float(loss.detach()), stateful_of(self._optimizer, self._names)
+        self._last = self._weights()
+        return Step(mean, counted, gradients, before, self._last, self._buffers(), stateful)
+
+    def _weights(self) -> Singles:
+        return {name: singles(p) for p, name in self._names.items()}
+
+    def _buffers(self) -> Samples:
+        kept = self.model.state_dict(keep_vars=True)
+        return {name: sample(b) for name, b in self.model.named_buffers() if name in kept}
+
+
+def stateful_of(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]) -> frozenset[str]:
+    """Names of parameters that ``optimizer`` keeps something of."""
+    kept = (p for p, state in optimizer.state.items() if any(v is not None for v in state.values()))
+    return frozenset(names[p] for p in kept if p in names)

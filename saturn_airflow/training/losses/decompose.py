@@ -1,0 +1,359 @@
+"""Finding out how the loss of a batch is made up of the losses of its parts.
+
+A few samples are evaluated together, and again in parts. What the means in the loss are taken over is known
+(see ``means``); the rule under which the losses of the parts give that of the whole is the job's.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.batch_norm import no_statistics
+from saturn_airflow.parallelism.module_state import ModuleState
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import rng
+from saturn_airflow.training.batches import Data
+from saturn_airflow.training.layout import MicroBatch
+from saturn_airflow.training.losses import means
+from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.losses.rules import LABELS, SAMPLES, SUM, Heard, Rule
+
+_SAMPLES = 4  # that are looked at, where a device computes fewer at once
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How global batches are cut.
+
+    :param by: who cuts them; empty where nobody does.
+    :param one_by_one: whether a device computes several parts, one after the other.
+    :param parts: that there are of a batch.
+    """
+
+    by: str
+    one_by_one: bool
+    parts: int
+
+
+def cuts(parallel: Parallel, technique: str, accumulate: int) -> Cuts:
+    """How the global batches of a job are cut."""
+    by = "" if accumulate == 1 else f"accumulate={accumulate}"
+    if parallel.shares > 1 or parallel.pieces > 1:
+        by = f"{technique} on {parallel.ranks.size} devices"
+    parts = accumulate * parallel.shares * parallel.pieces
+    return Cuts(by, accumulate * parallel.pieces > 1, parts)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What was seen of the loss of a batch, or of a part of one.
+
+    :param means: the values of the means in it, and
+    :param counts: what they were taken over.
+    :param over: what the loss is a sum over, where its function told so.
+    :param epsilon: the spacing of numbers around 1 in the coarsest format that it was computed in.
+    """
+
+    samples: int
+    loss: float
+    means: Sequence[float] = ()
+    counts: Sequence[float] = ()
+    over: float | None = None
+    epsilon: float = 2.0**-52
+
+
+def objectives(
+    parallel: Parallel,
+    objective: Objective,
+    data: Data,
+    eval_data: Data | None,
+    job: Job,
+    technique: str,
+) -> tuple[Objective, Objective]:
+    """A job's objective for its data, and for its evaluation data, by the rule that makes up its loss.
+
+    :raises DoesNotFit: when batches are cut whose parts do not make up the whole.
+    """
+    by = cuts(parallel, technique, job.hparams.accumulate)
+    if by.by and job.couples_batch:
+        raise DoesNotFit(
+            f"{by.by} cuts batches into parts, and this job couples their samples (couples_batch=True)"
+        )
+    rule = SAMPLES
+    if (by.by or eval_data is not None) and not job.couples_batch:
+        with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
+            some = data.few([sys.maxsize]).first()  # as many as there are in a batch
+        rule = find_rule(parallel, objective, some, by)
+    # What is not cut is trained on as it is.
+    return objective.of(data, rule if by.by else SAMPLES), objective.of(eval_data or data, rule)
+
+
+class See(Protocol):
+    """Looks at some samples of one batch."""
+
+    def __call__(self, rows: range, seed: int = 0, over: Sequence[float] | None = None) -> Part:
+        """What is seen of the samples ``rows``.
+
+        :param seed: of what the model draws.
+        :param over: what the sums of the means in the loss are divided by, in the place of their counts.
+        """
+        ...
+
+
+def find_rule(parallel: Parallel, objective: Objective, batch: MicroBatch, cuts: Cuts) -> Rule:
+    """The rule that makes up a job's loss; every rank calls this together.
+
+    :param batch: a global batch, whole, the same on all ranks.
+    :raises DoesNotFit: when batches are cut, and the parts' losses do not make up the whole's.
+    """
+    samples = min(batch.samples, max(_SAMPLES, math.ceil(batch.samples / cuts.parts)))
+    objective = objective.exactly()
+    try:
+        data = objective.take(batch.data, batch.samples, range(samples)).data
+
+        def see(rows: range, seed: int = 0, over: Sequence[float] | None = None) -> Part:
+            return _see(parallel, objective, objective.take(data, samples, rows), seed, over)
+
+        with _evaluating(parallel):
+            try:
+                whole = see(range(samples))
+            except Exception as error:
+                if parallel.wants_example:  # the other ranks wait for this one
+                    raise
+                # The loss may be there in training only; if not, the first step tells.
+                if samples == batch.samples or not _works(parallel, objective, batch):
+                    return SAMPLES
+                raise _fails_on_parts(error) from error
+            return rule_of(whole, see, cuts.one_by_one)
+    except DoesNotFit as reason:
+        if not cuts.by:
+            return SAMPLES
+        raise DoesNotFit(f"{cuts.by} cuts batches into parts, and {reason}") from None
+
+
+def rule_of(whole: Part, see: See, one_by_one: bool) -> Rule:
+    """The rule for a loss.
+
+    :param whole: what was seen of a batch.
+    :param see: looks at parts of it.
+    :param one_by_one: see :class:`Cuts`.
+    :raises DoesNotFit: when there is none.
+    """
+    if whole.samples < 2 or (math.isnan(whole.loss) and whole.over is None):
+        return _by_its_looks(whole, one_by_one)
+    parts = _see_parts(whole.samples, see)
+    if whole.over is not None:
+        if _is_near(whole, sum(part.loss for part in parts), whole.loss) and _is_near(
+            whole, sum(part.over or 0.0 for part in parts), whole.over
+        ):
+            return SAMPLES
+        raise DoesNotFit(
+            "the pairs (sum, count) that the loss_function returns for them do not add up to the whole's; "
+            "if the samples of a batch are coupled, say Job(couples_batch=True)"
+        )
+
+    def adds_up() -> bool:
+        in_all = zip(*(part.counts for part in parts), strict=False)
+        if not all(_is_near(whole, sum(of), all_) for of, all_ in zip(in_all, whole.counts, strict=False)):
+            return False
+        return _is_sum(whole, _see_parts(whole.samples, see, whole.counts) if whole.counts else parts)
+
+    if len(whole.counts) == 1 and _is_mean_over_labels(whole, parts):
+        return LABELS
+    if len(whole.counts) > 1 and not one_by_one and adds_up():
+        return SUM
+    if _is_even(whole, parts) and _is_mean_over_samples(whole, parts):
+        return Rule("samples", len(whole.counts))
+    if (not one_by_one or not whole.counts) and adds_up():
+        return SUM if whole.counts else Rule("sum", 0)
+    if not _is_near(whole, see(range(whole.samples), 1).loss, whole.loss):
+        return _by_its_looks(whole, one_by_one)  # it draws numbers, so parts can't be compared with the whole
+    if one_by_one and whole.counts and adds_up():
+        raise DoesNotFit(_SEVERAL.format(len(whole.counts)))
+    raise DoesNotFit(
+        f"their losses ({', '.join(f'{part.loss:.6g}' for part in parts)}) do not make up the whole's "
+        f"({whole.loss:.6g}): either the samples of a batch are coupled, as by contrastive losses and those "
+        "that balance experts, then leave batches whole with Job(couples_batch=True); or it is a mean over "
+        "something that Saturn does not see, then give the job a loss_function that returns a pair "
+        "(sum, count); or the samples lie along another dimension, then say Job(batch_dim=...)"
+    )
+
+
+_SEVERAL = (
+    "the loss holds {} means over different things, by which parts that are computed one after the other "
+    "can't be weighed; compute batches in one piece (accumulate=1, another technique than pipeline)"
+)
+
+
+def _by_its_looks(whole: Part, one_by_one: bool) -> Rule:
+    """The rule for a loss of which parts can't be compared with the whole."""
+    if len(whole.counts) == 1:
+        return LABELS
+    if whole.counts and one_by_one:
+        raise DoesNotFit(_SEVERAL.format(len(whole.counts)))
+    return SUM if whole.counts else Rule("samples", 0)
+
+
+def _see_parts(samples: int, see: See, over: Sequence[float] | None = None) -> list[Part]:
+    """What is seen of one sample, of another, and of the rest."""
+    edges = sorted({0, 1, min(2, samples - 1), samples})
+    try:
+        return [see(range(first, end), 0, over) for first, end in pairwise(edges)]
+    except DoesNotFit:
+        raise
+    except Exception as error:
+        raise _fails_on_parts(error) from error
+
+
+def _fails_on_parts(error: Exception) -> DoesNotFit:
+    return DoesNotFit(
+        f"the job fails on them ({type(error).__name__}: {error}); if it needs whole batches, say "
+        "Job(couples_batch=True), and if samples lie along another dimension, Job(batch_dim=...)"
+    )
+
+
+def _works(parallel: Parallel, objective: Objective, batch: MicroBatch) -> bool:
+    """Whether a whole batch can be evaluated."""
+    try:
+        _see(parallel, objective, batch, 0, None)
+    except Exception:
+        return False
+    return True
+
+
+def _is_near(whole: Part, one: float, other: float) -> bool:
+    """Whether two numbers differ by no more than what was computed in another order can."""
+    return abs(one - other) <= max(1e-9, min(0.03, 200 * whole.epsilon)) * (abs(one) + abs(other))
+
+
+def _is_mean_over_labels(whole: Part, parts: Sequence[Part]) -> bool:
+    if any(len(part.counts) != 1 for part in parts):
+        return False
+    counts = [part.counts[0] for part in parts]
+    labelled = [part for part in (whole, *parts) if part.counts[0]]
+    # What is beside the mean must be the same everywhere, as a penalty on weights is.
+    if not any(_spread(_rests(labelled, factor)) <= _noise(whole) for factor in _factors(labelled)):
+        return False
+    return _is_near(whole, sum(counts), whole.counts[0]) and _is_near(
+        whole, _weighted([part.loss for part in parts], counts), whole.loss
+    )
+
+
+def _is_mean_over_samples(whole: Part, parts: Sequence[Part]) -> bool:
+    samples = [part.samples for part in parts]
+    if not _is_near(whole, _weighted([part.loss for part in parts], samples), whole.loss):
+        return False
+    if len(whole.counts) != 1:
+        return True
+    # Beside a mean there may be a little that does not add up: both come from one forward pass, so what is
+    # left of the loss without the mean is known far better than the loss.
+    rest, *rests = _rests([whole, *parts], 1.0)
+    return abs(rest - _weighted(rests, samples)) <= _noise(whole) + 1e-4 * abs(rest)
+
+
+def _is_sum(whole: Part, parts: Sequence[Part]) -> bool:
+    return _is_near(whole, sum(part.loss for part in parts), whole.loss)
+
+
+def _is_even(whole: Part, parts: Sequence[Part]) -> bool:
+    """Whether each mean is over as many things for every sample."""
+    return all(
+        len(part.counts) == len(whole.counts)
+        and all(
+            math.isclose(count * whole.samples, of_all * part.samples, rel_tol=1e-6)
+            for count, of_all in zip(part.counts, whole.counts, strict=True)
+        )
+        for part in parts
+    )
+
+
+def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(v * w for v, w in zip(values, weights, strict=True)) / (sum(weights) or 1.0)
+
+
+def _rests(parts: Sequence[Part], factor: float) -> list[float]:
+    """What losses are beside ``factor`` times the one mean in them."""
+    return [part.loss - factor * part.means[0] for part in parts]
+
+
+def _factors(parts: Sequence[Part]) -> list[float]:
+    """What a loss may multiply the one mean in it by."""
+    factors = [1.0, *(part.loss / part.means[0] for part in parts[:1] if part.means[0])]
+    means, losses = [part.means[0] for part in parts], [part.loss for part in parts]
+    if len(parts) > 3 and _spread(means):
+        factors.append(statistics.linear_regression(means, losses).slope)
+    return factors
+
+
+def _spread(values: Sequence[float]) -> float:
+    return max(values) - min(values) if values else 0.0
+
+
+def _noise(whole: Part) -> float:
+    return 16 * whole.epsilon * abs(whole.loss)
+
+
+@contextmanager
+def _evaluating(parallel: Parallel) -> Iterator[None]:
+    """Without dropout, and with batches in one piece; the model is as before afterwards."""
+    modules = [*parallel.model.modules(), *parallel.module.modules()]
+    training = [module.training for module in modules]
+    pieces, parallel.pieces = parallel.pieces, 1
+    try:
+        parallel.model.eval()
+        parallel.module.eval()
+        # BatchNorms without running statistics couple samples, but look at the whole batch.
+        with ModuleState(parallel.model.modules()).put_back(), no_statistics(parallel.model):
+            yield
+    finally:
+        means.listen(None)
+        parallel.finish_evaluating()
+        parallel.pieces = pieces
+        for module, was in zip(modules, training, strict=True):
+            module.training = was
+
+
+def _see(
+    parallel: Parallel, objective: Objective, data: MicroBatch, seed: int, over: Sequence[float] | None
+) -> Part:
+    rule = Rule("samples", 0) if over is None else SUM
+    objective.heard = heard = Heard(rule, data.samples, data.samples, parallel.ranks.device, over)
+    objective.begin(data.samples)
+    rng.seed(seed, "probe")
+    with torch.no_grad():
+        parallel.evaluate(objective, data.data, data.samples)
+    part = _part(heard, parallel.model) if heard.loss is not None else None
+    if parallel.ranks.size > 1:
+        # Where only some ranks compute losses, they tell the others; and all must come to the same rule.
+        everyones: list[Part | None] = [None] * parallel.ranks.size
+        dist.all_gather_object(everyones, part)
+        part = next(each for each in everyones if each is not None)
+    assert part is not None
+    return part
+
+
+def _part(heard: Heard, model: nn.Module) -> Part:
+    assert heard.loss is not None
+    formats = {heard.loss.dtype, *(p.dtype for p in model.parameters() if p.is_floating_point())}
+    return Part(
+        heard.samples,
+        float(heard.loss),
+        [float(value) for value in heard.values],
+        [float(count) for count in heard.counts],
+        None if heard.over_given is None else float(heard.over_given),
+        max(torch.finfo(dtype).eps for dtype in formats),
+    )

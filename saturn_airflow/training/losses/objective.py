@@ -1,0 +1,232 @@
+"""What a job minimises: from a model and a batch to a sum of losses and what it is a sum over."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.model import references
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.training import precision
+from saturn_airflow.training.batches import Data
+from saturn_airflow.training.layout import MicroBatch, of_batch
+from saturn_airflow.training.losses import means
+from saturn_airflow.training.losses.rules import SAMPLES, Heard, Rule
+
+
+class Objective:
+    """A job's loss as a (sum, count) pair, so that the shares of a batch add up to the whole.
+
+    :param rule: how the losses of a batch's parts make up its own.
+    """
+
+    def __init__(self, job: Job, model: nn.Module, device: torch.device, rule: Rule = SAMPLES) -> None:
+        self._loss_function = references.load(str(job.loss_function)) if job.loss_function else None
+        self._name = f"loss_function {job.loss_function!r}" if job.loss_function else "the model"
+        self._precision = job.hparams.precision
+        self._device = device
+        self._data: Data | None = None
+        self.rule = rule
+        #: Samples of the global batch that is being computed.
+        self.batch_samples = 0
+        #: Who is told of the means in the loss, in the place of those who apply the rule.
+        self.heard: Heard | None = None
+        self._tally: torch.Tensor | None = None
+
+    def on(self, device: torch.device) -> Objective:
+        """The same objective on another device."""
+        other = copy.copy(self)
+        other._device = device
+        return other
+
+    def of(self, data: Data, rule: Rule | None = None) -> Objective:
+        """The same objective for batches of ``data``."""
+        other = copy.copy(self)
+        other._data = data
+        other.rule = self.rule if rule is None else rule
+        return other
+
+    def exactly(self) -> Objective:
+        """The same objective without reduced precision."""
+        other = copy.copy(self)
+        other._precision = "float32" if self._precision == "bf16" else self._precision
+        return other
+
+    def begin(self, batch_samples: int) -> None:
+        """Begin with a global batch of ``batch_samples`` samples."""
+        self.batch_samples, self._tally = batch_samples, None
+
+    def end(self) -> torch.Tensor:
+        """End with a global batch: what :func:`rules.check` wants to know of it, to be summed over ranks."""
+        means.listen(None)
+        return Heard(self.rule, device=self._device).tally() if self._tally is None else self._tally
+
+    def take(self, batch: Any, samples: int, rows: range) -> MicroBatch:
+        """The samples ``rows`` of a batch of ``samples``.
+
+        :raises DoesNotFit: when the job's batches can't be cut.
+        """
+        assert self._data is not None
+        return self._data.layout.take(batch, samples, rows)
+
+    def prepare(self, batch: Any, samples: int) -> tuple[Any, int]:
+        """A batch on the device, and its number of samples."""
+        return precision.place(batch, self._device, self._precision), samples
+
+    def inputs(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that the model is called with.
+
+        :raises JobError: when the batch is neither a mapping, nor a dataclass, nor a pair.
+        """
+        if dataclasses.is_dataclass(batch) and not isinstance(batch, Mapping | type):
+            batch = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        if isinstance(batch, Mapping):
+            hide_labels = self._loss_function is not None
+            return (), {key: value for key, value in batch.items() if not (hide_labels and key == "labels")}
+        if isinstance(batch, list | tuple) and len(batch) == 2:
+            return (batch[0],), {}
+        raise JobError(
+            f"the dataloader gave a {type(batch).__name__}"
+            + (f" of {len(batch)}" if isinstance(batch, list | tuple) else "")
+            + " as a batch; give a mapping of the model's arguments, or a pair (inputs, targets)"
+        )
+
+    def describe(self, batch: Any) -> list[dict[str, Any]]:
+        """What the model is called with, JSON-ready: ``name``, ``dtype`` and ``shape`` of each tensor.
+
+        The name is None where there is none. -1 stands for lengths that may be others: the number of samples,
+        and those of integers, such as tokens. Labels are left out.
+        """
+        args, kwargs = self.inputs(batch)
+        named: list[tuple[str | None, tuple[Any, ...], Any]] = [(None, (0,), value) for value in args]
+        named += [(name, (name,), value) for name, value in kwargs.items()]
+        layout = self._data.layout if self._data is not None else of_batch(batch, None)
+        return [
+            {
+                "name": name,
+                "dtype": str(value.dtype).removeprefix("torch."),
+                "shape": layout.shape(path, value),
+            }
+            for name, path, value in named
+            if isinstance(value, torch.Tensor) and value.ndim and name != "labels"
+        ]
+
+    def __call__(self, module: nn.Module, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run ``module`` on a prepared batch; the sum of the losses and what it is a sum over, as scalars.
+
+        :param samples: how many of the batch count; with 0 it is a stand-in, whose loss is a 0
+            that gives zeros to the parameters that get gradients from the job's loss.
+        :raises JobError: when there is no loss, or it is not a scalar.
+        :raises DoesNotFit: when the loss is made otherwise than :attr:`rule` has it.
+        """
+        heard = self.heard or Heard(self.rule, samples, self.batch_samples, self._device)
+        means.listen(heard if heard.listens else None)
+        with precision.autocast(self._precision, self._device):
+            outputs = self.run(module, batch)
+            loss = self._loss(outputs, batch)
+        if not samples:
+            return self._nothing(outputs, loss)
+        tally = heard.tally()
+        self._tally = tally if self._tally is None else self._tally + tally
+        if isinstance(loss, list | tuple) and len(loss) == 2:
+            total, over = loss
+            self._check_scalar(total)
+            return heard.as_given(total, over)
+        self._check_scalar(loss)
+        return heard.summed(loss)
+
+    def _loss(self, outputs: Any, batch: Any) -> Any:
+        if self._loss_function is None:
+            return _own_loss(outputs)
+        with of_the_job(self._name):
+            return self._loss_function(outputs, batch[1] if isinstance(batch, list | tuple) else batch)
+
+    def _nothing(self, outputs: Any, loss: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        total = loss[0] if isinstance(loss, list | tuple) else loss
+        if not total.requires_grad:
+            return zero, zero
+        # Zeros begin at the outputs, for what comes after may be infinite; a model's own loss is an output.
+        ends = [total] if self._loss_function is None else _behind(total, outputs)
+        return _Nothing.apply(*ends), zero  # type: ignore[no-untyped-call]
+
+    def run(self, module: nn.Module, batch: Any) -> Any:
+        """Run ``module`` on a prepared batch; its outputs."""
+        args, kwargs = self.inputs(batch)
+        with precision.autocast(self._precision, self._device):
+            return module(*args, **kwargs)
+
+    def _check_scalar(self, loss: Any) -> None:
+        if not isinstance(loss, torch.Tensor):
+            raise JobError(
+                f"{self._name} returned {type(loss).__name__} as its loss; "
+                "return the mean over the samples as a scalar tensor, or a pair (sum, count)"
+            )
+        if loss.ndim:
+            raise JobError(
+                f"{self._name} returned a loss of shape {tuple(loss.shape)}, which is no scalar; "
+                "return the mean over the samples, or a pair (sum, count)"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise JobError(
+                f"{self._name} returned a loss that no trainable parameter takes part in; "
+                "compute it from the model's outputs, without detach(), item() or no_grad()"
+            )
+
+
+def _own_loss(outputs: Any) -> Any:
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if loss is None:
+        raise JobError(
+            f"the model returned no loss (but a {type(outputs).__name__}); give the job a loss_function, "
+            "or batches with what the model computes its loss from, such as labels"
+        )
+    return loss
+
+
+class _Nothing(torch.autograd.Function):
+    """A zero in the place of tensors: they get zeros as gradients, whatever their values."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.like = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        return torch.zeros((), dtype=tensors[0].dtype, device=tensors[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.zeros(s, dtype=dtype, device=device) for s, dtype, device in ctx.like)
+
+
+def _behind(loss: torch.Tensor, outputs: Any) -> list[torch.Tensor]:
+    """The outputs that a loss is computed from, or the loss itself where it depends on anything else."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.grad_fn is not None:
+            found.append(tensor)
+        return tensor
+
+    data = vars(outputs) if hasattr(outputs, "__dict__") and not isinstance(outputs, Mapping) else outputs
+    precision.map_tensors(note, outputs if isinstance(outputs, torch.Tensor) else data)
+    nodes: dict[Any, torch.Tensor] = {tensor.grad_fn: tensor for tensor in found}
+    used: list[torch.Tensor] = []
+    seen = {loss.grad_fn}
+    waiting: list[Any] = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node in nodes:
+            used.append(nodes[node])
+        elif hasattr(node, "variable"):
+            return [loss]
+        else:
+            following = {function for function, _ in node.next_functions if function is not None} - seen
+            seen |= following
+            waiting.extend(following)
+    return used

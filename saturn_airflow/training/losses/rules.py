@@ -1,0 +1,131 @@
+"""How the losses of a batch's parts make up the loss of the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.training.losses.means import Count
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the loss of a batch is, by those of its parts.
+
+    :param kind: ``"samples"``: their mean, by samples; ``"labels"``: their mean, by what the one mean in it
+        is a mean over; ``"sum"``: their sum, in which each mean is taken over all parts.
+    :param means: how many there are in the loss, where each must be over the same number of things for every
+        sample of a batch; None where that is not asked for.
+    """
+
+    kind: Literal["samples", "labels", "sum"]
+    means: int | None = None
+
+
+SAMPLES, LABELS, SUM = Rule("samples"), Rule("labels"), Rule("sum")
+
+
+@dataclass
+class Heard:
+    """The means in the loss of one part of a batch, as they are computed, and what that loss comes to.
+
+    :param samples: of the part; 0 where it is a stand-in.
+    :param batch_samples: of the global batch.
+    :param over: of ``"sum"``, for each mean, what to divide by; None for the count of all ranks' parts.
+    """
+
+    rule: Rule
+    samples: int = 0
+    batch_samples: int = 0
+    device: torch.device | None = None
+    over: Sequence[Count] | None = None
+    values: list[torch.Tensor] = field(default_factory=list)
+    counts: list[Count] = field(default_factory=list)
+    loss: torch.Tensor | None = None
+    over_given: torch.Tensor | None = None
+
+    @property
+    def listens(self) -> bool:
+        """Whether the means make a difference."""
+        return self.rule != SAMPLES
+
+    def mean(self, total: torch.Tensor, count: Count) -> torch.Tensor:
+        """What stands for a mean while the loss is computed: its own, or its part of the one of all."""
+        number = len(self.counts)
+        self.counts.append(count)
+        if self.rule.kind != "sum":
+            # 0 where there is nothing to take the mean of.
+            some = torch.where(count > 0, count, 1) if isinstance(count, torch.Tensor) else count or 1
+            value = total / some
+        elif self.over is not None:
+            value = total / (self.over[number] if number < len(self.over) else math.nan)
+        else:
+            everyones = torch.as_tensor(count, dtype=torch.float64, device=total.device).clone()
+            everyones *= bool(self.samples)
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                dist.all_reduce(everyones)
+            value = total / everyones.to(total.dtype)
+        self.values.append(value.detach())
+        return value
+
+    def summed(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A part's loss as a sum and what it is a sum over; those of all parts make up the batch's.
+
+        :raises DoesNotFit: when the loss holds other means than the rule has.
+        """
+        self.loss = loss.detach()
+        if self.rule.kind == "sum":
+            return loss * self.batch_samples, self._scalar(self.samples)
+        if self.rule.kind == "labels":
+            if len(self.counts) != 1:
+                raise DoesNotFit(
+                    f"the loss held one mean when it was looked at, and now {len(self.counts)}: Saturn can't "
+                    "tell how parts of a batch make it up; return it as a pair (sum, count)"
+                )
+            return loss * self.counts[0], self._scalar(self.counts[0])
+        return loss * self.samples, self._scalar(self.samples)
+
+    def as_given(self, total: torch.Tensor, over: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pair that a loss function returned."""
+        self.loss, self.over_given = total.detach(), self._scalar(over)
+        return total, self.over_given
+
+    def tally(self) -> torch.Tensor:
+        """What :func:`check` wants to know of this part: summed over all parts of a batch."""
+        means = self.rule.means
+        if means is None:
+            return torch.zeros(0, dtype=torch.float64, device=self.device)
+        if not self.samples or len(self.counts) != means:
+            tally = torch.zeros(2 + 2 * means, dtype=torch.float64, device=self.device)
+            tally[1] = float(bool(self.samples))
+            return tally
+        counts = [self._scalar(count) for count in self.counts]
+        squares = [count**2 / self.samples for count in counts]
+        return torch.stack([self._scalar(self.samples), self._scalar(0.0), *counts, *squares])
+
+    def _scalar(self, value: Any) -> torch.Tensor:
+        return torch.as_tensor(value, dtype=torch.float64, device=self.device).detach()
+
+
+def check(tally: Sequence[float], when: str) -> None:
+    """Check what the parts of a batch have tallied: that their rule holds for it.
+
+    :raises DoesNotFit: when a mean is over more things for some samples than for others.
+    """
+    if not tally:
+        return
+    samples, surprises, *rest = tally
+    counts, squares = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+    # By Cauchy and Schwarz these are equal only where counts are in proportion to samples.
+    even = all(math.isclose(s * samples, c**2, rel_tol=1e-9) for c, s in zip(counts, squares, strict=True))
+    if surprises or not even:
+        raise DoesNotFit(
+            f"{when} the means in the loss are over more things for some samples than for others, beside "
+            "what is a mean over samples, so parts can't be put together; return a pair (sum, count)"
+        )

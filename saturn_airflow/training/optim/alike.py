@@ -1,0 +1,52 @@
+"""Which jobs that share a trial can't have their optimizer or schedule, found without training them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.optim.group_state import GroupState
+from saturn_airflow.training.optim.optimizers import Groups, make_optimizer, make_scheduler
+
+
+class _Tiny(Parallel):
+    """The parameters of ``real``, each with one element: what an optimizer may do to them costs nothing."""
+
+    def __init__(self, real: Parallel) -> None:
+        super().__init__(real.model, real.ranks, optimizer_kernels=real.optimizer_kernels)
+        self._tiny = {
+            name: nn.Parameter(torch.zeros((1,) * p.ndim, dtype=p.dtype, device=p.device))
+            for name, p in real.trainable().items()
+        }
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        return self._tiny
+
+
+def broken_optimizers(job: Job, alike: Iterable[Job], groups: Groups, parallel: Parallel) -> dict[str, str]:
+    """Why each of ``alike`` can't have its optimizer or its schedule, by the job's name.
+
+    :param job: the job that is trained; its own are known to be fine.
+    :param groups: the parameter groups of the whole model.
+    :param parallel: the model as the technique trains it; it is left as it is.
+    """
+    tiny = _Tiny(parallel)
+    if _why_not(job.hparams, groups, tiny) is not None:
+        return {}  # this optimizer looks at its parameters: tiny ones tell nothing
+    same_groups = [o for o in alike if o.hparams.parameter_groups == job.hparams.parameter_groups]
+    reasons = {other.name: _why_not(other.hparams, groups, tiny) for other in same_groups}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _why_not(hparams: HParams, groups: Groups, parallel: Parallel) -> str | None:
+    try:
+        optimizer = make_optimizer(hparams, groups, parallel)
+        make_scheduler(hparams, optimizer, 0, GroupState(optimizer))
+    except SaturnError as error:
+        return str(error)
+    return None

@@ -1,0 +1,98 @@
+"""Whether an optimizer updates each number of a parameter by itself, so that parts of it can be apart.
+
+Adam and SGD do. Adafactor keeps means over rows and columns, Muon makes matrices orthogonal, others scale or
+clip by a norm: what they do to a part of a matrix is not the part of what they do to the matrix. It is found
+out by letting the optimizer take a few steps with a small parameter, and with its two halves, each alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from saturn_airflow.launch.request import DoesNotFit
+
+_LONGEST = 64  # enough for optimizers that treat small matrices as vectors
+_SCALES = (1.0, 100.0, 1e-3, 10.0)  # of the gradients: some clip only what is large
+_WITHIN = 1e-4  # float32's rounding and more, relative to how far the parameter went
+_FIX = "use another optimizer, or single, ddp, pipeline or spill"
+
+Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+
+def refuse_coupled(what: str, make: Make, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse an optimizer that needs whole parameters where parameters are spread over devices.
+
+    :param what: names the optimizer.
+    :param make: makes it from its groups.
+    :raises DoesNotFit: when steps of a part are not parts of steps, or its state is of other shapes.
+    """
+    for group in groups:
+        for shape, dim in sorted(set(_small_splits(group["params"]))):
+            options = {key: value for key, value in group.items() if key != "params"}
+            device = group["params"][0].device
+            whole = _values(shape, device)
+            try:
+                after, state = _after_steps(make, options, whole, slice(None), dim)
+            except Exception as error:
+                raise DoesNotFit(
+                    f"{what} can't be tried on a small parameter ({error}), and each device has a part of "
+                    f"each parameter here; {_FIX}"
+                ) from error
+            half = (shape[dim] + 1) // 2
+            try:
+                parts = [
+                    _after_steps(make, options, whole, rows, dim)[0]
+                    for rows in (slice(None, half), slice(half, None))
+                ]
+            except Exception as error:
+                raise DoesNotFit(_reason(what)) from error
+            went = float((after - whole).abs().max())
+            if not float((torch.cat(parts, dim) - after).abs().max()) <= _WITHIN * went:
+                raise DoesNotFit(_reason(what))
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and value.numel() > 1 and value.shape != whole.shape:
+                    raise DoesNotFit(
+                        f"{what} keeps {key!r} in a shape that is not its parameter's, and here each device "
+                        f"has a part of each parameter; {_FIX}"
+                    )
+
+
+def _reason(what: str) -> str:
+    return (
+        f"{what} updates a part of a parameter otherwise than as a part of the whole, as optimizers do that "
+        "use norms, means over rows or whole matrices, and here each device has a part of each parameter; "
+        f"{_FIX}"
+    )
+
+
+def _small_splits(parameters: Sequence[nn.Parameter]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """The shapes of parameters that are spread, made smaller, and the dimension that each is spread along."""
+    for parameter in parameters:
+        if isinstance(parameter, DTensor) and parameter.device_mesh.size() > 1:
+            for placement in parameter.placements:
+                dim = getattr(placement, "dim", None)
+                if dim is not None and parameter.shape[dim] > 1:
+                    yield tuple(min(size, _LONGEST) for size in parameter.shape), dim % parameter.ndim
+
+
+def _values(shape: tuple[int, ...], device: torch.device, number: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device)
+
+
+def _after_steps(
+    make: Make, options: Mapping[str, Any], whole: torch.Tensor, rows: slice, dim: int
+) -> tuple[torch.Tensor, Mapping[str, Any]]:
+    """The ``rows`` of a parameter after some steps of it alone, and the optimizer's state of it."""
+    chosen = (*(slice(None) for _ in range(dim)), rows)
+    parameter = nn.Parameter(whole[chosen].clone())
+    optimizer = make([{**options, "params": [parameter]}])
+    for number, scale in enumerate(_SCALES, 1):
+        parameter.grad = scale * _values(tuple(whole.shape), whole.device, number)[chosen].clone()
+        optimizer.step()
+    return parameter.detach(), optimizer.state[parameter]

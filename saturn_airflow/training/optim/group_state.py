@@ -1,0 +1,84 @@
+"""What an optimizer keeps in its parameter groups, besides the parameters: counters, sums, estimates.
+
+It is whatever is not as the job's hyper-parameters made it, apart from what the learning-rate scheduler
+writes: that follows from the number of steps.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from saturn_airflow.training.optim import plain_values
+
+Values = list[dict[str, Any]]
+
+_MISSING = object()
+
+
+class GroupState:
+    """The state in the groups of ``optimizer``, which has just been made."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._given = self._now()
+        self._scheduled: list[set[str]] = [set() for _ in self._given]
+
+    def scheduled(self, change: Callable[[], Any]) -> None:
+        """Call ``change``, which is the scheduler's: what it writes is no state of the optimizer."""
+        before = self._now()
+        change()
+        for keys, then, now in zip(self._scheduled, before, self._now(), strict=True):
+            keys.update(key for key in now if not _same(now, then, key))
+
+    def values(self) -> Values:
+        """The state, JSON-ready, of each group; nothing of a group that has no parameters here.
+
+        :raises JobError: when something is kept that JSON can't hold.
+        """
+        state: Values = []
+        groups = zip(self._optimizer.param_groups, self._now(), self._given, self._scheduled, strict=True)
+        for group, now, given, scheduled in groups:
+            keys = [key for key in now if key not in scheduled and not _same(now, given, key)]
+            state.append({key: _encoded(key, now[key]) for key in keys if group["params"]})
+        return state
+
+    def set(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Continue with what :meth:`values` told."""
+        for group, values in zip(self._optimizer.param_groups, state, strict=True):
+            for key, value in values.items():
+                group[key] = _like(plain_values.decode(value), group.get(key))
+
+    def _now(self) -> Values:
+        return [
+            {key: _copy(value) for key, value in group.items() if key != "params"}
+            for group in self._optimizer.param_groups
+        ]
+
+
+def merged(parts: Sequence[Values]) -> Values:
+    """The state of each group, from the ranks' parts: the first that has any."""
+    return [next((values for values in group if values), {}) for group in zip(*parts, strict=True)]
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
+    return plain_values.equal(one.get(key, _MISSING), other.get(key, _MISSING))
+
+
+def _encoded(key: str, value: Any) -> Any:
+    return plain_values.encode(value, f"what the optimizer keeps in its groups as {key!r}")
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return copy.deepcopy(value) if isinstance(value, list | dict) else value
+
+
+def _like(value: Any, current: Any) -> Any:
+    """``value`` on the device of the tensor that is there now."""
+    both = isinstance(value, torch.Tensor) and isinstance(current, torch.Tensor)
+    return value.to(current.device) if both else value

@@ -1,0 +1,150 @@
+"""Optimizers and learning-rate schedulers, from a job's hyper-parameters."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.model import references
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import HParams
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.optim.elementwise import refuse_coupled
+from saturn_airflow.training.optim.group_state import GroupState
+from saturn_airflow.training.optim.mixing import lacks_some, refuse_mixing
+
+# torch's optimizers that can update all parameters in one kernel, on CPU and CUDA alike. SGD's kernel raises
+# at sparse gradients, and with momentum at a parameter whose first gradient comes later than those of others.
+_FUSED = (torch.optim.Adam, torch.optim.AdamW)
+
+# What torch says of an operation that it can't do on split tensors (DTensor), or not between them and others.
+_ABOUT_SPLIT = re.compile(r"\baten\.|DTensor|sharding strategy")
+
+#: The optimizer's parameter groups with names in the place of parameters.
+Groups = Sequence[dict[str, Any]]
+
+
+def parameter_groups(hparams: HParams, model: nn.Module) -> Groups:
+    """The parameter groups of the whole model, before a technique takes it apart.
+
+    :raises JobError: when nothing is to be trained, or a group holds what is no parameter of the model.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise JobError(
+            "the model has no trainable parameter; leave requires_grad=True on what is to be trained"
+        )
+    if hparams.parameter_groups is None:
+        return [{"params": [name for name, p in model.named_parameters() if p.requires_grad]}]
+    name_of = {p: name for name, p in model.named_parameters()}
+    with of_the_job(f"parameter_groups {hparams.parameter_groups!r}"):
+        groups = list(references.load(str(hparams.parameter_groups))(model))
+    named: list[dict[str, Any]] = []
+    for group in groups:
+        options = dict(group) if isinstance(group, dict) else {"params": [group]}
+        parameters = options.pop("params")
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if not all(isinstance(p, torch.Tensor) and p in name_of for p in parameters):
+            raise JobError(
+                f"parameter_groups {hparams.parameter_groups!r} returned something that is no parameter of "
+                'the model; return dictionaries such as {"params": [...], "lr": 0.1}'
+            )
+        named.append({"params": [name_of[p] for p in parameters], **options})
+    return named
+
+
+def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torch.optim.Optimizer:
+    """The job's optimizer over those parameters that this rank holds.
+
+    :raises JobError: when it can't be made, or needs a closure.
+    :raises DoesNotFit: when it needs whole parameters, or all of them, and this rank holds some.
+    """
+    cls = references.load(str(hparams.optimizer))
+    here = parallel.trainable()
+    arguments: dict[str, Any] = {"lr": hparams.lr, **hparams.optimizer_args}
+    if parallel.optimizer_kernels == "fused" and cls in _FUSED and "foreach" not in arguments:
+        arguments.setdefault("fused", True)
+    if parallel.optimizer_kernels == "one by one" and "foreach" in inspect.signature(cls).parameters:
+        arguments["foreach"] = False
+    own = [{**group, "params": [here[name] for name in group["params"] if name in here]} for group in groups]
+    try:
+        optimizer = cls(own, **arguments)
+    except Exception as error:
+        raise JobError(f"optimizer {hparams.optimizer!r} does not take {arguments}: {error}") from error
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise JobError(
+            f"optimizer {hparams.optimizer!r} needs a closure; choose one that steps on gradients alone"
+        )
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    refuse_coupled(f"optimizer {hparams.optimizer!r}", lambda groups: cls(groups, **arguments), own)
+    if lacks_some(groups, here):
+        refuse_mixing(f"optimizer {hparams.optimizer!r}", lambda groups: cls(groups, **arguments), own)
+    return optimizer
+
+
+@contextmanager
+def stepping(hparams: HParams, parallel: Parallel) -> Iterator[None]:
+    """Around the optimizer's step, which is the job's own code.
+
+    :raises JobError: when it raises on plain tensors.
+    :raises DoesNotFit: when it can't step on parameters that are split over devices.
+    """
+    if parallel.optimizer_kernels == "fused":
+        with of_the_job(f"optimizer {hparams.optimizer!r}"):
+            yield
+        return
+    try:
+        yield
+    except RuntimeError as error:
+        if not _ABOUT_SPLIT.search(str(error)):
+            raise
+        raise DoesNotFit(
+            f"optimizer {hparams.optimizer!r} can't step on parameters that are split over devices "
+            f"({str(error).splitlines()[0]:.150}); use another one, or a technique that keeps them whole"
+        ) from error
+
+
+def make_scheduler(
+    hparams: HParams, optimizer: torch.optim.Optimizer, steps: int, kept: GroupState
+) -> Callable[[], None]:
+    """What to call after each optimizer step, with the learning rates as they are after ``steps`` of them.
+
+    Schedulers are functions of the number of steps, so going through the steps again restores them exactly.
+
+    :param kept: is told what the scheduler writes into the optimizer's groups.
+    :raises JobError: when the scheduler can't be made, or wants a metric in each step.
+    """
+    if hparams.lr_scheduler is None:
+        return lambda: None
+    cls, what = references.load(str(hparams.lr_scheduler)), f"lr_scheduler {hparams.lr_scheduler!r}"
+    made: list[Any] = []
+    try:
+        kept.scheduled(lambda: made.append(cls(optimizer, **hparams.lr_scheduler_args)))
+        (scheduler,) = made
+        wanted = [p for p in inspect.signature(scheduler.step).parameters.values() if p.default is p.empty]
+    except Exception as error:
+        raise JobError(f"{what} does not take {dict(hparams.lr_scheduler_args)}: {error}") from error
+    if wanted:
+        raise JobError(
+            f"{what} wants {wanted[0].name!r} in each step; choose one that follows the steps alone"
+        )
+
+    def step() -> None:
+        with of_the_job(what):
+            kept.scheduled(scheduler.step)
+
+    with warnings.catch_warnings():
+        # torch warns that the optimizer has not stepped yet, which a resumed one need not have.
+        warnings.simplefilter("ignore", UserWarning)
+        for _ in range(steps):
+            step()
+    return step

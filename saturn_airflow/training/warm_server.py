@@ -1,5 +1,0 @@
-"""Importing this module warms a process up; only the server that others are forked from does."""
-
-from saturn_airflow.training import warm
-
-warm.import_all()

@@ -1,0 +1,45 @@
+"""Where modules are: the page that lists them, and their old names."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from saturn_airflow.moved import _names
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "docs"))
+
+
+def test_the_page_lists_every_file() -> None:
+    import list_files
+
+    assert list_files.PAGE.read_text() == list_files.page(), "run: python docs/list_files.py"
+
+
+@pytest.mark.parametrize(("old", "new"), sorted(_names().items()))
+def test_an_old_name_is_the_module_itself(old: str, new: str) -> None:
+    sys.modules.pop(old, None)
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
+        found = importlib.import_module(old)
+    assert found is importlib.import_module(new)
+    assert found.__spec__ is not None
+    assert (found.__name__, found.__spec__.name) == (new, new)
+
+
+def test_an_old_name_can_be_run() -> None:
+    """As a service does that was started before the upgrade."""
+    command = [sys.executable, "-m", "saturn_airflow.launch.fork_server"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert "sys.argv[1]" in ended.stderr
+
+
+def test_new_names_warn_of_nothing() -> None:
+    modules = ("planning.planner", "operators.sweep", "training.loop", "launch.runs")
+    code = "import " + ", ".join(f"saturn_airflow.{module}" for module in modules)
+    ended = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, "its old name" in ended.stderr) == (0, False)
