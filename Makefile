@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo cluster cluster-demo test test-deployments test-packages test-families test-fast lint docs clean
+.PHONY: install demo cluster cluster-demo test what-tests-need test-deployments test-packages test-families test-fast lint docs clean
 
 install: $(STAMP)
 
@@ -31,8 +31,12 @@ cluster-demo: install
 
 # Two halves side by side, since half the time a test waits for services; each shows its results at its end.
 DEPLOYMENTS := tests/airflow tests/integration tests/plugin
-test: install
+test: what-tests-need install
 	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-deployments test-packages
+
+what-tests-need:
+	@missing="$$(.ci/missing)"; test -z "$$missing" || \
+		{ echo "The tests need $$missing: on Debian and Ubuntu, sudo apt-get install $$missing"; exit 1; }
 
 test-deployments: install
 	$(BIN)/python -m pytest $(DEPLOYMENTS)
