@@ -23,6 +23,11 @@ from saturn_airflow.parallelism.sources import Follow, Sources
 
 Block = tuple[str, nn.Module]
 
+COMPUTES_GRADIENTS = (
+    "the model or its loss computes gradients within the forward pass, for which that has to go through all "
+    "blocks"
+)
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -96,6 +101,10 @@ def examine(model: nn.Module, run: Callable[[], Any], device: torch.device) -> A
         if any(is_out_of_memory(e) for e in (error, error.__cause__) if e is not None):
             raise
         reason = str(error) if str(error) else type(error).__name__
+        if "does not require grad" in reason:
+            raise DoesNotFit(COMPUTES_GRADIENTS) from error
+        if "TensorWrapper" in reason or "functorch" in reason:
+            raise DoesNotFit("the model transforms what computes its blocks, by torch.func") from error
         raise DoesNotFit(f"the model can't be run on a micro-batch alone: {reason}") from error
     if changed := [name for name, kept in _state(model).items() if state.get(name, kept) != kept]:
         raise DoesNotFit(

@@ -58,10 +58,16 @@ class Replicated(Parallel):
 
 @contextmanager
 def _told_plainly() -> Iterator[None]:
-    """DDP adds up sparse gradients of sparse embeddings that nothing else uses, where the backend can."""
+    """DDP exchanges each gradient once, and sparse ones of embeddings that nothing else uses, if it can."""
     try:
         yield
     except RuntimeError as error:
+        if "mark a variable ready only once" in str(error):
+            raise DoesNotFit(
+                "a part of the backward pass is run within the backward pass, as reentrant checkpoints do, "
+                "and DDP exchanges a parameter's gradient once; say use_reentrant=False, or use another "
+                "technique"
+            ) from error
         if "sparse" not in str(error).lower():
             raise
         raise DoesNotFit(

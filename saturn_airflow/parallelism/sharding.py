@@ -22,15 +22,24 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.utils import _pytree
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.agreeing import Agreement
 from saturn_airflow.parallelism.blocks import find_blocks
 from saturn_airflow.parallelism.missing import forget_missing
 from saturn_airflow.parallelism.parallel import Kernels, Parallel
+from saturn_airflow.parallelism.recomputation import tensors_in
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 
 FIX = "use fsdp's parameter by_block=False, which gathers all of the model at once, or another technique"
 _DONE = "nothing more"
+# What torch says when FSDP is used as it can't be, and what that means.
+_TELLING = {
+    "mixed torch.Tensor and DTensor": (
+        "weights are used outside of the forward pass that FSDP has gathered them for"
+    ),
+    "is a view and is being modified inplace": "a tensor that a block is called with is changed in place",
+}
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
@@ -87,13 +96,16 @@ class Sharded(Parallel):
         self._found: set[str] = set()
         self._kept: set[str] | None = None
         self._reduced = 0
+        self._in_backward = False
+        self._fix = FIX if units else "use another technique"
         self._visits = _Visits(module, units)
         names = [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
         codes = [name or "what is outside of the blocks" for name in names]
+        told = [f"block {name!r}" if name else "the model" for name in names]
         exchanged = [f"{code}{what}" for code in codes for what in ("", " (backward)")]
         self._agreement = Agreement([*exchanged, _DONE], ranks, FIX)
-        for name, code in zip(names, codes, strict=True):
-            self._watch(module.get_submodule(name), code)
+        for name, code, what in zip(names, codes, told, strict=True):
+            self._watch(module.get_submodule(name), code, what)
 
     def missing_gradients(self) -> int:
         self._found |= {self._name_of[p] for p in self._whole if p.grad is not None}
@@ -124,7 +136,11 @@ class Sharded(Parallel):
     def _run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
         self._kept = None if samples else self._with_gradient()
         self._reduced = 0
-        loss.backward()  # type: ignore[no-untyped-call]
+        self._in_backward = True
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._in_backward = False
         self._agreement.note(_DONE)
         if not self._reduced:
             raise DoesNotFit(
@@ -143,26 +159,34 @@ class Sharded(Parallel):
     def _told_plainly(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, JobError) as error:
             if isinstance(error, NotImplementedError) and "'Sparse" in str(error):
                 raise DoesNotFit(
                     "a parameter gets sparse gradients, which FSDP can't exchange; "
                     "use sparse=False, or another technique"
                 ) from error
-            if "mixed torch.Tensor and DTensor" not in str(error):
-                raise
-            raise DoesNotFit(
-                "a block's weights are used outside of the block's forward, where FSDP has not gathered "
-                f"them; {FIX}"
-            ) from error
+            for words, meaning in _TELLING.items():
+                if words in str(error):
+                    raise DoesNotFit(f"{meaning}; {self._fix}") from error
+            raise
 
-    def _watch(self, unit: nn.Module, name: str) -> None:
+    def _watch(self, unit: nn.Module, name: str, what: str) -> None:
         """Compare among ranks when ``unit`` is exchanged, and note which gradients there are."""
         assert isinstance(unit, FSDPModule)
         unit.set_custom_all_gather(_Gather(functools.partial(self._agreement.note, name)))
         unit.set_custom_reduce_scatter(_Reduce(functools.partial(self._agreement.note, f"{name} (backward)")))
         for group in unit._get_fsdp_state()._fsdp_param_groups:
+            group.pre_backward = functools.partial(self._pre_backward, what, group.pre_backward)  # type: ignore[method-assign]
             group.post_backward = functools.partial(self._post_backward, group, group.post_backward)  # type: ignore[method-assign]
+        unit.register_forward_hook(functools.partial(_look_at_output, what))
+
+    def _pre_backward(self, what: str, then: Callable[..., None], *unused: Any) -> None:
+        if not self._in_backward:
+            raise DoesNotFit(
+                f"the model or its loss computes gradients within the forward pass, through {what}, whose "
+                f"weights FSDP frees after a backward pass; {self._fix}"
+            )
+        then(*unused)
 
     def _post_backward(self, group: Any, then: Callable[..., None], *unused: Any) -> None:
         for parameter in group.fsdp_params:
@@ -186,6 +210,20 @@ class Sharded(Parallel):
             for parameter in group.fsdp_params
             if parameter.sharded_param in self._name_of and _has_gradient(parameter)
         }
+
+
+def _look_at_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
+    """Refuse tensors that FSDP would not find: it would not hear of their backward pass.
+
+    :raises DoesNotFit: for an object that holds some.
+    """
+    for leaf in _pytree.tree_leaves(output):
+        held = vars(leaf) if hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor) else {}
+        if any(tensor.requires_grad for tensor in tensors_in(held)):
+            raise DoesNotFit(
+                f"the forward pass of {what} returns tensors in a {type(leaf).__name__}, where FSDP does not "
+                "find them; return a tensor, tuple, list or dictionary"
+            )
 
 
 def _has_gradient(parameter: Any) -> bool:

@@ -22,7 +22,7 @@ from torch.utils import _pytree
 
 from saturn_airflow.launch.failures import is_out_of_memory
 from saturn_airflow.launch.request import DoesNotFit
-from saturn_airflow.parallelism.anatomy import Anatomy
+from saturn_airflow.parallelism.anatomy import COMPUTES_GRADIENTS, Anatomy
 from saturn_airflow.parallelism.blocks import own_forward
 from saturn_airflow.training import rng
 
@@ -134,6 +134,7 @@ class _Passage:
 
     position: tuple[int, ...]
     arrived: Cargo
+    trains: bool
     next: int = 0
     leaving: Cargo | None = None
 
@@ -173,7 +174,7 @@ class Stage:
         :param arrived: from the stage before.
         :raises DoesNotFit: when the model does not call its blocks as it did before.
         """
-        passage = self._passage = _Passage(position, arrived)
+        passage = self._passage = _Passage(position, arrived, torch.is_grad_enabled())
         rng.seed(*position)
         result = None
         try:
@@ -210,6 +211,7 @@ class Stage:
             return _pytree.tree_map_only(
                 Like, lambda like: like.lacking(self._device), passage.arrived.returned[index]
             )
+        self._check_gradients(index, passage, args, kwargs)
         if index == own.stop:
             tensors = [self._leaf(index, args, kwargs)[number] for number in self._sent(index)]
             passage.leaving = Cargo(tensors, passage.arrived.returned)
@@ -225,6 +227,16 @@ class Stage:
         if not self._is_last:
             passage.arrived.returned.append(self._describe(index, returned))
         return returned
+
+    def _check_gradients(self, index: int, passage: _Passage, args: Any, kwargs: Any) -> None:
+        """Refuse blocks whose gradients are computed otherwise than by going backward through them."""
+        if passage.trains and not torch.is_grad_enabled():
+            leaves = _pytree.tree_leaves((args, kwargs))
+            if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+                raise DoesNotFit(
+                    f"block {self._name(index)!r} is called without recording gradients, as by reentrant "
+                    "checkpoints around the blocks; leave that to pipeline, which does it where it is needed"
+                )
 
     def _sent(self, index: int) -> Sequence[int]:
         return self._anatomy.arguments[index].sent
@@ -252,6 +264,8 @@ class Stage:
 
     def _explain(self, error: Exception, passage: _Passage) -> NoReturn:
         """Raise ``error``, or what it means where it may come from what this stage lacks."""
+        if "have been used in the graph" in str(error) or "does not require grad" in str(error):
+            raise DoesNotFit(COMPUTES_GRADIENTS) from error
         memory = any(is_out_of_memory(e) for e in (error, error.__cause__) if e is not None)
         if isinstance(error, DoesNotFit) or memory or passage.next > self._own.start or not self._own.start:
             raise error

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +99,7 @@ class Guard:
         #: What of that training will need as well: the first step is slower than the next.
         self.warmup_seconds = 0.0
 
-    def blamed(self, error: JobError) -> DoesNotFit:
+    def blamed(self, error: JobError | RuntimeError) -> DoesNotFit:
         """What to raise for an ``error`` that one device does not meet: it is the technique's."""
         told = f"{error}\n{failures.describe(error).traceback}".strip()
         return DoesNotFit(f"{self._technique} can't train what one device can: {told}")
@@ -300,12 +300,30 @@ def _plain_steps(job: Job, model: nn.Module, load: Load, ranks: Ranks, data: Dat
 def _take_plain_steps(
     plain: PlainSteps, job: Job, model: nn.Module, load: Load, device: torch.device, data: Data
 ) -> None:
+    try:
+        _take_steps(plain, job, model, load, device, data, hooks=True)
+    except JobError as error:
+        if "saved tensor hooks" not in str(error):  # which torch.func's gradients don't bear
+            raise
+        _take_steps(plain, job, model, load, device, data, hooks=False)
+
+
+def _take_steps(
+    plain: PlainSteps,
+    job: Job,
+    model: nn.Module,
+    load: Load,
+    device: torch.device,
+    data: Data,
+    *,
+    hooks: bool,
+) -> None:
     few, count = data.few(plain.sizes), len(plain.sizes)
     with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
         batches = list(few.batches(Position(), Cut(), count))
     loop = PlainLoop(job, _copied(model, load).to(device), device)
     steps = []
-    with still() as what, _noting_formats(plain, model):
+    with still() as what, _noting_formats(plain, model, hooks):
         for number, batch in enumerate(batches[: -len(_RANDOM)]):
             rng.seed(job.hparams.seed, "step", number, 0, 0)
             step = loop.step(batch.micro_batches[0].data)
@@ -330,8 +348,8 @@ def _copied(model: nn.Module, load: Load) -> nn.Module:
 
 
 @contextmanager
-def _noting_formats(plain: PlainSteps, model: nn.Module) -> Iterator[None]:
-    """Note the lowest format among the weights and what is kept for backward passes."""
+def _noting_formats(plain: PlainSteps, model: nn.Module, hooks: bool) -> Iterator[None]:
+    """Note the lowest format among the weights and, with ``hooks``, what is kept for backward passes."""
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype in TOLERANCES:
@@ -340,5 +358,6 @@ def _noting_formats(plain: PlainSteps, model: nn.Module) -> Iterator[None]:
 
     for parameter in model.parameters():
         keep(parameter)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    kept = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with kept if hooks else nullcontext():
         yield

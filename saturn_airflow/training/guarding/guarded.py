@@ -58,8 +58,9 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
 
     try:
         training = Training(request, ranks, look)
-    except JobError as error:
-        if not guards:
+    except (JobError, RuntimeError) as error:
+        # Not every function that techniques put around a model can be transformed by torch.func.
+        if not guards or not (isinstance(error, JobError) or "functorch" in str(error)):
             raise
         # The plain loop has trained the job.
         raise guards[0].blamed(error) from error
