@@ -26,6 +26,7 @@ def champion_challenger() -> None:
                 load_dataloader="shop.data:digits",
                 load_eval_dataloader="shop.data:digits_eval",
                 loss_function="shop.models:classification_loss",
+                metrics={"accuracy": "shop.metrics:accuracy"},
                 model_args={"hidden_size": 32},
                 hparams=HParams(epochs=2, batch_size=64),
             ),
@@ -33,6 +34,8 @@ def champion_challenger() -> None:
         ),
         techniques=["single"],
         cluster=Cluster(Node("local", devices=2, kind="cpu")),
+        metric="accuracy",
+        mode="max",
         register_as="digits@challenger",
     )
 

@@ -89,6 +89,7 @@ def _list(found: Sequence[Mapping[str, Any]]) -> None:
 def _show(sweep: Mapping[str, Any]) -> None:
     console = shared.console()
     columns = ("job", "status", "technique", "devices", "node", "planned", "actual", "loss", "eval loss")
+    own = list(dict.fromkeys(name for job in sweep["jobs"] for name in job["metrics"]))
     rows = [
         [
             job["job"],
@@ -100,11 +101,13 @@ def _show(sweep: Mapping[str, Any]) -> None:
             _seconds(job["actual_seconds"]),
             _number(job["loss"]),
             _number(job["eval_loss"]),
+            *(_number(job["metrics"].get(name)) for name in own),
         ]
         for job in sweep["jobs"]
     ]
     console.print(f"{sweep['sweep']}  {sweep['status']}", style="bold", markup=False)
-    _table(console, columns, rows, right=("devices", "planned", "actual", "loss", "eval loss"))
+    right = ("devices", "planned", "actual", "loss", "eval loss", *own)
+    _table(console, (*columns, *own), rows, right)
     for job in sweep["jobs"]:
         if job["reason"]:
             _line(console, f"{job['job']}: {job['reason']}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from saturn_airflow.launch import runs
 from saturn_airflow.launch.runs import Run
+from saturn_airflow.model import metrics
 
 #: The first batches after a launch are slow.
 _WARMUPS = 2
@@ -42,7 +43,7 @@ class Progress:
     :param alive: the run that goes on, if there is one.
     :param training: whether that has its devices.
     :param speeds: by strategy, the last of each.
-    :param history: by metric (``eval_loss``, ``epoch_loss``), its value by epochs trained.
+    :param history: by metric (``eval_loss``, ``epoch_loss``, the job's own), its value by epochs trained.
     :param checkpoint_seconds: the longest that writing one took.
     """
 
@@ -67,7 +68,7 @@ def of(folder: str | Path) -> Progress:
     steps, total, per_epoch, status, alive, training, slowest = 0, None, None, None, None, False, 0.0
     speeds: dict[tuple[str, int, str], Speed] = {}
     losses: dict[int, dict[int, float]] = {}
-    evaluations: dict[float, float] = {}
+    history: dict[str, dict[float, float]] = {}
     for run in runs.all_of(folder):
         spec, took, training = run.spec, [], False
         end = run.end
@@ -82,7 +83,8 @@ def of(folder: str | Path) -> Progress:
                     took.append(event["seconds"])
                     losses.setdefault(event["epoch"], {})[event["step"]] = event["loss"]
                 case "eval":
-                    evaluations[event["epoch"] + 1.0] = event["eval_loss"]
+                    for metric, value in metrics.of_event(event).items():
+                        history.setdefault(metric, {})[event["epoch"] + 1.0] = value
                 case "checkpoint":
                     slowest = max(slowest, event["seconds"])
         status, alive = (end["status"], None) if end is not None else (None, run)
@@ -94,7 +96,7 @@ def of(folder: str | Path) -> Progress:
         for epoch, by_step in losses.items()
         if per_epoch and len(by_step) == per_epoch
     }
-    history = {"eval_loss": evaluations, "epoch_loss": whole}
+    history["epoch_loss"] = whole
     return Progress(
         steps,
         total,

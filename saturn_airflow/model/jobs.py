@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from saturn_airflow.model import references
+from saturn_airflow.model import metrics, references
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.references import Reference
 
@@ -110,6 +110,11 @@ class Job:
     :param data_args: keyword arguments of ``load_dataloader``.
     :param load_eval_dataloader: like ``load_dataloader``; its mean loss is the metric ``eval_loss`` at the
         end of each epoch.
+    :param metrics: what else to measure on that data, by name: ``{"accuracy": "shop.metrics:accuracy"}``. A
+        function of the model's outputs and the targets, called as ``loss_function`` is, that returns the
+        mean over the samples of the batch as a number, a pair ``(sum, count)``, or a mapping of those; or a
+        metric of torchmetrics, its class, a function without parameters that makes one, or anything else
+        with ``update(predictions, targets)``, ``compute()`` and ``reset()``.
     :param batch_dim: the dimension that samples lie along, where Saturn finds another than is meant: a
         number for all tensors that have so many dimensions (1 for batches that are time first), or a mapping
         from the names of parts of a batch (their keys or positions, joined by dots) to their dimension, None
@@ -137,6 +142,7 @@ class Job:
     model_args: Mapping[str, Any] = field(default_factory=dict)
     data_args: Mapping[str, Any] = field(default_factory=dict)
     load_eval_dataloader: Reference | None = None
+    metrics: Mapping[str, Reference] = field(default_factory=dict)
     batch_dim: int | Mapping[str, int | None] | None = None
     couples_batch: bool = False
     techniques: Sequence[str] | None = None
@@ -171,10 +177,27 @@ class Job:
             object.__setattr__(self, name, tuple(value))
         if self.data_version is not None and not isinstance(self.data_version, str):
             raise InvalidSweepError(f"job {self.name!r}: data_version is {self.data_version!r}; give a text")
+        self._check_metrics()
         self._check_batches()
         if not isinstance(self.exact, bool):
             raise InvalidSweepError(f"job {self.name!r}: exact is {self.exact!r}; it must be True or False")
         self._check_neutral()
+
+    def _check_metrics(self) -> None:
+        what = f"job {self.name!r}: metrics"
+        if not isinstance(self.metrics, Mapping):
+            raise InvalidSweepError(
+                f"{what} is {self.metrics!r:.80}; give a mapping from names to functions, such as "
+                "{'accuracy': 'shop.metrics:accuracy'}"
+            )
+        for name in self.metrics:
+            metrics.check_name(name, what)
+        if self.metrics and self.load_eval_dataloader is None:
+            raise InvalidSweepError(
+                f"{what} are measured on the data of load_eval_dataloader, which the job does not have"
+            )
+        found = {n: references.to_reference(value, f"{what}[{n!r}]") for n, value in self.metrics.items()}
+        object.__setattr__(self, "metrics", found)
 
     def _check_batches(self) -> None:
         what = f"job {self.name!r}"
@@ -223,6 +246,8 @@ class Job:
                 reference = getattr(holder, name)
                 if reference is not None:
                     references.check(reference, f"job {self.name!r}: {name}")
+        for name, reference in self.metrics.items():
+            references.check(str(reference), f"job {self.name!r}: metrics[{name!r}]")
 
     def to_dict(self) -> dict[str, Any]:
         """This job as JSON-ready data, for XCom and files; fields at their default are left out."""

@@ -14,12 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from saturn_airflow.model import references
+from saturn_airflow.model import metrics, references
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.references import Reference
-
-#: What Saturn's training loop reports at the end of each epoch.
-METRICS = ("eval_loss", "epoch_loss")
 
 History = Mapping[float, float]
 """Metric by epochs trained."""
@@ -54,19 +51,19 @@ class SuccessiveHalving:
     identification and hyperparameter optimization" (AISTATS 2016); the rule for jobs that are not in step is
     that of Li et al., "A system for massively parallel hyperparameter tuning" (MLSys 2020).
 
-    :param metric: ``"eval_loss"`` or ``"epoch_loss"``.
+    :param metric: ``"eval_loss"``, ``"epoch_loss"``, or one of the jobs' own.
     :param reduction: one in so many goes on.
     :param min_epochs: epochs that every job gets.
-    :param mode: whether the metric is better small or large.
+    :param mode: whether the metric is better small or large; losses are better small unless this says not.
     """
 
     metric: str = "eval_loss"
     reduction: int = 2
     min_epochs: int = 1
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] | None = None
 
     def __post_init__(self) -> None:
-        _check_metric(self.metric, self.mode)
+        object.__setattr__(self, "mode", _checked_mode(self.metric, self.mode))
         _check_whole("reduction", self.reduction, 2)
         _check_whole("min_epochs", self.min_epochs, 1)
 
@@ -101,19 +98,19 @@ class MedianStopping:
 
     Source: Golovin et al., "Google Vizier: a service for black-box optimization" (KDD 2017).
 
-    :param metric: ``"eval_loss"`` or ``"epoch_loss"``.
+    :param metric: ``"eval_loss"``, ``"epoch_loss"``, or one of the jobs' own.
     :param min_epochs: epochs that every job gets.
     :param min_jobs: how many other jobs must have come as far.
-    :param mode: whether the metric is better small or large.
+    :param mode: whether the metric is better small or large; losses are better small unless this says not.
     """
 
     metric: str = "eval_loss"
     min_epochs: int = 1
     min_jobs: int = 3
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] | None = None
 
     def __post_init__(self) -> None:
-        _check_metric(self.metric, self.mode)
+        object.__setattr__(self, "mode", _checked_mode(self.metric, self.mode))
         _check_whole("min_epochs", self.min_epochs, 1)
         _check_whole("min_jobs", self.min_jobs, 1)
 
@@ -148,6 +145,7 @@ class Chosen:
     """A user's own rule: a function of the histories that returns the names of the jobs to drop.
 
     :param function: a module-level function, or its ``"module:name"``.
+    :param metric: what it gets the histories of.
     """
 
     function: Reference
@@ -155,7 +153,7 @@ class Chosen:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", references.to_reference(self.function, "selection"))
-        _check_metric(self.metric, "min")
+        _checked_mode(self.metric, "min")
 
     def pruned(self, histories: Histories) -> list[str]:
         """What the function returned.
@@ -242,20 +240,20 @@ def value_at(history: History, epochs: float) -> float | None:
     return history[max((at for at in history if at <= epochs), default=min(history))]
 
 
-def worse(value: float, mode: str) -> float:
+def worse(value: float, mode: str | None) -> float:
     """``value`` in a form that is larger where it is worse; what is no number is worst."""
     if not math.isfinite(value):
         return math.inf
-    return value if mode == "min" else -value
+    return -value if mode == "max" else value
 
 
-def _check_metric(metric: str, mode: str) -> None:
-    if metric not in METRICS:
+def _checked_mode(metric: object, mode: str | None) -> str:
+    if not isinstance(metric, str) or metric == "loss":
         raise InvalidSweepError(
-            f"selection: no job reports the metric {metric!r}; choose one of {', '.join(METRICS)}"
+            f"selection: metric is {metric!r}, which is not measured at the end of each epoch; choose "
+            "'eval_loss', 'epoch_loss' or a metric of the jobs' own"
         )
-    if mode not in ("min", "max"):
-        raise InvalidSweepError(f"selection: mode is {mode!r}; it is 'min' or 'max'")
+    return metrics.check_mode(metric, mode, "selection")
 
 
 def _check_whole(name: str, value: object, least: int) -> None:

@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from saturn_airflow.model import guards
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.metrics import value_of
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_all, pull_from_trials
 from saturn_airflow.operators.leftovers import add_last_checkpoints, stop_leftovers
@@ -353,14 +354,14 @@ def best_of(outcomes: Sequence[Mapping[str, Any]], metric: str | None, mode: str
     finished = [o for o in outcomes if o["status"] == "finished"]
     if metric is None:
         metric = "eval_loss" if all(o.get("eval_loss") is not None for o in finished) else "epoch_loss"
-    having = [o for o in finished if o.get(metric) is not None and math.isfinite(o[metric])]
+    having = [(value, o) for o in finished if (value := value_of(o, metric)) is not None]
     if not having:
         return None
-    best = (min if mode == "min" else max)(having, key=lambda o: o[metric])
+    value, best = (min if mode == "min" else max)(having, key=lambda pair: pair[0])
     return {
         "job": best["job"],
         "metric": metric,
-        "value": best[metric],
+        "value": value,
         "model_uri": best.get("model_uri"),
         "checkpoint": best.get("checkpoint"),
         "run_id": best.get("run_id"),
@@ -370,13 +371,17 @@ def best_of(outcomes: Sequence[Mapping[str, Any]], metric: str | None, mode: str
 def table(result: Mapping[str, Any]) -> str:
     """The result as a table for the task's log."""
     width = max(len(o["job"]) for o in result["jobs"])
-    lines = [f"{'job':{width}}  {'strategy':14} {'planned':>9} {'actual':>9} {'loss':>9}  status"]
+    metric = result["best"]["metric"] if result["best"] else "loss"
+    wide = max(9, len(metric))
+    lines = [f"{'job':{width}}  {'strategy':14} {'planned':>9} {'actual':>9} {metric:>{wide}}  status"]
     for o in result["jobs"]:
         strategy = f"{o['technique']} x {o['devices']}" if "technique" in o else "-"
         planned = f"{o['planned_seconds']:.1f} s" if "planned_seconds" in o else "-"
         actual = f"{o['actual_seconds']:.1f} s" if "actual_seconds" in o else "-"
-        loss = f"{o['loss']:.4f}" if o.get("loss") is not None else "-"
-        lines.append(f"{o['job']:{width}}  {strategy:14} {planned:>9} {actual:>9} {loss:>9}  {o['status']}")
+        value = "-" if (found := value_of(o, metric)) is None else f"{found:.4f}"
+        lines.append(
+            f"{o['job']:{width}}  {strategy:14} {planned:>9} {actual:>9} {value:>{wide}}  {o['status']}"
+        )
     if result.get("planned_seconds"):
         lines.append(
             f"makespan: planned {result['planned_seconds']:.1f} s (gap {100 * result['gap']:.1f}%), "

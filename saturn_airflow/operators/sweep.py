@@ -17,6 +17,7 @@ from airflow.sdk import (
     conf,
 )
 
+from saturn_airflow.model import metrics
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.errors import InvalidSweepError
@@ -38,12 +39,10 @@ from saturn_airflow.operators.report_task import ReportOperator
 from saturn_airflow.operators.round_graph import rounds_of
 from saturn_airflow.operators.round_report import RoundReportOperator
 from saturn_airflow.operators.train_task import TrainOperator
-from saturn_airflow.operators.trials_task import TrialsOperator, check_against
+from saturn_airflow.operators.trials_task import TrialsOperator, check_against, check_metrics
 
 #: What a plan can be made for.
 OBJECTIVES = ("makespan", "mean-completion", "device-time")
-#: What Saturn's training loop measures, and a sweep can choose its best job by.
-METRICS = ("eval_loss", "epoch_loss", "loss")
 
 
 class SaturnSweepOperator(TaskGroup):
@@ -72,8 +71,11 @@ class SaturnSweepOperator(TaskGroup):
         plan can meet it, all is planned to end as early as possible, and the plan's log, its page and the
         report say so.
     :param metric: what the best job is chosen by: ``"eval_loss"``, ``"epoch_loss"`` (the mean training loss
-        over the last epoch), ``"loss"``. Default: ``eval_loss`` where all jobs have it, else ``epoch_loss``.
-    :param mode: whether the metric is better small (``"min"``) or large (``"max"``).
+        over the last epoch), ``"loss"``, or a metric of the jobs' own, such as ``"accuracy"`` or, where it
+        has several values, ``"scores/f1"``. Default: ``eval_loss`` where all jobs have it, else
+        ``epoch_loss``.
+    :param mode: whether the metric is better small (``"min"``) or large (``"max"``); must be said of jobs'
+        own metrics, and is ``"min"`` for losses.
     :param register_as: the registered model in MLflow that the best job becomes a version of, with the alias
         ``champion`` (or that of ``"name@alias"``): only if no job failed beyond ``allowed_failures`` and it
         beats the present champion by the metric.
@@ -109,7 +111,7 @@ class SaturnSweepOperator(TaskGroup):
         objective: Literal["makespan", "mean-completion", "device-time"] = "makespan",
         deadline: timedelta | str | None = None,
         metric: str | None = None,
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         register_as: str | None = None,
         checkpoint_every: float = 60.0,
         keep_checkpoints: int = 2,
@@ -125,9 +127,7 @@ class SaturnSweepOperator(TaskGroup):
         what = f"sweep {task_id!r}"
         try:
             cluster = deployed_cluster() if cluster is None else cluster
-            _check_jobs(jobs, cluster, techniques, metric)
-            _check_choice("metric", metric, (None, *METRICS))
-            _check_choice("mode", mode, ("min", "max"))
+            _check_jobs(jobs, cluster, techniques)
             _check_registered_name(register_as)
             _check_choice("profile", profile, ("auto", "fresh", "never"))
             _check_number("planning_seconds", planning_seconds)
@@ -140,7 +140,13 @@ class SaturnSweepOperator(TaskGroup):
                 _check_duration("job_timeout", job_timeout)
             _check_count("allowed_failures", allowed_failures, 0)
             rounds = Rounds.of(rounds)
-            rule = _checked_rule(selection, rounds, jobs)
+            rule = _checked_rule(selection, rounds)
+            compared_by = {"metric": metric} | (
+                {} if rule is None else {"selection: its metric": rule.metric}
+            )
+            if not isinstance(jobs, XComArg):
+                check_metrics(jobs, compared_by)
+            mode = metrics.check_mode(metric, mode, "metric")
             _check_argument_names(group_arguments)
         except InvalidSweepError as error:
             raise InvalidSweepError(f"{what}: {error}") from None
@@ -160,6 +166,7 @@ class SaturnSweepOperator(TaskGroup):
                 profile=profile,
                 time_limit=planning_seconds,
                 experiment=experiment,
+                metrics=compared_by,
                 group=group,
                 retry_policy=UNLESS_ITS_OWN_FAULT,
                 **patience(),
@@ -252,9 +259,7 @@ def _check_dag(dag: DAG, what: str) -> None:
         )
 
 
-def _check_jobs(
-    jobs: Sequence[Job] | XComArg, cluster: Cluster, techniques: Sequence[str] | None, metric: str | None
-) -> None:
+def _check_jobs(jobs: Sequence[Job] | XComArg, cluster: Cluster, techniques: Sequence[str] | None) -> None:
     from saturn_airflow import library
 
     use_techniques_folder()
@@ -272,16 +277,12 @@ def _check_jobs(
         )
     check_jobs(jobs)
     check_against(jobs, cluster, techniques)
-    if metric == "eval_loss" and (without := [job.name for job in jobs if job.load_eval_dataloader is None]):
-        raise InvalidSweepError(f"metric is 'eval_loss', but job {without[0]!r} has no load_eval_dataloader")
     if conf.getboolean("saturn", "check_references", fallback=True):
         for job in jobs:
             job.check_references()
 
 
-def _checked_rule(
-    selection: Rule | Reference | None, rounds: Rounds, jobs: Sequence[Job] | XComArg
-) -> Rule | None:
+def _checked_rule(selection: Rule | Reference | None, rounds: Rounds) -> Rule | None:
     if selection is None:
         return None
     rule = rule_of(selection)
@@ -289,13 +290,6 @@ def _checked_rule(
         raise InvalidSweepError(
             "selection drops jobs between rounds, and there is one; give rounds=2 or more"
         )
-    if not isinstance(jobs, XComArg) and rule.metric == "eval_loss":
-        for job in jobs:
-            if job.load_eval_dataloader is None:
-                raise InvalidSweepError(
-                    f"selection: its metric is 'eval_loss', but job {job.name!r} has no "
-                    "load_eval_dataloader; give it one, or write metric='epoch_loss'"
-                )
     return rule
 
 

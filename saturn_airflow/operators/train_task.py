@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import Context, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from saturn_airflow.model import formats
+from saturn_airflow.model import formats, metrics
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import superseded
@@ -347,6 +348,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             tags = sweep.tags(context)
             if self._decided is not None:
                 tags |= {"saturn.definition": self._decided.definition.hash}
+            if job.metrics:
+                tags |= {tracking.METRICS_TAG: json.dumps(list(job.metrics))}
             number = restarting.number(folder)
             uri = mlflow_uri()
             self._job_run = tracking.open_job(uri, parent, job.name, params, tags, folder, number)
@@ -443,7 +446,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         elif kind == "warning":
             self.log.warning("%s", event["message"])
         elif kind == "eval":
-            self.log.info("Epoch %d: eval_loss %.4f", event["epoch"], event["eval_loss"])
+            told = ", ".join(f"{key} {value:.4f}" for key, value in metrics.of_event(event).items())
+            self.log.info("Epoch %d: %s", event["epoch"], told)
         elif kind == "end" and event.get("traceback"):
             self.log.error("%s", event["traceback"])
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
+from saturn_airflow.model import metrics
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job, check_jobs
@@ -31,6 +32,7 @@ class TrialsOperator(BaseOperator):
     a job), ``known`` (estimates from earlier sweeps), ``sweep`` (its MLflow run), ``started`` and ``attempt``
     (what later tasks know this attempt's results by; the time at which this task had done its part).
 
+    :param metrics: what the jobs are compared by, by who names it.
     :param profile: ``"auto"`` measures what earlier sweeps have not, ``"fresh"`` measures all anew,
         ``"never"`` measures nothing.
     """
@@ -48,10 +50,12 @@ class TrialsOperator(BaseOperator):
         time_limit: float,
         experiment: str | None,
         group: str,
+        metrics: Mapping[str, str | None] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.jobs = jobs
+        self.metrics = dict(metrics or {})
         self.cluster = cluster
         self.techniques = techniques
         self.profile = profile
@@ -74,6 +78,7 @@ class TrialsOperator(BaseOperator):
             jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
             check_jobs(jobs)
             check_against(jobs, cluster, self.techniques)
+            check_metrics(jobs, self.metrics)
             wishes.check(wishes.conf_of(context), [job.name for job in jobs])
             check_executor(cluster, self.log.warning)
             check_listeners(cluster, self.log.info)
@@ -151,6 +156,16 @@ class PickOperator(BaseOperator):
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Return the items of this node, in order."""
         return [item for item in self.items if item["node"] == self.node]
+
+
+def check_metrics(jobs: Sequence[Job], compared_by: Mapping[str, str | None]) -> None:
+    """Check that every job has what all of them are compared by.
+
+    :param compared_by: a metric, or None, by who names it.
+    :raises InvalidSweepError: for one that has it not.
+    """
+    for what, metric in compared_by.items():
+        metrics.check(metric, jobs, what)
 
 
 def check_against(jobs: Sequence[Job], cluster: Cluster, techniques: Sequence[str] | None) -> None:

@@ -31,11 +31,13 @@ class WholeBatch:
     :ivar counts: whether this rank's samples are part of it, which is to be set before each forward pass: a
         rank without a share computes a sample that stands in.
     :ivar ignored: whether BatchNorms take every mean to be 0 and every variance 1 instead.
+    :ivar apart: whether each rank has a batch of its own for now.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.counts = True
         self.ignored = False
+        self.apart = False
         self._ranks = ranks
         # A group of its own, so that it does not matter what else is on its way between the ranks.
         self._group = dist.new_group()
@@ -89,6 +91,20 @@ def no_statistics(model: nn.Module) -> Iterator[None]:
         whole.ignored = False
 
 
+@contextmanager
+def each_rank_alone(model: nn.Module, alone: bool = True) -> Iterator[None]:
+    """Have BatchNorms look at their own rank's batch, if ``alone``."""
+    whole = whole_batch_of(model)
+    if whole is None:
+        yield
+        return
+    whole.apart = alone
+    try:
+        yield
+    finally:
+        whole.apart = False
+
+
 def _shared(name: str, norm: _BatchNorm, whole: WholeBatch) -> Callable[[torch.Tensor], torch.Tensor]:
     # Torch's own would count samples that stand in; in one process it is a BatchNorm as others are.
     is_torchs = isinstance(norm, nn.SyncBatchNorm)
@@ -124,7 +140,7 @@ class _OverRanks(TorchFunctionMode):
             self.was_used = True
             arguments = _SIGNATURE.bind(*args, **(kwargs or {}))
             arguments.apply_defaults()
-            if arguments.arguments.pop("training"):
+            if arguments.arguments.pop("training") and not self._whole.apart:
                 return batch_norm(self._whole, **arguments.arguments)
         return func(*args, **(kwargs or {}))
 

@@ -76,6 +76,7 @@ def _jobs(
                 "actual": sum(held) if (held := [b.held for b in bars if b.held is not None]) else None,
                 "loss": last.outcome.get("loss"),
                 "eval_loss": last.outcome.get("eval_loss"),
+                "metrics": last.outcome.get("metrics") or {},
                 "task": last.task and _task(last.task),
                 "mlflow": _mlflow(record, [bar.task for bar in reversed(bars) if bar.task]),
             }

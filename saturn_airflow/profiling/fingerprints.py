@@ -26,10 +26,11 @@ def speed_versions() -> dict[str, str]:
 def fingerprint(job: Job) -> str:
     """The fingerprint of ``job``: 16 hexadecimal digits.
 
-    Model, data and loss with their arguments count, how batches can be cut, and those hyper-parameters that
-    can change the speed (batch size, optimizer, precision, accumulation, compilation). Of ``clip_grad_norm``,
-    ``lr_scheduler`` and ``parameter_groups`` it counts whether they are used. Names, learning rates, seeds,
-    the number of epochs, and what the job declares :attr:`~saturn_airflow.model.jobs.Job.neutral` do not.
+    Model, data and loss with their arguments count, metrics, how batches can be cut, and those
+    hyper-parameters that can change the speed (batch size, optimizer, precision, accumulation, compilation).
+    Of ``clip_grad_norm``, ``lr_scheduler`` and ``parameter_groups`` it counts whether they are used. Names,
+    learning rates, seeds, the number of epochs, and what the job declares
+    :attr:`~saturn_airflow.model.jobs.Job.neutral` do not.
     """
     hparams = {f.name: getattr(job.hparams, f.name) for f in dataclasses.fields(job.hparams)}
     speed = {name: value for name, value in hparams.items() if name not in NEUTRAL}
@@ -41,8 +42,9 @@ def fingerprint(job: Job) -> str:
         "loss": job.loss_function,
         "hparams": _counting(speed, job),
     }
-    # These decide which techniques can train a job at all.
-    facts.update({name: getattr(job, name) for name in ("batch_dim", "couples_batch") if getattr(job, name)})
+    # These decide which techniques can train a job at all, or in which memory.
+    more = ("batch_dim", "couples_batch", "metrics")
+    facts.update({name: getattr(job, name) for name in more if getattr(job, name)})
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -6,6 +6,7 @@ sent from there in order, now or whenever MLflow answers again.
 
 from saturn_airflow.tracking import estimate_store
 from saturn_airflow.tracking.mlflow_runs import (
+    METRICS_TAG,
     JobRun,
     SweepRun,
     open_job,
@@ -18,6 +19,7 @@ from saturn_airflow.tracking.sending import has_unsent, nobody_sends, send_outbo
 from saturn_airflow.tracking.server import resolve_uri
 
 __all__ = [
+    "METRICS_TAG",
     "JobRun",
     "SweepRun",
     "estimate_store",

@@ -83,7 +83,8 @@ class Recorder:
         if step <= self._last_eval_step:
             return []
         self._last_eval_step = step
-        values = _numbers({k: v for k, v in event.items() if k not in ("event", "time", "step", "epoch")})
+        told = {k: v for k, v in event.items() if k not in ("event", "time", "step", "epoch", "metrics")}
+        values = _numbers({**told, **(event.get("metrics") or {})})
         return [{"kind": "metrics", "name": "eval", "step": step, "time": now, "values": values}]
 
     def _end(self, event: Event, now: int) -> list[dict[str, Any]]:

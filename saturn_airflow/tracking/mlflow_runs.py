@@ -27,6 +27,8 @@ _SECONDS_LEFT_ALONE = 30.0
 SWEEP_TAG = "saturn.sweep"
 #: Why a later training of the same job stands in for this one.
 SUPERSEDED_TAG = "saturn.superseded"
+#: The names of a job's own metrics, as JSON.
+METRICS_TAG = "saturn.metrics"
 #: Figures of the result that :meth:`SweepRun.log_plan` logs, once per round.
 _IN_PLAN = ("planned_seconds", "lower_bound", "planning_seconds", "gap")
 #: How a job or sweep may end, and what MLflow calls it.
@@ -142,7 +144,7 @@ class SweepRun(_Run):
         """
         self.log_metrics({k: v for k, v in result.items() if _is_number(v) and k not in _IN_PLAN})
         self.log_bytes(json.dumps(result, indent=2, default=str).encode(), "report.json")
-        rows = [dict(row) for row in (table if table is not None else result.get("jobs") or [])]
+        rows = [_with_columns(row) for row in (table if table is not None else result.get("jobs") or [])]
         if rows:
             self.log_bytes(_table(rows), "jobs.json")
             self.tag({"mlflow.loggedArtifacts": json.dumps([{"path": "jobs.json", "type": "table"}])})
@@ -404,6 +406,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> bytes:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     data = [[_cell(row.get(column)) for column in columns] for row in rows]
     return json.dumps({"columns": columns, "data": data}).encode()
+
+
+def _with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's outcome with its own metrics each in a column."""
+    return {key: value for key, value in row.items() if key != "metrics"} | dict(row.get("metrics") or {})
 
 
 def _cell(value: Any) -> Any:

@@ -46,6 +46,7 @@ def job_params(job: Job, **strategy: Any) -> dict[str, str]:
             "load_eval_dataloader": job.load_eval_dataloader,
             "loss_function": job.loss_function,
             "data_version": job.data_version,
+            **{f"metric.{key}": value for key, value in job.metrics.items()},
             **{f"model.{key}": value for key, value in job.model_args.items()},
             **{f"data.{key}": value for key, value in job.data_args.items()},
             **{f"optimizer.{key}": value for key, value in hparams.optimizer_args.items()},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.metrics import PART
 from saturn_airflow.tracking import server
-from saturn_airflow.tracking.mlflow_runs import SUPERSEDED_TAG
+from saturn_airflow.tracking.mlflow_runs import METRICS_TAG, SUPERSEDED_TAG
 from saturn_airflow.tracking.server import RunGoneError
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def one(uri: str, which: str) -> dict[str, Any]:
 
     :param which: its MLflow run id, its key (``dag/run/task``), or a DAG's id for that DAG's latest.
     :returns: as in :func:`recent`, with a list of mappings as ``jobs``: ``job``, ``status``, ``reason``,
-        ``technique``, ``devices``, ``node``, seconds, losses, ``run_id``, ``url``.
+        ``technique``, ``devices``, ``node``, seconds, losses, ``metrics`` (its own), ``run_id``, ``url``.
     :raises SaturnError: when there is no such sweep.
     :raises MlflowAwayError: when MLflow does not answer.
     """
@@ -116,6 +118,7 @@ def _job(uri: str, run: Run) -> dict[str, Any]:
     strategy: dict[str, Any] = {
         key: run.data.tags.get(key, run.data.params.get(key)) for key in ("technique", "devices", "node")
     }
+    own = json.loads(run.data.tags.get(METRICS_TAG, "[]"))
     if strategy["devices"] is not None:
         strategy["devices"] = int(strategy["devices"])
     return {
@@ -124,6 +127,7 @@ def _job(uri: str, run: Run) -> dict[str, Any]:
         "reason": run.data.tags.get("saturn.reason"),
         **strategy,
         **_numbers(run.data.metrics, _JOB_FIGURES),
+        "metrics": {name: v for name, v in run.data.metrics.items() if name.partition(PART)[0] in own},
     }
 
 

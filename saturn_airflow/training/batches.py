@@ -86,6 +86,15 @@ class Data(Protocol):
         """Batches from ``start`` on, over as many epochs as it takes, at most ``limit`` of them."""
         ...
 
+    def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
+        """Whole batches of the first epoch: of each ``shares`` in turn the one numbered ``share``.
+
+        Every rank gets as many. One that would have one less gets a stand-in, of which no sample counts.
+
+        :param limit: batches, of all ranks together, to stop after.
+        """
+        ...
+
     def few(self, sizes: Sequence[int]) -> Data:
         """The same data in as many batches as there are ``sizes``, of no more than so many samples.
 
@@ -193,6 +202,16 @@ class _Table:
         data = self._loader.collate_fn(self._samples.__getitems__([key, *others]))
         return MicroBatch(data, 1 + len(others))
 
+    def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
+        count = len(self._batches) if limit is None else min(limit, len(self._batches))
+        own = copy.copy(self)
+        own._batches = self._batches[share:count:shares]
+        if own._batches:
+            for batch in own.batches(Position(), Cut(), len(own._batches)):
+                yield batch.micro_batches[0]
+        if len(own._batches) < -(-count // shares):
+            yield MicroBatch(self.first().data, 0)
+
     def few(self, sizes: Sequence[int]) -> Data:
         other = copy.copy(self)
         sizes = [min(size, len(self._batches[0])) for size in sizes]
@@ -278,6 +297,9 @@ class _Stream:
     def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
         return itertools.islice(self._endless(start, cut), limit)
 
+    def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
+        return _dealt(self.batches(Position(), Cut(), limit), share, shares)
+
     @property
     def layout(self) -> Layout:
         return self._layout or self._look(self.first().data)
@@ -356,6 +378,25 @@ class _Few:
             data, count = take(data, samples, range(min(size, samples)))
             micro_batches = [take(data, count, rows) for rows in cut.of(count)]
             yield GlobalBatch(batch.position, count, micro_batches, batch.ends_epoch)
+
+    def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
+        return _dealt(self.batches(Position(), Cut(), limit), share, shares)
+
+
+def _dealt(batches: Iterator[GlobalBatch], share: int, shares: int) -> Iterator[MicroBatch]:
+    """Of each ``shares`` whole batches of one epoch the one numbered ``share``; see :meth:`Data.whole`."""
+    own: MicroBatch | None = None
+    for number, batch in enumerate(batches):
+        (micro_batch,) = batch.micro_batches
+        if own is None or number % shares == share:
+            own = micro_batch if number % shares == share else MicroBatch(micro_batch.data, 0)
+        if number % shares == shares - 1 or batch.ends_epoch:
+            yield own
+            own = None
+        if batch.ends_epoch:
+            return
+    if own is not None:
+        yield own
 
 
 def _any_sample(loader: DataLoader[Any]) -> Any:

@@ -24,6 +24,7 @@ from saturn_airflow.parallelism import adapting, blocks, unsupported
 from saturn_airflow.parallelism.changing_buffers import ChangingBuffers
 from saturn_airflow.training import batches, checkpoints, rng, state
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
+from saturn_airflow.training.evaluating import Evaluation
 from saturn_airflow.training.loading import check_equal_everywhere, load_model
 from saturn_airflow.training.losses import decompose, rules
 from saturn_airflow.training.losses.objective import Objective
@@ -36,25 +37,24 @@ from saturn_airflow.training.ranks import Ranks
 _WARMUPS = 2
 # The standard error at which a mean is precise, as a share of it.
 _PRECISION = 0.02
-# Batches of the evaluation data that a trial evaluates.
-_EVALUATED = 8
 
 
 def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     """Train one job, from its last checkpoint if there is one; every rank calls this together.
 
     Rank 0 emits these events: ``start`` (step, total_batches, batches_per_epoch, checkpoint), ``step`` (step,
-    epoch, loss, seconds, samples_per_second, lr, eta_seconds), ``eval`` (step, epoch, eval_loss),
-    ``checkpoint`` (step, path, seconds) and ``warning`` (message). Steps count from 1, epochs from 0; totals
-    are None where the data has no length.
+    epoch, loss, seconds, samples_per_second, lr, eta_seconds), ``eval`` (step, epoch, eval_loss, and
+    ``metrics`` where the job has its own), ``checkpoint`` (step, path, seconds) and ``warning`` (message).
+    Steps count from 1, epochs from 0; totals are None where the data has no length.
 
     :returns: ``status`` (``"finished"`` or ``"stopped"``), ``steps`` (done in all), ``batches`` (done in this
         call), ``batches_per_epoch`` (0 where the data has no length), ``total_batches``, ``loss`` (of the
-        last batch), ``epoch_loss`` (mean over the last epoch), ``eval_loss``, ``seconds`` (of this call),
-        ``setup_seconds`` (until the first batch), ``warmup_seconds`` (what the first batches took longer than
-        the others), ``seconds_per_batch`` (mean after the first two) and ``spread`` (interquartile range over
-        the median), ``evaluation_seconds`` (of one pass), ``checkpoint`` (path), ``decided`` (parameters
-        of the technique that were left to it). Measuring, ``batches`` are those that were timed.
+        last batch), ``epoch_loss`` (mean over the last epoch), ``eval_loss``, ``metrics`` (the job's own, by
+        name), ``seconds`` (of this call), ``setup_seconds`` (until the first batch), ``warmup_seconds`` (what
+        the first batches took longer than the others), ``seconds_per_batch`` (mean after the first two) and
+        ``spread`` (interquartile range over the median), ``evaluation_seconds`` (of one pass), ``checkpoint``
+        (path), ``decided`` (parameters of the technique that were left to it). Measuring, ``batches`` are
+        those that were timed.
     :raises DoesNotFit: when the technique can't train this job on these devices.
     :raises NotANumberError: when the loss is NaN or infinite.
     :raises JobError: when the job can't be trained as it is written.
@@ -89,7 +89,7 @@ class Training:
             aliases = state.aliases(model)
             self.data = batches.load(job, job.load_dataloader)
             evaluation = job.load_eval_dataloader
-            self.eval_data = batches.load(job, evaluation, in_order=True) if evaluation else None
+            eval_data = batches.load(job, evaluation, in_order=True) if evaluation else None
         look(self, model)
         with common_to_alike():
             if hparams.compile:
@@ -103,14 +103,19 @@ class Training:
         self.optimizer = optimizers.make_optimizer(hparams, groups, self.parallel)
         group_state = GroupState(self.optimizer)
         self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)
-        self.objective, self.eval_objective = decompose.objectives(
-            self.parallel, self.objective, self.data, self.eval_data, job, request.technique
+        self.objective, objective = decompose.objectives(
+            self.parallel, self.objective, self.data, eval_data, job, request.technique
         )
+        self.evaluation: Evaluation | None = None
+        if eval_data is not None:
+            with common_to_alike():
+                self.evaluation = Evaluation(job, self.parallel, objective, eval_data, ranks, self.cut)
 
         self.step = 0
         self.position = Position()
         self.epoch_sum, self.epoch_batches = 0.0, 0
         self.metrics: dict[str, float | None] = {"loss": None, "epoch_loss": None, "eval_loss": None}
+        self.own_metrics: dict[str, float] = {}
         self.evaluation_seconds: list[float] = []
         self.inputs: list[dict[str, Any]] = []
         self.checkpoint: str | None = None
@@ -213,8 +218,8 @@ class Training:
                 self._save(final=stop)
         if measure is None:
             self._save(final=True)
-        elif self.eval_data is not None:
-            self._measure_evaluation(self.eval_data)
+        elif self.evaluation is not None:
+            self.evaluation_seconds.append(self.evaluation.seconds())
         return self._result(seconds, setup_seconds, warmups)
 
     def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
@@ -292,50 +297,13 @@ class Training:
     def _end_epoch(self, epoch: int) -> None:
         self.metrics["epoch_loss"] = self.epoch_sum / self.epoch_batches
         self.epoch_sum, self.epoch_batches = 0.0, 0
-        if self.eval_data is not None:
+        if self.evaluation is not None:
             began = time.perf_counter()
-            self.metrics["eval_loss"] = self._evaluate(self.eval_data)
+            loss, self.own_metrics = self.evaluation.run()
+            self.metrics["eval_loss"] = loss
             self.evaluation_seconds.append(time.perf_counter() - began)
-            self.ranks.emit("eval", step=self.step, epoch=epoch, eval_loss=self.metrics["eval_loss"])
-
-    def _measure_evaluation(self, data: batches.Data) -> None:
-        """Evaluate a few batches, to know how long all of them take."""
-        count = data.batches_per_epoch or _EVALUATED
-        few = min(count, _EVALUATED)
-        # The first time is slow.
-        _, first, several = (self._time_evaluation(data, limit) for limit in (1, 1, few))
-        each = max(0.0, several - first) / (few - 1) if few > 1 else 0.0
-        self.evaluation_seconds.append(several + (count - few) * each)
-
-    def _time_evaluation(self, data: batches.Data, limit: int | None) -> float:
-        began = time.perf_counter()
-        self._evaluate(data, limit)
-        return time.perf_counter() - began
-
-    def _evaluate(self, data: batches.Data, limit: int | None = None) -> float:
-        self.parallel.model.eval()
-        self.parallel.module.eval()
-        news = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
-        with torch.no_grad():
-            given = data.batches(Position(), self.cut, limit or data.batches_per_epoch)
-            for batch in each_of_the_job(f"load_eval_dataloader {self.job.load_eval_dataloader!r}", given):
-                self.eval_objective.begin(batch.samples)
-                for micro_batch in batch.micro_batches:
-                    total, over = self.parallel.evaluate(
-                        self.eval_objective, micro_batch.data, micro_batch.samples
-                    )
-                    news += torch.stack([total, over])
-                self.eval_objective.end()
-                self.ranks.stop_requested()  # a sign of life
-                if batch.ends_epoch:
-                    break
-        self.parallel.finish_evaluating()
-        self.parallel.model.train()
-        self.parallel.module.train()
-        if self.ranks.size > 1:
-            dist.all_reduce(news)
-        total_loss, over_all = news.tolist()
-        return float(total_loss / over_all) if over_all else math.nan
+            own = {"metrics": self.own_metrics} if self.own_metrics else {}
+            self.ranks.emit("eval", step=self.step, epoch=epoch, eval_loss=loss, **own)
 
     def _save_due(self, now: float) -> bool:
         every, seconds = self.request.checkpoint_batches, self.request.checkpoint_seconds
@@ -355,6 +323,7 @@ class Training:
                 "epoch_sum": self.epoch_sum,
                 "epoch_batches": self.epoch_batches,
                 "metrics": self.metrics,
+                "own_metrics": self.own_metrics,
                 "lr": [float(group["lr"]) for group in self.optimizer.param_groups],
                 "technique": self.request.technique,
                 "devices": self.ranks.size,
@@ -385,6 +354,7 @@ class Training:
         self.position = Position(extra["epoch"], extra["batch"])
         self.epoch_sum, self.epoch_batches = extra["epoch_sum"], extra["epoch_batches"]
         self.metrics.update(extra["metrics"])
+        self.own_metrics = extra.get("own_metrics", {})
         if saved.changes and self.finished:
             changes = "; ".join(map(str, saved.changes))
             raise JobError(
@@ -406,6 +376,7 @@ class Training:
             "batches_per_epoch": self.data.batches_per_epoch or 0,
             "total_batches": self.total,
             **self.metrics,
+            "metrics": self.own_metrics,
             "seconds": time.perf_counter() - self.started,
             "setup_seconds": setup_seconds,
             "warmup_seconds": max(0.0, sum(first) - len(first) * mean),

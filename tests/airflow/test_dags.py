@@ -62,6 +62,13 @@ def test_a_challenger_becomes_the_champion_when_a_human_agrees(deployment, runs,
     assert best["job"] in waiting["approve"]["body"]
     client = MlflowClient(deployment.services.mlflow_url)
     assert set(client.get_registered_model("digits").aliases) == {"challenger"}
+    # The accuracy, large is good, chose the job; MLflow has it by epoch.
+    jobs = result(deployment, runs, dag_id)["jobs"]
+    assert best["metric"] == "accuracy"
+    assert best["value"] == max(job["metrics"]["accuracy"] for job in jobs)
+    by_step = client.get_metric_history(best["run_id"], "accuracy")
+    assert [metric.value for metric in by_step][-1] == best["value"]
+    assert len(by_step) == 2
 
     path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/approve/-1/hitlDetails"
     answer = deployment.airflow._client.patch(path, json={"chosen_options": ["Approve"], "params_input": {}})

@@ -36,8 +36,11 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
         sweep = tracking.open_sweep(uri, "nightly", day, tags, {"jobs": 2, "devices": 2}, folder / day)
         for name, status in (("good", "finished"), ("<b>[red]bad", "failed")):
             params = {"technique": "ddp", "devices": 2, "node": "local"}
-            job = tracking.open_job(uri, sweep, name, params, {}, folder / day / name[:4].strip("<>"))
+            tags = {tracking.METRICS_TAG: '["top"]'}
+            job = tracking.open_job(uri, sweep, name, params, tags, folder / day / name[:4].strip("<>"))
             job.follow({"event": "step", "step": 1, "epoch": 0, "loss": 0.25})
+            if status == "finished":
+                job.follow({"event": "eval", "step": 1, "epoch": 0, "metrics": {"top/1": 0.625}})
             job.close(status, None if status == "finished" else "sample 7 is damaged")
         sweep.log_plan(PLAN)
         best = {"job": "good", "metric": "loss", "value": 0.25, "model_uri": "runs:/1/model"}
@@ -82,6 +85,9 @@ def test_a_sweep_is_shown_job_by_job(uri: str, how: str, capsys: pytest.CaptureF
         "<b>[red]bad": "failed",
     }
     assert shown["jobs"][0]["devices"] == 2
+    assert [job["metrics"] for job in shown["jobs"]] == [{"top/1": 0.625}, {}]
+    assert re.search(r"eval loss +top/1 *$", out, re.MULTILINE)
+    assert re.search(r"^ *good .* 0\.25 +- +0\.625 *$", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

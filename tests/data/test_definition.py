@@ -35,6 +35,7 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "neutral": ["layers"],
     "trust": ["ddp"],
     "exact": True,
+    "metrics": {"f1": "m:f1"},
 }
 
 
@@ -53,9 +54,10 @@ def test_what_can_change_the_result_changes_the_definition(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", WITHOUT_EFFECT)
-def test_where_and_how_fast_a_job_trains_does_not(field: str) -> None:
-    other = Definition.of(dataclasses.replace(JOB, **{field: WITHOUT_EFFECT[field]}))
-    assert other == Definition.of(JOB)
+def test_where_and_how_fast_a_job_trains_and_what_is_measured_does_not(field: str) -> None:
+    evaluated = dataclasses.replace(JOB, load_eval_dataloader="d:e")
+    other = Definition.of(dataclasses.replace(evaluated, **{field: WITHOUT_EFFECT[field]}))
+    assert other == Definition.of(evaluated)
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(HParams)])

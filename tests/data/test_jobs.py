@@ -16,6 +16,10 @@ def job(name: str = "gpt2", **fields: object) -> Job:
     return Job(name, load_model="shop.models:gpt2", load_dataloader="shop.data:python_text", **fields)
 
 
+def measured(metrics: object) -> Job:
+    return job(load_eval_dataloader="shop.data:python_text_eval", metrics=metrics)
+
+
 def module_level() -> None:
     """A function a job may refer to."""
 
@@ -33,6 +37,11 @@ def module_level() -> None:
         (lambda: job(loss_function=lambda a, b: 0), "a lambda can't be found again"),
         (lambda: job(loss_function="shop.models.lm_loss"), "is not a reference; write 'module:name'"),
         (lambda: job(loss_function=3), "a int is not a reference"),
+        (lambda: measured("accuracy"), "metrics is 'accuracy'; give a mapping from names to functions"),
+        (lambda: measured({"accuracy": lambda outputs, targets: 0}), "metrics['accuracy']: a lambda"),
+        (lambda: measured({"loss": "m:f"}), "names a metric 'loss', which Saturn measures itself"),
+        (lambda: measured({"top/1": "m:f"}), "names a metric 'top/1'; a name begins with a letter"),
+        (lambda: job(metrics={"f1": "m:f"}), "measured on the data of load_eval_dataloader, which the job"),
         (lambda: HParams(lr="fast"), "lr is 'fast'; it must be a number"),
         (lambda: HParams(lr=-1), "lr is -1"),
         (lambda: HParams(lr=float("nan")), "lr is nan"),
@@ -167,3 +176,10 @@ def test_data_that_is_no_job(data, message):
     with pytest.raises(InvalidSweepError) as caught:
         Job.from_dict(data)
     assert message in str(caught.value)
+
+
+def test_metrics_are_plain_data():
+    made = measured({"accuracy": module_level, "f1": "shop.metrics:F1"})
+    assert made.metrics == {"accuracy": f"{__name__}:module_level", "f1": "shop.metrics:F1"}
+    assert Job.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert "metrics" not in measured({}).to_dict(), "jobs without are what they were"

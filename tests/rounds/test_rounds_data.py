@@ -156,7 +156,9 @@ def test_a_finished_job_is_not_dropped():
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        (lambda: SuccessiveHalving(metric="accuracy"), "no job reports"),
+        (lambda: SuccessiveHalving(metric="accuracy"), "is 'accuracy' better small or large"),
+        (lambda: MedianStopping(metric="accuracy"), "is 'accuracy' better small or large"),
+        (lambda: SuccessiveHalving(metric="loss"), "not measured at the end of each epoch"),
         (lambda: SuccessiveHalving(reduction=1), "reduction is 1"),
         (lambda: SuccessiveHalving(min_epochs=0), "min_epochs is 0"),
         (lambda: SuccessiveHalving(mode="least"), "mode is 'least'"),  # type: ignore[arg-type]

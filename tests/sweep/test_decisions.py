@@ -150,6 +150,21 @@ def test_the_best_job():
     assert best_of(jobs, "loss", "max")["job"] == "b"
 
 
+def test_the_best_job_by_a_metric_of_its_own():
+    jobs = [
+        outcome("a", eval_loss=0.1, metrics={"accuracy": 0.5, "scores/f1": 0.9}),
+        outcome("b", eval_loss=0.2, metrics={"accuracy": 0.7, "scores/f1": None}),
+        outcome("c", eval_loss=0.3, metrics={"accuracy": math.nan}),
+        outcome("d", eval_loss=0.4),
+    ]
+    best = best_of(jobs, "accuracy", "max")
+    assert best is not None
+    assert (best["job"], best["metric"], best["value"]) == ("b", "accuracy", 0.7)
+    assert best_of(jobs, "scores/f1", "max")["job"] == "a"
+    assert best_of(jobs, "recall", "max") is None
+    assert best_of(jobs, None, "min")["metric"] == "eval_loss"
+
+
 @given(
     st.recursive(
         st.floats() | st.text() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)

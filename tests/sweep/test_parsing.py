@@ -21,6 +21,9 @@ TWO = Cluster(Node("gpu-a", devices=8), Node("gpu-b", devices=8, queue="big"))
 def job(name="a", **fields):
     needed = {"load_model": "shop.models:gpt2", "load_dataloader": "shop.data:python_text"}
     return Job(name, **{**needed, **fields})
+def measured(name="a", **fields):
+    metrics = {"accuracy": "shop.metrics:accuracy"}
+    return job(name, **{"load_eval_dataloader": "shop.data:python_text_eval", "metrics": metrics, **fields})
 def build(**arguments):
     @dag(schedule=None)
     def nightly():
@@ -165,7 +168,29 @@ MISTAKES = [
     ("objective='device-time'", "objective is 'device-time', which needs a deadline: give deadline="),
     ("deadline='06:00'", "deadline goes with objective='device-time', not with 'makespan'"),
     ("objective='device-time', deadline=3600", "deadline is 3600; give the time a sweep may take"),
-    ("metric='acuracy'", "metric is 'acuracy'; it is None or 'eval_loss' or 'epoch_loss' or 'loss'"),
+    (
+        "metric='los'",
+        "metric is 'los', which job 'a' does not have (it has eval_loss, epoch_loss, loss); "
+        "did you mean 'loss'?",
+    ),
+    (
+        "metric='acuracy', jobs=[measured()]",
+        "metric is 'acuracy', which job 'a' does not have (it has accuracy, eval_loss, epoch_loss, loss); "
+        "did you mean 'accuracy'?",
+    ),
+    (
+        "metric='accuracy', mode='max', jobs=[measured(), job('b')]",
+        "metric is 'accuracy', which job 'b' does not have",
+    ),
+    ("metric='accuracy', jobs=[measured()]", "is 'accuracy' better small or large? Say mode='min' or"),
+    (
+        "jobs=[measured(metrics={'f1': 'shop.metrics:f1'})]",
+        "job 'a': metrics['f1']: module 'shop.metrics' has no 'f1'",
+    ),
+    (
+        "jobs=[measured()], rounds=2, selection=SuccessiveHalving('f1', mode='max')",
+        "selection: its metric is 'f1', which job 'a' does not have",
+    ),
     ("metric='eval_loss'", "metric is 'eval_loss', but job 'a' has no load_eval_dataloader"),
     ("keep_checkpoints=0", "keep_checkpoints is 0; give a whole number of at least 1"),
     ("allowed_failures='2'", "allowed_failures is '2'"),

@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saturn_airflow.model.metrics import TAKEN
 from saturn_airflow.tracking.events import Recorder
 
 STEP = {"event": "step", "epoch": 0, "loss": 2.0, "seconds": 0.5, "samples_per_second": 32.0, "lr": 1e-3}
@@ -81,6 +82,26 @@ def test_the_results_numbers_become_metrics_and_nothing_else_does() -> None:
     (record,) = Recorder(last_step=7).records({"event": "end", "status": "finished", "result": result})
     assert record["values"] == {"epoch_loss": 1.5, "a b_c": 2.0, "train_seconds": 9.0}
     assert record["step"] == 7
+
+
+def test_an_evaluation_has_the_jobs_own_metrics_by_step() -> None:
+    event = {"event": "eval", "step": 4, "epoch": 0, "eval_loss": 1.0, "metrics": {"f1/macro": 0.5, "n": 3}}
+    (record,) = Recorder().records(event)
+    assert record["step"] == 4
+    assert record["values"] == {"eval_loss": 1.0, "f1/macro": 0.5, "n": 3.0}
+
+
+def test_no_metric_of_a_job_can_be_taken_for_one_of_saturns() -> None:
+    result = {"status": "finished", "metrics": {"f1": 0.5}}
+    numbers = ("steps", "batches", "batches_per_epoch", "total_batches", "loss", "epoch_loss", "eval_loss")
+    numbers += ("seconds", "setup_seconds", "warmup_seconds", "seconds_per_batch", "spread")
+    numbers += ("evaluation_seconds", "peak_device_bytes", "peak_host_bytes")
+    result |= dict.fromkeys(numbers, 1.0)
+    recorder = Recorder()
+    records = [*recorder.records({**STEP, "step": 1}), *recorder.records({"event": "end", "result": result})]
+    logged = {key for record in records for key in record["values"]}
+    assert "f1" not in logged, "it is logged by step, where it was measured"
+    assert logged <= TAKEN
 
 
 def test_warnings_checkpoints_and_resumes_become_tags_and_unknown_events_nothing() -> None:

@@ -114,6 +114,9 @@ function facts(job) {
   for (const metric of ["eval_loss", "loss"]) {
     if (typeof job[metric] === "number") lines.push([metric.replace("_", " "), number(job[metric])]);
   }
+  for (const [metric, value] of Object.entries(job.metrics ?? {})) {
+    if (typeof value === "number") lines.push([metric, number(value)]);
+  }
   if (job.task) lines.push(["tries", String(job.task.try_number)]);
   return lines;
 }

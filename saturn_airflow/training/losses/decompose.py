@@ -98,8 +98,12 @@ def objectives(
         with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
             some = data.few([sys.maxsize]).first()  # as many as there are in a batch
         rule = find_rule(parallel, objective, some, by)
-    # What is not cut is trained on as it is.
-    return objective.of(data, rule if by.by else SAMPLES), objective.of(eval_data or data, rule)
+    if by.by:
+        return objective.of(data, rule), objective.of(eval_data or data, rule)
+    # What is not cut is trained on as it is, and a mean over all parts is that of the one part there is.
+    return objective.of(data, SAMPLES), objective.of(
+        eval_data or data, SAMPLES if rule.kind == "sum" else rule
+    )
 
 
 class See(Protocol):
@@ -128,7 +132,7 @@ def find_rule(parallel: Parallel, objective: Objective, batch: MicroBatch, cuts:
         def see(rows: range, seed: int = 0, over: Sequence[float] | None = None) -> Part:
             return _see(parallel, objective, objective.take(data, samples, rows), seed, over)
 
-        with _evaluating(parallel):
+        with evaluating(parallel):
             try:
                 whole = see(range(samples))
             except Exception as error:
@@ -308,7 +312,7 @@ def _noise(whole: Part) -> float:
 
 
 @contextmanager
-def _evaluating(parallel: Parallel) -> Iterator[None]:
+def evaluating(parallel: Parallel) -> Iterator[None]:
     """Without dropout, and with batches in one piece; the model is as before afterwards."""
     modules = [*parallel.model.modules(), *parallel.module.modules()]
     training = [module.training for module in modules]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ class Objective:
         self.batch_samples = 0
         #: Who is told of the means in the loss, in the place of those who apply the rule.
         self.heard: Heard | None = None
+        #: Who is shown the outputs of the model, the batch, and how many samples it has.
+        self.seen: Callable[[Any, Any, int], None] = lambda outputs, batch, samples: None
         self._tally: torch.Tensor | None = None
 
     def on(self, device: torch.device) -> Objective:
@@ -133,6 +135,7 @@ class Objective:
             loss = self._loss(outputs, batch)
         if not samples:
             return self._nothing(outputs, loss)
+        self.seen(outputs, batch, samples)
         tally = heard.tally()
         self._tally = tally if self._tally is None else self._tally + tally
         if isinstance(loss, list | tuple) and len(loss) == 2:
