@@ -21,10 +21,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
-    SequentialSampler,
-    default_collate,
 )
 
 from saturn_airflow.launch.users_code import of_the_job
@@ -35,6 +32,7 @@ from saturn_airflow.model.references import Reference
 from saturn_airflow.training import layout as layouts
 from saturn_airflow.training import rng
 from saturn_airflow.training.layout import Layout, MicroBatch
+from saturn_airflow.training.loaders import any_sample, aside, collates_each_alone, is_table
 
 
 class Position(NamedTuple):
@@ -123,7 +121,7 @@ def load(job: Job, reference: Reference, *, in_order: bool = False) -> Data:
     loader = make()
     if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
         raise JobError(f"{name!r} uses a DistributedSampler; leave it out, Saturn shares the batches itself")
-    if _is_table(loader):
+    if is_table(loader):
         return _Table(loader, job, name, in_order)
     if not isinstance(loader, Iterable):
         raise JobError(
@@ -142,7 +140,8 @@ class _Table:
     def __init__(self, loader: DataLoader[Any], job: Job, name: str, in_order: bool) -> None:
         self._loader = loader
         self._samples = _SeededSamples(loader.dataset, job.hparams.seed)
-        self._by_sample = _collates_each_alone(loader.collate_fn)
+        self._aside = _SeededSamples(aside(loader), job.hparams.seed)
+        self._by_sample = collates_each_alone(loader.collate_fn)
         self._batch_dim = job.batch_dim
         self._seed = job.hparams.seed
         self._shuffled = isinstance(loader.sampler, RandomSampler) and not in_order
@@ -194,12 +193,12 @@ class _Table:
         collate = self._loader.collate_fn
         if self._batch_dim is None:
             with contextlib.suppress(Exception):  # what can't be collated with its like is looked at instead
-                return layouts.of_collated(collate, self._samples[0, 0])
+                return layouts.of_collated(collate, self._aside[0, 0])
         return layouts.of_batch(self.first().data, self._batch_dim)
 
     def first(self) -> MicroBatch:
         ((key, *others),) = self._keys(Position(), Cut(), 1)
-        data = self._loader.collate_fn(self._samples.__getitems__([key, *others]))
+        data = self._loader.collate_fn(self._aside.__getitems__([key, *others]))
         return MicroBatch(data, 1 + len(others))
 
     def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
@@ -284,6 +283,7 @@ class _Stream:
         self._make = make
         self._batch_dim = job.batch_dim
         self._layout: Layout | None = None
+        self._begun: list[GlobalBatch] = []
         self._seed = job.hparams.seed
         self._name = name
         try:
@@ -295,7 +295,19 @@ class _Stream:
         self.batches_per_epoch: int | None = length
 
     def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
+        self._begun = []
         return itertools.islice(self._endless(start, cut), limit)
+
+    def beginning(self, count: int) -> list[GlobalBatch]:
+        """The first batches, whole; kept until one goes through them, for starting workers takes long."""
+        if len(self._begun) < count:
+            self._begun = list(itertools.islice(self._endless(Position(), Cut()), count))
+        begun = self._begun[:count]
+        try:
+            return copy.deepcopy(begun)  # a model may change its inputs
+        except Exception:
+            self._begun = []
+            return begun
 
     def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
         return _dealt(self.batches(Position(), Cut(), limit), share, shares)
@@ -305,16 +317,14 @@ class _Stream:
         return self._layout or self._look(self.first().data)
 
     def first(self) -> MicroBatch:
-        for _, data, _ in self._epoch(0):
-            return MicroBatch(data, self._look(data).count(data))
-        raise JobError(f"{self._name!r}: the data is empty; a job needs at least one batch")
+        return self.beginning(1)[0].micro_batches[0]
 
     def _look(self, data: Any) -> Layout:
         """The layout, found out by the first batch that is seen."""
         if self._layout is None:
             if self._batch_dim is None and isinstance(self._loader, DataLoader):
                 with contextlib.suppress(Exception):  # it may have no samples, or none that can be seen alone
-                    self._layout = layouts.of_collated(self._loader.collate_fn, _any_sample(self._loader))
+                    self._layout = layouts.of_collated(self._loader.collate_fn, any_sample(self._loader))
             self._layout = self._layout or layouts.of_batch(data, self._batch_dim)
         return self._layout
 
@@ -353,9 +363,9 @@ class _Stream:
 
 
 class _Few:
-    """The first samples of each of the first batches of other data."""
+    """The first samples of each of the first batches of a stream."""
 
-    def __init__(self, data: Data, sizes: Sequence[int]) -> None:
+    def __init__(self, data: _Stream, sizes: Sequence[int]) -> None:
         self._data = data
         self._sizes = sizes
         self.batches_per_epoch: int | None = len(sizes)
@@ -371,8 +381,11 @@ class _Few:
         return _Few(self._data, sizes)
 
     def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
-        whole = self._data.batches(start, Cut(), limit)
-        for size, batch in zip(self._sizes[start.batch :], whole, strict=False):
+        whole = self._data.beginning(len(self._sizes))
+        chosen = zip(self._sizes, whole, strict=True)
+        for size, batch in itertools.islice(
+            chosen, start.batch, None if limit is None else start.batch + limit
+        ):
             ((data, samples),) = batch.micro_batches
             take = self._data.layout.take
             data, count = take(data, samples, range(min(size, samples)))
@@ -399,22 +412,6 @@ def _dealt(batches: Iterator[GlobalBatch], share: int, shares: int) -> Iterator[
         yield own
 
 
-def _any_sample(loader: DataLoader[Any]) -> Any:
-    """A sample as the loader's ``collate_fn`` gets it, taken without disturbing who goes through the data.
-
-    :raises Exception: when there is none to be had.
-    """
-    dataset = loader.dataset
-    if loader.batch_sampler is None and loader.batch_size is None:
-        raise TypeError("its dataset makes batches")
-    if not isinstance(dataset, IterableDataset):
-        return dataset[0]
-    samples: Any = iter(dataset)
-    if samples is dataset:
-        raise TypeError("its dataset can be gone through once")
-    return next(samples)
-
-
 def _spread(end: int, count: int, generator: torch.Generator) -> list[int]:
     """``count`` of the first ``end`` numbers, or all where there are fewer, from all over and in any order.
 
@@ -423,27 +420,6 @@ def _spread(end: int, count: int, generator: torch.Generator) -> list[int]:
     count = min(count, end)
     numbers = [(2 * i + 1) * end // (2 * count) for i in range(count)]
     return [numbers[i] for i in torch.randperm(count, generator=generator).tolist()]
-
-
-def _collates_each_alone(collate: Any) -> bool:
-    """Whether what ``collate`` makes of a sample does not depend on those beside it."""
-    of = collate if hasattr(collate, "__qualname__") else type(collate)
-    return collate is default_collate or (
-        of.__module__ == "transformers.data.data_collator"
-        and of.__qualname__ in ("default_data_collator", "torch_default_data_collator", "DefaultDataCollator")
-    )
-
-
-def _is_table(loader: Any) -> bool:
-    """Whether samples can be fetched by index in an order of our own choosing."""
-    if not isinstance(loader, DataLoader) or loader.batch_size is None:
-        return False
-    if not hasattr(loader.dataset, "__getitem__") or not hasattr(loader.dataset, "__len__"):
-        return False
-    sampler = loader.sampler
-    if isinstance(sampler, RandomSampler):
-        return not sampler.replacement and sampler.num_samples == len(loader.dataset)
-    return type(sampler) is SequentialSampler
 
 
 def _takes(function: Any, name: str) -> bool:

@@ -47,6 +47,13 @@ def run(
         assert leases.holders(tmp_path / "leases") == {}
 
 
+def test_a_trial_on_a_stream_with_workers(tmp_path: Path) -> None:
+    job = dataclasses.replace(small_job(), load_dataloader="small_jobs:stream")
+    estimate = run(tmp_path, job, "fsdp", devices=2, how=Measure(1, 2))
+    assert estimate.reason is None
+    assert list(estimate.verdicts.values()) == ["exact"]
+
+
 def test_a_trial_measures_what_training_does(tmp_path: Path) -> None:
     estimate = run(tmp_path, small_job("slow"), "ddp", devices=2, how=Measure(1, 4))
     assert estimate.reason is None

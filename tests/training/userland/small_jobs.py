@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 
 def linear(width: int = 8) -> nn.Module:
@@ -41,6 +42,26 @@ def noise(batch_size: int = 8, samples: int = 4000, width: int = 8, workers: int
     inputs = torch.randn(samples, width, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
     return DataLoader(data, batch_size=batch_size, num_workers=workers)
+
+
+class _Stream(IterableDataset[Any]):
+    """The rows of a dataset; each worker has its part of them."""
+
+    def __init__(self, rows: TensorDataset) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        number, count = (0, 1) if info is None else (info.id, info.num_workers)
+        return (self.rows[index] for index in range(number, len(self.rows), count))
+
+
+def stream(workers: int = 2) -> DataLoader[Any]:
+    """A stream that worker processes read."""
+    inputs = torch.randn(4000, 8, generator=torch.Generator().manual_seed(1))
+    return DataLoader(
+        _Stream(TensorDataset(inputs, inputs.sum(1, keepdim=True))), batch_size=8, num_workers=workers
+    )
 
 
 def torn_noise() -> DataLoader[Any]:

@@ -1,0 +1,140 @@
+"""Ranks whose data comes from worker processes, however those are started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import odd
+import pytest
+import torch
+from cells import Strategy, job, run
+from cells import request as train_request
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, get_worker_info
+
+from saturn_airflow.model import references
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training.batches import Cut, Position, load
+
+STEPS = 3
+
+
+class Rows(Dataset[Any]):
+    """Rows that each follow from their number."""
+
+    def __len__(self) -> int:
+        return 18
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(8, generator=generator), torch.randint(0, 5, (), generator=generator)
+
+
+class Stream(IterableDataset[Any]):
+    """The same rows, of which each worker reads its part."""
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        number, count = (0, 1) if info is None else (info.id, info.num_workers)
+        return (Rows()[index] for index in range(number, 18, count))
+
+
+def rows(stream: bool = False, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(Stream() if stream else Rows(), batch_size=6, **settings)
+
+
+# How the data are loaded, and under what they are trained on.
+LOADERS: dict[str, tuple[dict[str, Any], Strategy]] = {
+    "forked": ({"num_workers": 2}, Strategy("ddp", 2)),
+    "a stream": ({"stream": True, "num_workers": 2}, Strategy("fsdp", 2)),
+    "a stream, persistent, pinned": (
+        {"stream": True, "num_workers": 1, "persistent_workers": True, "pin_memory": True},
+        Strategy("pipeline", 2),
+    ),
+    "spawned": (
+        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+        Strategy("ddp", 2),
+    ),
+    "from a server": ({"num_workers": 1, "multiprocessing_context": "forkserver"}, Strategy("fsdp", 2)),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(600)
+def test_ranks_get_what_one_device_gets(tmp_path: Path) -> None:
+    requests = []
+    for name, (settings, strategy) in LOADERS.items():
+        a_job = job(
+            load_model="odd:chain",
+            load_dataloader="test_workers:rows",
+            loss_function="odd:class_loss",
+            data_args=settings,
+            hparams=HParams(batches=STEPS, precision="float64", lr=1e-2),
+        )
+        requests.append((train_request(a_job, strategy, tmp_path / name), strategy.devices))
+    for (name, (settings, _)), outcome in zip(LOADERS.items(), run(requests), strict=True):
+        optimizer = references.load("torch.optim:AdamW")
+        losses, weights = odd.train_plainly(odd.chain(), rows(**settings), odd.class_loss, optimizer, STEPS)
+        assert outcome.losses == pytest.approx(losses, abs=1e-12), name
+        assert (
+            max(float((value - weights[key]).abs().max()) for key, value in outcome.weights.items()) < 1e-11
+        )
+
+
+class Filed(Dataset[Any]):
+    """Opens a file with its first sample, and tells who has opened it and who reads."""
+
+    def __init__(self) -> None:
+        self.opened_by = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.opened_by = self.opened_by or os.getpid()
+        return torch.tensor([self.opened_by, os.getpid()])
+
+
+def filed(wrapped: bool) -> DataLoader[Any]:
+    data: Dataset[Any] = Subset(ConcatDataset([Filed(), Filed()]), range(12)) if wrapped else Filed()
+    return DataLoader(data, batch_size=4, num_workers=2)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_workers_inherit_no_file_that_a_look_at_the_data_opened(wrapped: bool) -> None:
+    a_job = Job("a", "m:model", "test_workers:filed", data_args={"wrapped": wrapped})
+    data = load(a_job, a_job.load_dataloader)
+    assert data.first().samples == 4
+    assert data.layout
+    read = torch.cat([b.micro_batches[0].data for b in data.batches(Position(), Cut(), 2)])
+    assert torch.equal(read[:, 0], read[:, 1])
+    assert os.getpid() not in read
+
+
+class Opening(IterableDataset[Any]):
+    """Counts how often it was begun."""
+
+    begun = 0
+
+    def __iter__(self) -> Any:
+        type(self).begun += 1
+        return iter(torch.arange(24.0).view(12, 2))
+
+
+def opening() -> DataLoader[Any]:
+    return DataLoader(Opening(), batch_size=4)
+
+
+def test_the_beginning_of_a_stream_is_read_once_for_all_that_look_at_it() -> None:
+    a_job = Job("a", "m:model", "test_workers:opening", batch_dim=0)
+    data = load(a_job, a_job.load_dataloader)
+    few = data.few([3, 1, 3])
+    looks = [[b.micro_batches[0].data.add_(1) for b in few.batches(Position(), Cut(), 3)] for _ in range(2)]
+    assert data.first().samples == 4
+    assert Opening.begun == 1
+    assert [part.tolist() for part in looks[0]] == [part.tolist() for part in looks[1]], (
+        "not what was changed"
+    )
+    assert len(list(data.batches(Position(), Cut(), 3))) == 3
+    assert Opening.begun == 2, "training goes through all of it"
