@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +22,30 @@ Figure = Callable[[str], None]
 def figure(record_property: Callable[[str, object], None]) -> Figure:
     """Show a line at the end of the run: what a test measured."""
     return lambda line: record_property("figure", line)
+
+
+@pytest.fixture(scope="session")
+def wheel_bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ``bin`` of an environment with a wheel built from the repository, and this one's other packages."""
+    folder = tmp_path_factory.mktemp("wheel")
+    root = Path(__file__).parents[1]
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(root)]
+    subprocess.run(build, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    commands = folder / "venv" / "bin"
+    (wheel,) = folder.glob("*.whl")
+    pip = [str(commands / "python"), "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)]
+    subprocess.run(pip, check=True)
+    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
+    # The editable installation of the repository is not among them: its .pth is not read from there.
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    for name in ("airflow", "mlflow", "gunicorn", "uvicorn"):
+        script = Path(sys.executable).parent / name
+        if script.exists():
+            _, _, rest = script.read_text().partition("\n")
+            (commands / name).write_text(f"#!{commands / 'python'}\n{rest}")
+            (commands / name).chmod(0o755)
+    return commands
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

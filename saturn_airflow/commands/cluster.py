@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=Path(".saturn-cluster"),
         help="folder for all they write; one used before is taken up again (%(default)s)",
     )
-    parser.add_argument("--compose", type=Path, default=COMPOSE, help="the compose file (that of the clone)")
+    parser.add_argument("--compose", type=Path, default=COMPOSE, help="the compose file (Saturn's own)")
     add_dags(parser)
     parser.add_argument(
         "--set",
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         print("".join(f"{name}={value}\n" for name, value in new_secrets().items()), end="")
         return 0
     if not args.dags.is_dir():
-        raise SaturnError(f"there is no folder {args.dags}; run this from a clone, or give --dags")
+        raise SaturnError(f"there is no folder {args.dags}; say with --dags where your DAGs are")
     variables = {}
     for text in args.set:
         name, sign, value = text.partition("=")

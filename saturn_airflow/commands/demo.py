@@ -40,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     dag_id = args.dag or ("nightly_on_cluster" if args.cluster else "nightly_retrain")
     if not (args.dags / f"{dag_id}.py").is_file():
-        raise SaturnError(
-            f"{args.dags} has no {dag_id}.py; run the demo from a clone of the repository, or give --dags"
-        )
+        raise SaturnError(f"{args.dags} has no {dag_id}.py; say with --dags where it is")
     services = (
         LocalCluster(args.state, COMPOSE, args.dags, environment=NO_SCHEDULE)
         if args.cluster

@@ -15,9 +15,10 @@ from saturn_airflow.model.errors import SaturnError
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: The clone of the repository, where Saturn runs from one.
-ROOT = Path(__file__).parents[2]
-COMPOSE = ROOT / "docker" / "compose.yaml"
+_SHIPPED = Path(__file__).parents[1] / "shipped"
+# A wheel brings a copy of what a clone of the repository has at its root.
+_ROOT = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).parents[2]
+COMPOSE = _ROOT / "docker" / "compose.yaml"
 #: Columns of what is no terminal, where COLUMNS does not say otherwise: wide enough to be read by programs.
 _WIDTH = 200
 
@@ -25,7 +26,7 @@ _WIDTH = 200
 def add_dags(parser: argparse.ArgumentParser) -> None:
     """Declare ``--dags``."""
     parser.add_argument(
-        "--dags", type=Path, default=ROOT / "dags", help="the DAGs folder (that of the clone)"
+        "--dags", type=Path, default=_ROOT / "dags", help="the DAGs folder (that of Saturn's examples)"
     )
 
 

@@ -73,9 +73,7 @@ def load(path: Path, variables: Mapping[str, str]) -> dict[str, Service]:
     try:
         data = yaml.safe_load(path.read_text())
     except FileNotFoundError:
-        raise ComposeError(
-            f"there is no compose file {path}; run this from a clone of the repository, or say where it is"
-        ) from None
+        raise ComposeError(f"there is no compose file {path}") from None
     except yaml.YAMLError as error:
         raise ComposeError(f"{path} is no YAML: {error}") from None
     services = {name: _service(name, interpolate(body, variables)) for name, body in data["services"].items()}

@@ -157,6 +157,9 @@ class Processes:
             _signal_group(process.pid, signal.SIGKILL)  # what a main process left in its group
             self.end_marked(name)
             del self._running[name]
+        deadline = time.monotonic() + 5.0
+        while any(_is_group(process.pid) for process in ending.values()) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def tail(self, name: str, lines: int = 30) -> str:
         """The end of a service's log."""
@@ -230,6 +233,14 @@ def end_on_signals() -> None:
         signal.signal(sign, lambda number, _: sys.exit(128 + number))
     # A shell starts what runs in the background with Ctrl-C ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _is_group(number: int) -> bool:
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _signal_group(group: int, sign: int) -> None:

@@ -1,4 +1,4 @@
-"""`saturn demo` as a person runs it: from nothing to trained models, and nothing left behind."""
+"""`saturn demo` from the wheel, in an empty folder: from nothing to trained models; nothing is left behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -21,15 +20,18 @@ JOBS = 8
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
+def demo(tmp_path_factory, wheel_bin):
     """What `saturn demo --keep` printed, what its UIs answered, and its exit status after Ctrl-C."""
-    state = tmp_path_factory.mktemp("demo") / "state"
+    folder = tmp_path_factory.mktemp("demo")
+    state = folder / ".saturn"
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "SATURN"))}
     process = subprocess.Popen(
-        [str(Path(sys.executable).parent / "saturn"), "demo", "--state", str(state), "--keep"],
+        [str(wheel_bin / "saturn"), "demo", "--keep"],
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "COLUMNS": "120"},
+        env={**clean, "COLUMNS": "120"},
     )
     watchdog = threading.Timer(720, process.kill)
     watchdog.start()

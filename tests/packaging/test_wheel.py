@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 LOOK = """
@@ -25,18 +22,6 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True)
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-    python = folder / "venv" / "bin" / "python"
-    (wheel,) = folder.glob("*.whl")
-    subprocess.run([str(python), "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
-    return python
-
-
 def look(python: Path, code: str, cwd: Path, **settings: str) -> str:
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "SATURN"))}
     done = subprocess.run(
@@ -50,8 +35,8 @@ def look(python: Path, code: str, cwd: Path, **settings: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_brings_its_techniques_and_entry_points(environment, tmp_path):
-    seen = json.loads(look(environment, LOOK, tmp_path))
+def test_the_wheel_brings_its_techniques_and_entry_points(wheel_bin, tmp_path):
+    seen = json.loads(look(wheel_bin / "python", LOOK, tmp_path))
     shipped = sorted(path.stem for path in (ROOT / "techniques").glob("[!_]*.py"))
     assert seen["names"] == shipped
     assert {"single", "ddp", "fsdp"} <= set(shipped)
@@ -61,7 +46,7 @@ def test_the_wheel_brings_its_techniques_and_entry_points(environment, tmp_path)
     assert seen["typed"]
 
 
-def test_a_folder_of_ones_own_is_found(environment, tmp_path):
+def test_a_folder_of_ones_own_is_found(wheel_bin, tmp_path):
     (tmp_path / "mine.py").write_text("")
-    seen = json.loads(look(environment, LOOK, tmp_path, SATURN_TECHNIQUES_FOLDER=str(tmp_path)))
+    seen = json.loads(look(wheel_bin / "python", LOOK, tmp_path, SATURN_TECHNIQUES_FOLDER=str(tmp_path)))
     assert "mine" in seen["names"]
