@@ -1,4 +1,4 @@
-"""`saturn demo` from the wheel, in an empty folder: from nothing to trained models; nothing is left behind."""
+"""`saturn demo` from the wheel, in an empty folder: from nothing to trained models, nothing left behind."""
 
 from __future__ import annotations
 
