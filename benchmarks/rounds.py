@@ -30,7 +30,7 @@ from machine import describe
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import MedianStopping, SuccessiveHalving
-from saturn_airflow.planning.online.simulation import Failure, Simulation, clairvoyant, simulate
+from saturn_airflow.planning.online.simulation import NodeLoss, Simulation, clairvoyant, simulate
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "rounds.json"
@@ -105,7 +105,7 @@ def runs(case: str) -> dict[str, Run]:
         noise = 0.0
         ways["4 rounds, no foresight"] = {"rounds": Rounds(most=4), "foresight": False}
     elif case == "lost":
-        failures = [Failure("node00", 0.5)]
+        failures = [NodeLoss("node00", 0.5)]
         ways["upstream's rule"] = UPSTREAM
     else:
         ways = {

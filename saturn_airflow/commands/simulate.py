@@ -13,7 +13,7 @@ from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import MedianStopping, Rule, SuccessiveHalving
 
 if TYPE_CHECKING:
-    from saturn_airflow.planning.online.simulation import Failure, Simulation
+    from saturn_airflow.planning.online.simulation import NodeLoss, Simulation
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -97,12 +97,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _failure(text: str) -> Failure:
-    from saturn_airflow.planning.online.simulation import Failure
+def _failure(text: str) -> NodeLoss:
+    from saturn_airflow.planning.online.simulation import NodeLoss
 
     name, at, share = text.rpartition("@")
     try:
-        return Failure(name, float(share)) if at else Failure(text, 0.5)
+        return NodeLoss(name, float(share)) if at else NodeLoss(text, 0.5)
     except ValueError:
         raise InvalidSweepError(
             f"--fail-node {text!r}: write NAME@SHARE, such as gpu-a@0.5 for half of the planned makespan"

@@ -28,7 +28,7 @@ from saturn_airflow.profiling.options import by_key, total_batches
 
 if TYPE_CHECKING:
     from saturn_airflow.launch.progress import Progress
-    from saturn_airflow.planning.online.adoption import Decision
+    from saturn_airflow.planning.online.adoption import Adoption
     from saturn_airflow.planning.online.execution import Situation
 
 STATE_KEY = "round"
@@ -71,7 +71,7 @@ class RoundPlanOperator(PlanOperator):
         self.trained = list(trained)
         self._problem: Problem | None = None
         self._left: Problem | None = None
-        self._decision: Decision | None = None
+        self._decision: Adoption | None = None
         #: When the plans of earlier rounds were made that still stand.
         self._standing: list[float] = []
 
@@ -289,7 +289,7 @@ class RoundPlanOperator(PlanOperator):
 
     def _decide(
         self, problem: Problem, plan: Plan | None, situation: Situation, checkpoint: float
-    ) -> Decision:
+    ) -> Adoption:
         from saturn_airflow.planning.online.adoption import Effort, decide
 
         policy = Rounds.from_dict(self.rounds)
@@ -315,7 +315,7 @@ class RoundPlanOperator(PlanOperator):
     def _with_round(
         self,
         entry: dict[str, Any],
-        decision: Decision,
+        decision: Adoption,
         rung: float,
         progress: Mapping[str, Progress] | None = None,
         before: Mapping[str, Any] | None = None,
@@ -348,7 +348,7 @@ class RoundPlanOperator(PlanOperator):
             added["moved_from"] = f"{old['technique']} x {old['devices']} on {old['node']}"
         return {**entry, **added}
 
-    def _say(self, decision: Decision) -> None:
+    def _say(self, decision: Adoption) -> None:
         if decision.adopted and self.objective != MAKESPAN:
             self.log.info("A new plan: it ends in %.1f s, moves included", decision.plan.makespan)
         elif decision.adopted:
@@ -416,7 +416,7 @@ def learned(
 
 
 def _staying(
-    entries: Sequence[Mapping[str, Any]], progress: Mapping[str, Progress], decision: Decision
+    entries: Sequence[Mapping[str, Any]], progress: Mapping[str, Progress], decision: Adoption
 ) -> set[str]:
     """Jobs whose runs go on: those that train and are not moved, and those that wait for them to end, in the
     line for devices that are still theirs."""

@@ -52,7 +52,7 @@ class Spilled(Parallel):
                     module._buffers[name] = moved[buffer]
         for parameter in spilled:
             parameter.data = self._home.place(parameter.data)
-        self._stream = _Stream(
+        self._stream = _WeightPrefetcher(
             [tuple(block.parameters()) for _, block in blocks], ranks.device, resident, self._home
         )
         for index, (name, block) in enumerate(blocks):
@@ -116,7 +116,7 @@ class _Home:
         return flat[: tensor.numel()].view(tensor.shape)
 
 
-class _Stream:
+class _WeightPrefetcher:
     """Copies of blocks' weights on their way to the device, and of gradients on their way back.
 
     :ivar direction: 1 while blocks are used from first to last, -1 while from last to first.
@@ -215,7 +215,7 @@ class _Fetch(torch.autograd.Function):
     """From weights at home to copies on the device, and from the copies' gradients to gradients at home."""
 
     @staticmethod
-    def forward(ctx: Any, stream: _Stream, index: int, *weights: torch.Tensor) -> Weights:
+    def forward(ctx: Any, stream: _WeightPrefetcher, index: int, *weights: torch.Tensor) -> Weights:
         ctx.stream, ctx.index = stream, index
         # A weight that takes no part in the loss gets no gradient, as it would without all this.
         ctx.set_materialize_grads(False)
@@ -242,7 +242,7 @@ class _Bare(nn.Module):
         return self.own_forward(*args, **kwargs)
 
 
-def _streamed(name: str, block: nn.Module, index: int, stream: _Stream) -> Compute:
+def _streamed(name: str, block: nn.Module, index: int, stream: _WeightPrefetcher) -> Compute:
     """The forward pass of ``block`` with fetched weights."""
     bare = _Bare(block)
     names = [name for name, _ in bare.named_parameters()]

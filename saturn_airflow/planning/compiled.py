@@ -23,7 +23,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 def compiled(function: F) -> F:
     """``function``, compiled when it is first called. While it runs, other threads of Python do too."""
     try:
-        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+        dispatcher: Any = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:
         # Neither the code's folder nor the user's can be written to: compiled code can't be kept.
         return cast(F, numba.njit(nogil=True, error_model="numpy")(function))
+    _compile_again_where_unreadable(dispatcher._cache)
+    return cast(F, dispatcher)
+
+
+def _compile_again_where_unreadable(cache: Any) -> None:
+    """Let numba forget what it kept and can't read: a torn file, or classes that a newer version renamed."""
+    load = cache.load_overload
+
+    def load_or_forget(*args: Any) -> Any:
+        try:
+            return load(*args)
+        except Exception:
+            cache.flush()
+            return None
+
+    cache.load_overload = load_or_forget

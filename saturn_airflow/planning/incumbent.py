@@ -9,10 +9,10 @@ from typing import NamedTuple
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Schedule, left_shift
-from saturn_airflow.planning.objectives import Objective
+from saturn_airflow.planning.objectives import PlanObjective
 
 
-class Progress(NamedTuple):
+class SolveProgress(NamedTuple):
     """How far a solve has come.
 
     :param seconds: since its start.
@@ -40,10 +40,10 @@ class Incumbent:
     def __init__(
         self,
         instance: Instance,
-        objective: Objective,
+        objective: PlanObjective,
         clock: Clock,
         enough: float = 0.0,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[SolveProgress], None] | None = None,
         target: float = 0.0,
     ) -> None:
         self.instance = instance
@@ -89,7 +89,7 @@ class Incumbent:
 
     def _tell(self) -> None:
         if self.on_progress is not None and math.isfinite(self.value):
-            self.on_progress(Progress(self.clock.elapsed, self.value, self.bound))
+            self.on_progress(SolveProgress(self.clock.elapsed, self.value, self.bound))
 
 
 _EXACT = 3e-8

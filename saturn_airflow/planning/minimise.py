@@ -12,11 +12,11 @@ from saturn_airflow.planning.exact_search.proofs import Climb, Descent, Proof
 from saturn_airflow.planning.heuristics.list_scheduling import first_come, list_schedule
 from saturn_airflow.planning.heuristics.portfolio import Team
 from saturn_airflow.planning.heuristics.search import Searcher
-from saturn_airflow.planning.incumbent import Incumbent, Progress
+from saturn_airflow.planning.incumbent import Incumbent, SolveProgress
 from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Schedule
 from saturn_airflow.planning.lower_bounds.area import mean_completion_bound, simple_bound
-from saturn_airflow.planning.objectives import DEVICE_TIME, MAKESPAN, Objective
+from saturn_airflow.planning.objectives import DEVICE_TIME, MAKESPAN, PlanObjective
 
 #: Shares of the time: for lists, for a good plan before costly bounds, for the bounds by fractions, by whole
 #: jobs, for proofs.
@@ -83,13 +83,13 @@ def _prove(best: Incumbent, clock: Clock, team: Team) -> None:
 
 def minimise_other(
     instance: Instance,
-    aim: Objective,
+    aim: PlanObjective,
     clock: Clock,
     gap: float,
     seed: int,
     processes: int,
     carried: Schedule | None,
-    on_progress: Callable[[Progress], None] | None,
+    on_progress: Callable[[SolveProgress], None] | None,
 ) -> tuple[Incumbent, float]:
     """The best found for another objective than the makespan, and a bound of the makespan.
 
@@ -111,7 +111,7 @@ def minimise_other(
     return best, bound
 
 
-def _meet_deadline(best: Incumbent, aim: Objective, seed: int, processes: int) -> None:
+def _meet_deadline(best: Incumbent, aim: PlanObjective, seed: int, processes: int) -> None:
     """Bound the device-time, and find a first plan that ends in time."""
     from saturn_airflow.planning.lower_bounds import destructive
 
@@ -123,7 +123,9 @@ def _meet_deadline(best: Incumbent, aim: Objective, seed: int, processes: int) -
             "Give a later deadline or more devices"
         )
     best.raise_bound(least)
-    fast = Incumbent(instance, Objective(MAKESPAN), clock.within(clock.left * _PROOF), target=aim.deadline)
+    fast = Incumbent(
+        instance, PlanObjective(MAKESPAN), clock.within(clock.left * _PROOF), target=aim.deadline
+    )
     if best.schedule:
         return
     minimise_makespan(fast, seed, processes, None)

@@ -16,7 +16,7 @@ NAMES = (MAKESPAN, MEAN_COMPLETION, DEVICE_TIME)
 
 
 @dataclass(frozen=True)
-class Objective:
+class PlanObjective:
     """An objective.
 
     :param name: one of :data:`NAMES`.
@@ -58,7 +58,7 @@ class Objective:
         return unit * math.ceil(bound * (1 - _SOLVER) / unit) if unit else bound * (1 - _SOLVER)
 
 
-def checked(name: str, deadline: float | None) -> Objective:
+def checked(name: str, deadline: float | None) -> PlanObjective:
     """The objective called ``name``.
 
     :raises InvalidSweepError: for another name, or a deadline that is missing, misplaced or not a time.
@@ -70,14 +70,14 @@ def checked(name: str, deadline: float | None) -> Objective:
             "the objective device-time needs a deadline: the seconds by which all is done"
         )
     if deadline is None:
-        return Objective(name)
+        return PlanObjective(name)
     if name != DEVICE_TIME:
         raise InvalidSweepError(f"a deadline goes with the objective device-time, not with {name}")
     if not 0 < deadline < math.inf:
         raise InvalidSweepError(
             f"the deadline is {deadline!r}; give the seconds by which all is done, above 0"
         )
-    return Objective(name, deadline)
+    return PlanObjective(name, deadline)
 
 
 @lru_cache(maxsize=8)

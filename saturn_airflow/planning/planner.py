@@ -10,7 +10,7 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.planning.clock import Clock, LookClock
-from saturn_airflow.planning.incumbent import Incumbent, Progress
+from saturn_airflow.planning.incumbent import Incumbent, SolveProgress
 from saturn_airflow.planning.instances.instance import group
 from saturn_airflow.planning.instances.schedule import assignments, makespan
 from saturn_airflow.planning.instances.schedule import left_shift as shift
@@ -30,7 +30,7 @@ def solve(
     seed: int = 0,
     processes: int = 1,
     previous: Plan | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[SolveProgress], None] | None = None,
     deadline: float | None = None,
     started: float | None = None,
     repeatable: bool = False,
@@ -98,7 +98,7 @@ def replan(
     gap: float = 0.0,
     seed: int = 0,
     processes: int = 1,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[SolveProgress], None] | None = None,
 ) -> Plan:
     """Plan what is left of ``problem``: the previous plan carried on, unless another gains enough.
 

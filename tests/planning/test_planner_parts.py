@@ -30,7 +30,7 @@ from saturn_airflow.planning.instances.schedule import (
 )
 from saturn_airflow.planning.instances.schedule import makespan as ends_at
 from saturn_airflow.planning.lower_bounds import dual_feasible
-from saturn_airflow.planning.objectives import Objective
+from saturn_airflow.planning.objectives import PlanObjective
 
 many = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 some = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
@@ -148,7 +148,7 @@ def test_too_many_sets_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @some
 @given(problems(most_jobs=4))
 def test_descending_from_any_schedule_ends_at_the_shortest_and_proves_it(problem: Problem) -> None:
-    best = Incumbent(group(problem), Objective(), Clock(60))
+    best = Incumbent(group(problem), PlanObjective(), Clock(60))
     best.offer(list_schedule(best.instance, 0.0, best.clock))
     descent = Descent(best)
     while not best.done:
@@ -161,7 +161,7 @@ def test_descending_from_any_schedule_ends_at_the_shortest_and_proves_it(problem
 @given(problems(most_jobs=4))
 def test_climbing_never_passes_the_shortest(problem: Problem) -> None:
     shortest = optimum(problem, makespan)
-    best = Incumbent(group(problem), Objective(), Clock(60))
+    best = Incumbent(group(problem), PlanObjective(), Clock(60))
     best.offer(list_schedule(best.instance, 0.0, best.clock))
     best.raise_bound(shortest / 2)
     climb = Climb(best)
@@ -173,7 +173,7 @@ def test_climbing_never_passes_the_shortest(problem: Problem) -> None:
 
 def test_an_incumbent_only_ever_improves() -> None:
     instance = group(twelve_jobs())
-    best = Incumbent(instance, Objective(), Clock(10))
+    best = Incumbent(instance, PlanObjective(), Clock(10))
     rng = random.Random(1)
     values = []
     for _ in range(20):

@@ -12,7 +12,7 @@ from planning_problems import INSTANCES, assert_valid
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.planning import replan, solve
-from saturn_airflow.planning.incumbent import Progress
+from saturn_airflow.planning.incumbent import SolveProgress
 from saturn_airflow.planning.online.replanning import remaining
 from saturn_airflow.planning.presenting import baselines
 from saturn_airflow.planning.presenting.explaining import explain
@@ -42,7 +42,7 @@ def test_paper_workloads_on_many_nodes_are_solved_to_optimality(name: str, short
 
 
 def test_progress_only_ever_gets_better() -> None:
-    seen: list[Progress] = []
+    seen: list[SolveProgress] = []
     plan = solve(read("mix50-8x8"), time_limit=2.0, on_progress=seen.append)
     assert len(seen) > 2
     for before, after in itertools.pairwise(seen):
@@ -52,7 +52,7 @@ def test_progress_only_ever_gets_better() -> None:
 
 
 def test_stops_at_the_asked_gap() -> None:
-    seen: list[Progress] = []
+    seen: list[SolveProgress] = []
     plan = solve(read("mix50-8x8"), time_limit=60.0, gap=0.3, on_progress=seen.append)
     assert plan.gap <= 0.3
     assert all(progress.gap > 0.3 for progress in seen[:-1])

@@ -15,7 +15,7 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import Chosen, MedianStopping, SuccessiveHalving
-from saturn_airflow.planning.online.simulation import Costs, Failure, clairvoyant, simulate, truth
+from saturn_airflow.planning.online.simulation import Costs, NodeLoss, clairvoyant, simulate, truth
 
 TXT = Problem.read(INSTANCES / "txt-2x8.json")
 QUICK = 0.1
@@ -59,7 +59,7 @@ def test_what_a_lost_node_ran_is_trained_elsewhere(problem, rounds, seed, share)
     jobs = tuple(dataclasses.replace(job, nodes=None) for job in problem.jobs)
     more = dataclasses.replace(problem, nodes=nodes, jobs=jobs)
     quick = Costs(checkpoint=0.1, launch=0.1, checkpoint_every=1.0)
-    lost_at = [Failure("lost", share)]
+    lost_at = [NodeLoss("lost", share)]
     found = simulate(
         more, rounds=Rounds(most=rounds), seed=seed, failures=lost_at, costs=quick, time_limit=0.02
     )
@@ -182,4 +182,4 @@ def test_the_command_says_what_is_wrong(capsys, words, message):
 
 def test_a_failure_that_cannot_be_is_refused():
     with pytest.raises(InvalidSweepError, match="give a share"):
-        simulate(TXT, rounds=Rounds(most=1), failures=[Failure("node00", -1.0)])
+        simulate(TXT, rounds=Rounds(most=1), failures=[NodeLoss("node00", -1.0)])

@@ -12,7 +12,7 @@ from saturn_airflow import HParams, Job
 from saturn_airflow.launch import leases, progress, runs
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.operators.round_plan import _staying, situation_of
-from saturn_airflow.planning.online.adoption import Decision
+from saturn_airflow.planning.online.adoption import Adoption
 from saturn_airflow.planning.online.execution import Place
 
 PLAN = Plan("makespan", "makespan", 10.0, 0.0, 0.0, ())
@@ -61,7 +61,7 @@ def staying(waiting, moved=(), **changed):
         **changed,
     }
     so_far = {"first": progress.Progress(training=True), "next": waiting}
-    return _staying([entry], so_far, Decision(PLAN, True, 0.0, 0.0, moved, math.inf))
+    return _staying([entry], so_far, Adoption(PLAN, True, 0.0, 0.0, moved, math.inf))
 
 
 def test_who_waits_behind_one_that_stays_keeps_its_place_in_the_line(waiting):

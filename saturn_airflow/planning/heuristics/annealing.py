@@ -68,7 +68,7 @@ def anneal(
     problem = _problem(instance)
     state = _state(instance, schedule)
     energies = _energies(problem, energy, state)
-    best = State(*(part.copy() for part in state))
+    best = AnnealingState(*(part.copy() for part in state))
     reached = np.array([_whole(energy, energies)])
     seed = seeded(rng)
     while True:
@@ -84,7 +84,7 @@ def anneal(
             return _schedule(instance, best)
 
 
-def _affordable(problem: Arrays, state: State) -> int:
+def _affordable(problem: Arrays, state: AnnealingState) -> int:
     """How many moves to make between two looks at the clock."""
     steps_of_one = int(problem.widths.max() * (state.lengths.max() + 1))
     return max(_LEAST_MOVES, min(_MOVES_AT_ONCE, _STEPS_AT_ONCE // steps_of_one))
@@ -103,7 +103,7 @@ class Arrays(NamedTuple):
     widths: Ints
 
 
-class State(NamedTuple):
+class AnnealingState(NamedTuple):
     """A schedule: (nodes, jobs) job and mode of each place in each row, (nodes,) lengths of the rows."""
 
     jobs: Ints
@@ -131,16 +131,18 @@ def _problem(instance: Instance) -> Arrays:
     )
 
 
-def _state(instance: Instance, schedule: Schedule) -> State:
+def _state(instance: Instance, schedule: Schedule) -> AnnealingState:
     shape = (len(schedule), len(instance.modes))
-    state = State(np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.array([len(r) for r in schedule]))
+    state = AnnealingState(
+        np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.array([len(r) for r in schedule])
+    )
     for node, row in enumerate(schedule):
         for at, placed in enumerate(row):
             state.jobs[node, at], state.modes[node, at] = placed
     return state
 
 
-def _schedule(instance: Instance, state: State) -> Schedule:
+def _schedule(instance: Instance, state: AnnealingState) -> Schedule:
     return [
         [Placed(int(job), int(mode)) for job, mode in zip(jobs[:length], modes[:length], strict=True)]
         for jobs, modes, length in zip(*state, strict=True)
@@ -165,7 +167,7 @@ def _widest(problem: Arrays) -> int:
 
 
 @compiled
-def _energies(problem: Arrays, energy: Energy, state: State) -> Floats:
+def _energies(problem: Arrays, energy: Energy, state: AnnealingState) -> Floats:
     found = np.zeros(len(state.lengths))
     free = np.zeros(_widest(problem))
     for node in range(len(found)):
@@ -240,9 +242,9 @@ def _remove(jobs: Ints, modes: Ints, length: int, at: int) -> None:
 def _moves(
     problem: Arrays,
     energy: Energy,
-    state: State,
+    state: AnnealingState,
     energies: Floats,
-    best: State,
+    best: AnnealingState,
     reached: Floats,
     temperature: float,
     moves: int,

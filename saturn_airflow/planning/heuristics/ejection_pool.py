@@ -64,7 +64,7 @@ class Aim(NamedTuple):
     values: Floats
 
 
-class State(NamedTuple):
+class PoolState(NamedTuple):
     """Every node's jobs and the pool's: (nodes, jobs) classes in order of start, and their modes; (nodes,)
     how many; (nodes,) slack as a share of the capacity; (jobs,) classes in the pool; (1,) how many."""
 
@@ -117,7 +117,7 @@ class PoolSearch:
             keys,
         )
         jobs, nodes = len(instance.modes), len(schedule)
-        self.state = State(
+        self.state = PoolState(
             np.zeros((nodes, jobs + 2), np.int64),
             np.zeros((nodes, jobs + 2), np.int64),
             np.zeros(nodes, np.int64),
@@ -183,7 +183,7 @@ def _slack(tables: Tables, aim: Aim, node: int, classes: Ints, count: int) -> fl
 
 
 @compiled
-def _weigh(tables: Tables, aim: Aim, state: State) -> None:
+def _weigh(tables: Tables, aim: Aim, state: PoolState) -> None:
     for node in range(len(state.lengths)):
         state.slacks[node] = _slack(tables, aim, node, state.classes[node], state.lengths[node])
 
@@ -276,14 +276,14 @@ def _grouped(classes: Ints, count: int, kinds: Ints, counts: Ints) -> int:
 
 
 @compiled
-def _settle(state: State, node: int, path: Ints, count: int, slack: float) -> None:
+def _settle(state: PoolState, node: int, path: Ints, count: int, slack: float) -> None:
     for at in range(count):
         state.classes[node, at], state.modes[node, at] = path[0, at], path[1, at]
     state.lengths[node], state.slacks[node] = count, slack
 
 
 @compiled
-def _unload(tables: Tables, aim: Aim, state: State, memory: Memory, node: int, seed: Words) -> None:
+def _unload(tables: Tables, aim: Aim, state: PoolState, memory: Memory, node: int, seed: Words) -> None:
     """Move jobs of a node to the pool, at random, until the others can be packed."""
     count = state.lengths[node]
     classes = state.classes[node].copy()
@@ -345,7 +345,7 @@ def _exchanged(ours: Ints, count: int, out: int, theirs: Ints, into: int, new: I
 
 
 @compiled
-def _moves(tables: Tables, aim: Aim, state: State, memory: Memory, effort: int, seed: Words) -> None:
+def _moves(tables: Tables, aim: Aim, state: PoolState, memory: Memory, effort: int, seed: Words) -> None:
     """Some moves, or fewer costly ones."""
     nodes, room = state.classes.shape
     here, there = np.zeros(room, np.int64), np.zeros(room, np.int64)

@@ -18,17 +18,17 @@ from typing import IO, Any, NamedTuple
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.planning.incumbent import Incumbent
 from saturn_airflow.planning.instances.schedule import Schedule
-from saturn_airflow.planning.objectives import Objective
+from saturn_airflow.planning.objectives import PlanObjective
 
 
-class Task(NamedTuple):
+class SearchTask(NamedTuple):
     """What a member is to do.
 
     :param exactly: whether to prove as well as to search.
     """
 
     problem: Problem
-    objective: Objective
+    objective: PlanObjective
     seconds: float
     enough: float
     seed: int
@@ -58,7 +58,7 @@ class Team:
         for number in range(size):
             with contextlib.suppress(OSError):
                 self._start(
-                    Task(
+                    SearchTask(
                         best.instance.problem,
                         best.objective,
                         best.clock.left,
@@ -99,7 +99,7 @@ class Team:
             except OSError:
                 self.members.remove(member)
 
-    def _start(self, task: Task, environment: dict[str, str]) -> None:
+    def _start(self, task: SearchTask, environment: dict[str, str]) -> None:
         member = subprocess.Popen(
             [sys.executable, "-m", "saturn_airflow.planning.heuristics.portfolio_member"],
             stdin=subprocess.PIPE,

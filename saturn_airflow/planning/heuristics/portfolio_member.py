@@ -9,7 +9,7 @@ import sys
 import threading
 
 from saturn_airflow.planning.clock import Clock
-from saturn_airflow.planning.heuristics.portfolio import News, Task, listen, send
+from saturn_airflow.planning.heuristics.portfolio import News, SearchTask, listen, send
 from saturn_airflow.planning.heuristics.search import Searcher
 from saturn_airflow.planning.incumbent import Incumbent
 from saturn_airflow.planning.instances.instance import group
@@ -17,7 +17,7 @@ from saturn_airflow.planning.instances.instance import group
 
 def main() -> None:
     """Wait for a schedule, search from it, tell what is better, until the leader has heard enough."""
-    task: Task = pickle.load(sys.stdin.buffer)
+    task: SearchTask = pickle.load(sys.stdin.buffer)
     heard: queue.Queue[News] = queue.Queue()
     threading.Thread(target=listen, args=(sys.stdin.buffer, heard), daemon=True).start()
     best = Incumbent(group(task.problem), task.objective, Clock(task.seconds), task.enough)

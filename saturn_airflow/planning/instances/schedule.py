@@ -28,7 +28,7 @@ Schedule = list[Row]
 """One row per node of the problem."""
 
 
-class Run(NamedTuple):
+class PlacedRun(NamedTuple):
     """A job with its times."""
 
     job: int
@@ -37,7 +37,7 @@ class Run(NamedTuple):
     end: float
 
 
-def times(instance: Instance, node: int, row: Iterable[Placed]) -> list[Run]:
+def times(instance: Instance, node: int, row: Iterable[Placed]) -> list[PlacedRun]:
     """Earliest starts of the jobs of ``row`` on ``node``, each no earlier than devices become free for it."""
     kind = instance.type_of[node]
     free = [0.0] * instance.types[kind].devices
@@ -53,7 +53,7 @@ def times(instance: Instance, node: int, row: Iterable[Placed]) -> list[Run]:
         del free[taken - devices : taken]
         at = bisect_right(free, end)
         free[at:at] = [end] * devices
-        runs.append(Run(job, mode, start, end))
+        runs.append(PlacedRun(job, mode, start, end))
     return runs
 
 

@@ -23,7 +23,7 @@ from saturn_airflow.planning.planner import solve
 LEAST_WIN = 0.002
 
 
-class Decision(NamedTuple):
+class Adoption(NamedTuple):
     """What was decided at a boundary.
 
     :param plan: to be run from now on, with the times at which its jobs are expected to start and end.
@@ -102,7 +102,7 @@ def decide(
     least_win: float = LEAST_WIN,
     least_seconds: float = 0.0,
     foresight: bool = True,
-) -> Decision:
+) -> Adoption:
     """What to do at a boundary, or at the start.
 
     All plans are judged by running them on paper from where things are: jobs that stay pay nothing, jobs
@@ -144,7 +144,7 @@ def decide(
     run = execute(problem, best, situation, checkpoint=checkpoint)
     if best is plan:
         won = otherwise
-    return Decision(
+    return Adoption(
         _from_now(new, run, effort.cost(problem, run)), best is not plan, won, otherwise, run.moved, ends
     )
 

@@ -18,7 +18,7 @@ from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import Histories, Rule, select
-from saturn_airflow.planning.online.adoption import LEAST_WIN, Decision, Effort, decide
+from saturn_airflow.planning.online.adoption import LEAST_WIN, Adoption, Effort, decide
 from saturn_airflow.planning.online.execution import Situation, Stretch, execute, option_of
 from saturn_airflow.planning.online.learning import Seen, corrected
 from saturn_airflow.planning.online.replanning import on_nodes
@@ -33,7 +33,7 @@ _MOST_BOUNDARIES = 1000
 _NOTHING = 1e-9
 
 
-class Failure(NamedTuple):
+class NodeLoss(NamedTuple):
     """A node that is lost.
 
     :param share: when, as a share of the first plan's makespan.
@@ -78,7 +78,7 @@ class Curves:
         return values
 
 
-class Round(NamedTuple):
+class SimulatedRound(NamedTuple):
     """One round.
 
     :param start: seconds from the sweep's start.
@@ -106,7 +106,7 @@ class Simulation:
 
     makespan: float
     planned: float
-    rounds: tuple[Round, ...]
+    rounds: tuple[SimulatedRound, ...]
     stretches: tuple[Stretch, ...]
     pruned: tuple[str, ...] = ()
     warnings: tuple[str, ...] = field(default_factory=tuple)
@@ -196,7 +196,7 @@ def simulate(
     noise: float = 0.2,
     seed: int = 0,
     shape: Shape = "mixed",
-    failures: Sequence[Failure] = (),
+    failures: Sequence[NodeLoss] = (),
     selection: Rule | None = None,
     epochs: int = 8,
     costs: Costs | None = None,
@@ -268,7 +268,7 @@ class _Sweep:
         estimated: Problem,
         actual: Problem,
         rounds: Rounds,
-        failures: Sequence[Failure],
+        failures: Sequence[NodeLoss],
         selection: Rule | None,
         curves: Curves,
         costs: Costs,
@@ -293,7 +293,7 @@ class _Sweep:
         planned = found.expected
         self.least = planned * _LEAST_ROUND
         self.failures = [f._replace(share=f.share * planned) for f in self.failures]
-        history = [Round(0.0, "the first plan", True, planned, plan=plan)]
+        history = [SimulatedRound(0.0, "the first plan", True, planned, plan=plan)]
         self.used, begun = 1, 0.0
         for _ in range(_MOST_BOUNDARIES):
             last = self.used >= self.rounds.most
@@ -316,7 +316,7 @@ class _Sweep:
             found = self._decide(plan)
             plan, length = found.plan, found.length
             expected = self.now + found.expected
-            history.append(Round(begun, why, found.adopted, expected, found.moved, dropped, plan))
+            history.append(SimulatedRound(begun, why, found.adopted, expected, found.moved, dropped, plan))
         else:
             raise AssertionError("the simulated sweep does not end")
         return Simulation(
@@ -377,7 +377,7 @@ class _Sweep:
             self.situation, left={job: share for job, share in left.items() if share > _NOTHING}
         )
 
-    def _lose(self, failure: Failure) -> None:
+    def _lose(self, failure: NodeLoss) -> None:
         """The node is gone, and with it what its jobs trained since their last checkpoint."""
         left, running = dict(self.situation.left), dict(self.situation.running)
         for job, place in self.situation.running.items():
@@ -412,7 +412,7 @@ class _Sweep:
             trained[s.job] += s.trained
         return {job: self.curves.history(job, share) for job, share in trained.items()}
 
-    def _decide(self, plan: Plan | None) -> Decision:
+    def _decide(self, plan: Plan | None) -> Adoption:
         last = self.used >= self.rounds.most
         self.goal = self._goal(last)
         # Where jobs wait for each other at a rung, that is what ends a round.
@@ -443,7 +443,7 @@ def _each_option(problem: Problem, change: Any) -> Problem:
     return dataclasses.replace(problem, jobs=jobs)
 
 
-def _check(problem: Problem, noise: float, failures: Sequence[Failure]) -> None:
+def _check(problem: Problem, noise: float, failures: Sequence[NodeLoss]) -> None:
     if not 0 <= noise < math.inf:
         raise InvalidSweepError(f"noise is {noise!r}; give how far estimates are off, such as 0.2 for 20%")
     names = [node.name for node in problem.nodes]

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
-from saturn_airflow.planning.incumbent import Progress
+from saturn_airflow.planning.incumbent import SolveProgress
 from saturn_airflow.planning.presenting import baselines
 from saturn_airflow.planning.presenting.explaining import explain
 
@@ -31,12 +31,12 @@ _MOST_LINES = 64
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[Progress], None]]:
+def progress() -> Iterator[Callable[[SolveProgress], None]]:
     """Shows a solve's progress on stderr, on one line that is gone afterwards."""
     console = Console(stderr=True)
     with console.status("planning") as status:
 
-        def show(now: Progress) -> None:
+        def show(now: SolveProgress) -> None:
             gap = f" · at most {now.gap:.2%} above the best possible" if now.bound > 0 else ""
             status.update(f"{now.seconds:.1f} s · best plan {now.value:,.0f} · bound {now.bound:,.0f}{gap}")
 
