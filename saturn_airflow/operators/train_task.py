@@ -430,6 +430,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             self.log.info("Training for %s batches", event["total_batches"] or "an unknown number of")
         elif kind == "guard":
             self.log.info("Compared with one device before training: %s", event["verdict"])
+        elif kind == "looked" and event["checked"]:
+            self.log.info("Compared with one device again at step %d: nothing differs", event["step"])
         elif kind == "step" and event["time"] - self._said_at >= LOG_SECONDS:
             self._said_at = event["time"]
             left = f", {event['eta_seconds']:.0f} s left" if event["eta_seconds"] is not None else ""

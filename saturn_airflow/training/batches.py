@@ -12,7 +12,7 @@ import copy
 import functools
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -58,12 +58,16 @@ class Cut:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """This rank's part of one global batch of ``samples`` samples."""
+    """This rank's part of one global batch of ``samples`` samples.
+
+    :param whole: gives all of the batch, uncut.
+    """
 
     position: Position
     samples: int
     micro_batches: list[MicroBatch]
     ends_epoch: bool
+    whole: Callable[[], Any]
 
 
 class Data(Protocol):
@@ -180,13 +184,15 @@ class _Table:
         for position in self._positions(start, limit):
             samples = len(self._batches[position.batch])
             shares = cut.of(samples)
+            whole = functools.partial(self._uncut, position)
             if self._by_sample:
                 micro_batches = [MicroBatch(next(fetched), len(rows)) for rows in shares]
             else:
                 data = next(fetched)
+                whole = functools.partial(_itself, data)
                 micro_batches = [self.layout.take(data, samples, rows) for rows in shares]
             ends_epoch = position.batch == len(self._batches) - 1
-            yield GlobalBatch(position, samples, micro_batches, ends_epoch)
+            yield GlobalBatch(position, samples, micro_batches, ends_epoch, whole)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -197,9 +203,11 @@ class _Table:
         return layouts.of_batch(self.first().data, self._batch_dim)
 
     def first(self) -> MicroBatch:
-        ((key, *others),) = self._keys(Position(), Cut(), 1)
-        data = self._loader.collate_fn(self._aside.__getitems__([key, *others]))
-        return MicroBatch(data, 1 + len(others))
+        return MicroBatch(self._uncut(Position()), len(self._batches[0]))
+
+    def _uncut(self, position: Position) -> Any:
+        (keys,) = self._keys(position, Cut(), 1)
+        return self._loader.collate_fn(self._aside.__getitems__(keys))
 
     def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
         count = len(self._batches) if limit is None else min(limit, len(self._batches))
@@ -340,7 +348,8 @@ class _Stream:
                 if position >= start:
                     samples = layout.count(data)
                     micro_batches = [layout.take(data, samples, rows) for rows in cut.of(samples)]
-                    yield GlobalBatch(position, samples, micro_batches, ends_epoch)
+                    whole = functools.partial(_itself, data)
+                    yield GlobalBatch(position, samples, micro_batches, ends_epoch, whole)
             if empty:
                 raise JobError(f"{self._name!r}: the data is empty; a job needs at least one batch")
 
@@ -390,7 +399,8 @@ class _Few:
             take = self._data.layout.take
             data, count = take(data, samples, range(min(size, samples)))
             micro_batches = [take(data, count, rows) for rows in cut.of(count)]
-            yield GlobalBatch(batch.position, count, micro_batches, batch.ends_epoch)
+            few = functools.partial(_itself, data)
+            yield GlobalBatch(batch.position, count, micro_batches, batch.ends_epoch, few)
 
     def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
         return _dealt(self.batches(Position(), Cut(), limit), share, shares)
@@ -420,6 +430,10 @@ def _spread(end: int, count: int, generator: torch.Generator) -> list[int]:
     count = min(count, end)
     numbers = [(2 * i + 1) * end // (2 * count) for i in range(count)]
     return [numbers[i] for i in torch.randperm(count, generator=generator).tolist()]
+
+
+def _itself(data: Any) -> Any:
+    return data
 
 
 def _takes(function: Any, name: str) -> bool:

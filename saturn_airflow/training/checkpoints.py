@@ -117,6 +117,7 @@ class Checkpoints:
         state: State,
         extra: Mapping[str, Any],
         saved: Callable[[Path, float], None] | None = None,
+        sure: int | None = None,
     ) -> None:
         """Write a checkpoint; every rank must call this together.
 
@@ -125,6 +126,7 @@ class Checkpoints:
         :param step: optimizer steps done; names the folder.
         :param extra: what else belongs to the checkpoint, JSON-ready.
         :param saved: called with the checkpoint's path and the seconds it took, once it is whole.
+        :param sure: the newest checkpoint of no more steps than these stays, too.
         :raises CheckpointError: on every rank, when it can't be written; those before it stay. What goes
             wrong while training goes on is told by the next call of this or :meth:`finish`.
         """
@@ -140,7 +142,7 @@ class Checkpoints:
             tensors = BlockingAsyncStager().stage(tensors)
 
         def write() -> None:
-            path = self._write(step, tensors, about, extra)
+            path = self._write(step, tensors, about, extra, step if sure is None else sure)
             if saved is not None:
                 saved(path, time.perf_counter() - began)
 
@@ -168,7 +170,7 @@ class Checkpoints:
         if error is not None:
             raise error
 
-    def _write(self, step: int, tensors: Tensors, about: _About, extra: Mapping[str, Any]) -> Path:
+    def _write(self, step: int, tensors: Tensors, about: _About, extra: Mapping[str, Any], sure: int) -> Path:
         final = self._folder / f"step-{step:08d}"
         temporary = self._folder / f".saving-step-{step:08d}"
         with self._explained():
@@ -192,9 +194,27 @@ class Checkpoints:
                     shutil.rmtree(final)
                 temporary.rename(final)
                 _sync(self._folder)
-                for old in [*self._found()[self._keep :], *self._folder.glob("damaged-*")]:
-                    shutil.rmtree(old)
+                self._remove_old(sure)
         return final
+
+    def _remove_old(self, sure: int) -> None:
+        found = self._found()
+        kept = {*found[: self._keep], *[path for path in found if _step_of(path) <= sure][:1]}
+        useless = (*self._folder.glob("damaged-*"), *self._folder.glob("refused-*"))
+        for old in [*(path for path in found if path not in kept), *useless]:
+            shutil.rmtree(old)
+
+    def set_aside(self, after: int) -> None:
+        """Take those of more than ``after`` steps out of what :meth:`load` finds; they stay until the next is
+        written. Every rank must call this together."""
+        with suppress(CheckpointError):
+            self.finish()
+        with self._explained():
+            for path in self._found() if self._ranks.is_first else []:
+                if _step_of(path) > after:
+                    aside = self._folder / f"refused-{path.name}"
+                    shutil.rmtree(aside, ignore_errors=True)
+                    path.rename(aside)
 
     def load(self, state: State) -> tuple[Path, dict[str, Any]] | None:
         """Read the newest whole checkpoint into ``state``; every rank must call this together.
@@ -351,6 +371,10 @@ def _describe(path: Path) -> dict[str, Any]:
             digest.update(block)
         os.fsync(file.fileno())
         return {"bytes": file.tell(), _HASH: digest.hexdigest()}
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _manifest_of(path: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from saturn_airflow.parallelism.changing_buffers import ChangingBuffers
 from saturn_airflow.training import batches, checkpoints, rng, state
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.evaluating import Evaluation
+from saturn_airflow.training.guarding import looks, whole
 from saturn_airflow.training.loading import check_equal_everywhere, load_model
 from saturn_airflow.training.losses import decompose, rules
 from saturn_airflow.training.losses.objective import Objective
@@ -44,8 +45,9 @@ def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
 
     Rank 0 emits these events: ``start`` (step, total_batches, batches_per_epoch, checkpoint), ``step`` (step,
     epoch, loss, seconds, samples_per_second, lr, eta_seconds), ``eval`` (step, epoch, eval_loss, and
-    ``metrics`` where the job has its own), ``checkpoint`` (step, path, seconds) and ``warning`` (message).
-    Steps count from 1, epochs from 0; totals are None where the data has no length.
+    ``metrics`` where the job has its own), ``checkpoint`` (step, path, seconds), ``looked`` (step, seconds,
+    checked) and ``warning`` (message). Steps count from 1, epochs from 0; totals are None where the data has
+    no length.
 
     :returns: ``status`` (``"finished"`` or ``"stopped"``), ``steps`` (done in all), ``batches`` (done in this
         call), ``batches_per_epoch`` (0 where the data has no length), ``total_batches``, ``loss`` (of the
@@ -56,6 +58,7 @@ def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
         (path), ``decided`` (parameters of the technique that were left to it). Measuring, ``batches`` are
         those that were timed.
     :raises DoesNotFit: when the technique can't train this job on these devices.
+    :raises ChangesResultError: when it trains otherwise than one device by now.
     :raises NotANumberError: when the loss is NaN or infinite.
     :raises JobError: when the job can't be trained as it is written.
     """
@@ -91,6 +94,7 @@ class Training:
             evaluation = job.load_eval_dataloader
             eval_data = batches.load(job, evaluation, in_order=True) if evaluation else None
         look(self, model)
+        bare = whole.bare(model) if request.measure is None and ranks.is_first else None
         with common_to_alike():
             if hparams.compile:
                 blocks.compile_blocks(model)
@@ -118,6 +122,8 @@ class Training:
         self.own_metrics: dict[str, float] = {}
         self.evaluation_seconds: list[float] = []
         self.inputs: list[dict[str, Any]] = []
+        #: The last step of which it was seen that nothing differs from one device.
+        self.looked = 0
         self.checkpoint: str | None = None
         self.checkpoints: checkpoints.Checkpoints | None = None
         if request.measure is None:
@@ -133,6 +139,10 @@ class Training:
             self._resume(self.checkpoints)
         self.scheduler_step = optimizers.make_scheduler(hparams, self.optimizer, self.step, group_state)
         self._look_at_alike(groups)
+        self.looks: looks.Looks | None = None
+        can_differ = looks.can_differ(self.parallel, job, request.technique, request.parameters)
+        if request.measure is None and can_differ:
+            self.looks = looks.Looks(self, bare, aliases)
         self.first_step = self.step
         self.saved_step = self.step if self.checkpoint else -1
         self.tried_step, self.tried_at = self.step, time.perf_counter()
@@ -195,6 +205,8 @@ class Training:
         while not stop:
             began = time.perf_counter()
             batch = next(upcoming)
+            if self.looks is not None:
+                began += self.looks.before(batch, last=self._is_last(batch, limit))
             done = self.step - self.first_step
             save_due = self._save_due(began)
             stop_asked, save = self._train_step(batch, save_due)
@@ -214,6 +226,8 @@ class Training:
                 self._end_epoch(batch.position.epoch)
             reached = wanted is not None and self.step - self.first_step >= wanted
             stop = self.finished or stop_asked or reached
+            if stop_asked and not reached and not self.finished and self.looks is not None:
+                self.looks.at_a_stop(batch)
             if stop or save:
                 self._save(final=stop)
         if measure is None:
@@ -221,6 +235,13 @@ class Training:
         elif self.evaluation is not None:
             self.evaluation_seconds.append(self.evaluation.seconds())
         return self._result(seconds, setup_seconds, warmups)
+
+    def _is_last(self, batch: GlobalBatch, limit: int | None) -> bool:
+        """Whether the step on ``batch`` is this training's last, of at most ``limit`` in this call."""
+        if limit is not None and self.step + 1 - self.first_step >= limit:
+            return True
+        epochs = self.hparams.epochs
+        return epochs is not None and batch.ends_epoch and batch.position.epoch + 1 >= epochs
 
     def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
         """One optimizer step; whether a rank was asked to stop, and whether a checkpoint is due."""
@@ -315,6 +336,7 @@ class Training:
         assert self.checkpoints is not None
         if self.saved_step != self.step:
             step = self.step
+            looked = step if self.looks is None else self.looked
             extra = {
                 "seed": self.hparams.seed,
                 "step": step,
@@ -327,6 +349,7 @@ class Training:
                 "lr": [float(group["lr"]) for group in self.optimizer.param_groups],
                 "technique": self.request.technique,
                 "devices": self.ranks.size,
+                "looked": looked,
             }
 
             def saved(path: Path, seconds: float) -> None:
@@ -334,7 +357,7 @@ class Training:
                 self.ranks.emit("checkpoint", step=step, path=str(path), seconds=seconds)
 
             try:
-                self.checkpoints.save(step, self.state, extra, saved)
+                self.checkpoints.save(step, self.state, extra, saved, sure=looked)
                 self.saved_step = step
             except checkpoints.CheckpointError as error:
                 if final:
@@ -353,6 +376,14 @@ class Training:
         self.step = extra["step"]
         self.position = Position(extra["epoch"], extra["batch"])
         self.epoch_sum, self.epoch_batches = extra["epoch_sum"], extra["epoch_batches"]
+        # Before anybody looked again, the trial's comparison was all there was.
+        self.looked = extra.get("looked", self.step)
+        before, now = (extra["technique"], extra["devices"]), (self.request.technique, self.ranks.size)
+        if self.looked < self.step and before != now:
+            self.warn(
+                f"{before[0]} x {before[1]} trained up to step {self.step}, and was last compared with one "
+                f"device at step {self.looked}; {now[0]} x {now[1]} goes on from there"
+            )
         self.metrics.update(extra["metrics"])
         self.own_metrics = extra.get("own_metrics", {})
         if saved.changes and self.finished:
@@ -361,6 +392,11 @@ class Training:
                 f"checkpoint {path} is at the end of a training under another definition ({changes}), and "
                 "nothing is left to train: start the job from scratch"
             )
+
+    def set_aside_unchecked(self) -> None:
+        """Set the checkpoints aside that were written after it was last seen that nothing differs."""
+        assert self.checkpoints is not None
+        self.checkpoints.set_aside(self.looked)
 
     def _result(self, seconds: list[float], setup_seconds: float, warmups: int) -> dict[str, Any]:
         # The first batches are slow; they count as such where there are others to compare them with.

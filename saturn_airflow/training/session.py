@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from saturn_airflow import library
 from saturn_airflow.launch import failures, launching
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.launching import Link
-from saturn_airflow.launch.request import DoesNotFit, Measure, TrainRequest
+from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, Measure, TrainRequest
 from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.model import guards
 from saturn_airflow.model.errors import InvalidSweepError
@@ -29,7 +29,7 @@ _GUARDED = "saturn_airflow.training.guarding.guarded:measure"
 _GUARD_ALONE = "saturn_airflow.training.guarding.guarded:check"
 # With less time left no further job is guarded in a trial; its training will begin with that.
 _LEAST_SECONDS_TO_GUARD = 15.0
-# Where a job's folder keeps what the guard said before it was trained.
+# Where a job's folder keeps what the guard said before it was trained, or while.
 _VERDICTS = "verdicts.json"
 # With less spread than this a quick look tells enough.
 _STEADY = 0.1
@@ -265,7 +265,8 @@ def drive(
         raise RanksFailedError(failure) from None
     if spec.mode == "train":
         verdict = _verdict_before_training(session, spec, technique)
-        technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)
+        with _remembering_refusals(session, spec, technique):
+            technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)
         return {**session.result, "verdict": verdict, **_export(session, spec)}
     reason = technique.why_not(spec.job, len(device_ids))
     if reason is not None:
@@ -284,8 +285,16 @@ def _verdict_before_training(session: Session, spec: RunSpec, technique: library
     """What the guard says of what is to be trained: nothing is trained that it was not asked about.
 
     :raises RanksFailedError: when it refuses.
+    :raises ChangesResultError: when an earlier training was refused.
     """
-    verdict = spec.verdict or _verdict_at_last(session, spec, technique)
+    known, key = _Verdicts(session.folder), _verdict_key(spec, technique)
+    at_last = known.get(key)
+    if at_last is not None and at_last.startswith(guards.REFUSED) and spec.technique not in spec.job.trust:
+        raise ChangesResultError(at_last.removeprefix(f"{guards.REFUSED}: "))
+    verdict = spec.verdict or at_last
+    if verdict is None:
+        verdict = session.verdict(spec.parameters)
+        known.set(key, verdict)
     if not guards.allows(spec.job, spec.technique, verdict):
         raise DoesNotFit(
             f"{spec.technique} x {spec.devices} is not exact ({verdict}), as Job(exact=True) wants"
@@ -293,20 +302,41 @@ def _verdict_before_training(session: Session, spec: RunSpec, technique: library
     return verdict
 
 
-def _verdict_at_last(session: Session, spec: RunSpec, technique: library.BaseTechnique) -> str:
-    """The verdict that this job's training asked for before, or now does."""
-    file = session.folder / _VERDICTS
-    key = (
-        f"{guards.mark(spec.job, technique.version)} {spec.technique} {spec.devices} {_key(spec.parameters)}"
-    )
-    known: dict[str, str] = {}
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads(file.read_text())
-    if key not in known:
-        known[key] = session.verdict(spec.parameters)
+@contextlib.contextmanager
+def _remembering_refusals(
+    session: Session, spec: RunSpec, technique: library.BaseTechnique
+) -> Iterator[None]:
+    """Around a training: one that was stopped for what it changes is not begun again."""
+    try:
+        yield
+    except RanksFailedError as error:
+        if error.failure.status == "changes_result":
+            _Verdicts(session.folder).set(_verdict_key(spec, technique), guards.refused(error.failure.reason))
+        raise
+
+
+class _Verdicts:
+    """What the guard said of a job's strategies, beside its checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / _VERDICTS
+
+    def get(self, key: str) -> str | None:
+        return self._all().get(key)
+
+    def set(self, key: str, verdict: str) -> None:
         with contextlib.suppress(OSError):
-            file.write_text(json.dumps(known))
-    return known[key]
+            self._file.write_text(json.dumps({**self._all(), key: verdict}))
+
+    def _all(self) -> dict[str, str]:
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads(self._file.read_text()))
+        return {}
+
+
+def _verdict_key(spec: RunSpec, technique: library.BaseTechnique) -> str:
+    mark = guards.mark(spec.job, technique.version)
+    return f"{mark} {spec.technique} {spec.devices} {_key(spec.parameters)}"
 
 
 def _trains_by_itself(technique: library.BaseTechnique) -> bool:

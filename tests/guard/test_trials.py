@@ -41,7 +41,6 @@ def trained(tmp_path: Path, a_job: Job, **changes: Any) -> tuple[list[str], dict
     spec = RunSpec(
         job=a_job,
         technique="loss_off",
-        parameters={"off": 0.5},
         folder=str(tmp_path / "state"),
         node="here",
         kind="cpu",
@@ -50,7 +49,7 @@ def trained(tmp_path: Path, a_job: Job, **changes: Any) -> tuple[list[str], dict
         leases_folder=str(tmp_path / "leases"),
         technique_folders=(str(HERE / "techniques"),),
         path=(str(HERE),),
-        **changes,
+        **{"parameters": {"off": 0.5}, **changes},
     )
     events = list(runs.start(spec).events())
     return [event["event"] for event in events], events[-1]
@@ -91,14 +90,15 @@ def test_nothing_is_trained_that_was_not_compared(tmp_path: Path) -> None:
 def test_what_is_known_is_not_compared_again(tmp_path: Path) -> None:
     a_job = job(hparams={"batches": 1})
     state = tmp_path / "state"
-    names, end = trained(tmp_path, a_job, verdict="exact")
+    right = {"off": 0.0}
+    names, end = trained(tmp_path, a_job, verdict="exact", parameters=right)
     assert end["status"] == "finished"
     assert "guard" not in names
-    key = f"{guards.mark(a_job, '1')} loss_off 1 {json.dumps({'off': 0.5})}"
+    key = f"{guards.mark(a_job, '1')} loss_off 1 {json.dumps(right)}"
     (state / "verdicts.json").write_text(json.dumps({key: "distribution"}))
-    names, end = trained(tmp_path, a_job)
+    names, end = trained(tmp_path, a_job, parameters=right)
     assert end["status"] == "finished"
     assert "guard" not in names
-    _, end = trained(tmp_path, job(hparams={"batches": 1}, exact=True))
+    _, end = trained(tmp_path, job(hparams={"batches": 1}, exact=True), parameters=right)
     assert end["status"] == "does_not_fit"
     assert "is not exact (distribution), as Job(exact=True) wants" in end["reason"]

@@ -86,7 +86,7 @@ def test_a_spec_that_cannot_be_right_is_refused(settings: dict[str, Any], words:
 def test_training_from_start_to_end(tmp_path: Path) -> None:
     spec = spec_for(tmp_path, small_job(), "ddp", devices=2, device_ids=(1, 0))
     names, end, events = finish(spec)
-    assert names == ["leased", "launched", "start", "step", "checkpoint", "end"]
+    assert names == ["leased", "launched", "start", "step", "looked", "step", "checkpoint", "end"]
     assert events[0]["devices"] == [1, 0]
     assert (end["status"], end["result"]["steps"]) == ("finished", 50)
     assert end["result"]["peak_host_bytes"] > end["result"]["peak_device_bytes"] > 10 << 20

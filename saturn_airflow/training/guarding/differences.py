@@ -57,9 +57,13 @@ class Difference:
 
 
 class Comparison:
-    """The steps of one technique, as far as this rank holds them, beside those of the plain loop."""
+    """The steps of one technique, as far as this rank holds them, beside those of the plain loop.
 
-    def __init__(self, number_format: torch.dtype) -> None:
+    :param slack: how many times as far off as the tolerances say the first step may be.
+    """
+
+    def __init__(self, number_format: torch.dtype, slack: float = 1.0) -> None:
+        self._first_slack = slack
         self._tolerance = TOLERANCES[number_format]
         self._eps = torch.finfo(number_format).eps
         self._steps = 0
@@ -147,7 +151,7 @@ class Comparison:
 
     @property
     def _slack(self) -> float:
-        return 1.0 if self._steps == 1 else 10.0
+        return self._first_slack if self._steps == 1 else 10.0
 
 
 def _share(off: float, of: float) -> str:

@@ -11,8 +11,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +27,11 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng, state
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
+from saturn_airflow.training.guarding import comparing
 from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
 from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
 from saturn_airflow.training.guarding.randomness import still
-from saturn_airflow.training.guarding.samples import sample, singles
+from saturn_airflow.training.guarding.samples import Sample, singles
 from saturn_airflow.training.ranks import Ranks
 
 Load = Callable[[], nn.Module]
@@ -41,8 +41,6 @@ TakeStep = Callable[[GlobalBatch], tuple[float, float | None]]
 _LR = 1e-3
 # Samples of the steps that see whether random numbers are those of one device.
 _RANDOM = (16, 16, 16)
-# Differences that are told; there may be hundreds.
-_TOLD = 3
 
 
 @dataclass
@@ -136,7 +134,7 @@ class Guard:
                         started = time.perf_counter()
                         got = self._take(parallel, optimizer, step, batch)
                         taken.append(time.perf_counter() - started)
-                        found += self._put_together(comparison, expected, got)
+                        found += comparing.put_together(comparison, expected, got, self._ranks)
                         if not math.isfinite(got.loss):
                             break
                 self._refuse_for(found)
@@ -155,11 +153,10 @@ class Guard:
         batch: GlobalBatch,
     ) -> Step:
         """One step of the technique, as far as this rank sees it."""
-        gradients = {}
+        gradients: dict[str, Sample | None] = {}
 
         def look(*_: Any) -> None:
-            for name, p in parallel.trainable().items():
-                gradients[self._aliases.get(name, name)] = None if p.grad is None else sample(p.grad)
+            gradients.update(comparing.gradients_of(parallel, self._aliases))
 
         hook = optimizer.register_step_pre_hook(look)
         try:
@@ -169,48 +166,20 @@ class Guard:
         finally:
             hook.remove()
         names = {p: self._aliases.get(name, name) for name, p in parallel.model.named_parameters()}
-        kept = parallel.model.state_dict(keep_vars=True)
-        buffers = {self._aliases.get(n, n): sample(b) for n, b in parallel.model.named_buffers() if n in kept}
+        buffers = comparing.buffers_of(parallel, self._aliases)
         weights = {name: singles(p) for p, name in names.items()}
         return Step(loss, counted, gradients, {}, weights, buffers, stateful_of(optimizer, names))
-
-    def _put_together(self, comparison: Comparison, expected: Step, got: Step) -> list[Difference]:
-        """What the ranks found in a step, the same on all of them."""
-        found = comparison.of(expected, got), comparison.buffers(expected, got), list(got.gradients)
-        everyones: list[Any] = [found]
-        if self._ranks.size > 1:
-            everyones = [None] * self._ranks.size
-            dist.all_gather_object(everyones, found)
-        differences = dict.fromkeys(d for found, _, _ in everyones for d in found)
-        by_buffer: dict[str, list[Difference | None]] = {}
-        for _, own, _ in everyones:
-            for name, difference in own.items():
-                by_buffer.setdefault(name, []).append(difference)
-        # The ranks of a pipeline need not all have the buffers of all stages right.
-        differences.update(dict.fromkeys(ds[0] for ds in by_buffer.values() if None not in ds and ds[0]))
-        trained = {name for _, _, names in everyones for name in names}
-        if trained and math.isfinite(got.loss):
-            differences.update(
-                dict.fromkeys(
-                    Difference(f"the parameter {name!r}", "is trained on no device", 2)
-                    for name in expected.gradients
-                    if name not in trained
-                )
-            )
-        return sorted(differences, key=lambda d: d.order)
 
     def _refuse_for(self, differences: Sequence[Difference]) -> None:
         """Refuse the technique unless what differs in it is noise in the plain loop, too.
 
         :raises ChangesResultError: when there is more.
         """
-        if not differences:
-            return
-        noise: list[Any] = [self._noise() if self._ranks.is_first else None]
-        if self._ranks.size > 1:
-            dist.broadcast_object_list(noise)
-        if real := [d for d in differences if d.what not in noise[0]]:
-            raise ChangesResultError(self._told(real))
+        if real := comparing.beyond_noise(differences, self._noise, self._ranks):
+            raise ChangesResultError(
+                f"{self._technique} changes the result: {comparing.told(real)}. If it may all the same, or "
+                f"this is a mistake, Job(trust=[{self._name!r}]) leaves it unchecked"
+            )
 
     def _noise(self) -> set[str]:
         """What differs in a plain loop from weights that are off by their format's last digits.
@@ -219,12 +188,7 @@ class Guard:
         values those of any.
         """
         model = self._load()
-        eps = torch.finfo(self._plain.number_format).eps
-        with torch.no_grad():
-            for p in model.parameters():
-                if p.is_floating_point():
-                    digits = (7919 * torch.arange(p.numel()) % 5 - 2).view(p.shape)
-                    p.mul_(1 + eps * digits.to(p))
+        comparing.put_off_by_rounding(model, self._plain.number_format)
         other = PlainSteps(self._plain.sizes, self._plain.device)
         device = torch.device(self._plain.device)
         _take_plain_steps(other, self.job, model, self._load, device, self._data)
@@ -234,15 +198,6 @@ class Guard:
             found.update(d.what for d in comparison.of(expected, got))
             found.update(d.what for d in comparison.buffers(expected, got).values() if d)
         return found
-
-    def _told(self, differences: Sequence[Difference]) -> str:
-        told = "; ".join(map(str, differences[:_TOLD]))
-        if more := len(differences) - _TOLD:
-            told += f"; and {more} more" if more > 0 else ""
-        return (
-            f"{self._technique} changes the result: {told}. If it may all the same, or this is a mistake, "
-            f"Job(trust=[{self._name!r}]) leaves it unchecked"
-        )
 
     def _draws_alike(self, step: TakeStep, batches: Sequence[GlobalBatch]) -> bool:
         """Whether the technique draws the random numbers that one device would have drawn."""
@@ -323,7 +278,7 @@ def _take_steps(
         batches = list(few.batches(Position(), Cut(), count))
     loop = PlainLoop(job, _copied(model, load).to(device), device)
     steps = []
-    with still() as what, _noting_formats(plain, model, hooks):
+    with still() as what, comparing.noting_formats(plain, model, hooks=hooks):
         for number, batch in enumerate(batches[: -len(_RANDOM)]):
             rng.seed(job.hparams.seed, "step", number, 0, 0)
             step = loop.step(batch.micro_batches[0].data)
@@ -345,19 +300,3 @@ def _copied(model: nn.Module, load: Load) -> nn.Module:
         return copy.deepcopy(model)
     except (RuntimeError, TypeError):  # some tensors that are not parameters can't be copied so
         return load()
-
-
-@contextmanager
-def _noting_formats(plain: PlainSteps, model: nn.Module, hooks: bool) -> Iterator[None]:
-    """Note the lowest format among the weights and, with ``hooks``, what is kept for backward passes."""
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype in TOLERANCES:
-            plain.number_format = max(tensor.dtype, plain.number_format, key=list(TOLERANCES).index)
-        return tensor
-
-    for parameter in model.parameters():
-        keep(parameter)
-    kept = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with kept if hooks else nullcontext():
-        yield

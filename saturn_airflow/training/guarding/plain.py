@@ -6,6 +6,7 @@ batch, its loss goes backward, gradients are clipped, the optimizer steps.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +58,6 @@ class PlainLoop:
         self._alone = Parallel(model, Ranks(rank=0, size=1, device=device), optimizer_kernels="many at once")
         self._objective = Objective(job, model, device)
         self._loss_function = references.load(str(job.loss_function)) if job.loss_function else None
-        groups = optimizers.parameter_groups(job.hparams, model)
-        self._optimizer = optimizers.make_optimizer(job.hparams, groups, self._alone)
         self._last: Singles = {}
         self._names = {p: name for name, p in model.named_parameters()}
         model.train()
@@ -82,26 +81,39 @@ class PlainLoop:
                 assert isinstance(mean, torch.Tensor)
         return mean, counted
 
-    def step(self, batch: Any) -> Step:
-        """Train on one whole batch."""
-        before = self._last or self._weights()
+    @functools.cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The job's, over all parameters."""
+        groups = optimizers.parameter_groups(self._job.hparams, self.model)
+        return optimizers.make_optimizer(self._job.hparams, groups, self._alone)
+
+    def gradients(self, batch: Any) -> tuple[float, float | None, Samples]:
+        """The mean loss of a whole batch, what it is a mean over, and the gradients that are then there."""
         loss, counted = self.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if self._job.hparams.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self._job.hparams.clip_grad_norm)
         gradients = {self._names[p]: None if p.grad is None else sample(p.grad) for p in parameters}
+        return float(loss.detach()), counted, gradients
+
+    def step(self, batch: Any) -> Step:
+        """Train on one whole batch."""
+        before = self._last or self._weights()
+        optimizer = self.optimizer
+        loss, counted, gradients = self.gradients(batch)
         with of_the_job(f"optimizer {self._job.hparams.optimizer!r}"):
-            self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        mean, stateful = float(loss.detach()), stateful_of(self._optimizer, self._names)
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        stateful = stateful_of(optimizer, self._names)
         self._last = self._weights()
-        return Step(mean, counted, gradients, before, self._last, self._buffers(), stateful)
+        return Step(loss, counted, gradients, before, self._last, self.buffers(), stateful)
 
     def _weights(self) -> Singles:
         return {name: singles(p) for p, name in self._names.items()}
 
-    def _buffers(self) -> Samples:
+    def buffers(self) -> Samples:
+        """Those that checkpoints have."""
         kept = self.model.state_dict(keep_vars=True)
         return {name: sample(b) for name, b in self.model.named_buffers() if name in kept}
 

@@ -74,11 +74,12 @@ def _copied(values: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    flat = _whole(tensor.detach()).reshape(-1)
+    flat = whole(tensor.detach()).reshape(-1)
     return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` in one dense piece; of a sharded one every rank must ask together."""
     if isinstance(tensor, DTensor):
         local = tensor.to_local()
         home = tensor.device_mesh.device_type

@@ -1,0 +1,114 @@
+"""A technique's step, of which each rank holds a part, beside that of a plain loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
+from saturn_airflow.training.guarding.plain import Step
+from saturn_airflow.training.guarding.samples import Samples, sample
+from saturn_airflow.training.ranks import Ranks
+
+# Differences that are told; there may be hundreds.
+_TOLD = 3
+
+
+class HasFormat(Protocol):
+    """Something whose number format is noted."""
+
+    number_format: torch.dtype
+
+
+def gradients_of(parallel: Parallel, aliases: Mapping[str, str]) -> Samples:
+    """This rank's gradients by the first names of their parameters; every rank must ask together."""
+    return {
+        aliases.get(name, name): None if p.grad is None else sample(p.grad)
+        for name, p in parallel.trainable().items()
+    }
+
+
+def buffers_of(parallel: Parallel, aliases: Mapping[str, str]) -> Samples:
+    """This rank's buffers, of those that checkpoints have."""
+    kept = parallel.model.state_dict(keep_vars=True)
+    return {aliases.get(n, n): sample(b) for n, b in parallel.model.named_buffers() if n in kept}
+
+
+def put_together(comparison: Comparison, expected: Step, got: Step, ranks: Ranks) -> list[Difference]:
+    """What the ranks found in a step, the same on all of them; all must call this together."""
+    found = comparison.of(expected, got), comparison.buffers(expected, got), list(got.gradients)
+    everyones: list[Any] = [found]
+    if ranks.size > 1:
+        everyones = [None] * ranks.size
+        dist.all_gather_object(everyones, found)
+    differences = dict.fromkeys(d for found, _, _ in everyones for d in found)
+    by_buffer: dict[str, list[Difference | None]] = {}
+    for _, own, _ in everyones:
+        for name, difference in own.items():
+            by_buffer.setdefault(name, []).append(difference)
+    # The ranks of a pipeline need not all have the buffers of all stages right.
+    differences.update(dict.fromkeys(ds[0] for ds in by_buffer.values() if None not in ds and ds[0]))
+    trained = {name for _, _, names in everyones for name in names}
+    if trained and math.isfinite(got.loss):
+        differences.update(
+            dict.fromkeys(
+                Difference(f"the parameter {name!r}", "is trained on no device", 2)
+                for name in expected.gradients
+                if name not in trained
+            )
+        )
+    return sorted(differences, key=lambda d: d.order)
+
+
+def beyond_noise(
+    differences: Sequence[Difference], noise: Callable[[], set[str]], ranks: Ranks
+) -> list[Difference]:
+    """Those of ``differences`` that are no noise; every rank must call this together.
+
+    :param noise: what differs between two plain loops; only the first rank asks it.
+    """
+    if not differences:
+        return []
+    told: list[Any] = [noise() if ranks.is_first else None]
+    if ranks.size > 1:
+        dist.broadcast_object_list(told)
+    return [d for d in differences if d.what not in told[0]]
+
+
+def told(differences: Sequence[Difference]) -> str:
+    """The first few of ``differences``, in words."""
+    words = "; ".join(map(str, differences[:_TOLD]))
+    more = len(differences) - _TOLD
+    return words + (f"; and {more} more" if more > 0 else "")
+
+
+def put_off_by_rounding(model: nn.Module, number_format: torch.dtype) -> None:
+    """Give ``model`` weights that are off by the last digits of their format, in memory of their own."""
+    eps = torch.finfo(number_format).eps
+    for p in model.parameters():
+        if p.is_floating_point():
+            digits = (7919 * torch.arange(p.numel(), device=p.device) % 5 - 2).view(p.shape)
+            p.data = p.data * (1 + eps * digits.to(p))
+
+
+@contextmanager
+def noting_formats(where: HasFormat, model: nn.Module, *, hooks: bool = True) -> Iterator[None]:
+    """Note the lowest format among the weights and, with ``hooks``, what is kept for backward passes."""
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype in TOLERANCES:
+            where.number_format = max(tensor.dtype, where.number_format, key=list(TOLERANCES).index)
+        return tensor
+
+    for parameter in model.parameters():
+        keep(parameter)
+    kept = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with kept if hooks else nullcontext():
+        yield

@@ -1,0 +1,323 @@
+"""Looking again while a job trains whether its technique still trains as one device does.
+
+The guard's steps are the first; an auxiliary loss may begin later, and the batches of a stream may become
+others. So at a few steps, and at the last, the batch of that step goes through a plain loop and through the
+technique, both from the weights, buffers and counters of that moment; what differs stops the job. Both are
+undone: training is as if nobody had looked.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from saturn_airflow.launch import failures
+from saturn_airflow.launch.request import ChangesResultError, NotANumberError
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.module_state import ModuleState
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import rng
+from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.guarding import comparing, whole
+from saturn_airflow.training.guarding.differences import Comparison
+from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
+from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.guarding.users_state import UsersState
+from saturn_airflow.training.loading import load_model
+
+if TYPE_CHECKING:
+    from saturn_airflow.training.loop import Training
+
+# The share of a training's steps that all looks together may take as long as.
+_SHARE = 0.01
+# Weights that have been trained make more noise than fresh ones: of the guard's tolerances, so many times.
+_SLACK = 10.0
+# A look that takes longer than this is not taken when training is told to stop.
+_SECONDS_AT_A_STOP = 1.0
+
+
+def look_steps(total: int | None, cost: float, seed: int) -> list[int]:
+    """The steps, from 1, that are looked at besides the last: 10, 100, 1000 and one between each two of them
+    that ``seed`` draws, as far as all together cost little.
+
+    :param total: steps of the training; None where nobody knows.
+    :param cost: of one look, in steps.
+    """
+    end = total if total is not None else 10**9
+    tens = [10**power for power in range(1, 10) if 10**power < end]
+    generator = rng.generator(seed, "looks")
+    drawn = [ten + int(torch.randint(1, 9 * ten, (1,), generator=generator)) for ten in tens]
+    if total is None:
+        affordable: list[int] = []
+        for step in tens:
+            affordable += [step] if step * _SHARE >= (len(affordable) + 1) * cost else []
+        return affordable
+    latest_first = [*reversed(tens), *(step for step in reversed(drawn) if step < end)]
+    return sorted(latest_first[: max(0, int(_SHARE * total / cost) - 1)])
+
+
+@dataclass
+class _Plain:
+    """What the plain loop made of a batch, or why there is nothing to compare with."""
+
+    samples: int = 0
+    step: Step | None = None
+    number_format: torch.dtype = torch.float64
+    noise: set[str] = field(default_factory=set)
+    why_not: str = ""
+
+
+class Looks:
+    """The looks at one training on this rank.
+
+    :param training: with its technique in place, and its optimizer.
+    :param bare: a copy of the job's model without its weights, on the first rank.
+    :param aliases: the first names of parameters and buffers.
+    """
+
+    def __init__(self, training: Training, bare: nn.Module | None, aliases: dict[str, str]) -> None:
+        self._training = training
+        self._bare = bare
+        self._aliases = aliases
+        self._ranks = training.ranks
+        self._attributes = whole.plain_attributes(training.parallel.model)
+        self._frozen = {p: p._version for p in training.parallel.model.parameters() if not p.requires_grad}
+        # The plain loop computes alone what the ranks compute together, and the technique once more.
+        steps = look_steps(training.total, self._ranks.size + 2, training.hparams.seed)
+        self._steps = frozenset(steps)
+        self._seconds = math.inf
+
+    def before(self, batch: GlobalBatch, *, last: bool) -> float:
+        """Look at the step that comes next, if it is its turn; every rank must call this together.
+
+        :param last: whether this is the last step.
+        :returns: how many seconds it took.
+        :raises ChangesResultError: when the technique changes the result by now.
+        """
+        if not last and self._training.step + 1 not in self._steps:
+            return 0.0
+        return self._look(batch, self._training.step + 1)
+
+    def at_a_stop(self, batch: GlobalBatch) -> None:
+        """Look once more before training stops early, where that takes no time.
+
+        :raises ChangesResultError: as :meth:`before`.
+        """
+        if not self._ranks.any(self._seconds > _SECONDS_AT_A_STOP):
+            self._look(batch, self._training.step)
+
+    def _look(self, batch: GlobalBatch, step: int) -> float:
+        began = time.perf_counter()
+        training, job = self._training, self._training.job
+        with self._undone(), of_the_job(f"load_dataloader {job.load_dataloader!r}"):
+            data = batch.whole()
+        takes = [(job, batch.samples)]
+        if job.hparams.precision == "bf16":
+            # Much of what differs is lost in bf16; a few samples in float32 take no more memory.
+            exact = dataclasses.replace(job, hparams=dataclasses.replace(job.hparams, precision="float32"))
+            takes.append((exact, min(batch.samples, self._few)))
+        why_not = ""
+        for one_job, samples in takes:
+            why_not = why_not or self._compare(one_job, batch, data, samples, step)
+        self._seconds = time.perf_counter() - began
+        if why_not:
+            training.warn(f"not checked again at step {step} that nothing differs from one device: {why_not}")
+        else:
+            training.looked = step
+        self._ranks.emit("looked", step=step, seconds=self._seconds, checked=not why_not)
+        return self._seconds
+
+    @property
+    def _few(self) -> int:
+        return max(2 * self._ranks.size - 1, self._training.hparams.accumulate + 1, 3)
+
+    def _compare(self, job: Job, batch: GlobalBatch, data: Any, samples: int, step: int) -> str:
+        """Take a plain step and the technique's on a batch; why that could not be, if so.
+
+        :raises ChangesResultError: when they differ.
+        """
+        weights = self._weights()
+        plain = _Plain(why_not="the whole model does not fit in the host's memory")
+        if weights is not None and self._ranks.is_first:
+            plain = self._plain(job, weights, data, batch.samples, samples)
+        plain = self._told_by_first(plain)
+        if plain.step is None:
+            return plain.why_not
+        if plain.samples < batch.samples:
+            batch = self._fewer(batch, data, plain.samples)
+        try:
+            got = self._technique(job, batch)
+        except NotANumberError:
+            return "the loss is not a number"
+        comparison = Comparison(plain.number_format, _SLACK)
+        found = comparing.put_together(comparison, plain.step, got, self._ranks)
+
+        def noise() -> set[str]:
+            assert weights is not None
+            assert plain.step is not None
+            return self._noise(job, weights, data, batch.samples, plain)
+
+        # Only what is the same on all ranks decides.
+        if real := comparing.beyond_noise(found, noise, self._ranks):
+            self._refuse(comparing.told(real), step)
+        return ""
+
+    def _refuse(self, differences: str, step: int) -> None:
+        training, technique = self._training, self._training.request.technique
+        since = f"step {training.looked}" if training.looked else "its first steps"
+        words = differences.replace(" of step 1", "").replace(" in step 1", "")
+        training.set_aside_unchecked()
+        raise ChangesResultError(
+            f"{technique} x {self._ranks.size} changes the result at step {step}, and did not when it was "
+            f"last compared with one device, in {since}: {words}. What it trained since is set aside. If the "
+            "samples of a batch are coupled now, say Job(couples_batch=True), or leave the technique out of "
+            f"Job(techniques=...); if it may all the same, or this is a mistake, Job(trust=[{technique!r}]) "
+            "leaves it unchecked"
+        )
+
+    def _weights(self) -> whole.Tensors | None:
+        parallel = self._training.parallel
+        wanted = whole.bytes_to_gather(parallel)
+        # On a CPU there are gradients too.
+        wanted *= 2 if self._ranks.device.type == "cpu" else 1
+        if self._ranks.any(self._ranks.is_first and wanted > _available_bytes()):
+            return None
+        return whole.gathered(parallel)
+
+    def _plain(
+        self, job: Job, weights: whole.Tensors, data: Any, of: int, samples: int, *, hooks: bool = True
+    ) -> _Plain:
+        """A plain step on ``samples`` of a batch, or on fewer where the memory does not suffice."""
+        why_not = ""
+        for number in dict.fromkeys((samples, min(samples, self._few))):
+            plain = _Plain(number)
+            try:
+                self._take_plain_step(plain, job, weights, data, of, hooks=hooks)
+                return plain
+            except Exception as error:
+                # torch.func's gradients don't bear that.
+                if hooks and "saved tensor hooks" in str(error):
+                    return self._plain(job, weights, data, of, samples, hooks=False)
+                why_not = f"the plain loop raised {type(error).__name__}: {str(error)[:200]}"
+                if not any(map(failures.is_out_of_memory, filter(None, (error, error.__cause__)))):
+                    break
+                why_not = "a plain loop beside it takes more memory than there is"
+            finally:
+                if self._ranks.device.type == "cuda":
+                    torch.cuda.empty_cache()
+        return _Plain(why_not=why_not)
+
+    def _take_plain_step(
+        self,
+        plain: _Plain,
+        job: Job,
+        weights: whole.Tensors,
+        data: Any,
+        of: int,
+        *,
+        hooks: bool,
+        off: bool = False,
+    ) -> None:
+        training, device = self._training, self._ranks.device
+        attributes = whole.changed(self._attributes, whole.plain_attributes(training.parallel.model))
+        with self._undone(), torch.compiler.set_stance("force_eager"), still():
+            model = whole.bare(self._bare) if self._bare is not None else None
+            model = whole.filled(model or load_model(training.job), weights, attributes)
+            if off:
+                comparing.put_off_by_rounding(model, plain.number_format)
+            if plain.samples < of:
+                data = training.data.layout.take(data, of, range(plain.samples)).data
+            loop = PlainLoop(job, model.to(device), device)
+            with comparing.noting_formats(plain, model, hooks=hooks):
+                loss, counted, gradients = loop.gradients(data)
+            stateful = self._stateful()
+            plain.step = Step(loss, counted, gradients, {}, {}, loop.buffers(), stateful)
+
+    def _technique(self, job: Job, batch: GlobalBatch) -> Step:
+        """The technique's step, as far as this rank sees it."""
+        own = copy.copy(self._training)
+        own.first_step = -1
+        own.ranks = dataclasses.replace(own.ranks, _stop_requested=lambda: False)
+        if job is not own.job:
+            own.objective = own.objective.exactly()
+        with self._undone(), torch.compiler.set_stance("force_eager"), still():
+            loss, _, _ = own._compute_gradients(batch, False)
+            if own.hparams.clip_grad_norm is not None:
+                own.parallel.clip_gradients(own.hparams.clip_grad_norm)
+            gradients = comparing.gradients_of(own.parallel, self._aliases)
+            buffers = comparing.buffers_of(own.parallel, self._aliases)
+            own.optimizer.zero_grad(set_to_none=True)
+        return Step(loss, own.counted, gradients, {}, {}, buffers, self._stateful())
+
+    def _noise(self, job: Job, weights: whole.Tensors, data: Any, of: int, plain: _Plain) -> set[str]:
+        assert plain.step is not None
+        other = _Plain(plain.samples, number_format=plain.number_format)
+        self._take_plain_step(other, job, weights, data, of, hooks=False, off=True)
+        assert other.step is not None
+        comparison = Comparison(plain.number_format, _SLACK)
+        found = {d.what for d in comparison.of(plain.step, other.step)}
+        return found | {d.what for d in comparison.buffers(plain.step, other.step).values() if d}
+
+    def _fewer(self, batch: GlobalBatch, data: Any, samples: int) -> GlobalBatch:
+        """The first ``samples`` of a batch, cut as the whole of it is."""
+        take = self._training.data.layout.take
+        few = take(data, batch.samples, range(samples)).data
+        cut = [take(few, samples, rows) for rows in self._training.cut.of(samples)]
+        return dataclasses.replace(batch, samples=samples, micro_batches=cut)
+
+    def _stateful(self) -> frozenset[str]:
+        """Names of the parameters for which a gradient of zeros is not the same as none."""
+        optimizer, model = self._training.optimizer, self._training.parallel.model
+        names = {p: self._aliases.get(name, name) for name, p in model.named_parameters()}
+        decayed = (p for g in optimizer.param_groups if g.get("weight_decay") for p in g["params"])
+        return stateful_of(optimizer, names) | {names[p] for p in decayed if p in names}
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """What changes inside besides gradients is as it was afterwards."""
+        # Which of them forward passes change, as they do a teacher's, shows after the first step.
+        training = self._training
+        known = training.step > training.first_step
+        changing = [(p, p.detach().clone()) for p, v in self._frozen.items() if p._version != v or not known]
+        model = training.parallel.model
+        users = UsersState(training.job, model)
+        try:
+            with ModuleState(model.modules()).put_back(), users.put_back():
+                yield
+        finally:
+            with torch.no_grad():
+                for parameter, then in changing:
+                    parameter.copy_(then)
+
+    def _told_by_first(self, plain: _Plain) -> _Plain:
+        told: list[Any] = [plain]
+        if self._ranks.size > 1:
+            dist.broadcast_object_list(told)
+        found: _Plain = told[0]
+        return found
+
+
+def can_differ(parallel: Parallel, job: Job, technique: str, parameters: Any) -> bool:
+    """Whether a training is more than a plain loop, and nobody said that it need not be looked at."""
+    is_plain = technique == "single" and type(parallel) is Parallel and not parameters
+    return technique not in job.trust and not (is_plain and job.hparams.accumulate == 1)
+
+
+def _available_bytes() -> int:
+    """The host's memory that is free to be used."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62

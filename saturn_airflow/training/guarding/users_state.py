@@ -1,0 +1,96 @@
+"""What the job's own code remembers outside of its model: counters and lists among its globals and objects.
+
+A loss function that counts its calls in a global variable must not count those that only compare.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from saturn_airflow.model.jobs import Job
+
+_LARGEST = 4096  # items of a container, or numbers of a tensor: what is larger is data, no state
+_OTHERS = ("torch", "transformers", "torchvision", "saturn_airflow")
+_CONTAINERS = (list, dict, set, OrderedDict, deque)
+
+
+class UsersState:
+    """Numbers, containers and small tensors in the modules that a job's code is in, as they are now.
+
+    :param model: the job's; what it holds itself is not looked at.
+    """
+
+    def __init__(self, job: Job, model: nn.Module) -> None:
+        self._names = _python_modules(job, model)
+        self._containers: list[tuple[Any, Any]] = []
+        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        seen = set(map(id, model.modules()))
+        waiting: list[Any] = [vars(sys.modules[name]) for name in self._names]
+        while waiting:
+            value = waiting.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, torch.Tensor):
+                if not isinstance(value, nn.Parameter) and value.numel() <= _LARGEST:
+                    self._tensors.append((value, value.detach().clone()))
+            elif type(value) in _CONTAINERS:
+                self._containers.append((value, type(value)(value)))
+                waiting += [item for item in _items(value) if self._is_state(item)]
+            elif hasattr(value, "__dict__"):
+                waiting.append(vars(value))
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """What changes inside is as it was afterwards."""
+        try:
+            yield
+        finally:
+            for container, then in self._containers:
+                _restore(container, then)
+            with torch.no_grad():
+                for tensor, then in self._tensors:
+                    tensor.copy_(then)
+
+    def _is_state(self, value: Any) -> bool:
+        if type(value) in _CONTAINERS:
+            return len(value) <= _LARGEST
+        if isinstance(value, torch.Tensor):
+            return True
+        if isinstance(value, type) or (callable(value) and type(value).__module__ == "builtins"):
+            return False
+        return isinstance(value, nn.Module) or type(value).__module__ in self._names
+
+
+def _python_modules(job: Job, model: nn.Module) -> set[str]:
+    """Names of the Python modules that hold the code of the job's model and loss."""
+    names = {type(module).__module__ for module in model.modules()}
+    names |= {str(ref).partition(":")[0] for ref in (job.load_model, job.loss_function) if ref}
+    return {name for name in names if name in sys.modules and name.partition(".")[0] not in _OTHERS}
+
+
+def _items(container: Any) -> list[Any]:
+    return list(container.values() if isinstance(container, dict) else container)
+
+
+def _restore(container: Any, then: Any) -> None:
+    """Give a container the items it had, whoever else refers to it."""
+    if isinstance(container, dict):
+        for key in container.keys() - then.keys():
+            del container[key]
+        for key, value in then.items():
+            if key not in container or container[key] is not value:
+                container[key] = value
+    elif isinstance(container, set):
+        container.intersection_update(then)
+        container.update(then)
+    elif len(container) != len(then) or any(a is not b for a, b in zip(container, then, strict=True)):
+        container.clear()
+        container.extend(then)

@@ -1,0 +1,144 @@
+"""The job's own model beside the one that a technique trains: bare, until it gets the weights of a moment."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from saturn_airflow.parallelism.module_state import copied
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.guarding.samples import whole
+from saturn_airflow.training.optim import plain_values
+
+Tensors = dict[str, torch.Tensor]
+Attributes = dict[str, dict[str, Any]]
+
+_OWN = frozenset(vars(nn.Module()))
+
+
+def bare(model: nn.Module) -> nn.Module | None:
+    """A copy of ``model`` whose parameters are empty; None where a copy would not be the same."""
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
+        return None
+    empty = {
+        id(p): nn.Parameter(torch.empty(0, dtype=p.dtype), requires_grad=p.requires_grad)
+        for p in model.parameters()
+    }
+    try:
+        return copy.deepcopy(model, dict(empty))
+    except Exception:  # a module may hold anything
+        return None
+
+
+def filled(model: nn.Module, weights: Mapping[str, torch.Tensor], attributes: Attributes) -> nn.Module:
+    """``model`` with the parameters, buffers and attributes of another moment; parameters share memory with
+    ``weights``, by the names they have in the model."""
+    for name, parameter in model.named_parameters():
+        parameter.data = weights[name]
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            now = weights.get(f"{prefix}.{name}" if prefix else name)
+            if buffer is not None and now is not None:
+                module._buffers[name] = now.clone()
+        # Where a stage lacks a parameter, an attribute stands in its place.
+        own = {k: value for k, value in attributes.get(prefix, {}).items() if k not in module._parameters}
+        vars(module).update(copied(own, {}))
+    return model
+
+
+def gathered(parallel: Parallel) -> Tensors:
+    """All parameters and buffers of the whole model, on the first rank; every rank must call this together.
+
+    What is whole there is handed out itself; the rest is on the CPU. The other ranks get nothing.
+    """
+    ranks = parallel.ranks
+    here = _named(parallel)
+    kept: Tensors = {}
+    for name, owner, shape, dtype in _owners(here, ranks.size):
+        tensor = here[name].detach() if name in here else torch.empty(shape, dtype=dtype)
+        if isinstance(tensor, DTensor):
+            tensor = whole(tensor)
+            tensor = tensor.cpu() if ranks.is_first else tensor
+        elif owner and ranks.rank == owner:
+            dist.send(_bytes(tensor.cpu()), 0)
+        elif owner and ranks.is_first:
+            dist.recv(received := _bytes(tensor), owner)
+            tensor = received.view(dtype).view(shape)
+        if ranks.is_first:
+            kept[name] = tensor
+    return kept
+
+
+def bytes_to_gather(parallel: Parallel) -> int:
+    """Bytes of what :func:`gathered` puts into the host's memory; every rank must call this together."""
+    here = _named(parallel)
+    return sum(
+        shape.numel() * dtype.itemsize
+        for name, owner, shape, dtype in _owners(here, parallel.ranks.size)
+        if owner or isinstance(here.get(name), DTensor)
+    )
+
+
+def _named(parallel: Parallel) -> Tensors:
+    model = parallel.model
+    return dict(model.named_parameters()) | dict(model.named_buffers(remove_duplicate=False))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a dense tensor: not all backends send all types."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _owners(here: Tensors, ranks: int) -> list[tuple[str, int, torch.Size, torch.dtype]]:
+    """Of every tensor its name, the first rank that has it, and how it looks there."""
+    looks = {name: (t.shape, t.dtype) for name, t in here.items()}
+    everyones: list[Any] = [looks]
+    if ranks > 1:
+        everyones = [None] * ranks
+        dist.all_gather_object(everyones, looks)
+    found: dict[str, tuple[str, int, torch.Size, torch.dtype]] = {}
+    for rank, there in enumerate(everyones):
+        for name, (shape, dtype) in there.items():
+            found.setdefault(name, (name, rank, shape, dtype))
+    return list(found.values())
+
+
+def plain_attributes(model: nn.Module) -> Attributes:
+    """The numbers, strings and small containers that modules hold as attributes, by the modules' names."""
+    found: Attributes = {}
+    for prefix, module in model.named_modules():
+        own = {key: value for key, value in vars(module).items() if key not in _OWN and _is_plain(value)}
+        found[prefix] = copied(own, {})
+    return found
+
+
+def changed(before: Attributes, now: Attributes) -> Attributes:
+    """What of ``now`` is not as it was."""
+    return {
+        prefix: {
+            key: value
+            for key, value in attributes.items()
+            if key not in before.get(prefix, {}) or not plain_values.equal(before[prefix][key], value)
+        }
+        for prefix, attributes in now.items()
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not isinstance(value, nn.Parameter | DTensor)
+    if isinstance(value, list | tuple):
+        return _is_short(value) and all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return _is_short(value) and all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _is_short(value: Sequence[Any] | Mapping[Any, Any]) -> bool:
+    return len(value) <= 64
