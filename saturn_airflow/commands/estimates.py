@@ -10,9 +10,14 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.commands import shared
+from saturn_airflow.model import guards
 
 if TYPE_CHECKING:
     from saturn_airflow.tracking.estimate_store import Known
+
+
+# Verdicts that the table has room to explain.
+_TOLD = (guards.REFUSED, guards.NOT_CHECKED)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +81,7 @@ def _show(found: Sequence[Known], count: int) -> None:
         table.add_column(name, no_wrap=True)
     for name in ("s/batch", "spread", "set-up", "memory", "source", "age"):
         table.add_column(name, justify="left" if name == "source" else "right", no_wrap=True)
+    table.add_column("result", overflow="fold")
     table.add_column("note", overflow="fold")
     job = None
     for known in found:
@@ -88,7 +94,8 @@ def _show(found: Sequence[Known], count: int) -> None:
                 f"{e.launch_seconds + e.setup_seconds:.1f} s",
                 f"{e.peak_device_bytes / 2**30:.2f} GiB",
             ]
-        note = e.reason or e.stale or ""
+        verdicts = dict.fromkeys(map(guards.in_words, e.verdicts.values()))
+        note = e.reason or e.stale or next((v for v in verdicts if v.startswith(_TOLD)), "")
         table.add_row(
             Text(known.job if known.job != job else ""),
             e.technique,
@@ -96,6 +103,7 @@ def _show(found: Sequence[Known], count: int) -> None:
             *numbers,
             known.source,
             _age(time.time() - e.observed_at),
+            Text(", ".join(dict.fromkeys(v.partition(":")[0] for v in verdicts)) or "-"),
             Text(note.splitlines()[0] if note else ""),
             style="dim" if not e.works else "yellow" if e.stale else None,
         )

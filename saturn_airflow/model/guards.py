@@ -56,6 +56,15 @@ def allows(job: Job, technique: str, verdict: str | None) -> bool:
     return not job.exact or verdict in (EXACT, TRUSTED)
 
 
+def in_words(verdict: str | None) -> str:
+    """A verdict as people read it: a few words, and after a colon why, where that is to be said."""
+    if verdict is None:
+        return "not compared yet"
+    if verdict == TRUSTED:
+        return "not compared: the job trusts it"
+    return "equal in distribution: its random numbers are others" if verdict == DISTRIBUTION else verdict
+
+
 def refused(reason: str) -> str:
     """The verdict that refuses for ``reason``, as short as its place in a record wants it."""
     verdict = f"{REFUSED}: {reason}"

@@ -26,7 +26,7 @@ from saturn_airflow.profiling.options import Estimates, by_key, options_of, refu
 #: What is shown of an estimate beside a job's plan.
 _SHOWN = (
     *("technique", "devices", "kind", "seconds_per_batch", "spread", "uncertainty", "setup_seconds"),
-    *("peak_device_bytes", "source", "observed_at", "reason"),
+    *("peak_device_bytes", "source", "observed_at"),
 )
 
 
@@ -236,6 +236,8 @@ def choices(
         options = [
             {
                 **{name: getattr(e, name) for name in _SHOWN},
+                "reason": e.reason or refusal(jobs[a.job], e),
+                "verdict": _verdict(jobs[a.job], e),
                 "seconds": seconds.get((a.job, e.technique, e.devices), {}).get(e.kind),
                 "makespan": plan.makespan if key == chosen else makespans.get((e.technique, e.devices)),
                 "chosen": key == chosen,
@@ -246,6 +248,13 @@ def choices(
         refused = [dict(r) for r in refusals if r["fingerprint"] == mark]
         found[a.job] = {"why": reason.text, "options": options, "refused": refused}
     return dict(finite(found))
+
+
+def _verdict(job: Job, estimate: Estimate) -> str:
+    """How a strategy trains ``job`` next to one device, in words."""
+    if estimate.technique in job.trust:
+        return guards.in_words(guards.TRUSTED)
+    return guards.in_words(estimate.verdicts.get(guards.mark(job, estimate.version)))
 
 
 def why_nowhere(

@@ -138,7 +138,7 @@ class Session:
             return guards.TRUSTED
         if _trains_by_itself(technique):
             return self._verdicts.setdefault(
-                key, f"{guards.NOT_CHECKED}: {self._spec.technique} does not train in Saturn's loop"
+                key, f"{guards.NOT_CHECKED}: {self._spec.technique} trains by itself, in its execute"
             )
         if key not in self._verdicts:
             ranks = self._launch(launching.pack(_GUARD_ALONE, self._request(parameters, None)))

@@ -247,6 +247,7 @@ class Sweep:
                         "peak_device_bytes": 31_000_000_000 // count,
                         "source": "measured",
                         "uncertainty": 0.0,
+                        "verdict": "equal in distribution: its random numbers are others",
                         "reason": "out of memory: 83.1 GiB are needed, 80.0 GiB are there"
                         if too_big
                         else None,

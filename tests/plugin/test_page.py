@@ -174,6 +174,8 @@ def test_failed_and_unplanned_jobs_say_why(failed, visit):
     details = page.locator("#details")
     expect(details.locator("h3").first).to_contain_text("Why single × 1")
     expect(details.locator(".options tr.chosen")).to_contain_text("chosen")
+    expect(details.locator(".options tr.chosen")).to_contain_text("exact")
+    expect(details).to_contain_text("Its result next to one device: exact.")
     expect(details).to_contain_text("faulty:linear")
     visitor.shoot("failed", full_page=True)
 

@@ -21,7 +21,14 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
         assert cli.main(["estimates", "--uri", uri]) == 0
     usual = {"kind": "cpu", "seconds_per_batch": 0.25, "spread": 0.5, "batches": 5, "setup_seconds": 2.0}
     found = [
-        Estimate(fingerprint="a" * 16, technique="ddp", devices=2, peak_device_bytes=3 << 30, **usual),
+        Estimate(
+            fingerprint="a" * 16,
+            technique="ddp",
+            devices=2,
+            peak_device_bytes=3 << 30,
+            verdicts={"1": "exact", "2": "refused: the loss is off"},
+            **usual,
+        ),
         Estimate(fingerprint="a" * 16, technique="fsdp", devices=2, kind="cpu", reason="out of memory [x]"),
         Estimate(fingerprint="b" * 16, technique="ddp", devices=1, stale="off by 40%", **usual),
     ]
@@ -47,6 +54,9 @@ def test_a_table_for_people(
     ]
     assert "out of memory [x]" in shown
     assert "vit [small]" in shown
+    (compared,) = (line for line in shown.splitlines() if "3.00 GiB" in line)
+    assert "exact, refused" in compared
+    assert "refused: the loss is off" in compared
     assert "off by 40%" in shown
     assert "3 of 3 estimates" in shown
 

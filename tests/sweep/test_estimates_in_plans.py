@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from saturn_airflow import Cluster, HParams, Job, Node
+from saturn_airflow.model import guards
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
@@ -43,12 +45,15 @@ def test_launching_is_paid_at_every_start() -> None:
 
 
 def test_what_the_plan_page_needs_of_each_job() -> None:
+    said = {guards.mark(job(), "1"): "distribution"}
+    differs = {guards.mark(job(), "1"): "refused: tensor x 2 changes the result: the loss is off"}
     estimates = by_key(
-        estimate(launch_seconds=0.0),
+        estimate(launch_seconds=0.0, verdicts=said),
         estimate("ddp", 2, launch_seconds=0.0, seconds_per_batch=0.3, source="interpolated", uncertainty=0.1),
         estimate("fsdp", 2, reason="out of memory", seconds_per_batch=0.0),
+        estimate("tensor", 2, launch_seconds=0.0, verdicts=differs),
     )
-    jobs = {name: job(name) for name in "ab"}
+    jobs = {"a": job("a"), "b": dataclasses.replace(job("b"), trust=("ddp",))}
     problem = Problem(
         "p", GPUS.nodes, tuple(PlannedJob(n, options_of(j, estimates, GPUS)) for n, j in jobs.items())
     )
@@ -65,7 +70,14 @@ def test_what_the_plan_page_needs_of_each_job() -> None:
     ]
     found = choices(problem, plan, jobs, estimates, refusals)
     assert found.keys() == {"a", "b"}
-    ddp, fsdp, single = found["a"]["options"]
+    ddp, fsdp, single, tensor = found["a"]["options"]
+    assert single["verdict"] == "equal in distribution: its random numbers are others"
+    assert [ddp["verdict"], found["b"]["options"][0]["verdict"]] == [
+        "not compared yet",
+        "not compared: the job trusts it",
+    ]
+    assert tensor["reason"] == "tensor x 2 changes the result: the loss is off"
+    assert (tensor["seconds"], single["reason"]) == (None, None)
     assert (single["chosen"], ddp["chosen"]) == (True, False)
     assert (single["seconds"], ddp["seconds"]) == (11.0, 7.0)
     assert (ddp["source"], ddp["uncertainty"], ddp["makespan"]) == ("interpolated", 0.1, 18.0)

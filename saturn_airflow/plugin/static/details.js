@@ -62,6 +62,7 @@ export class Details {
     works.sort((a, b) => a.seconds - b.seconds);
     return [
       choice.why ? h("p", { class: "why" }, `${choice.why[0].toUpperCase()}${choice.why.slice(1)}.`) : "",
+      chosen?.verdict ? h("p", { class: "why" }, `Its result next to one device: ${chosen.verdict}.`) : "",
       works.length
         ? h(
             "div",
@@ -69,7 +70,7 @@ export class Details {
             h(
               "table",
               { class: "options" },
-              h("thead", {}, h("tr", {}, ...["Strategy", "Takes", "Device-time", "Per device", "Known", "The plan"].map((name, index) => h("th", { scope: "col", class: index && index < 4 && "number" }, name)))),
+              h("thead", {}, h("tr", {}, ...["Strategy", "Takes", "Device-time", "Per device", "Known", "Result", "The plan"].map((name, index) => h("th", { scope: "col", class: index && index < 4 && "number" }, name)))),
               h("tbody", {}, ...works.map((option) => this.option(option, chosen, longest))),
             ),
           )
@@ -96,6 +97,7 @@ export class Details {
       h("td", { class: "number" }, duration(time)),
       h("td", { class: "number" }, bytes(option.peak_device_bytes)),
       h("td", {}, source ?? ""),
+      h("td", { title: option.verdict }, option.verdict?.split(":")[0] ?? ""),
       h("td", {}, option.chosen ? h("strong", {}, "chosen") : verdict(option, chosen)),
     );
   }
