@@ -25,7 +25,7 @@ REFUSED = "refused"
 _LONGEST = 600
 
 # What can't change whether a technique trains as one device does.
-_JOB = ("name", "techniques", "nodes", "neutral", "trust", "exact", "load_eval_dataloader", "metrics")
+_JOB = ("name", "techniques", "nodes", "neutral", "trust", "exact", "metrics")
 _HPARAMS = ("lr", "seed", "epochs", "batches", "lr_scheduler", "lr_scheduler_args")
 
 
@@ -38,6 +38,8 @@ def mark(job: Job, technique_version: str) -> str:
     """
     fields = {key: value for key, value in job.to_dict().items() if key not in _JOB}
     hparams = {key: value for key, value in fields.pop("hparams", {}).items() if key not in _HPARAMS}
+    if fields.get("load_eval_dataloader") is None:
+        fields.pop("load_eval_dataloader", None)
     arguments = {key: _kind(value) for key, value in hparams.pop("optimizer_args", {}).items()}
     clips = hparams.pop("clip_grad_norm", None) is not None
     for name in ("model_args", "data_args"):

@@ -7,9 +7,11 @@ and what sees them sees what it would see on one device.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -45,7 +47,7 @@ class Evaluation:
         self, job: Job, parallel: Parallel, objective: Objective, data: Data, ranks: Ranks, cut: Cut
     ) -> None:
         self._parallel, self._objective, self._data, self._ranks = parallel, objective, data, ranks
-        self._cut = cut
+        self._cut, self._job = cut, job
         self._name = f"load_eval_dataloader {job.load_eval_dataloader!r}"
         self._metrics = Metrics(job, ranks, parallel.share, parallel.shares)
         self._whole = bool(job.metrics) and not self._adds_up()
@@ -86,6 +88,13 @@ class Evaluation:
             dist.all_reduce(news)
         total_loss, over_all = news.tolist()
         return float(total_loss / over_all) if over_all else math.nan, values
+
+    def few(self, samples: int) -> Evaluation:
+        """The same evaluation over a batch of so many samples, without metrics and reduced precision."""
+        other = copy.copy(self)
+        other._data, other._objective = self._data.few([samples]), self._objective.exactly()
+        other._metrics = Metrics(replace(self._job, metrics={}), self._ranks, 0, 1)
+        return other
 
     def seconds(self) -> float:
         """How long all of the data take, by a few batches."""

@@ -93,6 +93,7 @@ class Training:
             self.data = batches.load(job, job.load_dataloader)
             evaluation = job.load_eval_dataloader
             eval_data = batches.load(job, evaluation, in_order=True) if evaluation else None
+            self.eval_data = eval_data
         look(self, model)
         bare = whole.bare(model) if request.measure is None and ranks.is_first else None
         with common_to_alike():

@@ -41,6 +41,10 @@ WRONG: dict[str, tuple[Cell, str]] = {
         "the buffer 'extra.running_mean' is off by",
     ),
     "means of means": (Cell(job(), "MeanOfMeans", 2), "MeanOfMeans x 2 changes the result"),
+    "an evaluation": (
+        Cell(job(load_eval_dataloader="odd_models:vectors"), "EvaluatesOldWeights"),
+        "the loss of an evaluation is",
+    ),
     "what is counted": (
         Cell(job(loss_function="odd_models:sum_loss"), "CountsOtherwise"),
         "is taken over 2 on one device and over 4 here",
@@ -63,6 +67,26 @@ RIGHT: dict[str, tuple[Cell, str]] = {
         f"{technique} x {devices}": (Cell(job(), technique, devices), "exact")
         for technique, devices in [("single", 1), ("spill", 1), ("Right", 1), ("ddp", 2), ("fsdp", 2)]
     },
+    **{
+        f"an evaluation under {technique}": (
+            Cell(job(load_eval_dataloader="odd_models:vectors", loss_function=loss), technique, devices),
+            "exact",
+        )
+        for technique, devices, loss in [
+            ("single", 1, "odd_models:mean_loss"),
+            ("spill", 1, "odd_models:mean_loss"),
+            ("ddp", 2, "odd_models:sum_loss"),
+            ("fsdp", 2, "odd_models:mean_loss"),
+        ]
+    },
+    "a norm that is evaluated": (
+        Cell(job(model_args={"extra": "norm"}, load_eval_dataloader="odd_models:vectors"), "ddp", 2),
+        "exact",
+    ),
+    "masks that are not evaluated": (
+        Cell(job(model_args={"extra": "drops"}, load_eval_dataloader="odd_models:vectors"), "ddp", 2),
+        "distribution",
+    ),
     "a hook": (Cell(job(model_args={"extra": "halved gradient"}), "ddp", 2), "exact"),
     "pairs": (Cell(job(loss_function="odd_models:sum_loss"), "ddp", 2), "exact"),
     "zeros that change nothing": (

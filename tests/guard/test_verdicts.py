@@ -42,6 +42,7 @@ def estimate(of: Job, technique: str = "ddp", verdict: str | None = None, **chan
         ({"hparams": {"accumulate": 2}}, False),
         ({"model_args": {"layers": 2}}, False),
         ({"data_args": {"day": "monday"}}, False),
+        ({"load_eval_dataloader": "m:other"}, False),
         ({"data_args": {"day": "monday"}, "neutral": ["day"]}, True),
         ({"name": "b", "techniques": None, "trust": ["ddp"], "exact": True}, True),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -69,6 +70,23 @@ class ForwardTwice(_Wrong):
                 return super().backward(objective, batch, samples, *args)
 
         return Twice(model, ranks)
+
+
+class EvaluatesOldWeights(_Wrong):
+    """Evaluates with the weights that it had at first."""
+
+    def parallelize(self, model: nn.Module, ranks: Any, **parameters: Any) -> Any:
+        at_first = copy.deepcopy(model).eval()
+
+        class Old(Parallel):
+            def evaluate(self, objective: Any, batch: Any, samples: int) -> Any:
+                own, self.module = self.module, at_first
+                try:
+                    return super().evaluate(objective, batch, samples)
+                finally:
+                    self.module = own
+
+        return Old(model, ranks)
 
 
 class MeanOfMeans(_Wrong):

@@ -95,13 +95,19 @@ class Comparison:
             found[name] = None if off <= allowed else Difference(f"the buffer {name!r}", how, 3)
         return found
 
-    def _losses(self, expected: Step, got: Step) -> Iterator[Difference]:
-        allowed = self._tolerance.loss * self._slack
+    def evaluations(self, expected: float, got: float) -> list[Difference]:
+        """How the loss of an evaluation after the last step differs, if it does."""
+        return list(self._off("the loss of an evaluation", expected, got))
+
+    def _off(self, what: str, expected: float, got: float) -> Iterator[Difference]:
         # A loss near 0 may be what is left of much larger numbers.
-        if not abs(got.loss - expected.loss) <= allowed * max(abs(expected.loss), 1e-2):
-            share = f" ({_share(abs(got.loss - expected.loss), abs(expected.loss))} off)"
-            how = f"is {expected.loss:.6g} on one device and {got.loss:.6g} here{share}"
-            yield Difference(f"the loss of step {self._steps}", how, 0)
+        allowed = self._tolerance.loss * self._slack * max(abs(expected), 1e-2)
+        if not abs(got - expected) <= allowed:
+            share = f" ({_share(abs(got - expected), abs(expected))} off)"
+            yield Difference(what, f"is {expected:.6g} on one device and {got:.6g} here{share}", 0)
+
+    def _losses(self, expected: Step, got: Step) -> Iterator[Difference]:
+        yield from self._off(f"the loss of step {self._steps}", expected.loss, got.loss)
         if expected.counted is not None and got.counted is not None and expected.counted != got.counted:
             how = f"is taken over {expected.counted:g} on one device and over {got.counted:g} here"
             yield Difference(f"the loss of step {self._steps}", how, 1)

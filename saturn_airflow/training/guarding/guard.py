@@ -54,6 +54,7 @@ class PlainSteps:
     :param random_losses: of further steps in which it drew what ``single`` draws, where that can be told,
         and
     :param device: on what kind of device.
+    :param evaluation: the loss of a batch of the evaluation data after the steps; NaN where there is none.
     """
 
     sizes: Sequence[int]
@@ -62,6 +63,7 @@ class PlainSteps:
     number_format: torch.dtype = torch.float64
     drew: bool = False
     random_losses: list[float] = field(default_factory=list)
+    evaluation: float = math.nan
 
 
 class Guard:
@@ -70,12 +72,20 @@ class Guard:
     :param technique: its name.
     :param model: the job's, whole, on the CPU; it stays as it is.
     :param load: loads it anew.
-    :param data: the job's.
+    :param data: the job's, and
+    :param eval_data: its evaluation data.
     :raises JobError: when the plain loop can't train the job.
     """
 
     def __init__(
-        self, job: Job, technique: str, model: nn.Module, load: Load, ranks: Ranks, data: Data
+        self,
+        job: Job,
+        technique: str,
+        model: nn.Module,
+        load: Load,
+        ranks: Ranks,
+        data: Data,
+        eval_data: Data | None = None,
     ) -> None:
         began = time.perf_counter()
         #: The job as it is compared.
@@ -84,11 +94,12 @@ class Guard:
         self._name = technique
         self._ranks = ranks
         self._data = data
+        self._eval_data = eval_data
         self._load = load
         self._aliases = state.aliases(model)
         told: list[Any] = [None]
         if ranks.is_first:
-            told = [_plain_steps(self.job, model, load, ranks, data)]
+            told = [_plain_steps(self.job, model, load, ranks, data, eval_data)]
         if ranks.size > 1:
             dist.broadcast_object_list(told)
         self._plain: PlainSteps = told[0]
@@ -108,10 +119,12 @@ class Guard:
         optimizer: torch.optim.Optimizer,
         cut: Cut,
         step: TakeStep,
+        evaluate: Callable[[int], float] = lambda samples: math.nan,
     ) -> str:
         """Take the technique's steps; every rank calls this together.
 
         :param step: trains on a batch: the loss, and what it was taken over.
+        :param evaluate: the mean loss over so many samples of the evaluation data.
         :returns: the verdict: ``"exact"``, ``"distribution"`` where only the random numbers are others, or
             ``"not checked: ..."``.
         :raises ChangesResultError: when something differs.
@@ -137,6 +150,8 @@ class Guard:
                         found += comparing.put_together(comparison, expected, got, self._ranks)
                         if not math.isfinite(got.loss):
                             break
+                    if math.isfinite(got.loss) and math.isfinite(self._plain.evaluation):
+                        found += comparison.evaluations(self._plain.evaluation, evaluate(sizes[0]))
                 self._refuse_for(found)
                 alike = not self._plain.drew or self._draws_alike(step, batches[-len(_RANDOM) :])
         except JobError as error:
@@ -191,12 +206,14 @@ class Guard:
         comparing.put_off_by_rounding(model, self._plain.number_format)
         other = PlainSteps(self._plain.sizes, self._plain.device)
         device = torch.device(self._plain.device)
-        _take_plain_steps(other, self.job, model, self._load, device, self._data)
+        _take_plain_steps(other, self.job, model, self._load, device, self._data, self._eval_data)
         comparison = Comparison(self._plain.number_format)
         found: set[str] = set()
         for expected, got in zip(self._plain.steps, other.steps, strict=False):
             found.update(d.what for d in comparison.of(expected, got))
             found.update(d.what for d in comparison.buffers(expected, got).values() if d)
+        if math.isfinite(self._plain.evaluation):
+            found.update(d.what for d in comparison.evaluations(self._plain.evaluation, other.evaluation))
         return found
 
     def _draws_alike(self, step: TakeStep, batches: Sequence[GlobalBatch]) -> bool:
@@ -224,7 +241,9 @@ def _comparable(job: Job) -> Job:
     return dataclasses.replace(job, hparams=hparams)
 
 
-def _plain_steps(job: Job, model: nn.Module, load: Load, ranks: Ranks, data: Data) -> PlainSteps:
+def _plain_steps(
+    job: Job, model: nn.Module, load: Load, ranks: Ranks, data: Data, eval_data: Data | None
+) -> PlainSteps:
     """The plain steps on the device, or where it is too small on the CPU."""
     several = max(2 * ranks.size - 1, job.hparams.accumulate + 1, 3)
     few = max(1, ranks.size - 1)
@@ -238,7 +257,7 @@ def _plain_steps(job: Job, model: nn.Module, load: Load, ranks: Ranks, data: Dat
         sizes, *later = attempts
         plain = PlainSteps(sizes, device.type)
         try:
-            _take_plain_steps(plain, job, model, load, device, data)
+            _take_plain_steps(plain, job, model, load, device, data, eval_data)
         except Exception as error:
             if failures.is_out_of_memory(error) and device.type != "cpu":
                 torch.cuda.empty_cache()
@@ -253,14 +272,20 @@ def _plain_steps(job: Job, model: nn.Module, load: Load, ranks: Ranks, data: Dat
 
 
 def _take_plain_steps(
-    plain: PlainSteps, job: Job, model: nn.Module, load: Load, device: torch.device, data: Data
+    plain: PlainSteps,
+    job: Job,
+    model: nn.Module,
+    load: Load,
+    device: torch.device,
+    data: Data,
+    eval_data: Data | None,
 ) -> None:
     try:
-        _take_steps(plain, job, model, load, device, data, hooks=True)
+        _take_steps(plain, job, model, load, device, data, eval_data, hooks=True)
     except JobError as error:
         if "saved tensor hooks" not in str(error):  # which torch.func's gradients don't bear
             raise
-        _take_steps(plain, job, model, load, device, data, hooks=False)
+        _take_steps(plain, job, model, load, device, data, eval_data, hooks=False)
 
 
 def _take_steps(
@@ -270,6 +295,7 @@ def _take_steps(
     load: Load,
     device: torch.device,
     data: Data,
+    eval_data: Data | None,
     *,
     hooks: bool,
 ) -> None:
@@ -287,6 +313,12 @@ def _take_steps(
             steps.append(step)
     plain.steps = steps
     plain.drew = what.drew
+    # After a loss that is no number the weights are not those of the last step.
+    if eval_data is not None and len(steps) == len(batches) - len(_RANDOM):
+        with of_the_job(f"load_eval_dataloader {job.load_eval_dataloader!r}"):
+            some = eval_data.few(plain.sizes[:1]).first()
+        with still():
+            plain.evaluation = loop.evaluate(some.data)
     if plain.drew and job.hparams.accumulate == 1:
         for number, batch in enumerate(batches[-len(_RANDOM) :], len(steps)):
             rng.seed(job.hparams.seed, "step", number, 0, 0)

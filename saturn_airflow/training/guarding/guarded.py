@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +56,8 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
 
     def look(training: Training, model: nn.Module) -> None:
         job, data = training.job, training.data
-        guards.append(Guard(job, request.technique, model, lambda: load_model(job), ranks, data))
+        load = functools.partial(load_model, job)
+        guards.append(Guard(job, request.technique, model, load, ranks, data, training.eval_data))
 
     try:
         training = Training(request, ranks, look)
@@ -80,4 +83,7 @@ def _compare(training: Training, guard: Guard) -> str:
         assert own.metrics["loss"] is not None
         return own.metrics["loss"], own.counted
 
-    return guard.compare(training.parallel, own.optimizer, training.cut, step)
+    def evaluate(samples: int) -> float:
+        return training.evaluation.few(samples).run(1)[0] if training.evaluation is not None else math.nan
+
+    return guard.compare(training.parallel, own.optimizer, training.cut, step, evaluate)

@@ -76,10 +76,19 @@ class PlainLoop:
             mean, counted = loss, None
             if isinstance(loss, list | tuple) and len(loss) == 2:
                 mean, counted = loss[0] / loss[1], float(loss[1])
-            if not isinstance(mean, torch.Tensor) or mean.ndim or not mean.requires_grad:
+            untrained = torch.is_grad_enabled() and isinstance(mean, torch.Tensor) and not mean.requires_grad
+            if not isinstance(mean, torch.Tensor) or mean.ndim or untrained:
                 self._objective(self.model, batch, 1)  # it knows what to say of such a loss
                 assert isinstance(mean, torch.Tensor)
         return mean, counted
+
+    def evaluate(self, batch: Any) -> float:
+        """The mean loss of a whole batch where nothing is trained."""
+        self.model.eval()
+        with torch.no_grad():
+            loss, _ = self.loss(batch)
+        self.model.train()
+        return float(loss)
 
     @functools.cached_property
     def optimizer(self) -> torch.optim.Optimizer:
