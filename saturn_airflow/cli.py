@@ -30,6 +30,7 @@ COMMANDS = {
     "restart": "say whether jobs of a DAG run start from scratch or go on when they are cleared",
     "simulate": "run the jobs of a problem file on paper, with wrong estimates, failures and rounds",
     "sweeps": "list the sweeps MLflow knows, or show the jobs of one",
+    "train": "train one job of a DAG in this process, where breakpoints work",
 }
 _BELOW = """\
 `saturn COMMAND --help` explains a command, with examples. Exit status: 0 when all is well, 1 when what was

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 #: For each subcommand, command lines and what each is good for.
 EXAMPLES: dict[str, dict[str, str]] = {
+    "train": {
+        "saturn train nightly_retrain gpt2-2x64-lr0.001 --batches 20": "twenty batches of its training",
+        "saturn train dags/nightly_retrain.py gpt2-2x64-lr0.001 --technique ddp": "on two devices",
+        "saturn train nightly_retrain gpt2-2x64-lr0.001 --pdb": "a debugger where the job's code raises",
+    },
     "cluster": {
         "saturn cluster": "all services and two nodes, until Ctrl-C",
         "saturn cluster --set NODE_CONCURRENCY=12": "with room for twelve tasks on each node",

@@ -32,7 +32,8 @@ class TrainRequest:
     :param job: what :meth:`saturn_airflow.model.jobs.Job.to_dict` returned.
     :param technique: its name in the library.
     :param parameters: what :meth:`BaseTechnique.parallelize` gets.
-    :param folder: the state of this job in this sweep; its checkpoints are in ``checkpoints/``.
+    :param folder: the state of this job in this sweep; its checkpoints are in ``checkpoints/``. Where it is
+        empty nothing is saved.
     :param batch_count: global batches to train for in this call; None for all that are left.
     :param checkpoint_seconds: save a checkpoint when the last one is this old; None for never by time.
     :param checkpoint_batches: save a checkpoint every so many global batches; None for never by count.
@@ -45,6 +46,8 @@ class TrainRequest:
         one) when ``seconds`` have passed since the first of them began.
     :param alike: jobs, as ``job``, whose optimizer and schedule a trial tries to make beside those of
         ``job``: rank 0 emits ``broken`` (job, reason) for each for which it can't.
+    :param here: fetch samples in the ranks themselves, not in workers of the DataLoader, where that makes no
+        difference to what they are.
     """
 
     job: Mapping[str, Any]
@@ -60,6 +63,7 @@ class TrainRequest:
     alike: tuple[Mapping[str, Any], ...] = ()
     definition: Mapping[str, Any] = field(default_factory=dict)
     goes_on_from: str | None = None
+    here: bool = False
 
     @property
     def checkpoints(self) -> Path:

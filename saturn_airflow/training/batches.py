@@ -105,10 +105,11 @@ class Data(Protocol):
         ...
 
 
-def load(job: Job, reference: Reference, *, in_order: bool = False) -> Data:
+def load(job: Job, reference: Reference, *, in_order: bool = False, here: bool = False) -> Data:
     """The data that ``reference`` (the job's ``load_dataloader`` or ``load_eval_dataloader``) loads.
 
     :param in_order: leave samples in the dataset's order even where the dataloader shuffles.
+    :param here: let no workers fetch samples, where those by index can be fetched by anybody.
     :raises JobError: when what it returns is empty or can't be used.
     """
     rng.seed(job.hparams.seed, "data")
@@ -126,6 +127,8 @@ def load(job: Job, reference: Reference, *, in_order: bool = False) -> Data:
     if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
         raise JobError(f"{name!r} uses a DistributedSampler; leave it out, Saturn shares the batches itself")
     if is_table(loader):
+        if here:
+            loader.num_workers, loader.prefetch_factor, loader.timeout = 0, None, 0
         return _Table(loader, job, name, in_order)
     if not isinstance(loader, Iterable):
         raise JobError(
@@ -213,9 +216,8 @@ class _Table:
         count = len(self._batches) if limit is None else min(limit, len(self._batches))
         own = copy.copy(self)
         own._batches = self._batches[share:count:shares]
-        if own._batches:
-            for batch in own.batches(Position(), Cut(), len(own._batches)):
-                yield batch.micro_batches[0]
+        for batch in own.batches(Position(), Cut(), len(own._batches)):
+            yield batch.micro_batches[0]
         if len(own._batches) < -(-count // shares):
             yield MicroBatch(self.first().data, 0)
 

@@ -90,9 +90,10 @@ class Training:
             unsupported.refuse_accumulated_batch_norm(model, hparams.accumulate)
             self.groups = groups = optimizers.parameter_groups(hparams, model)
             aliases = state.aliases(model)
-            self.data = batches.load(job, job.load_dataloader)
+            here = request.here
+            self.data = batches.load(job, job.load_dataloader, here=here)
             evaluation = job.load_eval_dataloader
-            eval_data = batches.load(job, evaluation, in_order=True) if evaluation else None
+            eval_data = batches.load(job, evaluation, in_order=True, here=here) if evaluation else None
             self.eval_data = eval_data
         look(self, model)
         bare = whole.bare(model) if request.measure is None and ranks.is_first else None
@@ -127,7 +128,7 @@ class Training:
         self.looked = 0
         self.checkpoint: str | None = None
         self.checkpoints: checkpoints.Checkpoints | None = None
-        if request.measure is None:
+        if request.measure is None and request.folder:
             self.state = state.State(self.parallel, self.optimizer, aliases, group_state)
             self.checkpoints = checkpoints.Checkpoints(
                 request.checkpoints,
@@ -334,7 +335,8 @@ class Training:
         return by_count or by_time
 
     def _save(self, *, final: bool) -> None:
-        assert self.checkpoints is not None
+        if self.checkpoints is None:
+            return
         if self.saved_step != self.step:
             step = self.step
             looked = step if self.looks is None else self.looked
@@ -396,8 +398,8 @@ class Training:
 
     def set_aside_unchecked(self) -> None:
         """Set the checkpoints aside that were written after it was last seen that nothing differs."""
-        assert self.checkpoints is not None
-        self.checkpoints.set_aside(self.looked)
+        if self.checkpoints is not None:
+            self.checkpoints.set_aside(self.looked)
 
     def _result(self, seconds: list[float], setup_seconds: float, warmups: int) -> dict[str, Any]:
         # The first batches are slow; they count as such where there are others to compare them with.

@@ -1,0 +1,201 @@
+"""``saturn train``: one job of a DAG in this process, to see what it does."""
+
+from __future__ import annotations
+
+import argparse
+import bdb
+import contextlib
+import json
+import os
+import pdb  # noqa: T100 - this is what --pdb is for
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saturn_airflow.model.errors import JobError, SaturnError
+
+if TYPE_CHECKING:
+    from saturn_airflow.launch.request import TrainRequest
+    from saturn_airflow.model.jobs import Job
+    from saturn_airflow.tracking import JobRun
+
+Event = dict[str, Any]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("dag", metavar="DAG", help="the DAG's id, or its file")
+    parser.add_argument("job", metavar="JOB", help="the job's name")
+    parser.add_argument("--dags", type=Path, help="the folder of DAG files (default: Airflow's)")
+    parser.add_argument("--sweep", metavar="ID", help="the sweep's task id, where several have such a job")
+    parser.add_argument("--date", default="", help="the logical date for templates (default: now)")
+    parser.add_argument("--technique", default="single", help="train under this technique (single)")
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="on so many devices (1, or 2 where it needs)"
+    )
+    parser.add_argument(
+        "--parameters", metavar="JSON", default="{}", help="the technique's, as a plan has them"
+    )
+    parser.add_argument("--cpu", action="store_true", help="on CPUs, though there are GPUs")
+    parser.add_argument("--batches", type=int, metavar="N", help="stop after so many batches (default: all)")
+    parser.add_argument(
+        "--folder", type=Path, help="keep checkpoints here, and go on from them (default: none)"
+    )
+    parser.add_argument("--experiment", metavar="NAME", help="record it in MLflow, in this experiment")
+    parser.add_argument("--pdb", action="store_true", help="start the debugger where the job's code raises")
+    parser.add_argument("--uri", help="MLflow's tracking URI, with --experiment (default: the sweeps')")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train."""
+    # Of parsing, Airflow is to say no more than what is raised here.
+    os.environ.setdefault("AIRFLOW__LOGGING__NAMESPACE_LEVELS", "airflow.dag_processing=FATAL")
+    from saturn_airflow.launch import failures
+    from saturn_airflow.launch.request import DoesNotFit, TrainRequest
+    from saturn_airflow.operators import context, dag_files
+
+    context.use_techniques_folder()
+    job = dag_files.job_of(args.dag, args.job, args.dags, args.sweep, args.date)
+    devices = _checked_devices(args, job)
+    request = TrainRequest(
+        job=job.to_dict(),
+        technique=args.technique,
+        parameters=_parameters(args.parameters),
+        folder=str(args.folder.absolute()) if args.folder else "",
+        batch_count=args.batches,
+        technique_folders=context.technique_folders(),
+        here=True,
+    )
+    with contextlib.ExitStack() as stack:
+        tell = _teller(stack, args, job, devices)
+        try:
+            result = _train(stack, request, devices, args.cpu, tell)
+        except (DoesNotFit, JobError) as error:
+            failure, cause = failures.describe(error), error.__cause__
+            if isinstance(cause, bdb.BdbQuit):
+                raise KeyboardInterrupt from None  # the debugger was left
+            tell({"event": "end", **failure.to_dict()})
+            if failure.traceback:
+                print(failure.traceback, file=sys.stderr)
+            if args.pdb and cause is not None:
+                pdb.post_mortem(cause.__traceback__)
+            print(f"saturn train: {job.name}: {failure.reason}", file=sys.stderr)
+            return 1
+        tell({"event": "end", "status": result["status"], "reason": "", "result": result})
+    return 0
+
+
+def _checked_devices(args: argparse.Namespace, job: Job) -> int:
+    from saturn_airflow import library
+
+    technique = library.get(args.technique)
+    if args.batches is not None and args.batches < 1:
+        raise SaturnError(f"--batches {args.batches}: give a number of at least 1")
+    if args.devices is not None and args.devices < 1:
+        raise SaturnError(f"--devices {args.devices}: give a number of at least 1")
+    devices: int = args.devices or (1 if technique.why_not(job, 1) is None else 2)
+    if reason := technique.why_not(job, devices):
+        raise SaturnError(f"{args.technique} x {devices} can't train {job.name!r}: {reason}")
+    return devices
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise SaturnError(f"--parameters {text!r}: give a JSON object, such as '{{\"micro_batches\": 4}}'")
+    return found
+
+
+def _train(
+    stack: contextlib.ExitStack,
+    request: TrainRequest,
+    count: int,
+    on_cpu: bool,
+    tell: Callable[[Event], object],
+) -> dict[str, Any]:
+    from saturn_airflow.launch import devices, leases
+    from saturn_airflow.operators import context
+
+    gpus = [] if on_cpu else devices.gpu_uuids()
+    if gpus:
+        # As all who train on this machine do, wait until nobody holds them.
+        found = {device.name: device for device in devices.find("this machine", "gpu", len(gpus))}
+        lease = stack.enter_context(
+            leases.acquire(
+                list(found),
+                f"saturn train {request.job['name']}",
+                count=count,
+                priority=(time.time(), 0),
+                folder=Path(context.leases_folder()),
+                on_wait=lambda holders: print(f"waiting for GPUs held by {'; '.join(holders)}", flush=True),
+            )
+        )
+        os.environ.update(devices.environment([found[name] for name in lease.devices]))
+    from saturn_airflow.training import by_hand
+
+    threads = devices.threads_per_device(count)
+    return by_hand.train(request, count, "cuda" if gpus else "cpu", threads, tell)
+
+
+def _teller(
+    stack: contextlib.ExitStack, args: argparse.Namespace, job: Job, devices: int
+) -> Callable[[Event], object]:
+    """Prints events, and records them where that was asked for."""
+    recorded = _job_run(stack, args, job, devices) if args.experiment else None
+
+    def tell(event: Event) -> None:
+        print_event(event)
+        if recorded is not None:
+            recorded.follow({**event, "time": time.time()})
+            if event["event"] == "end":
+                recorded.close(event["status"], event["reason"])
+                print(f"MLflow: {recorded.url or 'recorded'}")
+
+    return tell
+
+
+def _job_run(stack: contextlib.ExitStack, args: argparse.Namespace, job: Job, devices: int) -> JobRun:
+    import tempfile
+
+    from saturn_airflow import tracking
+    from saturn_airflow.operators.context import hide_secrets, mlflow_uri
+
+    uri = args.uri or mlflow_uri()
+    folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    key = f"by hand/{args.dag}/{time.time():.3f}"
+    sweep = tracking.open_sweep(
+        uri, args.experiment, f"{job.name} by hand", {"saturn.sweep": key}, {"jobs": 1}, folder / "sweep"
+    )
+    sweep.close()
+    params = hide_secrets(tracking.job_params(job, technique=args.technique, devices=devices))
+    return tracking.open_job(uri, sweep, job.name, params, {}, folder)
+
+
+def print_event(event: Event) -> None:
+    """One line for what happened."""
+    from saturn_airflow.model import metrics
+
+    kind = event["event"]
+    if kind == "start":
+        begin = f"from step {event['step']}" if event["step"] else "from the beginning"
+        print(
+            f"training {begin}, {event['total_batches'] or 'an unknown number of'} batches in all", flush=True
+        )
+    elif kind == "step":
+        print(
+            f"step {event['step']:>5}  epoch {event['epoch']}  loss {event['loss']:.6f}  "
+            f"lr {event['lr']:.3g}  {1000 * event['seconds']:.1f} ms",
+            flush=True,
+        )
+    elif kind == "eval":
+        told = "  ".join(f"{name} {value:.6f}" for name, value in metrics.of_event(event).items())
+        print(f"epoch {event['epoch']} evaluated  {told}", flush=True)
+    elif kind == "warning":
+        print(f"warning: {event['message']}", file=sys.stderr, flush=True)
+    elif kind == "checkpoint":
+        print(f"checkpoint {event['path']}", flush=True)

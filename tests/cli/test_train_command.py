@@ -1,0 +1,210 @@
+"""``saturn train``: a job of a DAG file by hand, as the sweep trains it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from saturn_airflow.launch.request import TrainRequest
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training import ranks
+from saturn_airflow.training.loop import train
+from saturn_airflow.training.ranks import Ranks
+
+pytestmark = pytest.mark.ranks
+
+DAG = """
+from airflow.sdk import dag, task
+from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
+
+@dag(schedule=None)
+def mine():
+    def job(name, **fields):
+        return Job(name, **{"load_model": "by_hand:model", "load_dataloader": "by_hand:data",
+                            "loss_function": "by_hand:loss", "load_eval_dataloader": "by_hand:data",
+                            "metrics": {"error": "by_hand:error"}, "data_args": {"day": "{{ ds }}"},
+                            "hparams": HParams(epochs=2), **fields})
+    cluster = Cluster(Node("local", devices=2, kind="cpu"))
+    jobs = [job("good"), job("stops", loss_function="by_hand:stops"), job("bad", loss_function="by_hand:bad"),
+            job("runs", data_args={"day": "{{ ti.run_id }}"})]
+    SaturnSweepOperator(task_id="sweep", cluster=cluster, jobs=jobs)
+    SaturnSweepOperator(task_id="other", cluster=cluster, jobs=[job("twice"), job("once")])
+    SaturnSweepOperator(task_id="third", cluster=cluster, jobs=[job("twice")])
+
+@dag(schedule=None)
+def later():
+    @task
+    def jobs(): ...
+    SaturnSweepOperator(task_id="sweep", cluster=Cluster(Node("local", devices=2, kind="cpu")), jobs=jobs())
+
+mine()
+later()
+"""
+MODULE = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def model():
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+
+class Points(TensorDataset):
+    def __getitem__(self, index):
+        assert torch.utils.data.get_worker_info() is None, "a breakpoint would not work here"
+        return super().__getitem__(index)
+
+def data(day):
+    print("the data of", day)
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    return DataLoader(Points(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True, num_workers=WORKERS,
+                      prefetch_factor=PREFETCH)
+
+def loss(outputs, targets):
+    return ((outputs - targets) ** 2).mean()
+
+def error(outputs, targets):
+    return (outputs - targets).abs().mean()
+
+def stops(outputs, targets):
+    breakpoint()
+    return loss(outputs, targets)
+
+def bad(outputs, targets):
+    wanted = {"targets": 3}
+    return wanted["labels"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "mine.py").write_text(DAG)
+    module = MODULE.replace("WORKERS", "2").replace("PREFETCH", "3")
+    (tmp_path / "by_hand.py").write_text(module)
+    return tmp_path
+
+
+def by_hand(folder: Path, *words: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "saturn_airflow.cli", "train", *words]
+    return subprocess.run(command, cwd=folder, input=typed, capture_output=True, text=True, check=False)
+
+
+def losses(printed: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"^step +\d+ .* loss ([\d.]+)", printed, re.MULTILINE)]
+
+
+def in_the_sweep(request: TrainRequest, module_folder: str, ranks: Ranks) -> list[float]:
+    """The losses by step of a launched training."""
+    import dataclasses
+
+    sys.path.append(module_folder)
+    found: list[float] = []
+
+    def note(event: dict[str, object]) -> None:
+        if event["event"] == "step":
+            found.append(float(str(event["loss"])))
+
+    train(request, dataclasses.replace(ranks, _emit=note))
+    return found
+
+
+def test_it_trains_as_the_sweep_does_and_writes_nothing(folder: Path, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    whole = by_hand(folder, "mine", "good", "--dags", str(folder), "--date", "2026-01-02")
+    assert whole.returncode == 0, whole.stderr
+    assert "the data of 2026-01-02" in whole.stdout
+    assert len(re.findall(r"^epoch \d evaluated  eval_loss [\d.]+  error [\d.]+$", whole.stdout, re.M)) == 2
+    assert {path.name for path in folder.iterdir()} <= {"mine.py", "by_hand.py", "airflow", "__pycache__"}
+
+    elsewhere = tmp_path_factory.mktemp("launched")
+    (elsewhere / "by_hand_too.py").write_text(MODULE.replace("WORKERS", "0").replace("PREFETCH", "None"))
+    job = Job(
+        "good",
+        load_model="by_hand_too:model",
+        load_dataloader="by_hand_too:data",
+        loss_function="by_hand_too:loss",
+        data_args={"day": "2026-01-02"},
+        hparams=HParams(epochs=2),
+    )
+    request = TrainRequest(job=job.to_dict(), technique="single", folder=str(elsewhere))
+    (expected,) = ranks.launch(in_the_sweep, request, str(elsewhere), size=1)
+    assert losses(whole.stdout) == pytest.approx(expected, abs=1e-6)
+
+    some = by_hand(folder, "mine.py", "once", "--dags", str(folder))
+    assert some.returncode == 2
+    assert "has 2 DAGs; name one of later, mine" in some.stderr
+
+
+def test_several_ranks_and_checkpoints_that_are_asked_for(folder: Path) -> None:
+    words = ("mine", "good", "--dags", str(folder), "--technique", "ddp")
+    first = by_hand(folder, *words, "--batches", "2", "--folder", "kept")
+    assert first.returncode == 0, first.stderr
+    assert len(losses(first.stdout)) == 2
+    rest = by_hand(folder, *words, "--folder", "kept")
+    assert rest.stdout.count("training from step 2, 6 batches in all") == 1
+    assert len(losses(rest.stdout)) == 4
+
+
+def test_the_debugger_stops_in_the_jobs_code(folder: Path) -> None:
+    # The loss is computed more often than in steps: Saturn looks at how parts make it up, too.
+    typed = "p type(outputs)\n" + "c\n" * 20
+    stopped = by_hand(folder, "mine", "stops", "--dags", str(folder), "--batches", "1", typed=typed)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "<class 'torch.Tensor'>" in stopped.stdout
+    assert len(re.findall(r"step +\d+  epoch 0  loss [\d.]+", stopped.stdout)) == 1
+    left = by_hand(folder, "mine", "stops", "--dags", str(folder), typed="q\n")
+    assert left.returncode == 130
+    fallen = by_hand(folder, "mine", "bad", "--dags", str(folder), "--pdb", typed="p wanted\nq\n")
+    assert fallen.returncode == 1
+    assert "{'targets': 3}" in fallen.stdout
+    assert 'return wanted["labels"]' in fallen.stderr, "the user's own traceback"
+    assert "saturn train: bad: loss_function 'by_hand:bad' raised KeyError: 'labels'" in fallen.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mine", "god"], "DAG 'mine' has no job 'god'; did you mean 'good'?"),
+        (["mine", "twice"], "several sweeps have a job 'twice': name one of other, third with --sweep"),
+        (["mine", "good", "--sweep", "other"], "DAG 'mine' has no job 'good' in 'other'"),
+        (["yours", "good"], "has no DAG 'yours'; it has later, mine"),
+        (["later", "good"], "the jobs of sweep 'sweep' come from another task"),
+        (["mine", "runs"], "job 'runs': a template of it needs a DAG run ('ti' is undefined)"),
+        (["mine", "good", "--technique", "dpp"], "technique 'dpp' is not in the library"),
+        (["mine", "good", "--devices", "2"], "single x 2 can't train 'good': single uses one device"),
+        (["mine", "good", "--parameters", "3"], "--parameters '3': give a JSON object"),
+        (["mine", "good", "--batches", "0"], "--batches 0: give a number of at least 1"),
+        (["mine", "good", "--date", "today"], "--date 'today': write it like 2026-11-22"),
+    ],
+)
+def test_what_can_not_be_trained_is_one_line(
+    folder: Path,
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from saturn_airflow.cli import main
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["train", *words, "--dags", str(folder)]) == 2
+    complaints = [line for line in capsys.readouterr().err.splitlines() if line.startswith("saturn train:")]
+    assert len(complaints) == 1
+    assert said in complaints[0]
+
+
+def test_mlflow_has_it_where_that_is_asked_for(folder: Path) -> None:
+    uri = f"sqlite:///{folder}/tries.db"
+    words = ("--dags", str(folder), "--batches", "2", "--experiment", "tries", "--uri", uri)
+    done = by_hand(folder, "mine", "good", *words)
+    assert done.returncode == 0, done.stderr
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("tries")
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`mlflow.parentRunId` != ''")
+    assert run.data.metrics["loss"] == pytest.approx(losses(done.stdout)[-1], abs=1e-6)
+    assert run.data.params["technique"] == "single"
