@@ -193,8 +193,7 @@ def print_event(event: Event) -> None:
             flush=True,
         )
     elif kind == "eval":
-        told = "  ".join(f"{name} {value:.6f}" for name, value in metrics.of_event(event).items())
-        print(f"epoch {event['epoch']} evaluated  {told}", flush=True)
+        print(f"epoch {event['epoch']} evaluated: {metrics.in_words(event, 6)}", flush=True)
     elif kind == "warning":
         print(f"warning: {event['message']}", file=sys.stderr, flush=True)
     elif kind == "checkpoint":

@@ -93,6 +93,11 @@ def value_of(outcome: Mapping[str, Any], metric: str) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
+def in_words(event: Mapping[str, Any], digits: int = 4) -> str:
+    """What an ``eval`` event tells, as one line."""
+    return ", ".join(f"{name} {value:.{digits}f}" for name, value in of_event(event).items())
+
+
 def of_event(event: Mapping[str, Any]) -> dict[str, float]:
     """What an ``eval`` event tells: ``eval_loss`` and the job's own metrics, NaN where it is no number."""
     told = {key: event[key] for key in ("eval_loss",) if key in event} | (event.get("metrics") or {})

@@ -109,6 +109,8 @@ class ReportOperator(BaseOperator):
         tracking.send_outbox(uri, sweep.folder)
         add_runs(run, result["jobs"])
         result["best"] = best_of(result["jobs"], self.metric, self.mode)
+        if reason := why_no_best(result["jobs"], self.metric):
+            self.log.warning("%s", reason)
         names = job_names(jobs)
         tracking.estimate_store.update(uri, speeds, sweep.folder, speed_versions(), jobs=names)
         run.log_report(result)
@@ -366,6 +368,20 @@ def best_of(outcomes: Sequence[Mapping[str, Any]], metric: str | None, mode: str
         "checkpoint": best.get("checkpoint"),
         "run_id": best.get("run_id"),
     }
+
+
+def why_no_best(outcomes: Sequence[Mapping[str, Any]], metric: str | None) -> str | None:
+    """Why none of the trained jobs is the best by ``metric``, if so: a mapping may lack it."""
+    finished = [o for o in outcomes if o["status"] == "finished"]
+    if metric is None or not finished or any(value_of(o, metric) is not None for o in finished):
+        return None
+    known = sorted(
+        {name for o in finished for name in o.get("metrics") or {} if value_of(o, name) is not None}
+    )
+    return (
+        f"no job has a number as its {metric!r}, so none is the best and none is registered; "
+        f"of their own they have {', '.join(known) or 'no metrics'}"
+    )
 
 
 def table(result: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from datetime import timedelta
@@ -345,11 +344,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             strategy = {key: self.entry[key] for key in ("technique", "devices", "node")}
             params = hide_secrets(tracking.job_params(job, **strategy))
             folder = sweep.job_folder(job.name)
-            tags = sweep.tags(context)
+            tags = sweep.tags(context) | tracking.job_tags(job)
             if self._decided is not None:
                 tags |= {"saturn.definition": self._decided.definition.hash}
-            if job.metrics:
-                tags |= {tracking.METRICS_TAG: json.dumps(list(job.metrics))}
             number = restarting.number(folder)
             uri = mlflow_uri()
             self._job_run = tracking.open_job(uri, parent, job.name, params, tags, folder, number)
@@ -448,8 +445,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         elif kind == "warning":
             self.log.warning("%s", event["message"])
         elif kind == "eval":
-            told = ", ".join(f"{key} {value:.4f}" for key, value in metrics.of_event(event).items())
-            self.log.info("Epoch %d: %s", event["epoch"], told)
+            self.log.info("Epoch %d: %s", event["epoch"], metrics.in_words(event))
         elif kind == "end" and event.get("traceback"):
             self.log.error("%s", event["traceback"])
 

@@ -6,7 +6,6 @@ sent from there in order, now or whenever MLflow answers again.
 
 from saturn_airflow.tracking import estimate_store
 from saturn_airflow.tracking.mlflow_runs import (
-    METRICS_TAG,
     JobRun,
     SweepRun,
     open_job,
@@ -14,7 +13,7 @@ from saturn_airflow.tracking.mlflow_runs import (
     reopen_job,
     reopen_sweep,
 )
-from saturn_airflow.tracking.parameters import job_params
+from saturn_airflow.tracking.parameters import METRICS_TAG, job_params, job_tags
 from saturn_airflow.tracking.sending import has_unsent, nobody_sends, send_outbox
 from saturn_airflow.tracking.server import resolve_uri
 
@@ -25,6 +24,7 @@ __all__ = [
     "estimate_store",
     "has_unsent",
     "job_params",
+    "job_tags",
     "nobody_sends",
     "open_job",
     "open_sweep",

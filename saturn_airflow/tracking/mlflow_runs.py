@@ -27,8 +27,6 @@ _SECONDS_LEFT_ALONE = 30.0
 SWEEP_TAG = "saturn.sweep"
 #: Why a later training of the same job stands in for this one.
 SUPERSEDED_TAG = "saturn.superseded"
-#: The names of a job's own metrics, as JSON.
-METRICS_TAG = "saturn.metrics"
 #: Figures of the result that :meth:`SweepRun.log_plan` logs, once per round.
 _IN_PLAN = ("planned_seconds", "lower_bound", "planning_seconds", "gap")
 #: How a job or sweep may end, and what MLflow calls it.

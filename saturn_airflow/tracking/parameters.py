@@ -15,6 +15,8 @@ _KEY_LENGTH = 250
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 8000
 _DATA = "data."
+#: The names of a job's own metrics, as JSON.
+METRICS_TAG = "saturn.metrics"
 _VERSION = "data_version"
 _NOT_IN_KEYS = re.compile(r"[^\w./ -]")
 
@@ -54,6 +56,11 @@ def job_params(job: Job, **strategy: Any) -> dict[str, str]:
             **strategy,
         }
     )
+
+
+def job_tags(job: Job) -> dict[str, str]:
+    """The tags of a job's run that say what it measures; none where it measures nothing of its own."""
+    return {METRICS_TAG: json.dumps(list(job.metrics))} if job.metrics else {}
 
 
 def flat(params: Mapping[str, Any]) -> dict[str, str]:

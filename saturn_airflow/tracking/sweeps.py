@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.metrics import PART
 from saturn_airflow.tracking import server
-from saturn_airflow.tracking.mlflow_runs import METRICS_TAG, SUPERSEDED_TAG
+from saturn_airflow.tracking.mlflow_runs import SUPERSEDED_TAG
+from saturn_airflow.tracking.parameters import METRICS_TAG
 from saturn_airflow.tracking.server import RunGoneError
 
 if TYPE_CHECKING:

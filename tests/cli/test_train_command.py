@@ -118,7 +118,7 @@ def test_it_trains_as_the_sweep_does_and_writes_nothing(folder: Path, tmp_path_f
     whole = by_hand(folder, "mine", "good", "--dags", str(folder), "--date", "2026-01-02")
     assert whole.returncode == 0, whole.stderr
     assert "the data of 2026-01-02" in whole.stdout
-    assert len(re.findall(r"^epoch \d evaluated  eval_loss [\d.]+  error [\d.]+$", whole.stdout, re.M)) == 2
+    assert len(re.findall(r"^epoch \d evaluated: eval_loss [\d.]+, error [\d.]+$", whole.stdout, re.M)) == 2
     assert {path.name for path in folder.iterdir()} <= {"mine.py", "by_hand.py", "airflow", "__pycache__"}
 
     elsewhere = tmp_path_factory.mktemp("launched")

@@ -15,7 +15,13 @@ from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.operators import context
 from saturn_airflow.operators.plan_task import before, why_nowhere
-from saturn_airflow.operators.report_task import actual_speeds, best_of, estimate_errors, summarize
+from saturn_airflow.operators.report_task import (
+    actual_speeds,
+    best_of,
+    estimate_errors,
+    summarize,
+    why_no_best,
+)
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of, total_batches
 from saturn_airflow.profiling.trials import device_counts
@@ -162,6 +168,9 @@ def test_the_best_job_by_a_metric_of_its_own():
     assert (best["job"], best["metric"], best["value"]) == ("b", "accuracy", 0.7)
     assert best_of(jobs, "scores/f1", "max")["job"] == "a"
     assert best_of(jobs, "recall", "max") is None
+    assert why_no_best(jobs, "accuracy") is why_no_best(jobs, None) is why_no_best([], "recall") is None
+    assert "no job has a number as its 'scores/f2'" in str(why_no_best(jobs, "scores/f2"))
+    assert str(why_no_best(jobs, "scores/f2")).endswith("they have accuracy, scores/f1")
     assert best_of(jobs, None, "min")["metric"] == "eval_loss"
 
 

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from saturn_airflow.model.jobs import HParams, Job
-from saturn_airflow.tracking.parameters import flat, job_params, tags
+from saturn_airflow.tracking.parameters import flat, job_params, job_tags, tags
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -48,3 +48,11 @@ def test_a_jobs_parameters_are_flat_and_read_as_numbers() -> None:
     assert params["model.layers"] == "2"
     assert params["model.config.tied"] == "true"
     assert (params["technique"], params["devices"], params["node"]) == ("ddp", "2", "local")
+
+
+def test_a_jobs_own_metrics_are_named_in_its_run() -> None:
+    metrics = {"f1": "shop.metrics:f1"}
+    job = Job("a", "m:model", "m:rows", load_eval_dataloader="m:held_out", metrics=metrics)
+    assert job_tags(job) == {"saturn.metrics": '["f1"]'}
+    assert job_params(job)["metric.f1"] == "shop.metrics:f1"
+    assert job_tags(Job("a", "m:model", "m:rows")) == {}
