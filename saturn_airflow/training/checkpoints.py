@@ -62,11 +62,18 @@ class _About(NamedTuple):
     numbers: dict[str, dict[str, Any]]
     groups: group_state.Values
     common: dict[str, Any]
+    own: dict[str, Any]
     dtypes: dict[str, str]
 
     @classmethod
     def of(cls, state: State) -> _About:
-        return cls(state.optimizer_numbers(), state.groups.values(), state.common_numbers(), state.dtypes())
+        return cls(
+            state.optimizer_numbers(),
+            state.groups.values(),
+            state.common_numbers(),
+            state.own.values(),
+            state.dtypes(),
+        )
 
 
 class Checkpoints:
@@ -276,6 +283,7 @@ class Checkpoints:
             "optimizer_numbers": {n: value for about in abouts for n, value in about.numbers.items()},
             "optimizer_groups": group_state.merged([about.groups for about in abouts]),
             "optimizer_common": abouts[0].common,
+            "optimizer_attributes": abouts[0].own,
             "dtypes": {name: dtype for about in abouts for name, dtype in about.dtypes.items()},
         }
 
@@ -301,6 +309,7 @@ class Checkpoints:
         state.set_optimizer(optimizer_tensors, numbers, dtypes, manifest.get("optimizer_common", {}))
         if groups := manifest.get("optimizer_groups"):
             state.groups.set(groups)
+        state.own.set(manifest.get("optimizer_attributes", {}))
 
     def _found(self) -> list[Path]:
         """The checkpoints there are, newest first."""

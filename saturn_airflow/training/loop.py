@@ -32,6 +32,7 @@ from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.optim.alike import broken_optimizers
 from saturn_airflow.training.optim.group_state import GroupState
+from saturn_airflow.training.optim.own_state import OwnState
 from saturn_airflow.training.ranks import Ranks
 
 # Batches that are slower than those after them, while caches fill.
@@ -108,6 +109,7 @@ class Training:
                 self.parallel.prepare(self.objective, first.data, first.samples)
         self.optimizer = optimizers.make_optimizer(hparams, groups, self.parallel)
         group_state = GroupState(self.optimizer)
+        self.own_state = OwnState(self.optimizer)
         self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)
         self.objective, objective = decompose.objectives(
             self.parallel, self.objective, self.data, eval_data, job, request.technique
@@ -129,7 +131,7 @@ class Training:
         self.checkpoint: str | None = None
         self.checkpoints: checkpoints.Checkpoints | None = None
         if request.measure is None and request.folder:
-            self.state = state.State(self.parallel, self.optimizer, aliases, group_state)
+            self.state = state.State(self.parallel, self.optimizer, aliases, group_state, self.own_state)
             self.checkpoints = checkpoints.Checkpoints(
                 request.checkpoints,
                 ranks,
@@ -252,8 +254,12 @@ class Training:
             loss, stop, save = self._compute_gradients(batch, save_due)
         if self.hparams.clip_grad_norm is not None:
             self.parallel.clip_gradients(self.hparams.clip_grad_norm)
+        # What it draws is the same on all ranks.
+        rng.seed(self.hparams.seed, "optimizer", self.step)
         with optimizers.stepping(self.hparams, self.parallel):
             self.optimizer.step()
+        if self.step == self.first_step:
+            self.own_state.values()  # what can't be kept is told at once
         self.optimizer.zero_grad(set_to_none=True)
         if not self.beyond:
             self.scheduler_step()

@@ -13,6 +13,7 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import storing
 from saturn_airflow.training.optim import plain_values
 from saturn_airflow.training.optim.group_state import GroupState
+from saturn_airflow.training.optim.own_state import OwnState
 
 Tensors = dict[str, torch.Tensor]
 
@@ -22,7 +23,8 @@ class State:
 
     :param aliases: for every name a parameter or buffer has in the whole model, the first of its names;
         tied weights have several.
-    :param groups: what the optimizer keeps in its groups.
+    :param groups: what the optimizer keeps in its groups, and
+    :param own: as attributes of its own.
     """
 
     def __init__(
@@ -31,9 +33,11 @@ class State:
         optimizer: torch.optim.Optimizer,
         aliases: Mapping[str, str],
         groups: GroupState,
+        own: OwnState,
     ) -> None:
         self._optimizer = optimizer
         self.groups = groups
+        self.own = own
         self._module = parallel.model
         self._aliases = aliases
         self._parameters = {aliases[name]: p for name, p in parallel.model.named_parameters()}

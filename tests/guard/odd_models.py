@@ -77,7 +77,15 @@ class CoupledFromZero(nn.Module):
         return x + added + 100 * (added - added.mean(0)) ** 2
 
 
+class CoupledInTraining(nn.Module):
+    """Samples see each other while it trains, as a router's loss has them do, and not in evaluation."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x.mean(0) if self.training else x
+
+
 EXTRAS = {
+    "coupled in training": CoupledInTraining,
     "halved gradient": HalvedGradient,
     "coupled from zero": CoupledFromZero,
     "nothing": lambda: None,

@@ -56,6 +56,9 @@ WRONG: dict[str, tuple[Cell, str]] = {
 }
 
 COUPLED = {
+    "samples that see each other in training alone": Cell(
+        job(model_args={"extra": "coupled in training"}), "ddp", 2
+    ),
     "other samples in the loss": Cell(job(loss_function="odd_models:contrastive_loss"), "ddp", 2),
     "pieces of coupled samples": Cell(
         job(loss_function="odd_models:contrastive_loss", hparams={"accumulate": 2}), "single"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -115,4 +116,46 @@ def no_groups(model: nn.Module) -> list[Any]:
 
 class NeedsClosure(torch.optim.SGD):
     def step(self, closure: Any) -> Any:  # type: ignore[override]
+        return super().step(closure)
+
+
+class Counting(torch.optim.SGD):
+    """Its rate follows a counter that it keeps itself."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.counter, self.seen = 0, [0.0]
+
+    def step(self, closure: Any = None) -> Any:
+        self.counter += 1
+        self.seen.append(1.0 / self.counter)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(sum(self.seen))
+        return super().step(closure)
+
+
+class Hiding(torch.optim.SGD):
+    """It keeps something of each parameter where nobody looks."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.averages: dict[Any, torch.Tensor] = {}
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                average = self.averages.setdefault(parameter, torch.zeros_like(parameter))
+                parameter.grad.copy_(average.mul_(0.9).add_(parameter.grad))
+        return super().step(closure)
+
+
+class Noisy(torch.optim.SGD):
+    """It adds noise, of torch's and of Python's."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.add_(random.gauss(0.0, 0.1) * torch.randn_like(parameter))
         return super().step(closure)

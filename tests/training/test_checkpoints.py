@@ -22,6 +22,7 @@ from saturn_airflow.training import checkpoints
 from saturn_airflow.training.checkpoints import CheckpointError, Checkpoints, read_weights
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.optim.group_state import GroupState
+from saturn_airflow.training.optim.own_state import OwnState
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State, aliases
 
@@ -65,11 +66,12 @@ class Training:
         groups = optimizers.parameter_groups(hparams, self.model)
         self.optimizer = optimizers.make_optimizer(hparams, groups, parallel)
         self.groups = GroupState(self.optimizer)
+        self.own = OwnState(self.optimizer)
         for _ in range(steps):
             self.model(torch.arange(5)).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-        self.state = State(parallel, self.optimizer, aliases(self.model), self.groups)
+        self.state = State(parallel, self.optimizer, aliases(self.model), self.groups, self.own)
 
     def contents(self) -> dict[str, Any]:
         state = self.optimizer.state

@@ -389,3 +389,29 @@ def test_saves_beside_training_are_whole(tmp_path: Path, technique: str) -> None
     (rest,), _ = launch([request(whole, tmp_path, technique)], size=2)
     (uninterrupted,), _ = launch([request(whole, tmp_path / "other", technique)], size=2)
     assert steps(told) + steps(rest) == steps(uninterrupted)
+
+
+def test_what_an_optimizer_keeps_as_attributes_is_resumed(tmp_path: Path) -> None:
+    counting = job({"epochs": 3, "batch_size": 8, "optimizer": "loop_jobs:Counting", "lr": 0.01})
+    first = request(counting, tmp_path / "resumed", batch_count=4)
+    then = dataclasses.replace(first, batch_count=None)
+    ((before, after, whole),) = launch([first, then, request(counting, tmp_path / "whole")])
+    assert steps(before) + steps(after) == steps(whole)
+
+
+def test_what_an_optimizer_hides_is_told_at_its_first_step(tmp_path: Path) -> None:
+    hiding = job({"batches": 3, "optimizer": "loop_jobs:Hiding"})
+    trial = request(hiding, measure=Measure(1, 1))
+    ((told, tried),) = launch([request(hiding, tmp_path), trial])
+    assert told["error"] == tried["error"] == "JobError"
+    assert "what Hiding keeps as its attribute 'averages' changes while it trains" in told["says"]
+
+
+def test_noise_that_an_optimizer_draws_is_the_same_on_all_devices(tmp_path: Path) -> None:
+    noisy = job({"epochs": 2, "batch_size": 8, "optimizer": "loop_jobs:Noisy", "precision": "float64"})
+    ((alone,),) = launch([request(noisy, tmp_path / "single")])
+    (shared,), *_ = launch([request(noisy, tmp_path / "ddp", "ddp")], size=2)
+    assert steps(shared) == pytest.approx(steps(alone), rel=1e-12)
+    (first,), *_ = launch([request(noisy, tmp_path / "resumed", "ddp", batch_count=2)], size=2)
+    ((rest,),) = launch([request(noisy, tmp_path / "resumed")])
+    assert steps(first) + steps(rest) == pytest.approx(steps(alone), rel=1e-12)

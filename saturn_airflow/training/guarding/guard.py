@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -304,6 +305,11 @@ def _take_steps(
         batches = list(few.batches(Position(), Cut(), count))
     loop = PlainLoop(job, _copied(model, load).to(device), device)
     steps = []
+    count_steps = itertools.count()
+    # As the training loop does it.
+    loop.optimizer.register_step_pre_hook(
+        lambda *_: rng.seed(job.hparams.seed, "optimizer", next(count_steps))
+    )
     with still() as what, comparing.noting_formats(plain, model, hooks=hooks):
         for number, batch in enumerate(batches[: -len(_RANDOM)]):
             rng.seed(job.hparams.seed, "step", number, 0, 0)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.users_code import of_the_job
@@ -27,6 +28,7 @@ from saturn_airflow.parallelism.module_state import ModuleState
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Data
+from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.objective import Objective
@@ -93,17 +95,17 @@ def objectives(
         raise DoesNotFit(
             f"{by.by} cuts batches into parts, and this job couples their samples (couples_batch=True)"
         )
-    rule = SAMPLES
+    rule = in_evaluation = SAMPLES
     if (by.by or eval_data is not None) and not job.couples_batch:
         with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
             some = data.few([sys.maxsize]).first()  # as many as there are in a batch
-        rule = find_rule(parallel, objective, some, by)
-    if by.by:
-        return objective.of(data, rule), objective.of(eval_data or data, rule)
-    # What is not cut is trained on as it is, and a mean over all parts is that of the one part there is.
-    return objective.of(data, SAMPLES), objective.of(
-        eval_data or data, SAMPLES if rule.kind == "sum" else rule
-    )
+        # What is not cut is trained on as it is.
+        rule = find_rule(parallel, objective, some, by, looking=training) if by.by else SAMPLES
+        if eval_data is not None:
+            in_evaluation = find_rule(parallel, objective, some, by)
+    if not by.by and in_evaluation.kind == "sum":
+        in_evaluation = SAMPLES  # a mean over all parts is that of the one part there is
+    return objective.of(data, rule), objective.of(eval_data or data, in_evaluation)
 
 
 class See(Protocol):
@@ -118,10 +120,17 @@ class See(Protocol):
         ...
 
 
-def find_rule(parallel: Parallel, objective: Objective, batch: MicroBatch, cuts: Cuts) -> Rule:
+def find_rule(
+    parallel: Parallel,
+    objective: Objective,
+    batch: MicroBatch,
+    cuts: Cuts,
+    looking: Callable[[Parallel], AbstractContextManager[None]] | None = None,
+) -> Rule:
     """The rule that makes up a job's loss; every rank calls this together.
 
     :param batch: a global batch, whole, the same on all ranks.
+    :param looking: puts the model in the mode to look at it in; by default :func:`evaluating`.
     :raises DoesNotFit: when batches are cut, and the parts' losses do not make up the whole's.
     """
     samples = min(batch.samples, max(_SAMPLES, math.ceil(batch.samples / cuts.parts)))
@@ -132,7 +141,7 @@ def find_rule(parallel: Parallel, objective: Objective, batch: MicroBatch, cuts:
         def see(rows: range, seed: int = 0, over: Sequence[float] | None = None) -> Part:
             return _see(parallel, objective, objective.take(data, samples, rows), seed, over)
 
-        with evaluating(parallel):
+        with (looking or evaluating)(parallel):
             try:
                 whole = see(range(samples))
             except Exception as error:
@@ -329,6 +338,16 @@ def evaluating(parallel: Parallel) -> Iterator[None]:
         parallel.pieces = pieces
         for module, was in zip(modules, training, strict=True):
             module.training = was
+
+
+@contextmanager
+def training(parallel: Parallel) -> Iterator[None]:
+    """As :func:`evaluating`, but in the mode that trains: a router's loss is there alone."""
+    with evaluating(parallel), torch.compiler.set_stance("force_eager"), still():
+        for module in {*parallel.model.modules(), *parallel.module.modules()}:
+            # The statistics that a BatchNorm trains with are of the whole batch, and so of no part.
+            module.training = not isinstance(module, _BatchNorm)
+        yield
 
 
 def _see(

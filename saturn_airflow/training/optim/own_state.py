@@ -1,0 +1,93 @@
+"""What an optimizer keeps as attributes of its own, such as a counter, besides its state and its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training.optim import plain_values
+
+_LARGEST = 4096  # numbers in a tensor: what is larger belongs beside the parameters
+# What every optimizer has, and what torch and its schedulers note in it.
+_KNOWN = {
+    *("state", "param_groups", "defaults", "step", "_opt_called", "_zero_grad_profile_name"),
+    *("_need_device_dtype_check_for_fused", "_warned_capturable_if_run_uncaptured"),
+}
+_MISSING = object()
+
+
+class OwnState:
+    """The attributes of ``optimizer``, which has just been made, that its steps change."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._given = self._now()
+
+    def values(self) -> dict[str, Any]:
+        """What has changed, JSON-ready.
+
+        :raises JobError: when something has that a checkpoint can't hold.
+        """
+        changed = [
+            name
+            for name, now in self._now().items()
+            if not plain_values.equal(now, self._given.get(name, _MISSING))
+        ]
+        return {name: self._encoded(name) for name in changed}
+
+    def set(self, values: Mapping[str, Any]) -> None:
+        """Continue with what :meth:`values` told."""
+        for name, value in values.items():
+            setattr(self._optimizer, name, plain_values.decode(value))
+
+    def _now(self) -> dict[str, Any]:
+        own = vars(self._optimizer).items()
+        return {name: _seen(value, {}) for name, value in own if not _is_known(name)}
+
+    def _encoded(self, name: str) -> Any:
+        value = getattr(self._optimizer, name)
+        what = f"what {type(self._optimizer).__name__} keeps as its attribute {name!r}"
+        if not _is_small(value):
+            raise JobError(
+                f"{what} changes while it trains, and can't be resumed; keep what belongs to a parameter in "
+                "self.state[parameter], and numbers in self.param_groups"
+            )
+        return plain_values.encode(value, what)
+
+
+def _is_known(name: str) -> bool:
+    return name in _KNOWN or name.startswith("_optimizer_")
+
+
+def _seen(value: Any, memo: dict[int, Any]) -> Any:
+    """What of ``value`` a step may change, so that it can be compared with another time."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if id(value) in memo or isinstance(value, nn.Parameter | nn.Module | type) or callable(value):
+        return id(value)
+    memo[id(value)] = value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if value.numel() <= _LARGEST else (id(value), value._version)
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, Mapping):
+        return {id(k) if isinstance(k, torch.Tensor) else k: _seen(v, memo) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_seen(item, memo) for item in value]
+    if hasattr(value, "__dict__"):
+        return {name: _seen(item, memo) for name, item in vars(value).items()}
+    return repr(value)
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_small(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_small, value))
+    if isinstance(value, torch.Tensor):
+        return type(value) is torch.Tensor and value.numel() <= _LARGEST
+    return value is None or isinstance(value, bool | int | float | str)
