@@ -402,11 +402,6 @@ class Training:
                 "nothing is left to train: start the job from scratch"
             )
 
-    def set_aside_unchecked(self) -> None:
-        """Set the checkpoints aside that were written after it was last seen that nothing differs."""
-        if self.checkpoints is not None:
-            self.checkpoints.set_aside(self.looked)
-
     def _result(self, seconds: list[float], setup_seconds: float, warmups: int) -> dict[str, Any]:
         # The first batches are slow; they count as such where there are others to compare them with.
         first, steady = seconds[:warmups], seconds[warmups:]

@@ -15,6 +15,7 @@ def reset_peaks(device: torch.device) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 

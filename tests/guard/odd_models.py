@@ -84,7 +84,19 @@ class CoupledInTraining(nn.Module):
         return x + x.mean(0) if self.training else x
 
 
+class ByBatchSize(nn.Module):
+    """It computes otherwise where a batch is small."""
+
+    def __init__(self, below: int) -> None:
+        super().__init__()
+        self.below = below
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if len(x) < self.below else x
+
+
 EXTRAS = {
+    "small batches": lambda: ByBatchSize(13),
     "coupled in training": CoupledInTraining,
     "halved gradient": HalvedGradient,
     "coupled from zero": CoupledFromZero,
@@ -104,10 +116,10 @@ def broken() -> nn.Module:
     return nn.Linear(7, 4)
 
 
-def vectors(batch_size: int = 6) -> DataLoader[Any]:
+def vectors(batch_size: int = 6, samples: int = 20) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn(20, 6, generator=generator)
-    targets = torch.randint(0, 4, (20,), generator=generator)
+    inputs = torch.randn(samples, 6, generator=generator)
+    targets = torch.randint(0, 4, (samples,), generator=generator)
     targets[::3] = -100
     return DataLoader(TensorDataset(inputs, targets), batch_size=batch_size)
 

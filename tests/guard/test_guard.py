@@ -51,6 +51,18 @@ WRONG: dict[str, tuple[Cell, str]] = {
     ),
     "a parameter left behind": (Cell(job(), "StaleParameter"), "'leave.bias' after step 1 is off by"),
     "a hook that is lost": (Cell(job(model_args={"extra": "halved gradient"}), "fsdp", 2), "'extra.weight'"),
+    "batches by their size": (
+        Cell(
+            job(
+                model_args={"extra": "small batches"},
+                data_args={"samples": 32},
+                hparams={**SGD, "batch_size": 16},
+            ),
+            "ddp",
+            2,
+        ),
+        "the loss of step 4 is",
+    ),
     "what begins at zero": (Cell(job(model_args={"extra": "coupled from zero"}), "ddp", 2), "in step 3"),
     "weights": (Cell(job(), "OtherSchedule"), "'leave.weight' after step 1 is off by"),
 }

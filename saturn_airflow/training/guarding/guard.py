@@ -42,6 +42,8 @@ TakeStep = Callable[[GlobalBatch], tuple[float, float | None]]
 _LR = 1e-3
 # Samples of the steps that see whether random numbers are those of one device.
 _RANDOM = (16, 16, 16)
+# More samples than any batch has.
+_WHOLE = 1 << 30
 
 
 @dataclass
@@ -91,6 +93,9 @@ class Guard:
         began = time.perf_counter()
         #: The job as it is compared.
         self.job = _comparable(job)
+        cuts = technique != "single" or job.hparams.accumulate > 1
+        # In float32 all of a bf16 job's batch may not fit where its training does.
+        whole = cuts and job.hparams.precision != "bf16"
         self._technique = f"{technique} x {ranks.size}"
         self._name = technique
         self._ranks = ranks
@@ -100,7 +105,7 @@ class Guard:
         self._aliases = state.aliases(model)
         told: list[Any] = [None]
         if ranks.is_first:
-            told = [_plain_steps(self.job, model, load, ranks, data, eval_data)]
+            told = [_plain_steps(self.job, model, load, ranks, data, eval_data, whole=whole)]
         if ranks.size > 1:
             dist.broadcast_object_list(told)
         self._plain: PlainSteps = told[0]
@@ -243,15 +248,26 @@ def _comparable(job: Job) -> Job:
 
 
 def _plain_steps(
-    job: Job, model: nn.Module, load: Load, ranks: Ranks, data: Data, eval_data: Data | None
+    job: Job,
+    model: nn.Module,
+    load: Load,
+    ranks: Ranks,
+    data: Data,
+    eval_data: Data | None,
+    *,
+    whole: bool,
 ) -> PlainSteps:
-    """The plain steps on the device, or where it is too small on the CPU."""
+    """The plain steps on the device, or where it is too small on the CPU.
+
+    :param whole: take a whole batch, too, if it fits: models may look at how many samples there are.
+    """
     several = max(2 * ranks.size - 1, job.hparams.accumulate + 1, 3)
     few = max(1, ranks.size - 1)
     # What begins at zero, such as an adapter, shows in a later step. Some models need more than one sample,
     # and some a certain number of them.
-    whole = 1 << 30
-    attempts = [[several, few, several, *_RANDOM], [*[several] * 3, *_RANDOM], [whole] * (3 + len(_RANDOM))]
+    attempts = [[several, few, several, *_RANDOM], [*[several] * 3, *_RANDOM], [_WHOLE] * (3 + len(_RANDOM))]
+    if whole:
+        attempts.insert(0, [several, few, several, _WHOLE, *_RANDOM])
     plain = PlainSteps((), ranks.device.type)
     device = ranks.device
     while attempts:
@@ -260,9 +276,13 @@ def _plain_steps(
         try:
             _take_plain_steps(plain, job, model, load, device, data, eval_data)
         except Exception as error:
-            if failures.is_out_of_memory(error) and device.type != "cpu":
+            causes = filter(None, (error, error.__cause__))
+            if device.type != "cpu" and any(map(failures.is_out_of_memory, causes)):
                 torch.cuda.empty_cache()
-                device = torch.device("cpu")
+                if sizes.count(_WHOLE) == 1:
+                    attempts = later
+                else:
+                    device = torch.device("cpu")
                 continue
             if not later:
                 raise

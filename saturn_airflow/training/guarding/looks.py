@@ -178,7 +178,8 @@ class Looks:
         training, technique = self._training, self._training.request.technique
         since = f"step {training.looked}" if training.looked else "its first steps"
         words = differences.replace(" of step 1", "").replace(" in step 1", "")
-        training.set_aside_unchecked()
+        if training.checkpoints is not None:
+            training.checkpoints.set_aside(training.looked)
         raise ChangesResultError(
             f"{technique} x {self._ranks.size} changes the result at step {step}, and did not when it was "
             f"last compared with one device, in {since}: {words}. What it trained since is set aside. If the "
