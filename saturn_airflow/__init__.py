@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.library import BaseTechnique, register
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.errors import InvalidSweepError, JobError, SaturnError
-from saturn_airflow.model.jobs import HParams, Job, grid
+from saturn_airflow.model.grids import grid
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import MedianStopping, SuccessiveHalving
 from saturn_airflow.moved import understand_old_names
@@ -19,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BaseTechnique",
     "Cluster",
+    "DoesNotFit",
     "HParams",
     "InvalidSweepError",
     "Job",

@@ -131,7 +131,8 @@ def check_names(wanted: Sequence[str], what: str, known: Sequence[str] | None = 
     known = names() if known is None else known
     if unknown := [name for name in wanted if name not in known]:
         raise InvalidSweepError(
-            f"{what}: technique {unknown[0]!r} is not in the library; it has {', '.join(known)}"
+            f"{what}: technique {unknown[0]!r} is not in the library; it has {', '.join(known)}; files of "
+            "your own are found in the folders of [saturn] techniques_folder"
         )
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from saturn_airflow.model import formats
+from saturn_airflow.model.arguments import checked
 from saturn_airflow.model.errors import InvalidSweepError
 
 # Airflow task ids allow these, and each node becomes part of one.
 _NAME = re.compile(r"^[A-Za-z0-9_.-]{1,60}$")
 
 
+@checked("node")
 @dataclass(frozen=True)
 class Node:
     """A machine with a Celery worker.
@@ -75,7 +77,11 @@ class Cluster:
 
     nodes: tuple[Node, ...]
 
-    def __init__(self, *nodes: Node) -> None:
+    def __init__(self, *nodes: Node, **unknown: object) -> None:
+        if unknown:
+            raise InvalidSweepError(
+                f"the cluster has no {next(iter(unknown))!r}; write Cluster(Node('name', devices=...))"
+            )
         if not nodes:
             raise InvalidSweepError("the cluster has no nodes; write Cluster(Node('name', devices=...))")
         for node in nodes:

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
-import string
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from saturn_airflow.model import metrics, references
+from saturn_airflow.model.arguments import checked, fields_of, plain, unknown
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.references import Reference
 
 PRECISIONS = ("float32", "bf16", "float64")
+#: References by what people write instead.
+_EXAMPLES = {
+    "optimizer": "torch.optim:AdamW",
+    "parameter_groups": "shop.models:parameter_groups",
+    "lr_scheduler": "torch.optim.lr_scheduler:CosineAnnealingLR",
+    **{
+        name.lower(): f"torch.optim:{name}"
+        for name in ("Adam", "AdamW", "Adafactor", "Muon", "RMSprop", "SGD")
+    },
+}
+#: Classes of torch's that the training loop can't step.
+_REFUSED = {
+    "optimizer": {"LBFGS": "computes the loss several times a step; choose another"},
+    "lr_scheduler": {
+        "ReduceLROnPlateau": "waits for a metric, and schedulers are stepped once a batch; choose another"
+    },
+}
 
 
+@checked("hparams", max_steps="batches", gradient_accumulation_steps="accumulate")
 @dataclass(frozen=True, kw_only=True)
 class HParams:
     """How a job is trained. The global batch and the maths never depend on the strategy.
 
     :param epochs: passes over the data; give ``epochs`` or ``batches``, not both (default: one epoch).
-    :param batches: optimizer steps to train for, however many epochs that takes.
+    :param batches: optimizer steps to train for, however many epochs that takes; also ``max_steps``.
     :param batch_size: samples in one *global* batch; handed to ``load_dataloader`` as ``batch_size``.
         Without it the dataloader's own batch size counts.
     :param optimizer: reference of a ``torch.optim.Optimizer`` class.
@@ -34,7 +52,8 @@ class HParams:
     :param lr_scheduler: reference of a ``torch.optim.lr_scheduler`` class, stepped once per optimizer step.
     :param lr_scheduler_args: its keyword arguments.
     :param clip_grad_norm: the gradient's largest L2 norm (``torch.nn.utils.clip_grad_norm_``).
-    :param accumulate: micro-batches the global batch is computed in, one after another.
+    :param accumulate: micro-batches the global batch is computed in, one after another; also
+        ``gradient_accumulation_steps``.
     :param precision: ``"float32"``; ``"bf16"`` for bfloat16 autocast with float32 weights; ``"float64"``.
     :param compile: compile the model with ``torch.compile``.
     :param seed: seeds the model's initialisation, the order of the data, and dropout.
@@ -56,6 +75,8 @@ class HParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in (f.name for f in dataclasses.fields(self)):
+            object.__setattr__(self, name, _number(getattr(self, name), f"hparams: {name}"))
         if self.epochs is not None and self.batches is not None:
             raise InvalidSweepError("hparams: give epochs or batches, not both")
         if self.epochs is None and self.batches is None:
@@ -85,11 +106,17 @@ class HParams:
         for name in ("optimizer", "parameter_groups", "lr_scheduler"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, references.to_reference(value, f"hparams: {name}"))
+                example = _EXAMPLES.get(str(value).lower(), _EXAMPLES[name])
+                object.__setattr__(self, name, references.to_reference(value, f"hparams: {name}", example))
+        for name, why_not in _REFUSED.items():
+            module, _, class_name = str(getattr(self, name)).partition(":")
+            if module.startswith("torch.optim") and class_name in why_not:
+                raise InvalidSweepError(f"hparams: {name} is {class_name}, which {why_not[class_name]}")
         for name in ("optimizer_args", "lr_scheduler_args"):
             object.__setattr__(self, name, _json_mapping(getattr(self, name), f"hparams: {name}"))
 
 
+@checked("job")
 @dataclass(frozen=True)
 class Job:
     """One model to train.
@@ -246,6 +273,16 @@ class Job:
                 reference = getattr(holder, name)
                 if reference is not None:
                     references.check(reference, f"job {self.name!r}: {name}")
+        for name, given in (
+            ("load_model", "model_args"),
+            ("load_dataloader", "data_args"),
+            ("load_eval_dataloader", "data_args"),
+        ):
+            takes = references.parameters(getattr(self, name) or "")
+            wrong = [key for key in getattr(self, given) if takes is not None and key not in takes]
+            if takes is not None and wrong:
+                told = unknown(wrong[0], takes)
+                raise InvalidSweepError(f"job {self.name!r}: {given} of {getattr(self, name)!r}: {told}")
         for name, reference in self.metrics.items():
             references.check(str(reference), f"job {self.name!r}: metrics[{name!r}]")
 
@@ -266,48 +303,20 @@ class Job:
         hparams = fields.pop("hparams", {})
         if not isinstance(hparams, Mapping):
             raise InvalidSweepError(f"{what}: hparams is {hparams!r}; give a mapping of hyper-parameters")
-        _check_fields(HParams, hparams, f"{what}: hparams")
-        _check_fields(cls, fields, what)
+        hparams = fields_of(HParams, hparams, f"{what}: hparams")
+        fields = fields_of(cls, fields, what)
         try:
             return cls(hparams=HParams(**hparams), **fields)
         except TypeError as error:
             raise InvalidSweepError(f"{what}: {error}") from None
 
 
-def grid(job: Job, **values: Iterable[Any]) -> list[Job]:
-    """Every combination of ``values``, each as a job of its own.
+def __getattr__(name: str) -> Any:
+    if name == "grid":  # where it was
+        from saturn_airflow.model.grids import grid
 
-    A key is a hyper-parameter, or a key that ``job.model_args`` or ``job.data_args`` already has. The
-    placeholders in the job's name are filled with the values: ``"gpt2-{lr}-{batch_size}"``.
-
-    :raises InvalidSweepError: for a key that is nowhere to be put, no values, or names that come out equal.
-    """
-    hparam_names = {f.name for f in dataclasses.fields(HParams)}
-    for key, choices in values.items():
-        if isinstance(choices, str) or not isinstance(choices, Iterable):
-            raise InvalidSweepError(f"grid: {key} is {choices!r}; give a list of values")
-        if key not in hparam_names and key not in job.model_args and key not in job.data_args:
-            raise InvalidSweepError(
-                f"grid: {key!r} is no hyper-parameter ({', '.join(sorted(hparam_names))}) "
-                f"and no key of the job's model_args or data_args"
-            )
-    choices_of = {key: list(choices) for key, choices in values.items()}
-    if empty := [key for key, choices in choices_of.items() if not choices]:
-        raise InvalidSweepError(f"grid: {empty[0]} has no values")
-    jobs = [
-        _with_values(job, dict(zip(choices_of, combination, strict=True)))
-        for combination in itertools.product(*choices_of.values())
-    ]
-    names = [j.name for j in jobs]
-    if len(set(names)) < len(names):
-        in_name = {key for _, key, _, _ in string.Formatter().parse(job.name) if key}
-        missing = [key for key in choices_of if key not in in_name and len(choices_of[key]) > 1]
-        hint = "".join(f"-{{{key}}}" for key in missing)
-        raise InvalidSweepError(
-            f"grid: several jobs would be named {next(n for n in names if names.count(n) > 1)!r}; "
-            + (f"name the job '{job.name}{hint}'" if missing else "a value stands twice in the grid")
-        )
-    return jobs
+        return grid
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def check_jobs(jobs: Sequence[Job]) -> None:
@@ -322,36 +331,17 @@ def check_jobs(jobs: Sequence[Job]) -> None:
             raise InvalidSweepError(
                 f"jobs holds a {type(job).__name__} ({job!r:.60}); give Job objects, or grid(...)"
             )
+    fields = {f.name for f in dataclasses.fields(HParams)}
+    for job in jobs:
+        if kept := fields & set(re.findall(r"{([a-z_]+)[:}]", job.name)):
+            raise InvalidSweepError(
+                f"job {job.name!r}: grid(...) fills {{{sorted(kept)[0]}}} in a name; this job is in none"
+            )
     names = [job.name for job in jobs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidSweepError(
             f"two jobs are named {twice[0]!r}; every job of a sweep needs a name of its own"
         )
-
-
-def _with_values(job: Job, values: Mapping[str, Any]) -> Job:
-    hparam_names = {f.name for f in dataclasses.fields(HParams)}
-    named = {**vars(job.hparams), **job.data_args, **job.model_args, **values}
-    try:
-        name = job.name.format(**named)
-    except (KeyError, IndexError, ValueError):
-        keys = [key for _, key, _, _ in string.Formatter().parse(job.name) if key is not None]
-        unknown = next((key for key in keys if key not in named), "")
-        raise InvalidSweepError(
-            f"grid: the name {job.name!r} has {{{unknown}}}, which is neither varied nor given"
-        ) from None
-    hparams = {key: value for key, value in values.items() if key in hparam_names}
-    if "batches" in hparams:
-        hparams.setdefault("epochs", None)
-    if "epochs" in hparams:
-        hparams.setdefault("batches", None)
-    return dataclasses.replace(
-        job,
-        name=name,
-        hparams=dataclasses.replace(job.hparams, **hparams),
-        model_args={key: values.get(key, value) for key, value in job.model_args.items()},
-        data_args={key: values.get(key, value) for key, value in job.data_args.items()},
-    )
 
 
 def _changed_fields(value: Any) -> dict[str, Any]:
@@ -365,20 +355,24 @@ def _changed_fields(value: Any) -> dict[str, Any]:
     return changed
 
 
-def _check_fields(cls: Any, data: Mapping[str, Any], what: str) -> None:
-    known = [f.name for f in dataclasses.fields(cls)]
-    if unknown := [key for key in data if key not in known]:
-        raise InvalidSweepError(f"{what}: there is no {unknown[0]!r}; known are {', '.join(known)}")
-
-
 def _json_mapping(value: object, what: str) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidSweepError(f"{what} is {value!r}; give a mapping from names to values")
     try:
-        copied: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+        copied: dict[str, Any] = json.loads(json.dumps(plain(value), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InvalidSweepError(f"{what} must fit in JSON, and {value!r:.80} does not: {error}") from None
     return copied
+
+
+def _number(value: Any, what: str) -> Any:
+    """``value``, as Python's own where it is a number of numpy's."""
+    if isinstance(value, str) and "{{" in value:
+        raise InvalidSweepError(
+            f"{what} is {value!r}, but hyper-parameters can't be templates; let an upstream task return the "
+            "jobs, as dags/jobs_from_upstream.py does"
+        )
+    return plain(value) if not isinstance(value, Mapping) else value
 
 
 def _is_int(value: object) -> bool:

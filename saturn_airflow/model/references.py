@@ -23,17 +23,18 @@ _REFERENCE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 _DAG_FILE_MODULE = re.compile(r"^unusual_prefix_[0-9a-f]+_(?P<stem>.+)$")
 
 
-def to_reference(value: object, what: str) -> str:
+def to_reference(value: object, what: str, example: str = "shop.models:gpt2") -> str:
     """Return ``value`` as ``"module:name"``.
 
     :param value: a reference, or a module-level function or class.
     :param what: how messages name it, for example ``"job 'gpt2': load_model"``.
+    :param example: one that fits, for the message.
     :raises InvalidSweepError: for a lambda, a closure, a method, or text of another shape.
     """
     if isinstance(value, str):
         if not _REFERENCE.match(value):
             raise InvalidSweepError(
-                f"{what}: {value!r} is not a reference; write 'module:name', such as 'shop.models:gpt2'"
+                f"{what}: {value!r} is not a reference; write 'module:name', such as {example!r}"
             )
         return value
     name = getattr(value, "__qualname__", None)
@@ -100,6 +101,37 @@ def check(reference: str, what: str) -> None:
         raise InvalidSweepError(f"{what}: module {module_name!r} has no {name!r} (of {reference!r})")
 
 
+def parameters(reference: str) -> tuple[str, ...] | None:
+    """Names of the parameters of a function that ``reference`` names, from its source.
+
+    None where the source does not tell: a class, something imported or decorated, or ``**kwargs``.
+    """
+    module_name, _, name = reference.partition(":")
+    spec = _find_spec(module_name) if name else None
+    tree = _source(spec.origin) if spec is not None else None
+    found = [node for node in tree.body if name in _defined_by(node)] if tree is not None else []
+    if len(found) != 1 or not isinstance(found[0], ast.FunctionDef) or found[0].decorator_list:
+        return None
+    takes = found[0].args
+    return None if takes.kwarg else tuple(one.arg for one in (*takes.args, *takes.kwonlyargs))
+
+
+def _defined_by(statement: ast.stmt) -> set[str]:
+    """Names that a statement at the top level of a module may define."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    nodes = list(ast.walk(statement))
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    aliases = [
+        alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+    ]
+    return (
+        {node.id for node in nodes if isinstance(node, ast.Name)}
+        | {node.name for node in nodes if isinstance(node, functions)}
+        | {alias.asname or alias.name for alias in aliases}
+    )
+
+
 def _find_spec(module_name: str) -> importlib.machinery.ModuleSpec | None:
     """Like importlib.util.find_spec, but without importing the parent packages."""
     path: Any = None
@@ -120,14 +152,20 @@ def _find_spec(module_name: str) -> importlib.machinery.ModuleSpec | None:
     return spec
 
 
-@lru_cache(maxsize=256)
-def _top_level_names(origin: str | None) -> frozenset[str] | None:
-    """Names a module's source defines at its top level; None where that can't be told."""
+@lru_cache(maxsize=64)
+def _source(origin: str | None) -> ast.Module | None:
     if origin is None or not origin.endswith(".py") or not Path(origin).is_file():
         return None
     try:
-        tree = ast.parse(Path(origin).read_bytes())
+        return ast.parse(Path(origin).read_bytes())
     except SyntaxError:
+        return None
+
+
+@lru_cache(maxsize=256)
+def _top_level_names(origin: str | None) -> frozenset[str] | None:
+    """Names a module's source defines at its top level; None where that can't be told."""
+    if (tree := _source(origin)) is None:
         return None
     names: set[str] = set()
     for node in ast.walk(tree):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from saturn_airflow.model import formats
+from saturn_airflow.model.arguments import checked
 from saturn_airflow.model.errors import InvalidSweepError
 
 #: A round that is shorter than this costs more than it can win: jobs that move are loaded anew.
@@ -19,6 +20,7 @@ MOST_ROUNDS = 100
 DEFAULT_SHARE = 0.4
 
 
+@checked("rounds", max_rounds="most")
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
     """How many rounds a sweep may have, and when a round that is not the last ends.
@@ -26,7 +28,8 @@ class Rounds:
     At the most one of the others is given. Without any, a round ends after 2/5 of what its plan takes: with
     four rounds, after about 40%, 64% and 78% of the whole.
 
-    :param most: how many rounds there are at the most; those that are not needed are skipped.
+    :param most: how many rounds there are at the most, also ``max_rounds``; those that are not needed are
+        skipped.
     :param every_minutes: a round ends after so many minutes.
     :param share: a round ends after this share of its plan's makespan.
     :param off_by: a round ends when a job is going to end earlier or later than planned by more than this

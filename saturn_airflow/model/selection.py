@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from saturn_airflow.model import metrics, references
+from saturn_airflow.model.arguments import checked
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.references import Reference
 
@@ -41,6 +42,7 @@ class Selection(Protocol):
         ...
 
 
+@checked("SuccessiveHalving")
 @dataclass(frozen=True)
 class SuccessiveHalving:
     """Of the jobs that reached a rung, only the best 1/reduction train on.
@@ -92,6 +94,7 @@ class SuccessiveHalving:
         return {"rule": "SuccessiveHalving", **dataclasses.asdict(self)}
 
 
+@checked("MedianStopping")
 @dataclass(frozen=True)
 class MedianStopping:
     """A job stops whose best so far is worse than the median of what others averaged by then.
@@ -192,10 +195,11 @@ def rule_of(value: object) -> Rule:
     """
     if isinstance(value, SuccessiveHalving | MedianStopping | Chosen):
         return value
-    if callable(value) or isinstance(value, str):
+    if callable(value) or (isinstance(value, str) and ":" in value):
         return Chosen(value)
     raise InvalidSweepError(
-        f"selection is {value!r:.60}; give SuccessiveHalving(...), MedianStopping(...), or a function"
+        f"selection is {value!r:.60}; give SuccessiveHalving(...), MedianStopping(...), or a function "
+        "or its 'module:name'"
     )
 
 

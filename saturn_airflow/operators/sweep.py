@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from airflow.sdk import (
     DAG,
     Asset,
+    BaseOperator,
     TaskGroup,
     TriggerRule,
     XComArg,
@@ -18,6 +18,7 @@ from airflow.sdk import (
 )
 
 from saturn_airflow.model import metrics
+from saturn_airflow.model.arguments import unknown
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.errors import InvalidSweepError
@@ -126,9 +127,17 @@ class SaturnSweepOperator(TaskGroup):
     ) -> None:
         what = f"sweep {task_id!r}"
         try:
+            if isinstance(jobs, list | tuple):
+                jobs = [Job.from_dict(job) if isinstance(job, Mapping) else job for job in jobs]
             cluster = deployed_cluster() if cluster is None else cluster
             _check_jobs(jobs, cluster, techniques)
             _check_registered_name(register_as)
+            if experiment is not None and not (isinstance(experiment, str) and experiment.strip()):
+                raise InvalidSweepError(
+                    f"experiment is {experiment!r}; give the name of an MLflow experiment"
+                )
+            if asset is not None and not isinstance(asset, Asset):
+                raise InvalidSweepError(f"asset is {asset!r:.60}; give an airflow.sdk.Asset")
             _check_choice("profile", profile, ("auto", "fresh", "never"))
             _check_number("planning_seconds", planning_seconds)
             _check_choice("objective", objective, OBJECTIVES)
@@ -140,7 +149,7 @@ class SaturnSweepOperator(TaskGroup):
                 _check_duration("job_timeout", job_timeout)
             _check_count("allowed_failures", allowed_failures, 0)
             rounds = Rounds.of(rounds)
-            rule = _checked_rule(selection, rounds)
+            rule = _checked_rule(selection, rounds, jobs)
             compared_by = {"metric": metric} | (
                 {} if rule is None else {"selection: its metric": rule.metric}
             )
@@ -282,10 +291,18 @@ def _check_jobs(jobs: Sequence[Job] | XComArg, cluster: Cluster, techniques: Seq
             job.check_references()
 
 
-def _checked_rule(selection: Rule | Reference | None, rounds: Rounds) -> Rule | None:
+def _checked_rule(
+    selection: Rule | Reference | None, rounds: Rounds, jobs: Sequence[Job] | XComArg
+) -> Rule | None:
     if selection is None:
         return None
     rule = rule_of(selection)
+    least = getattr(rule, "min_epochs", 0)
+    longest = [] if isinstance(jobs, XComArg) else [job.hparams.epochs for job in jobs]
+    if longest and all(epochs is not None and epochs < least for epochs in longest):
+        raise InvalidSweepError(
+            f"selection: min_epochs is {least}, but no job trains so long, so none would ever be dropped"
+        )
     if rounds.most == 1:
         raise InvalidSweepError(
             "selection drops jobs between rounds, and there is one; give rounds=2 or more"
@@ -337,10 +354,10 @@ def _check_count(name: str, value: object, least: int) -> None:
 
 
 def _check_argument_names(arguments: Mapping[str, object]) -> None:
-    own = inspect.signature(SaturnSweepOperator).parameters
-    known = [*own, *inspect.signature(TaskGroup).parameters]
-    for name in arguments:
-        if name not in known:
-            likely = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {likely[0]!r}?" if likely else f"; known are {', '.join(own)}"
-            raise InvalidSweepError(f"there is no argument {name!r}{hint}")
+    own = [name for name in inspect.signature(SaturnSweepOperator).parameters if name != "group_arguments"]
+    for name in set(arguments) - set(inspect.signature(TaskGroup).parameters):
+        if name in inspect.signature(BaseOperator).parameters:
+            raise InvalidSweepError(
+                f"{name!r} is for tasks; for those of the sweep write default_args={{{name!r}: ...}}"
+            )
+        raise InvalidSweepError(unknown(name, own))

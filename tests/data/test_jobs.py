@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saturn_airflow import HParams, InvalidSweepError, Job, grid
+from saturn_airflow import Cluster, HParams, InvalidSweepError, Job, Node, Rounds, grid
 from saturn_airflow.model.jobs import check_jobs
 
 
@@ -42,6 +43,18 @@ def module_level() -> None:
         (lambda: measured({"loss": "m:f"}), "names a metric 'loss', which Saturn measures itself"),
         (lambda: measured({"top/1": "m:f"}), "names a metric 'top/1'; a name begins with a letter"),
         (lambda: job(metrics={"f1": "m:f"}), "measured on the data of load_eval_dataloader, which the job"),
+        (lambda: job(load_modell="m:f"), "job: there is no 'load_modell'; did you mean 'load_model'?"),
+        (lambda: HParams(learning_rate=1), "hparams: there is no 'learning_rate'; did you mean 'lr'?"),
+        (lambda: HParams(batches=1, max_steps=2), "hparams: batches and max_steps are the same"),
+        (lambda: HParams(optimizer="adamw"), "'module:name', such as 'torch.optim:AdamW'"),
+        (lambda: HParams(optimizer="torch.optim:LBFGS"), "LBFGS, which computes the loss several times"),
+        (
+            lambda: HParams(lr_scheduler="torch.optim.lr_scheduler:ReduceLROnPlateau"),
+            "ReduceLROnPlateau, which waits for a metric",
+        ),
+        (lambda: HParams(lr="{{ params.lr }}"), "can't be templates; let an upstream task return the jobs"),
+        (lambda: Node("a", gpus=2), "node: there is no 'gpus'; did you mean 'devices'?"),
+        (lambda: Cluster(nodes=[]), "the cluster has no 'nodes'; write Cluster(Node("),
         (lambda: HParams(lr="fast"), "lr is 'fast'; it must be a number"),
         (lambda: HParams(lr=-1), "lr is -1"),
         (lambda: HParams(lr=float("nan")), "lr is nan"),
@@ -108,6 +121,30 @@ def test_a_grid_that_cannot_be(name, values, message):
     with pytest.raises(InvalidSweepError) as caught:
         grid(job(name), **values)
     assert message in str(caught.value)
+
+
+def test_other_names_and_numbers_of_numpy_mean_the_same():
+    named = HParams(max_steps=np.int64(3), gradient_accumulation_steps=2, lr=np.float64(0.5))
+    assert named == HParams(batches=3, accumulate=2, lr=0.5)
+    assert type(named.batches) is int
+    assert Rounds(max_rounds=3) == Rounds(most=3)
+    assert Job.from_dict({**job().to_dict(), "hparams": {"max_steps": 3}}).hparams.batches == 3
+    assert job(model_args={"sizes": [np.int64(2)]}).model_args == {"sizes": [2]}
+
+
+def test_a_grid_reaches_into_mappings():
+    deep = job(
+        "a-{weight_decay}-{optimizer_args.eps:.0e}-{depth}", model_args={"config": {"depth": 1, "width": 8}}
+    )
+    values = {"optimizer_args.weight_decay": [0.0, 0.1], "optimizer_args.eps": [1e-8]}
+    jobs = grid(deep, {**values, "model_args.config.depth": np.array([2, 4])})
+    assert [j.name for j in jobs] == ["a-0.0-1e-08-2", "a-0.0-1e-08-4", "a-0.1-1e-08-2", "a-0.1-1e-08-4"]
+    assert jobs[3].hparams.optimizer_args == {"weight_decay": 0.1, "eps": 1e-8}
+    assert jobs[3].model_args == {"config": {"depth": 4, "width": 8}}
+    with pytest.raises(InvalidSweepError, match="leads into 8, which is no mapping"):
+        grid(deep, {**values, "model_args.config.depth": [1], "model_args.config.width.x": [1]})
+    with pytest.raises(InvalidSweepError, match="give one Job and lists of values, not a list"):
+        grid([deep], lr=[1])
 
 
 def test_grid_over_batches_drops_the_default_epoch():

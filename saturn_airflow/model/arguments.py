@@ -1,0 +1,97 @@
+"""Keyword arguments of what users write: other names they go by, and what was likely meant by a wrong one."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from saturn_airflow.model.errors import InvalidSweepError
+
+T = TypeVar("T")
+
+#: What other libraries call it, where it is not spelt alike.
+_ELSEWHERE = {
+    "dataloader": "load_dataloader",
+    "dtype": "precision",
+    "gpus": "devices",
+    "gradient_clip_val": "clip_grad_norm",
+    "learning_rate": "lr",
+    "loss": "loss_function",
+    "max_epochs": "epochs",
+    "max_grad_norm": "clip_grad_norm",
+    "model": "load_model",
+    "num_epochs": "epochs",
+    "num_gpus": "devices",
+    "num_train_epochs": "epochs",
+    "scheduler": "lr_scheduler",
+    "steps": "batches",
+    "train_dataloader": "load_dataloader",
+    "val_dataloader": "load_eval_dataloader",
+    "weight_decay": "optimizer_args",
+}
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """What to say of an argument that is not there: the likely one, or all there are."""
+    known = list(known)
+    likely = difflib.get_close_matches(name, known, 1)
+    if _ELSEWHERE.get(name) in known:
+        likely = [_ELSEWHERE[name]]
+    hint = f"did you mean {likely[0]!r}?" if likely else f"known are {', '.join(known)}"
+    return f"there is no {name!r}; {hint}"
+
+
+def fields_of(cls: Any, given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """``given`` under the names of the fields of the dataclass ``cls``.
+
+    :raises InvalidSweepError: for a name that is none, or one that is given twice.
+    """
+    names = [f.name for f in dataclasses.fields(cls)]
+    aliases: Mapping[str, str] = getattr(cls, "_aliases", {})
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        field = aliases.get(name, name)
+        if field not in names:
+            raise InvalidSweepError(f"{what}: {unknown(name, names)}")
+        if field in found:
+            alias = next(alias for alias, meant in aliases.items() if meant == field)
+            raise InvalidSweepError(f"{what}: {field} and {alias} are the same; give one of them")
+        found[field] = value
+    return found
+
+
+def checked(what: str, **aliases: str) -> Callable[[type[T]], type[T]]:
+    """Let a dataclass say what was likely meant by an argument it does not have.
+
+    :param what: how messages name it.
+    :param aliases: other names of fields.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        of_any: Any = cls
+        make = of_any.__init__
+
+        @functools.wraps(make)
+        def make_checked(self: T, *args: Any, **given: Any) -> None:
+            make(self, *args, **fields_of(cls, given, what))
+
+        of_any.__init__ = make_checked
+        of_any._aliases = aliases
+        return cls
+
+    return decorate
+
+
+def plain(value: Any) -> Any:
+    """``value`` with numpy's scalars, also those in lists and mappings, as Python's numbers."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    # Without importing numpy: DAG files are parsed often.
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return value.item()
+    return value
