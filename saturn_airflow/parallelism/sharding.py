@@ -213,11 +213,14 @@ class Sharded(Parallel):
 
 
 def _look_at_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
-    """Refuse tensors that FSDP would not find: it would not hear of their backward pass.
+    """Refuse an output of which FSDP finds no tensor: it would not hear of the backward pass.
 
-    :raises DoesNotFit: for an object that holds some.
+    :raises DoesNotFit: for an object that holds all there are.
     """
-    for leaf in _pytree.tree_leaves(output):
+    leaves = _pytree.tree_leaves(output)
+    if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+        return
+    for leaf in leaves:
         held = vars(leaf) if hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor) else {}
         if any(tensor.requires_grad for tensor in tensors_in(held)):
             raise DoesNotFit(

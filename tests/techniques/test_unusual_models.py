@@ -69,6 +69,7 @@ EXACT: dict[str, tuple[Strategy, ...]] = {
     "a layer many times": (DDP, FSDP),
     "a named tuple": (FSDP, PIPELINE),
     "an object": (DDP, PIPELINE),
+    "a tensor beside an object": (FSDP,),
     "gradients turned around": (FSDP, PIPELINE),
     "codes without a gradient of their own": (FSDP, PIPELINE),
     "a frozen copy as a teacher": (FSDP, PIPELINE),

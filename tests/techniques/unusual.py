@@ -437,6 +437,17 @@ class Object(Chain):
         return Predicted(super().forward(x))
 
 
+@unusual("a tensor beside an object")
+class Beside(Chain):
+    """What an object holds besides is of no use to the loss, such as a cache."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.start(x)
+        for block in self.blocks:
+            x = block(x)
+        return Result(self.end(x), Predicted(x), None)
+
+
 class Reversed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, by: float) -> torch.Tensor:
@@ -557,6 +568,7 @@ LOSSES = {
     "called again by the loss": "called_again_loss",
     "a named tuple": "object_loss",
     "an object": "object_loss",
+    "a tensor beside an object": "object_loss",
 }
 
 
