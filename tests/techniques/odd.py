@@ -440,3 +440,35 @@ def clip_gradients(model: nn.Module, most: float) -> None:
     norm = torch.stack([g.to_dense().square().sum() for g in gradients]).sum().sqrt()
     for gradient in gradients:
         gradient.mul_((most / (norm + 1e-6)).clamp(max=1.0))
+
+
+class Turned(Chain):
+    """It computes its blocks from the last to the first where the first sample of the batch says so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        backwards = bool(x[0, 0] < self.start.bias.new_zeros(()))
+        x = self.start(x)
+        for block in reversed(self.blocks) if backwards else self.blocks:
+            x = block(x)
+        return self.end(x)
+
+
+def turned() -> nn.Module:
+    torch.manual_seed(0)
+    return Turned([Block(8) for _ in range(3)])
+
+
+class Weighed(Chain):
+    """It computes the gradients' way through its blocks in an order that depends on the samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = bool(x[0, 0] < 0)
+        x = self.start(x)
+        first, second, *others = [block(x) for block in self.blocks]
+        x = first + second.detach() + sum(others) if turned else second + first.detach() + sum(others)
+        return self.end(x)
+
+
+def weighed() -> nn.Module:
+    torch.manual_seed(0)
+    return Weighed([Block(8) for _ in range(3)])

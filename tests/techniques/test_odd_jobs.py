@@ -17,9 +17,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model import references
 from saturn_airflow.model.jobs import HParams
+from saturn_airflow.training.loop import train
 from saturn_airflow.training.optim.elementwise import refuse_coupled
 from saturn_airflow.training.optim.mixing import refuse_mixing
 from saturn_airflow.training.ranks import Ranks, launch
@@ -296,3 +298,20 @@ def test_what_devices_cannot_have_in_parts_is_refused_with_the_reason() -> None:
         for outcome, (*_, reason) in zip(run(requests), REFUSED, strict=True):
             assert outcome.refused is not None
             assert reason in outcome.refused
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("odd:turned", "more than once, or after a later block"),
+        ("odd:weighed", r"device \d computes .* while device \d computes"),
+    ],
+)
+def test_fsdp_refuses_where_devices_would_exchange_other_things(
+    model: str, words: str, tmp_path: Path
+) -> None:
+    request = train_request(a_job(Case(model, ())), FSDP, tmp_path)
+    with pytest.raises(RanksFailedError, match=words) as caught:
+        launch(train, request, size=2, hang_seconds=60)
+    assert caught.value.failure.status == "does_not_fit"
+    assert "by_block=False" in caught.value.failure.reason
