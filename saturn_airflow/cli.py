@@ -24,13 +24,15 @@ COMMANDS = {
     "demo": "run the nightly DAG on this machine, start to end",
     "devices": "show who holds the devices of this machine, or announce them",
     "doctor": "check the deployment, and say what to mend",
+    "drain": "keep new plans off nodes, such as before maintenance",
     "estimates": "show how fast jobs train under which strategy, as far as earlier sweeps know",
     "plan": "plan the jobs of a problem file, and say what the plan is worth",
-    "pools": "give each node the pool in which its tasks wait for a slot of its worker",
+    "pools": "make the Airflow pools in which tasks of sweeps wait",
     "restart": "say whether jobs of a DAG run start from scratch or go on when they are cleared",
     "simulate": "run the jobs of a problem file on paper, with wrong estimates, failures and rounds",
     "sweeps": "list the sweeps MLflow knows, or show the jobs of one",
     "train": "train one job of a DAG in this process, where breakpoints work",
+    "undrain": "let plans use drained nodes again",
 }
 _BELOW = """\
 `saturn COMMAND --help` explains a command, with examples. Exit status: 0 when all is well, 1 when what was

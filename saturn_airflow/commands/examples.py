@@ -30,6 +30,14 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "saturn doctor --node gpu-a": "check this machine alone, as the node gpu-a",
         "saturn doctor --json": "for a program",
     },
+    "drain": {
+        "saturn drain gpu-b": "let no new plan use it",
+        "saturn drain gpu-b --reason 'new disks'": "and say why",
+        "saturn drain": "list the nodes that are drained",
+    },
+    "undrain": {
+        "saturn undrain gpu-b": "let plans use it again",
+    },
     "pools": {
         "saturn pools": "a pool for each node, as large as its worker",
         "saturn pools --slots 10": "ten slots where a worker does not answer yet",

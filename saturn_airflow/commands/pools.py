@@ -10,8 +10,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = (
         "Give each node of this deployment an Airflow pool with as many slots as its worker runs tasks at "
-        "once, so that tasks of several sweeps wait there and are not lost in the worker's queue. Run it on "
-        "the scheduler's machine, once a node's worker runs, and again when its --concurrency changes."
+        "once, and the tasks of sweeps that need no device one of their own, so that tasks of several sweeps "
+        "wait there and are not lost in a worker's queue. Run it on the scheduler's machine, once the "
+        "workers run, and again when a --concurrency changes."
     )
     parser.add_argument(
         "nodes",
@@ -25,6 +26,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="slots for a node whose worker does not answer (default: its devices and two)",
     )
+    parser.add_argument(
+        "--short-slots",
+        type=int,
+        metavar="N",
+        help="slots for tasks that need no device where their worker does not answer (default: 4)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,10 +39,17 @@ def run(args: argparse.Namespace) -> int:
     from saturn_airflow.deployment import pools
     from saturn_airflow.model.cluster import Node
     from saturn_airflow.model.errors import InvalidSweepError
-    from saturn_airflow.operators.inventory import deployed_cluster, has_queues, worker_slots
+    from saturn_airflow.operators.inventory import (
+        SHORT_POOL,
+        default_queue,
+        deployed_cluster,
+        has_queues,
+        worker_slots,
+    )
 
-    if args.slots is not None and args.slots < 1:
-        raise InvalidSweepError(f"--slots is {args.slots}; a pool has at least one")
+    for name, given in {"--slots": args.slots, "--short-slots": args.short_slots}.items():
+        if given is not None and given < 1:
+            raise InvalidSweepError(f"{name} is {given}; a pool has at least one")
     if not has_queues():
         print("This executor has no queues in which tasks could be lost: no pools are needed")
         return 0
@@ -43,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.suppress(Exception):  # before the broker or any worker is there, sizes are the usual
         slots = worker_slots()
     nodes = [Node.parse(text) for text in args.nodes] or deployed_cluster()
-    for name, size in pools.make(nodes, slots, args.slots).items():
-        said = "as its worker" if name in slots else "its worker did not answer"
+    queues = {SHORT_POOL: default_queue()}
+    for name, size in pools.make(nodes, slots, args.slots, args.short_slots).items():
+        said = "as its worker" if queues.get(name, name) in slots else "its worker did not answer"
         print(f"{name}: {size} slots ({said})")
     return 0

@@ -150,7 +150,7 @@ def check_workers(deployment: Deployment) -> Iterator[Finding]:
     """Somebody listens on every queue."""
     from airflow.sdk import conf
 
-    from saturn_airflow.operators.inventory import deployed_cluster
+    from saturn_airflow.operators.inventory import default_queue, deployed_cluster
 
     try:
         deployment.cluster = deployed_cluster()
@@ -172,8 +172,7 @@ def check_workers(deployment: Deployment) -> Iterator[Finding]:
         fix = "start Redis, or correct [celery] broker_url"
         yield Finding("queues", "problem", f"the broker does not answer: {error}", fix)
         return
-    default = conf.get("operators", "default_queue", fallback="default")
-    wanted = {default: "short tasks"}
+    wanted = {default_queue(): "short tasks"}
     for node in deployment.cluster or ():
         wanted[node.queue] = f"node {node.name}"
     heard = set[str]().union(*deployment.workers.values())
@@ -223,7 +222,11 @@ def _ask_workers(deployment: Deployment) -> None:
 
 def check_nodes(deployment: Deployment) -> Iterator[Finding]:
     """Each node has the devices it is said to have, reaches what it needs, and runs what the others run."""
+    from saturn_airflow.operators.drains import drained
+
     own = surveys.versions()
+    for name, why in drained().items():
+        yield Finding("nodes", "warning", f"{name}: {why}; no new plan uses it", f"saturn undrain {name}")
     for node in deployment.cluster or ():
         said = deployment.nodes.get(node.name)
         if said is None:

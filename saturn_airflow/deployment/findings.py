@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.cluster import Cluster
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -43,9 +43,9 @@ class Deployment:
     pools: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def slots(self, node: Node) -> int:
-        """How many tasks the workers of ``node`` run at once; 0 where none has said."""
-        listening = [worker for worker, queues in self.workers.items() if node.queue in queues]
+    def slots(self, queue: str) -> int:
+        """How many tasks the workers of ``queue`` run at once; 0 where none has said."""
+        listening = [worker for worker, queues in self.workers.items() if queue in queues]
         return sum(self.pools.get(worker, 0) for worker in listening)
 
 

@@ -27,7 +27,7 @@ def _low_limits(deployment: Deployment, cluster: Cluster) -> Iterator[Finding]:
 
     for node in cluster:
         need = tasks_of(node)
-        slots = deployment.slots(node)
+        slots = deployment.slots(node.queue)
         if 0 < slots < need:
             text = f"the worker of {node.name} runs {slots} tasks at once; one sweep uses {need}"
             fix = (

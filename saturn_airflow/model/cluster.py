@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,11 @@ class Cluster:
         raise InvalidSweepError(
             f"the cluster has no node {name!r}; it has {', '.join(n.name for n in self.nodes)}"
         )
+
+    def among(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
+        """Those of ``names`` that are nodes here; None for None, which is all."""
+        here = {node.name for node in self.nodes}
+        return None if names is None else tuple(name for name in names if name in here)
 
     @property
     def devices(self) -> int:

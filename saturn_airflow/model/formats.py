@@ -25,6 +25,7 @@ FORMATS = {
     "a plan": 1,
     "an outcome": 1,
     "a wish": 1,
+    "a drain": 1,
 }
 FORMAT, WRITTEN_BY = "format", "written_by"
 

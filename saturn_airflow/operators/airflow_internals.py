@@ -5,8 +5,11 @@ A test names what has moved. All is imported where it is needed, for parsing a D
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
+
+from saturn_airflow.operators import parts
 
 
 def redact(value: Any, name: str) -> Any:
@@ -31,6 +34,28 @@ def tasks_skipped(tasks: Sequence[Any]) -> Exception:
     from airflow.sdk.exceptions import DownstreamTasksSkipped
 
     return DownstreamTasksSkipped(tasks=tasks)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _own_item() -> type:
+    from airflow.sdk.definitions.xcom_arg import PlainXComArg
+
+    class OwnItem(PlainXComArg):
+        """The list that a task returns, of which a mapped task pulls no more than it needs.
+
+        In the serialised DAG it is an XComArg as any other.
+        """
+
+        def resolve(self, context: Any) -> Any:
+            found = parts.pull(context, self.operator.task_id)
+            return super().resolve(context) if found is None else found
+
+    return OwnItem
+
+
+def own_item_of(source: Any) -> Any:
+    """What to map over: the list that the task ``source`` returns."""
+    return _own_item()(operator=source)
 
 
 def pools() -> Any:

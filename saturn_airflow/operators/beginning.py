@@ -12,7 +12,7 @@ from saturn_airflow.model.definition import Change, Definition
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.operators import wishes
 from saturn_airflow.operators.code_version import as_text, code_version
-from saturn_airflow.operators.context import hide_secrets, mlflow_uri
+from saturn_airflow.operators.context import hide_secrets
 
 if TYPE_CHECKING:
     from saturn_airflow.launch.restarting import Asker, Decision
@@ -43,15 +43,16 @@ def decide(context: Context, folder: Path, entry: dict[str, Any], asker: Asker) 
     return restarting.decide(folder, now, asker, wish, in_words)
 
 
-def supersede(folder: Path, why: str) -> None:
+def supersede(folder: Path, why: str, mlflow: str) -> None:
     """Set the training in ``folder`` aside; what it said last, and that it is superseded, goes to MLflow.
 
+    :param mlflow: its tracking URI.
     :raises AirflowException: when it can't be stopped, or its records are just being sent; a retry does it.
     """
     from saturn_airflow import tracking
     from saturn_airflow.launch import restarting, runs
 
-    job_run = tracking.reopen_job(mlflow_uri(), folder)
+    job_run = tracking.reopen_job(mlflow, folder)
     end = None
     for run in runs.all_of(folder):
         run.stop()

@@ -102,20 +102,27 @@ def user_path() -> tuple[str, ...]:
     return tuple(entry for entry in entries if Path(entry) not in own)
 
 
-def mlflow_uri() -> str:
-    """The tracking URI: the Airflow connection ``mlflow_default``, MLflow's own setting, or a local store.
+def mlflow_uri(conn_id: str = MLFLOW_CONNECTION) -> str:
+    """The tracking URI: that of an Airflow connection, MLflow's own setting, or a local store.
 
     The connection's host may be a whole URL; its login and password go into MLflow's own environment
     variables, so that no credential is written anywhere.
+
+    :param conn_id: the connection; only the default one may be missing.
+    :raises InvalidSweepError: when there is no such connection, or it has no host.
     """
     from saturn_airflow import tracking
 
     try:
-        connection = BaseHook.get_connection(MLFLOW_CONNECTION)
+        connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
+        if conn_id != MLFLOW_CONNECTION:
+            raise InvalidSweepError(
+                f"mlflow_conn_id is {conn_id!r}, and Airflow has no such connection: add it"
+            ) from None
         return tracking.resolve_uri(str(home()))
     if not connection.host:
-        raise InvalidSweepError(f"the connection {MLFLOW_CONNECTION!r} has no host; give MLflow's address")
+        raise InvalidSweepError(f"the connection {conn_id!r} has no host; give MLflow's address")
     if connection.login:
         os.environ["MLFLOW_TRACKING_USERNAME"] = connection.login
         os.environ["MLFLOW_TRACKING_PASSWORD"] = connection.password or ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +17,10 @@ from airflow.sdk import (
 )
 
 from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.stages import Stages
+from saturn_airflow.operators.airflow_internals import own_item_of
 from saturn_airflow.operators.executors import of_node_tasks
-from saturn_airflow.operators.inventory import pool_of
+from saturn_airflow.operators.inventory import pool_of, pool_of_short_tasks
 from saturn_airflow.operators.profile_task import ProfileOperator
 from saturn_airflow.operators.trials_task import PickOperator
 from saturn_airflow.operators.wave_tasks import NextWaveOperator
@@ -47,6 +50,22 @@ WHERE_IT_SAYS_SO = ExceptionRetryPolicy(
 )
 
 
+def short(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a task that needs no device.
+
+    :param own: what the author of the DAG says of it.
+    """
+    return {"retry_policy": UNLESS_ITS_OWN_FAULT, **patience(), **own}
+
+
+def wait_in_pool(group: TaskGroup) -> None:
+    """Let the tasks of a sweep that need no device wait in the pool of such tasks, where it was made."""
+    pool = pool_of_short_tasks()
+    for task in group.iter_tasks():
+        if isinstance(task, BaseOperator) and pool is not None and task.pool == DEFAULT_POOL:
+            task.pool = pool
+
+
 def patience(own_tries: int = 0) -> dict[str, Any]:
     """How often and when a task is tried again."""
     return {
@@ -58,7 +77,12 @@ def patience(own_tries: int = 0) -> dict[str, Any]:
 
 
 def profile_waves(
-    cluster: Cluster, trials: BaseOperator, techniques: list[str] | None, planning_seconds: float, group: str
+    cluster: Cluster,
+    trials: BaseOperator,
+    techniques: list[str] | None,
+    planning_seconds: float,
+    group: str,
+    stages: Stages,
 ) -> list[Any]:
     """The waves of trials: the tasks that measure, each wave's after those of the one before."""
     source = trials
@@ -77,8 +101,7 @@ def profile_waves(
                     group=group,
                     # Behind a wave that was not needed, none is.
                     trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
-                    retry_policy=UNLESS_ITS_OWN_FAULT,
-                    **patience(),
+                    **short(stages.plan),
                 )
                 measuring[-len(cluster) :] >> chosen
                 source = chosen
@@ -90,10 +113,10 @@ def profile_waves(
                 mapped="trial",
                 part="trials",
                 label="{{ task.trial.job.name }} {{ task.trial.technique }} x {{ task.trial.devices }}",
+                deciding=stages.plan,
                 trials_task=trials.task_id,
                 group=group,
-                retry_policy=UNLESS_ITS_OWN_FAULT,
-                **patience(),
+                **short(stages.profile),
             )
     return measuring
 
@@ -107,11 +130,14 @@ def per_node(
     mapped: str,
     part: str,
     label: str,
+    deciding: Mapping[str, Any],
     **arguments: Any,
 ) -> list[Any]:
     """One mapped task per node over that node's part of what ``source`` returns.
 
     Neither the queue nor the number of active tasks can be mapped, hence a task per node.
+
+    :param deciding: further arguments of the tasks that hand out the nodes' parts.
     """
     if len(cluster) == 1:
         return [_mapped(operator, stage, source, cluster.nodes[0], mapped, label, arguments)]
@@ -122,8 +148,7 @@ def per_node(
                 task_id=f"{node.name}_{part}",
                 items=XComArg(source),
                 node=node.name,
-                retry_policy=UNLESS_ITS_OWN_FAULT,
-                **patience(),
+                **short(deciding),
             )
             tasks.append(_mapped(operator, node.name, pick, node, mapped, label, arguments))
     return tasks
@@ -149,7 +174,7 @@ def _mapped(
         max_active_tis_per_dagrun=node.devices + 2,
         **arguments,
     )
-    # Who gives the sweep a pool by its default_args has chosen it.
+    # Who names a pool has chosen it.
     if pool is not None and partial.kwargs.get("pool") in (None, DEFAULT_POOL):
         partial.kwargs["pool"] = pool
-    return partial.expand(**{mapped: XComArg(source)})
+    return partial.expand(**{mapped: own_item_of(source)})

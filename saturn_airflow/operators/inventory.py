@@ -20,6 +20,8 @@ from saturn_airflow.operators.context import home
 PATIENCE_SECONDS = 30.0
 #: or of a restart.
 RESTART_SECONDS = 15.0
+#: Where the tasks of all sweeps wait that need no device.
+SHORT_POOL = "saturn"
 # Every answer takes as long as is waited for more of them.
 _FIRST_SECONDS, _LATER_SECONDS = 0.5, 2.0
 
@@ -81,6 +83,16 @@ def pool_of(node: Node) -> str | None:
     return node.queue if node.queue in recorded_pools() else None
 
 
+def pool_of_short_tasks() -> str | None:
+    """The Airflow pool in which the tasks of sweeps wait that need no device; None where it was not made."""
+    return SHORT_POOL if SHORT_POOL in recorded_pools() else None
+
+
+def default_queue() -> str:
+    """The queue of tasks that name none."""
+    return str(conf.get("operators", "default_queue", fallback="default"))
+
+
 def recorded_pools() -> dict[str, int]:
     """The pools that :func:`record_pools` wrote down, with their slots.
 
@@ -105,13 +117,21 @@ def record_pools(slots: Mapping[str, int]) -> None:
     new.replace(path)
 
 
-def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lambda line: None) -> None:
+def check_listeners(
+    cluster: Iterable[Node],
+    log: Callable[[str], object] = lambda line: None,
+    *,
+    may_miss: bool = False,
+) -> list[Node]:
     """Check that a Celery worker listens on the queue of every node; other executors have no queues.
 
+    :param may_miss: whether some may lack one.
+    :returns: those.
     :raises InvalidSweepError: naming the node, its queue, and the command that starts a worker for it.
     """
     if not has_queues():
-        return
+        return []
+    nodes = list(cluster)
     deadline, seconds = time.monotonic() + PATIENCE_SECONDS, _FIRST_SECONDS
     while True:
         heard, trouble = set[str](), ""
@@ -119,10 +139,12 @@ def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lamb
             heard = queues_with_a_worker(seconds)
         except Exception as error:  # the broker may be in the middle of a restart, too
             trouble = f". The broker could not be asked: {error}"
-        deaf = [node for node in cluster if node.queue not in heard]
+        deaf = [node for node in nodes if node.queue not in heard]
         if not deaf:
-            return
+            return []
         if time.monotonic() > deadline:
+            if may_miss and len(deaf) < len(nodes):
+                return deaf
             node = deaf[0]
             others = f" (nor on {', '.join(n.queue for n in deaf[1:])})" if deaf[1:] else ""
             raise InvalidSweepError(
@@ -137,7 +159,11 @@ def check_listeners(cluster: Iterable[Node], log: Callable[[str], object] = lamb
 
 def warn_of_no_pool(cluster: Iterable[Node], warn: Callable[[str], object]) -> None:
     """Say which nodes have no pool for their tasks to wait in; other executors than Celery need none."""
-    without = [node.name for node in cluster if has_queues() and pool_of(node) is None]
+    if not has_queues():
+        return
+    without = [node.name for node in cluster if pool_of(node) is None]
+    if pool_of_short_tasks() is None:
+        without.append("tasks that need no device")
     if without:
         warn(
             f"{', '.join(without)}: no pool. What several sweeps queue beyond a worker's slots Airflow fails "

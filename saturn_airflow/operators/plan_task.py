@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from airflow.sdk import BaseOperator, Context
+from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model import formats, guards
@@ -17,7 +17,15 @@ from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
-from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
+from saturn_airflow.operators.context import (
+    MLFLOW_CONNECTION,
+    SweepContext,
+    finite,
+    mlflow_uri,
+    pull_from_trials,
+)
+from saturn_airflow.operators.parts import ListingOperator
+from saturn_airflow.operators.presence import LEFT_OUT_KEY, left_out_now, present, why_absent
 from saturn_airflow.operators.wave_tasks import Learned, quick_solve
 from saturn_airflow.plugin.links import MlflowRunLink, PlanLink
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
@@ -34,7 +42,7 @@ MAKESPAN = "makespan"
 Planned = TypeVar("Planned")
 
 
-class PlanOperator(BaseOperator):
+class PlanOperator(ListingOperator):
     """Solve the sweep's SPASE problem.
 
     Returns the jobs in the order of their start, each with its strategy, node and devices. Pushes ``plan``
@@ -59,6 +67,7 @@ class PlanOperator(BaseOperator):
         profile_tasks: list[str],
         time_limit: float,
         group: str,
+        mlflow_conn_id: str = MLFLOW_CONNECTION,
         objective: str = MAKESPAN,
         deadline: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -73,6 +82,7 @@ class PlanOperator(BaseOperator):
         self.profile_tasks = profile_tasks
         self.time_limit = time_limit
         self.group = group
+        self.mlflow_conn_id = mlflow_conn_id
         self.mlflow_url: str | None = None
         #: What is planned, and what is known of it, once that was read.
         self.jobs: dict[str, Job] = {}
@@ -80,6 +90,8 @@ class PlanOperator(BaseOperator):
         #: When all has to be done, in seconds since the epoch, and whether the plan is made to meet it.
         self.ends_by: float | None = None
         self.meets_deadline = True
+        #: Nodes that take no part, with the reasons.
+        self.left_out: dict[str, str] = {}
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan.
@@ -93,7 +105,7 @@ class PlanOperator(BaseOperator):
         ti = context["ti"]
         sweep = SweepContext.of(context, self.group)
         began = time.time()
-        cluster = Cluster.from_dict(self.cluster)
+        cluster = self.nodes_now(context)
         refusals, parent = (pull_from_trials(context, self.trials_task, key) for key in ("refusals", "sweep"))
         learned = Learned.of(context, self.trials_task, self.profile_tasks, cluster, self.techniques)
         knowledge, fresh = learned.knowledge, learned.fresh
@@ -101,7 +113,7 @@ class PlanOperator(BaseOperator):
         ti.xcom_push("profiling", profiling(learned, began))
         estimates = waves.estimates_for_plan(knowledge, quick_solve(self.time_limit))
 
-        planned, unplanned = to_plan(learned, estimates, refusals, self.profile)
+        planned, unplanned = to_plan(learned, estimates, refusals, self.profile, self.left_out)
         ti.xcom_push("unplanned", unplanned)
         for entry in unplanned:
             self.log.error("%s is left out: %s", entry["job"], entry["reason"])
@@ -123,7 +135,7 @@ class PlanOperator(BaseOperator):
         ti.xcom_push("plan", self.told(plan, cluster, practice))
         ti.xcom_push("attempt", made)
 
-        uri = mlflow_uri()
+        uri = mlflow_uri(self.mlflow_conn_id)
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
         run.log_plan(plan, cluster)
         lasting = [estimate for estimate in fresh if not estimate.passing]
@@ -131,6 +143,14 @@ class PlanOperator(BaseOperator):
         tracking.estimate_store.record(uri, lasting, sweep.folder, speed_versions(), jobs=names)
         self.mlflow_url = run.url
         return entries(plan, jobs, estimates, cluster, made)
+
+    def nodes_now(self, context: Context) -> Cluster:
+        """The nodes to plan with."""
+        cluster = Cluster.from_dict(self.cluster)
+        self.left_out = left_out_now(context, self.trials_task, cluster)
+        for name, why in self.left_out.items():
+            self.log.warning("This plan is without %s: %s", name, why)
+        return present(cluster, self.left_out)
 
     def solve(self, problem: Problem) -> Plan:
         """The plan."""
@@ -177,6 +197,7 @@ class PlanOperator(BaseOperator):
             **plan.to_dict(),
             **cluster.to_dict(),
             "current_practice": practice.makespan,
+            LEFT_OUT_KEY: self.left_out,
         }
         if self.ends_by is not None:
             found["deadline"] = {"at": self.ends_by, "planned": self.meets_deadline}
@@ -184,7 +205,11 @@ class PlanOperator(BaseOperator):
 
 
 def to_plan(
-    learned: Learned, estimates: Estimates, refusals: Sequence[Mapping[str, Any]], profile: str
+    learned: Learned,
+    estimates: Estimates,
+    refusals: Sequence[Mapping[str, Any]],
+    profile: str,
+    left_out: Mapping[str, str],
 ) -> tuple[list[PlannedJob], list[dict[str, str]]]:
     """The jobs to plan, and those that are left out, each with the reason."""
     planned, unplanned = [], []
@@ -192,10 +217,11 @@ def to_plan(
     for job in knowledge.jobs:
         options = options_of(job, estimates, knowledge.cluster)
         if options and job.name not in learned.broken:
-            planned.append(PlannedJob(job.name, options, tuple(job.nodes) if job.nodes else None))
+            planned.append(PlannedJob(job.name, options, knowledge.cluster.among(job.nodes)))
         else:
             found = list(knowledge.known.values())
-            reason = learned.broken.get(job.name) or why_nowhere(job, found, refusals, profile)
+            reason = learned.broken.get(job.name) or why_absent(job, left_out)
+            reason = reason or why_nowhere(job, found, refusals, profile)
             unplanned.append({"job": job.name, "reason": reason})
     return planned, unplanned
 

@@ -17,7 +17,14 @@ from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.metrics import value_of
 from saturn_airflow.model.plan import Plan
-from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_all, pull_from_trials
+from saturn_airflow.operators.context import (
+    MLFLOW_CONNECTION,
+    SweepContext,
+    finite,
+    mlflow_uri,
+    pull_all,
+    pull_from_trials,
+)
 from saturn_airflow.operators.leftovers import add_last_checkpoints, stop_leftovers
 from saturn_airflow.operators.pruning import prune
 from saturn_airflow.operators.train_task import OUTCOME_KEY
@@ -54,6 +61,7 @@ class ReportOperator(BaseOperator):
         mode: str,
         allowed_failures: int,
         group: str,
+        mlflow_conn_id: str = MLFLOW_CONNECTION,
         register_as: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -67,6 +75,7 @@ class ReportOperator(BaseOperator):
         self.register_as = register_as
         self.allowed_failures = allowed_failures
         self.group = group
+        self.mlflow_conn_id = mlflow_conn_id
         self.mlflow_url: str | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -90,7 +99,7 @@ class ReportOperator(BaseOperator):
             Plan.from_dict(planned) if planned else None,
             unplanned or [],
             outcomes,
-            self.devices,
+            devices_of(planned) or self.devices,
         )
         stop_leftovers(sweep, [job.name for job in jobs], self.log.info)
         add_last_checkpoints(sweep, result["jobs"])
@@ -104,7 +113,7 @@ class ReportOperator(BaseOperator):
         result["drifted"] = drifted(speeds, jobs)
         result |= self.comparison(context, jobs)
 
-        uri = mlflow_uri()
+        uri = mlflow_uri(self.mlflow_conn_id)
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
         tracking.send_outbox(uri, sweep.folder)
         add_runs(run, result["jobs"])
@@ -144,6 +153,11 @@ class ReportOperator(BaseOperator):
     def comparison(self, context: Context, jobs: Sequence[Job]) -> dict[str, Any]:
         """What else the result says; here nothing."""
         return {}
+
+
+def devices_of(planned: Mapping[str, Any] | None) -> int:
+    """How many devices a plan had."""
+    return sum(node["devices"] for node in (planned or {}).get("nodes", ()))
 
 
 def add_runs(run: SweepRun, outcomes: Sequence[dict[str, Any]]) -> None:

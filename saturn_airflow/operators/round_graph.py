@@ -9,7 +9,8 @@ from airflow.sdk import BaseOperator, TaskGroup, TriggerRule
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import Rule
-from saturn_airflow.operators.graph import UNLESS_ITS_OWN_FAULT, patience, per_node
+from saturn_airflow.model.stages import Stages
+from saturn_airflow.operators.graph import patience, per_node, short
 from saturn_airflow.operators.round_plan import RoundPlanOperator
 from saturn_airflow.operators.round_train import RoundTrainOperator
 from saturn_airflow.operators.round_watch import RoundWatchOperator
@@ -24,6 +25,7 @@ def rounds_of(
     plan: dict[str, Any],
     train: dict[str, Any],
     job_retries: int,
+    stages: Stages,
 ) -> tuple[list[BaseOperator], list[Any], list[BaseOperator]]:
     """``round_1.plan``, ``round_1.train``, ``round_2.plan`` and so on.
 
@@ -50,9 +52,8 @@ def rounds_of(
                 earlier=[task.task_id for task in plans],
                 trained=[task.task_id for task in trained],
                 trigger_rule=TriggerRule.ALL_DONE,
-                retry_policy=UNLESS_ITS_OWN_FAULT,
                 **plan,
-                **patience(),
+                **short(stages.plan),
             )
             training = per_node(
                 cluster,
@@ -62,10 +63,12 @@ def rounds_of(
                 mapped="entry",
                 part="jobs",
                 label="{{ task.entry.name }}",
+                deciding=stages.plan,
                 rounds=rounds.to_dict(),
                 job_retries=job_retries,
                 **train,
                 **patience(job_retries),
+                **stages.train,
             )
             if len(cluster) > 1 and number < rounds.most:
                 watch = RoundWatchOperator(
@@ -75,8 +78,7 @@ def rounds_of(
                     plan_task=planned.task_id,
                     train_tasks={n.name: t.task_id for n, t in zip(cluster, training, strict=True)},
                     group=train["group"],
-                    retry_policy=UNLESS_ITS_OWN_FAULT,
-                    **patience(),
+                    **short(stages.plan),
                 )
                 planned >> watch
                 watching.append(watch)

@@ -20,8 +20,10 @@ from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
+from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.inventory import lost
 from saturn_airflow.operators.plan_task import MAKESPAN, PlanOperator, choices, entries, summary
+from saturn_airflow.operators.presence import present
 from saturn_airflow.operators.round_outcomes import last_outcomes, standing_plans
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, total_batches
@@ -126,7 +128,7 @@ class RoundPlanOperator(PlanOperator):
         self._standing = standing_plans(ti, self.earlier)
         problem = Problem.from_dict(state["problem"])
         estimates = by_key(*map(Estimate.from_dict, state["estimates"]))
-        cluster = Cluster.from_dict(self.cluster)
+        cluster = every = Cluster.from_dict(self.cluster)
         listed = pull_from_trials(context, self.trials_task, "jobs")
         jobs = {data["name"]: Job.from_dict(data) for data in listed}
         self.jobs, self.estimates = jobs, estimates
@@ -148,7 +150,8 @@ class RoundPlanOperator(PlanOperator):
             known = learned(problem, progress, estimates, jobs, self.log.info)
             # What is done must not bind the plan to a node that is gone.
             known = replace(known, jobs=tuple(job for job in known.jobs if job.name in situation.left))
-            known = self._without_lost_nodes(known, cluster)
+            known = self._without_lost_nodes(known, every)
+            cluster = present(every, self.left_out)
             situation = replace(situation, left={job.name: situation.left[job.name] for job in known.jobs})
             decision = self._decide(known, plan, situation, _checkpoint(progress))
             self._say(decision)
@@ -174,7 +177,9 @@ class RoundPlanOperator(PlanOperator):
         ti.xcom_push("attempt", made)
         ti.xcom_push("plan", self.told(plan, cluster, practice))
         sweep_run = tracking.reopen_sweep(
-            mlflow_uri(), pull_from_trials(context, self.trials_task, "sweep"), sweep.folder
+            mlflow_uri(self.mlflow_conn_id),
+            pull_from_trials(context, self.trials_task, "sweep"),
+            sweep.folder,
         )
         sweep_run.log_plan(plan, cluster, self.number)
         self.mlflow_url = sweep_run.url
@@ -225,22 +230,24 @@ class RoundPlanOperator(PlanOperator):
         return {job.name: of(sweep.job_folder(job.name)) for job in problem.jobs}
 
     def _without_lost_nodes(self, problem: Problem, cluster: Cluster) -> Problem:
-        """``problem`` without nodes that have lost their worker, and without jobs that fit on no other.
+        """``problem`` without nodes that have lost their worker or are drained, and without jobs that fit on
+        no other; with those that are there again.
 
         Where no job fits elsewhere it stays as it is: they wait for their node.
         """
         from saturn_airflow.planning.online.replanning import on_nodes, stranded
 
-        gone = lost(cluster)
-        if not gone:
-            return problem
-        names = ", ".join(node.name for node in gone)
-        here = [node for node in cluster if node not in gone]
+        kinds = {kind for job in problem.jobs for option in job.options for kind in option.seconds}
+        gone = {node.name: "no worker listens for it any more" for node in lost(cluster)} | drained()
+        here = [node for node in cluster if node.name not in gone and node.kind in kinds]
         stay = stranded(problem, here)
+        names = ", ".join(f"{node.name} ({gone[node.name]})" for node in cluster if node.name in gone)
         if len(stay) == len(problem.jobs):
-            self.log.error("No worker listens for %s any more, and what is left fits nowhere else", names)
+            self.log.error("Gone: %s; and what is left fits nowhere else", names)
             return problem
-        self.log.warning("No worker listens for %s any more: its jobs go elsewhere", names)
+        self.left_out = {node.name: gone[node.name] for node in cluster if node.name in gone}
+        if names:
+            self.log.warning("Gone: %s; its jobs go elsewhere", names)
         for job in stay:
             self.log.error("%s fits nowhere else: this round is without it", job)
         going = tuple(job for job in problem.jobs if job.name not in stay)

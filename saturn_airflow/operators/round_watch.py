@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from airflow.sdk import BaseSensorOperator, Context, TaskInstanceState
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.operators.airflow_internals import tasks_skipped
 from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.inventory import has_queues, lost
 
 #: Seconds between looks; each is a process of a few seconds.
@@ -37,7 +39,8 @@ class RoundWatchOperator(BaseSensorOperator):
 
     Airflow itself gives up a lost node's tasks late: those that ran when it misses their heartbeats, and all
     that then wait in the node's queue half an hour later. This task looks from time to time. Where a node
-    has tasks left, none of which runs, and no worker, they are skipped, and the round is over for all.
+    has tasks left, none of which runs, and no worker, they are skipped, and the round is over for all. So it
+    is where a node is drained; its jobs then leave it with a checkpoint.
 
     :param number: of the round.
     :param plan_task: the round's.
@@ -82,7 +85,20 @@ class RoundWatchOperator(BaseSensorOperator):
             over.touch()
             tasks = [(self.train_tasks[n.name], index) for n in gone for index in left[n.name]]
             raise tasks_skipped(tasks)
+        self._end_for_drained(context, cluster, attempt, left)
         return not any(left.values())
+
+    def _end_for_drained(
+        self, context: Context, cluster: Cluster, attempt: float, left: Mapping[str, Mapping[int, Any]]
+    ) -> None:
+        """End the round for all where a node that has jobs left is drained, and another is not."""
+        leaving = [node.name for node in cluster if node.name in drained()]
+        over = over_file(SweepContext.of(context, self.group), self.number, attempt)
+        if not any(left[name] for name in leaving) or len(leaving) == len(cluster) or over.exists():
+            return
+        self.log.warning("%s: drained; the round is over, and the next plan does without", ", ".join(leaving))
+        over.parent.mkdir(parents=True, exist_ok=True)
+        over.touch()
 
     def _left(self, context: Context) -> tuple[float, dict[str, dict[int, str | None]]]:
         """When the round was planned; by node, the states of its train tasks that have not ended."""

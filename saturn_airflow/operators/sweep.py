@@ -26,16 +26,19 @@ from saturn_airflow.model.jobs import Job, check_jobs
 from saturn_airflow.model.references import Reference
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import Rule, rule_of
-from saturn_airflow.operators.context import use_techniques_folder
+from saturn_airflow.model.stages import Stages
+from saturn_airflow.operators.context import MLFLOW_CONNECTION, use_techniques_folder
 from saturn_airflow.operators.graph import (
-    UNLESS_ITS_OWN_FAULT,
     WHERE_IT_SAYS_SO,
     patience,
     per_node,
     profile_waves,
+    short,
+    wait_in_pool,
 )
 from saturn_airflow.operators.inventory import deployed_cluster
 from saturn_airflow.operators.plan_task import PlanOperator
+from saturn_airflow.operators.presence import ON_MISSING_NODE
 from saturn_airflow.operators.report_task import ReportOperator
 from saturn_airflow.operators.round_graph import rounds_of
 from saturn_airflow.operators.round_report import RoundReportOperator
@@ -96,6 +99,16 @@ class SaturnSweepOperator(TaskGroup):
     :param asset: the asset whose event tells downstream DAGs of a successful sweep, with the best job in
         its ``extra`` (default: ``saturn://<dag_id>/<task_id>``).
     :param experiment: the MLflow experiment (default: the DAG's id).
+    :param mlflow_conn_id: the Airflow connection to MLflow. Where the default one does not exist,
+        ``MLFLOW_TRACKING_URI`` counts, else a store in Saturn's home.
+    :param on_missing_node: what happens when no worker listens for a node as the sweep begins:
+        ``"leave_out"`` plans with the others, which the plan's page says; ``"fail"`` fails. Where none
+        answers, the sweep fails.
+    :param profile_args: what else Airflow is told of the tasks that measure, such as ``{"pool": "gpus"}``,
+        ``priority_weight`` or ``on_failure_callback``.
+    :param plan_args: the same for those that decide: ``trials``, ``choose``, ``plan``.
+    :param train_args: the same for those that train; their ``execution_timeout`` is a ``job_timeout``.
+    :param report_args: the same for ``report``.
     :param group_arguments: what else a ``TaskGroup`` takes: ``tooltip``, ``doc_md``, ``default_args``...
     :raises InvalidSweepError: when something about the sweep can't be right.
     """
@@ -123,6 +136,12 @@ class SaturnSweepOperator(TaskGroup):
         selection: Rule | Reference | None = None,
         asset: Asset | None = None,
         experiment: str | None = None,
+        mlflow_conn_id: str = MLFLOW_CONNECTION,
+        on_missing_node: Literal["leave_out", "fail"] = "leave_out",
+        profile_args: Mapping[str, Any] | None = None,
+        plan_args: Mapping[str, Any] | None = None,
+        train_args: Mapping[str, Any] | None = None,
+        report_args: Mapping[str, Any] | None = None,
         **group_arguments: Any,
     ) -> None:
         what = f"sweep {task_id!r}"
@@ -156,6 +175,8 @@ class SaturnSweepOperator(TaskGroup):
             if not isinstance(jobs, XComArg):
                 check_metrics(jobs, compared_by)
             mode = metrics.check_mode(metric, mode, "metric")
+            _check_choice("on_missing_node", on_missing_node, ON_MISSING_NODE)
+            stages = Stages(profile_args or {}, plan_args or {}, train_args or {}, report_args or {})
             _check_argument_names(group_arguments)
         except InvalidSweepError as error:
             raise InvalidSweepError(f"{what}: {error}") from None
@@ -177,10 +198,11 @@ class SaturnSweepOperator(TaskGroup):
                 experiment=experiment,
                 metrics=compared_by,
                 group=group,
-                retry_policy=UNLESS_ITS_OWN_FAULT,
-                **patience(),
+                mlflow_conn_id=mlflow_conn_id,
+                on_missing_node=on_missing_node,
+                **short(stages.plan),
             )
-            waves = profile_waves(cluster, trials, names, planning_seconds, group)
+            waves = profile_waves(cluster, trials, names, planning_seconds, group, stages)
             to_plan: dict[str, Any] = {
                 "cluster": cluster.to_dict(),
                 "techniques": names,
@@ -191,6 +213,7 @@ class SaturnSweepOperator(TaskGroup):
                 "objective": objective,
                 "deadline": None if due is None else due.to_dict(),
                 "group": group,
+                "mlflow_conn_id": mlflow_conn_id,
             }
             to_train: dict[str, Any] = {
                 "group": group,
@@ -198,6 +221,7 @@ class SaturnSweepOperator(TaskGroup):
                 "checkpoint_seconds": checkpoint_every,
                 "keep_checkpoints": keep_checkpoints,
                 "job_timeout": None if job_timeout is None else job_timeout.total_seconds(),
+                "mlflow_conn_id": mlflow_conn_id,
                 "retry_policy": WHERE_IT_SAYS_SO,
             }
             to_report: dict[str, Any] = {
@@ -211,17 +235,16 @@ class SaturnSweepOperator(TaskGroup):
                 "group": group,
                 "outlets": [asset],
                 "trigger_rule": TriggerRule.ALL_DONE,
-                "retry_policy": UNLESS_ITS_OWN_FAULT,
-                **patience(),
+                "mlflow_conn_id": mlflow_conn_id,
+                **short(stages.report),
             }
             report: ReportOperator
             if rounds.most == 1:
                 plan = PlanOperator(
                     task_id="plan",
                     trigger_rule=TriggerRule.ALL_DONE,
-                    retry_policy=UNLESS_ITS_OWN_FAULT,
                     **to_plan,
-                    **patience(),
+                    **short(stages.plan),
                 )
                 train = per_node(
                     cluster,
@@ -231,9 +254,11 @@ class SaturnSweepOperator(TaskGroup):
                     mapped="entry",
                     part="jobs",
                     label="{{ task.entry.name }}",
+                    deciding=stages.plan,
                     job_retries=retries,
                     **to_train,
                     **patience(retries),
+                    **stages.train,
                 )
                 trained = [task.task_id for task in train]
                 report = ReportOperator(plan_task=plan.task_id, train_tasks=trained, **to_report)
@@ -241,7 +266,14 @@ class SaturnSweepOperator(TaskGroup):
                 train >> report
             else:
                 plans, train, watching = rounds_of(
-                    cluster, waves, rounds, rule, plan=to_plan, train=to_train, job_retries=retries
+                    cluster,
+                    waves,
+                    rounds,
+                    rule,
+                    plan=to_plan,
+                    train=to_train,
+                    job_retries=retries,
+                    stages=stages,
                 )
                 report = RoundReportOperator(
                     plan_tasks=[task.task_id for task in plans],
@@ -250,6 +282,7 @@ class SaturnSweepOperator(TaskGroup):
                     **to_report,
                 )
                 [*plans, *train, *watching] >> report
+        wait_in_pool(self)
         self.report = report
         self.asset = asset
 

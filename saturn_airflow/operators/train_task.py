@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import Context, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from saturn_airflow.model import formats, metrics
+from saturn_airflow.model import formats
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import superseded
@@ -19,6 +19,7 @@ from saturn_airflow.model.formats import NewerFormatError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.operators import beginning
 from saturn_airflow.operators.context import (
+    MLFLOW_CONNECTION,
     SweepContext,
     finite,
     hide_secrets,
@@ -30,6 +31,8 @@ from saturn_airflow.operators.context import (
     user_path,
 )
 from saturn_airflow.operators.following import FollowingOperator
+from saturn_airflow.operators.printed import Printed
+from saturn_airflow.operators.telling import Teller
 from saturn_airflow.plugin.links import MlflowRunLink
 
 if TYPE_CHECKING:
@@ -38,8 +41,6 @@ if TYPE_CHECKING:
     from saturn_airflow.tracking import JobRun
 
 OUTCOME_KEY = "outcome"
-#: Seconds between lines of progress in the task's log.
-LOG_SECONDS = 10.0
 #: What a further try may mend, from the last checkpoint on. The job's own code is given another try too: data
 #: that can't be reached for a moment is the commonest failure of a long training.
 WORTH_A_RETRY = ("stopped", "lost", "hung", "failed")
@@ -76,6 +77,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         keep_checkpoints: int,
         job_retries: int,
         group: str,
+        mlflow_conn_id: str = MLFLOW_CONNECTION,
         job_timeout: float | None = None,
         execution_timeout: timedelta | None = None,
         **kwargs: Any,
@@ -91,10 +93,10 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         self.keep_checkpoints = keep_checkpoints
         self.job_retries = job_retries
         self.group = group
+        self.mlflow_conn_id = mlflow_conn_id
         self.mlflow_url: str | None = None
         self._job_run: JobRun | None = None
         self._outcome: dict[str, Any] = {}
-        self._said_at = 0.0
         self._decided: Decision | None = None
         self._warnings: tuple[str, ...] = ()
 
@@ -131,7 +133,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             self._refuse(context, str(error))
         name, decision = self.entry["job"]["name"], self._decision
         if decision.why_anew is not None:
-            beginning.supersede(folder, decision.why_anew)
+            beginning.supersede(folder, decision.why_anew, mlflow_uri(self.mlflow_conn_id))
             aside = folder / superseded(restarting.number(folder) - 1)
             self._warnings = (
                 f"{name} is trained from the beginning: {decision.why_anew}. What was trained "
@@ -323,14 +325,22 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
     def _pass_on(self, context: Context, run: Run) -> dict[str, Any] | None:
         """Tell MLflow and the log what the run says; how it ended, None if this task must go before that."""
         run.read_on()
+        teller = Teller(self.log, f"{self.entry['device_ids']} of {self.entry['node']}")
+        printed = Printed(run.log, teller.job_prints)
+
+        def must_let_go() -> bool:
+            printed.look()
+            return self.must_let_go()
+
         end = None
-        for event in run.events(give_up=self.must_let_go):
-            self._say(event)
+        for event in run.events(give_up=must_let_go):
+            if event["event"] == "end":
+                printed.close()
+                end = event
+            teller.tell(event)
             self.watch(event)
             if event["event"] != "waiting":
                 self._mlflow(context).follow(event)
-            if event["event"] == "end":
-                end = event
         return end or run.end
 
     def _mlflow(self, context: Context) -> JobRun:
@@ -348,7 +358,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             if self._decided is not None:
                 tags |= {"saturn.definition": self._decided.definition.hash}
             number = restarting.number(folder)
-            uri = mlflow_uri()
+            uri = mlflow_uri(self.mlflow_conn_id)
             self._job_run = tracking.open_job(uri, parent, job.name, params, tags, folder, number)
         return self._job_run
 
@@ -414,40 +424,6 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         else:
             status = outcome["status"] if outcome["status"] in ("finished", "stopped") else "failed"
             job_run.close(status, outcome["reason"])
-
-    def _say(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "waiting":
-            self.log.info("Waiting for devices held by %s", "; ".join(event["for"]))
-        elif kind == "leased":
-            self.log.info("Holding devices %s of %s", self.entry["device_ids"], self.entry["node"])
-        elif kind == "start":
-            if event["checkpoint"]:
-                self.log.info("Resuming from step %d, checkpoint %s", event["step"], event["checkpoint"])
-            self.log.info("Training for %s batches", event["total_batches"] or "an unknown number of")
-        elif kind == "guard":
-            self.log.info("Compared with one device before training: %s", event["verdict"])
-        elif kind == "looked" and event["checked"]:
-            self.log.info("Compared with one device again at step %d: nothing differs", event["step"])
-        elif kind == "step" and event["time"] - self._said_at >= LOG_SECONDS:
-            self._said_at = event["time"]
-            left = f", {event['eta_seconds']:.0f} s left" if event["eta_seconds"] is not None else ""
-            self.log.info(
-                "Step %d (epoch %d): loss %.4f, %.1f samples/s%s",
-                event["step"],
-                event["epoch"],
-                event["loss"],
-                event["samples_per_second"],
-                left,
-            )
-        elif kind == "checkpoint":
-            self.log.info("Checkpoint at step %d, written in %.1f s", event["step"], event["seconds"])
-        elif kind == "warning":
-            self.log.warning("%s", event["message"])
-        elif kind == "eval":
-            self.log.info("Epoch %d: %s", event["epoch"], metrics.in_words(event))
-        elif kind == "end" and event.get("traceback"):
-            self.log.error("%s", event["traceback"])
 
     def _say_who_follows(self) -> None:
         self.log.info("Waiting for an earlier try of this task to let go of the training")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator, Context
+from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model import metrics
@@ -14,9 +14,17 @@ from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job, check_jobs
 from saturn_airflow.operators import wishes
-from saturn_airflow.operators.context import SweepContext, home, mlflow_uri, use_techniques_folder
+from saturn_airflow.operators.context import (
+    MLFLOW_CONNECTION,
+    SweepContext,
+    home,
+    mlflow_uri,
+    use_techniques_folder,
+)
 from saturn_airflow.operators.executors import check_executor
-from saturn_airflow.operators.inventory import check_listeners, warn_of_no_pool
+from saturn_airflow.operators.inventory import warn_of_no_pool
+from saturn_airflow.operators.parts import ListingOperator
+from saturn_airflow.operators.presence import LEAVE_OUT, LEFT_OUT_KEY, absent, present
 from saturn_airflow.operators.wave_tasks import check_map_length, listed, quick_solve
 from saturn_airflow.plugin.links import MlflowRunLink
 
@@ -25,16 +33,19 @@ if TYPE_CHECKING:
     from saturn_airflow.profiling.knowledge import Knowledge
 
 
-class TrialsOperator(BaseOperator):
+class TrialsOperator(ListingOperator):
     """List the first trials a sweep needs.
 
     Pushes ``jobs`` (the jobs, rendered and checked), ``refusals`` (techniques that say why they can't train
-    a job), ``known`` (estimates from earlier sweeps), ``sweep`` (its MLflow run), ``started`` and ``attempt``
-    (what later tasks know this attempt's results by; the time at which this task had done its part).
+    a job), ``left_out`` (nodes that take no part, with the reasons), ``known`` (estimates from earlier
+    sweeps), ``sweep`` (its MLflow run), ``started`` and ``attempt`` (what later tasks know this attempt's
+    results by; the time at which this task had done its part).
 
     :param metrics: what the jobs are compared by, by who names it.
     :param profile: ``"auto"`` measures what earlier sweeps have not, ``"fresh"`` measures all anew,
         ``"never"`` measures nothing.
+    :param on_missing_node: ``"leave_out"`` plans without a node whose worker does not answer, ``"fail"``
+        fails.
     """
 
     template_fields: Sequence[str] = ("jobs",)
@@ -51,6 +62,8 @@ class TrialsOperator(BaseOperator):
         experiment: str | None,
         group: str,
         metrics: Mapping[str, str | None] | None = None,
+        mlflow_conn_id: str = MLFLOW_CONNECTION,
+        on_missing_node: str = LEAVE_OUT,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -61,7 +74,9 @@ class TrialsOperator(BaseOperator):
         self.profile = profile
         self.time_limit = time_limit
         self.experiment = experiment
+        self.on_missing_node = on_missing_node
         self.group = group
+        self.mlflow_conn_id = mlflow_conn_id
         self.mlflow_url: str | None = None
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
@@ -81,9 +96,10 @@ class TrialsOperator(BaseOperator):
             check_metrics(jobs, self.metrics)
             wishes.check(wishes.conf_of(context), [job.name for job in jobs])
             check_executor(cluster, self.log.warning)
-            check_listeners(cluster, self.log.info)
+            left_out = absent(cluster, self.on_missing_node, self.log.info)
+            cluster = present(cluster, left_out)
             warn_of_no_pool(cluster, self.log.warning)
-            uri = mlflow_uri()
+            uri = mlflow_uri(self.mlflow_conn_id)
             known = [] if self.profile == "fresh" else earlier_estimates(uri, jobs)
             knowledge = Knowledge.of(jobs, cluster, self.techniques, known)
             _, refusals = strategies(jobs, cluster, self.techniques)
@@ -103,6 +119,7 @@ class TrialsOperator(BaseOperator):
         )
         ti = context["ti"]
         ti.xcom_push("jobs", [job.to_dict() for job in jobs])
+        ti.xcom_push(LEFT_OUT_KEY, left_out)
         ti.xcom_push("refusals", [vars(refusal) for refusal in refusals])
         ti.xcom_push("known", [estimate.to_dict() for estimate in knowledge.known.values()])
         ti.xcom_push("sweep", run.to_dict())
@@ -112,6 +129,8 @@ class TrialsOperator(BaseOperator):
         for estimate in knowledge.known.values():
             if estimate.stale and estimate.key in wave:
                 self.log.info("%s x %d: %s", estimate.technique, estimate.devices, estimate.stale)
+        for name, why in left_out.items():
+            self.log.warning("%s takes no part in this sweep: %s", name, why)
         self.log.info(
             "%d jobs on %s: %d estimates are known from earlier sweeps, %d trials come first",
             len(jobs),
@@ -143,7 +162,7 @@ def earlier_estimates(uri: str, jobs: Sequence[Job]) -> list[Estimate]:
     return tracking.estimate_store.find(uri, marks, speed_versions(), unsent)
 
 
-class PickOperator(BaseOperator):
+class PickOperator(ListingOperator):
     """Hand out one node's part of a list, since Airflow maps over a task's whole return value only."""
 
     template_fields: Sequence[str] = ("items",)

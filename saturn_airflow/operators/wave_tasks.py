@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator, Context, conf
+from airflow.sdk import Context, conf
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model.cluster import Cluster
@@ -17,6 +17,8 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.operators.context import pull_all, pull_from_trials, use_techniques_folder
+from saturn_airflow.operators.parts import ListingOperator
+from saturn_airflow.operators.presence import left_out_now, present
 from saturn_airflow.operators.profile_task import ESTIMATE_KEY, broken_of
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class Learned:
         return cls(knowledge, fresh, broken, len(measured), attempt)
 
 
-class NextWaveOperator(BaseOperator):
+class NextWaveOperator(ListingOperator):
     """Return trials of what the plan would use, if what was not measured were as good as it could be."""
 
     def __init__(
@@ -104,7 +106,8 @@ class NextWaveOperator(BaseOperator):
         from saturn_airflow.profiling import waves
 
         began = time.monotonic()
-        cluster = Cluster.from_dict(self.cluster)
+        every = Cluster.from_dict(self.cluster)
+        cluster = present(every, left_out_now(context, self.trials_task, every))
         learned = Learned.of(context, self.trials_task, self.profile_tasks, cluster, self.techniques)
         wave = waves.next_wave(learned.knowledge, quick_solve(self.time_limit), last=self.last)
         self.log.info(

@@ -119,7 +119,7 @@ class Knowledge:
         planned = []
         for job in self.jobs:
             if job.name not in self.broken and (options := options_of(job, estimates, self.cluster)):
-                planned.append(PlannedJob(job.name, options, tuple(job.nodes) if job.nodes else None))
+                planned.append(PlannedJob(job.name, options, self.cluster.among(job.nodes)))
         return Problem("trials", self.cluster.nodes, tuple(planned)) if planned else None
 
 

@@ -12,6 +12,7 @@ from saturn_airflow.deployment.checks import check_nodes, examine_node
 from saturn_airflow.deployment.findings import Deployment, Finding
 from saturn_airflow.deployment.limits import check_limits
 from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.operators import drains
 from saturn_airflow.operators.inventory import record_pools
 
 NODE = Node("gpu-a", 2, kind="cpu")
@@ -69,18 +70,48 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (10, False, 10, "problem", "gpu-a has a pool that no sweep knows of"),
         (10, True, 4, "problem", "the pool of gpu-a has 10 slots, its worker 4"),
         (3, True, 4, "warning", "the pool of gpu-a has 3 slots; one sweep uses 4"),
-        (4, True, 4, "ok", "nodes have pools: saturn.gpu-a (4)"),
-        (10, True, 0, "ok", "nodes have pools: saturn.gpu-a (10)"),
+        (4, True, 4, "ok", "nodes have pools: saturn.gpu-a (4); short tasks have saturn (4)"),
+        (10, True, 0, "ok", "nodes have pools: saturn.gpu-a (10); short tasks have saturn (4)"),
     ],
 )
 def test_each_node_needs_a_pool_no_larger_than_its_worker(
     pool: int | None, recorded: bool, slots: int, level: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "existing", lambda: {} if pool is None else {"saturn.gpu-a": pool})
-    record_pools({"saturn.gpu-a": 10} if recorded else {})
+    there = {"saturn": 4} if pool is None else {"saturn.gpu-a": pool, "saturn": 4}
+    monkeypatch.setattr(pools, "existing", lambda: there)
+    record_pools({"saturn.gpu-a": 10, "saturn": 4} if recorded else {"saturn": 4})
     deployment = Deployment(Cluster(NODE), workers={"w": {"saturn.gpu-a"}}, pools={"w": slots})
     (found,) = pools.check_pools(deployment)
     assert found.level == level
+    assert found.text.startswith(words)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_drained_node_is_not_forgotten() -> None:
+    drains.drain("gpu-a", "new disks")
+    (found,) = check_nodes(Deployment(Cluster(NODE)))
+    assert (found.level, found.fix) == ("warning", "saturn undrain gpu-a")
+    assert found.text == "gpu-a: it is drained (new disks); no new plan uses it"
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("size", "recorded", "slots", "words"),
+    [
+        (None, False, 4, "tasks of sweeps that need no device have no pool"),
+        (4, False, 4, "tasks of sweeps that need no device have no pool"),
+        (8, True, 4, "the pool saturn has 8 slots, the worker of 'default' 4"),
+    ],
+)
+def test_short_tasks_need_a_pool_no_larger_than_their_worker(
+    size: int | None, recorded: bool, slots: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"saturn.gpu-a": 4} | ({} if size is None else {"saturn": size})
+    monkeypatch.setattr(pools, "existing", lambda: there)
+    record_pools({"saturn.gpu-a": 4} | ({"saturn": 4} if recorded else {}))
+    workers = {"w": {"default"}, "a": {"saturn.gpu-a"}}
+    (found,) = pools.check_pools(Deployment(Cluster(NODE), workers=workers, pools={"w": slots, "a": 4}))
+    assert found.level == "problem"
     assert found.text.startswith(words)
 
 

@@ -40,6 +40,11 @@ class Watched:
     def steps(self, job: str) -> list[int]:
         return [event["step"] for event in self.events(job, "step")]
 
+    def node(self, job: str) -> str:
+        """The node that a job was last put on."""
+        run = runs.all_of(self.folder(job))[-1]
+        return run.spec.node
+
     def losses(self, job: str) -> dict[int, float]:
         return {event["step"]: event["loss"] for event in self.events(job, "step")}
 

@@ -26,8 +26,8 @@ MOVED = ("moves-1", "moves-2")
 
 @pytest.fixture(scope="module")
 def shared(cluster):
-    """Two sweeps at once on the same nodes, and one that names a node without a worker."""
-    sweeps = [Watched(cluster, name) for name in ("nightly", "weekly", "deaf_node")]
+    """Two sweeps at once on the same nodes, and two that name a node without a worker."""
+    sweeps = [Watched(cluster, name) for name in ("nightly", "weekly", "deaf_node", "deaf_node_fails")]
     for sweep in sweeps:
         cluster.wait_until(sweep.ended, 480, sweep.states)
     return sweeps
@@ -53,8 +53,20 @@ def test_two_sweeps_at_once_share_no_device(shared, figure):
     assert any(len(sweeps) == 2 for sweeps in mixed.values()), "the sweeps never met on a device"
 
 
-def test_a_node_without_a_worker_is_an_error_of_the_first_try(cluster, shared, figure):
+def test_a_node_without_a_worker_is_left_out(cluster, shared):
     sweep = shared[2]
+    assert sweep.ended() == "success"
+    there = sweep.result()["there"]
+    assert there["status"] == "not_planned"
+    assert "its node gpu-z takes no part: no worker listens on its queue" in there["reason"]
+    anywhere = sweep.result()["anywhere"]
+    assert (anywhere["status"], anywhere["node"]) == ("finished", "gpu-a")
+    plan = cluster.airflow.xcom(sweep.dag_id, sweep.run_id, "sweep.plan", "plan")
+    assert list(plan["left_out"]) == ["gpu-z"]
+
+
+def test_a_node_without_a_worker_is_an_error_of_the_first_try_where_that_is_wanted(cluster, shared, figure):
+    sweep = shared[3]
     assert sweep.ended() == "failed"
     tasks = cluster.airflow.tasks(sweep.dag_id, sweep.run_id)
     (trials,) = [task for task in tasks if task["task_id"] == "sweep.trials"]
@@ -62,6 +74,33 @@ def test_a_node_without_a_worker_is_an_error_of_the_first_try(cluster, shared, f
     figure(f"a node without a worker: an error after {trials['duration']:.0f} s")
     lines = "\n".join(cluster.airflow.log(sweep.dag_id, sweep.run_id, "sweep.trials", -1, 1))
     assert "No worker listens on saturn.gpu-z yet" in lines
+
+
+def test_a_job_leaves_a_drained_node_with_a_checkpoint_and_goes_on_elsewhere(cluster, figure):
+    sweep = Watched(cluster, "drained")
+    cluster.wait_until(lambda: sweep.events("leaves", "checkpoint"), 480, sweep.states)
+    began_on = sweep.node("leaves")
+    _saturn(cluster, "drain", began_on, "--reason", "new disks")
+    asked = time.time()
+    try:
+        cluster.wait_until(lambda: len(sweep.events("leaves", "start")) > 1, 480, sweep.states)
+        sweep.hurry("leaves")
+        cluster.wait_until(sweep.ended, 480, sweep.states)
+    finally:
+        _saturn(cluster, "undrain", began_on)
+    assert sweep.ended() == "success", sweep.states()
+    _, second = sweep.events("leaves", "start")
+    figure(f"a drained node: its job trained elsewhere {second['time'] - asked:.0f} s later")
+    assert sweep.steps("leaves") == list(range(1, MISHAPS + 1)), "no step was lost"
+    outcome = sweep.result()["leaves"]
+    assert (outcome["status"], {outcome["node"], began_on}) == ("finished", {"gpu-a", "gpu-b"})
+    plan = cluster.airflow.xcom(sweep.dag_id, sweep.run_id, "sweep.round_2.plan", "plan")
+    assert plan["left_out"] == {began_on: "it is drained (new disks)"}
+
+
+def _saturn(cluster: Any, *arguments: str) -> None:
+    """A command on the head."""
+    subprocess.run(["saturn", *arguments], env=cluster.environment("scheduler"), check=True)
 
 
 @pytest.fixture(scope="module")

@@ -76,6 +76,15 @@ def test_planned_seconds_count_from_the_first_jobs_start():
     assert page["totals"]["expected"] == 100
 
 
+def test_nodes_that_take_no_part_are_told_with_the_reason():
+    run = Run()
+    assert run.page()["left_out"] == {}
+    run.plan(on("first", 0, 50))
+    assert run.page()["left_out"] == {}, "an earlier version did not say"
+    run.values["sweep.plan", -1, "plan"]["left_out"] = {"gpu-b": "it is drained"}
+    assert run.page()["left_out"] == {"gpu-b": "it is drained"}
+
+
 def test_a_running_task_whose_device_is_held_waits():
     run = Run()
     run.plan(on("first", 0, 50), on("second", 50, 90), on("beside", 0, 20, [1]))

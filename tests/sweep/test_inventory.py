@@ -143,12 +143,12 @@ def test_old_sweeps_are_removed_and_live_ones_kept(home: Path, monkeypatch: pyte
     assert all(sweep.exists() for sweep in (asking, recent, unsent, alive))
 
 
-def pools_of(**settings: Any) -> dict[str, str]:
-    """The pool of each task that runs on a node."""
+def pools_of(queue: str = "saturn.", **settings: Any) -> dict[str, str]:
+    """The pool of each task in queues that begin so; by default those of nodes."""
     nodes = Cluster(Node("gpu-a", 8), Node("gpu-b", 8))
     with DAG("pools") as dag:
         SaturnSweepOperator(task_id="sweep", jobs=[JOB], cluster=nodes, **settings)
-    return {task.task_id: task.pool for task in dag.tasks if task.queue.startswith("saturn.")}
+    return {task.task_id: task.pool for task in dag.tasks if task.queue.startswith(queue)}
 
 
 def test_tasks_wait_in_the_pool_of_their_node_once_it_was_made() -> None:
@@ -162,6 +162,15 @@ def test_tasks_wait_in_the_pool_of_their_node_once_it_was_made() -> None:
     assert set(chosen.values()) == {"mine"}
 
 
+def test_tasks_that_need_no_device_wait_in_a_pool_of_their_own_once_it_was_made() -> None:
+    assert set(pools_of("default").values()) == {"default_pool"}
+    inventory.record_pools({"saturn": 4})
+    for rounds in (1, 2):
+        assert set(pools_of("default", rounds=rounds).values()) == {"saturn"}
+    assert set(pools_of(rounds=2).values()) == {"default_pool"}, "nodes have pools of their own"
+    assert set(pools_of("default", default_args={"pool": "mine"}).values()) == {"mine"}
+
+
 def test_a_damaged_record_of_pools_is_named(home: Path) -> None:
     (home / "pools.json").write_text("{")
     with pytest.raises(InvalidSweepError, match=r"pools\.json is damaged .*run `saturn pools` again"):
@@ -171,7 +180,7 @@ def test_a_damaged_record_of_pools_is_named(home: Path) -> None:
 def test_a_node_without_a_pool_is_told_of_where_there_are_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     nodes = [Node("gpu-a", 8), Node("gpu-b", 8)]
-    inventory.record_pools({"saturn.gpu-a": 10})
+    inventory.record_pools({"saturn.gpu-a": 10, "saturn": 4})
     inventory.warn_of_no_pool(nodes, said.append)
     assert said == []
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")

@@ -14,7 +14,8 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow import HParams, Job, tracking
 from saturn_airflow.launch import restarting, runs
-from saturn_airflow.operators import beginning, train_task
+from saturn_airflow.operators import train_task
+from saturn_airflow.operators.telling import Teller
 from saturn_airflow.operators.train_task import TrainOperator
 
 pytestmark = pytest.mark.ranks
@@ -172,8 +173,7 @@ def sweep(tmp_path: Path, uri: str, request: pytest.FixtureRequest, monkeypatch:
     monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
     monkeypatch.setenv("AIRFLOW__SATURN__LEASES_FOLDER", str(tmp_path / "leases"))
     monkeypatch.syspath_prepend(USERLAND)
-    for module in (train_task, beginning):
-        monkeypatch.setattr(module, "mlflow_uri", lambda: uri)
+    monkeypatch.setattr(train_task, "mlflow_uri", lambda conn_id: uri)
     return Sweep(tmp_path, uri, request.node.originalname)
 
 
@@ -276,6 +276,25 @@ def test_nothing_finishes_with_no_step_of_its_own(sweep: Sweep) -> None:
     restarting.ask_for(sweep.folder, restarting.FROM_SCRATCH)
     outcome = sweep.train(job(lr=0.01))
     assert (outcome["status"], outcome["batches"], outcome["training"]) == ("finished", BATCHES, 2)
+
+
+def test_what_a_job_prints_is_in_the_tasks_log_as_it_comes(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+
+    def hear(teller: Teller, line: str) -> None:
+        heard.append(line)
+        if line == "can you hear me?":
+            (tmp_path / "mark").touch()
+
+    monkeypatch.setattr(Teller, "job_prints", hear)
+    monkeypatch.setenv("SMALL_JOBS_MARK", str(tmp_path / "mark"))
+    assert sweep.train(job("talking"))["status"] == "finished"
+    assert heard.count("can you hear me?") == heard.count("good") == 1
+    said = len(heard)
+    sweep.train(job("talking"))
+    assert len(heard) == said, "a retry does not say again what was said"
 
 
 def test_what_a_newer_version_wrote_fails_the_task_at_once_and_stays(sweep: Sweep) -> None:

@@ -45,8 +45,9 @@ function forget() {
 
 function notice() {
   if (page.unreadable) return "The plan is kept by a custom XCom backend, where this page can't read it.";
-  if (page.totals.deadline?.planned === false) return "The deadline can't be met: all is planned to end as early as possible.";
-  if (page.rounds.length) return "";
+  const said = Object.entries(page.left_out).map(([node, why]) => `${node} takes no part: ${why}.`);
+  if (page.totals.deadline?.planned === false) said.push("The deadline can't be met: all is planned to end as early as possible.");
+  if (page.rounds.length) return said.join(" ");
   return page.live ? "There is no plan yet." : "No plan was made; the logs of the tasks say why.";
 }
 

@@ -8,7 +8,7 @@ from airflow.sdk import dag
 
 from saturn_airflow import Cluster, HParams, Job, Node, Rounds, SaturnSweepOperator
 
-A, B = Node("gpu-a", devices=2, kind="cpu"), Node("gpu-b", devices=2, kind="cpu")
+A, B, Z = (Node(name, devices=2, kind="cpu") for name in ("gpu-a", "gpu-b", "gpu-z"))
 
 
 def job(name: str, batches: int, nodes: list[str] | None = None, **settings: Any) -> Job:
@@ -81,9 +81,22 @@ def lost_in_rounds() -> None:
 
 
 @dag(schedule=None)
+def drained() -> None:
+    """A job that leaves the node it trains on, which is drained, for the other one."""
+    sweep([long_job("leaves", 2000)], A, B, rounds=Rounds(most=2, every_minutes=60))
+
+
+@dag(schedule=None)
 def deaf_node() -> None:
     """One of its nodes has no worker."""
-    sweep([job("nowhere", 5)], A, Node("gpu-z", devices=2, kind="cpu"))
+    jobs = [job("anywhere", 5), job("there", 5, ["gpu-z"])]
+    sweep(jobs, A, Z, allowed_failures=1)
+
+
+@dag(schedule=None)
+def deaf_node_fails() -> None:
+    """The same, and it is not to be left out."""
+    sweep([job("nowhere", 5)], A, Z, on_missing_node="fail")
 
 
 nightly()
@@ -92,4 +105,6 @@ outages()
 mishaps()
 lost_node()
 lost_in_rounds()
+drained()
 deaf_node()
+deaf_node_fails()

@@ -91,6 +91,19 @@ def slow_third(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return squared(outputs, targets)
 
 
+def talking(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Says something in its second batch, and goes on when somebody has heard it."""
+    talking.calls = getattr(talking, "calls", 0) + 1  # type: ignore[attr-defined]
+    if talking.calls == 2 and not Path(os.environ["SMALL_JOBS_MARK"]).exists():  # type: ignore[attr-defined]
+        print("can you hear me?")
+        deadline = time.monotonic() + 120
+        while not Path(os.environ["SMALL_JOBS_MARK"]).exists():
+            assert time.monotonic() < deadline, "nobody heard it"
+            time.sleep(0.05)
+        print("good")
+    return squared(outputs, targets)
+
+
 def stuck(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     if os.environ["RANK"] == "1":
         time.sleep(1000)
@@ -120,6 +133,14 @@ def broken_model() -> nn.Module:
 
 def hungry(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     torch.empty(1 << 60, dtype=torch.uint8)
+    return squared(outputs, targets)
+
+
+def killed_always(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Is killed at the fifth batch, however often it is started."""
+    killed_always.calls = getattr(killed_always, "calls", 0) + 1  # type: ignore[attr-defined]
+    if killed_always.calls == 5:  # type: ignore[attr-defined]
+        os.kill(os.getpid(), signal.SIGKILL)
     return squared(outputs, targets)
 
 

@@ -1,0 +1,48 @@
+"""Nodes that are drained: no new plan uses them until that is undone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+from saturn_airflow.model import formats
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.operators.context import home
+
+
+def drain(node: str, reason: str = "") -> None:
+    """Let no new plan use ``node``."""
+    path = _file(node)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps({**formats.stamp("a drain"), "reason": reason, "since": time.time()}))
+    new.replace(path)
+
+
+def undrain(node: str) -> bool:
+    """Let plans use ``node`` again; whether it was drained."""
+    with contextlib.suppress(FileNotFoundError):
+        _file(node).unlink()
+        return True
+    return False
+
+
+def drained() -> dict[str, str]:
+    """Why each drained node is, in words, by its name."""
+    found = {}
+    for path in sorted((home() / "drained").glob("*.json")):
+        try:
+            note = json.loads(path.read_text())
+            formats.check(note, "a drain", path)
+        except FileNotFoundError:  # undone just now
+            continue
+        except ValueError:
+            raise InvalidSweepError(f"{path} is damaged; run `saturn drain {path.stem}` again") from None
+        found[path.stem] = f"it is drained ({note['reason']})" if note["reason"] else "it is drained"
+    return found
+
+
+def _file(node: str) -> Path:
+    return home() / "drained" / f"{node}.json"

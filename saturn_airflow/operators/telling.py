@@ -1,0 +1,62 @@
+"""What an Airflow task's log says of the training that the task follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from saturn_airflow.model import metrics
+
+#: Seconds between lines of progress.
+STEP_SECONDS = 10.0
+
+
+class Teller:
+    """Writes into a task's log.
+
+    :param place: the devices that the job is to have, in words.
+    """
+
+    def __init__(self, log: Any, place: str) -> None:
+        self.log = log
+        self.place = place
+        self._said_at = 0.0
+
+    def job_prints(self, line: str) -> None:
+        """Say what the job's own code printed."""
+        self.log.info("[job] %s", line)
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Say what happened; of steps, no more than one in a while."""
+        kind = event["event"]
+        if kind == "waiting":
+            self.log.info("Waiting for devices held by %s", "; ".join(event["for"]))
+        elif kind == "leased":
+            self.log.info("Holding devices %s", self.place)
+        elif kind == "start":
+            if event["checkpoint"]:
+                self.log.info("Resuming from step %d, checkpoint %s", event["step"], event["checkpoint"])
+            self.log.info("Training for %s batches", event["total_batches"] or "an unknown number of")
+        elif kind == "guard":
+            self.log.info("Compared with one device before training: %s", event["verdict"])
+        elif kind == "looked" and event["checked"]:
+            self.log.info("Compared with one device again at step %d: nothing differs", event["step"])
+        elif kind == "step" and event["time"] - self._said_at >= STEP_SECONDS:
+            self._said_at = event["time"]
+            left = f", {event['eta_seconds']:.0f} s left" if event["eta_seconds"] is not None else ""
+            self.log.info(
+                "Step %d (epoch %d): loss %.4f, %.1f samples/s%s",
+                event["step"],
+                event["epoch"],
+                event["loss"],
+                event["samples_per_second"],
+                left,
+            )
+        elif kind == "checkpoint":
+            self.log.info("Checkpoint at step %d, written in %.1f s", event["step"], event["seconds"])
+        elif kind == "warning":
+            self.log.warning("%s", event["message"])
+        elif kind == "eval":
+            self.log.info("Epoch %d: %s", event["epoch"], metrics.in_words(event))
+        elif kind == "end" and event.get("traceback"):
+            self.log.error("%s", event["traceback"])
