@@ -159,3 +159,7 @@ class Noisy(torch.optim.SGD):
             for parameter in group["params"]:
                 parameter.grad.add_(random.gauss(0.0, 0.1) * torch.randn_like(parameter))
         return super().step(closure)
+
+
+class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+    """Wants a metric in each step."""

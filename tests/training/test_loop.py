@@ -252,7 +252,7 @@ MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
         "optimizer 'loop_jobs:NeedsClosure' needs a closure; choose one that steps on gradients alone",
     ),
     "plateau": (
-        request(job({"lr_scheduler": "torch.optim.lr_scheduler:ReduceLROnPlateau"})),
+        request(job({"lr_scheduler": "loop_jobs:Plateau"})),
         "JobError",
         "wants 'metrics' in each step; choose one that follows the steps alone",
     ),
