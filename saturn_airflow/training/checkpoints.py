@@ -41,7 +41,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from saturn_airflow.model import formats
 from saturn_airflow.model.definition import Change, Definition
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.training import storing
+from saturn_airflow.training import model_attributes, storing
 from saturn_airflow.training.optim import group_state
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State, Tensors
@@ -63,6 +63,7 @@ class _About(NamedTuple):
     groups: group_state.Values
     common: dict[str, Any]
     own: dict[str, Any]
+    attributes: model_attributes.Attributes
     dtypes: dict[str, str]
 
     @classmethod
@@ -72,6 +73,7 @@ class _About(NamedTuple):
             state.groups.values(),
             state.common_numbers(),
             state.own.values(),
+            state.attributes.values(),
             state.dtypes(),
         )
 
@@ -284,6 +286,7 @@ class Checkpoints:
             "optimizer_groups": group_state.merged([about.groups for about in abouts]),
             "optimizer_common": abouts[0].common,
             "optimizer_attributes": abouts[0].own,
+            "model_attributes": model_attributes.merged(about.attributes for about in abouts),
             "dtypes": {name: dtype for about in abouts for name, dtype in about.dtypes.items()},
         }
 
@@ -310,6 +313,7 @@ class Checkpoints:
         if groups := manifest.get("optimizer_groups"):
             state.groups.set(groups)
         state.own.set(manifest.get("optimizer_attributes", {}))
+        state.attributes.set(manifest.get("model_attributes", {}))
 
     def _found(self) -> list[Path]:
         """The checkpoints there are, newest first."""

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import storing
+from saturn_airflow.training.model_attributes import ModelAttributes
 from saturn_airflow.training.optim import plain_values
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.own_state import OwnState
@@ -38,6 +39,8 @@ class State:
         self._optimizer = optimizer
         self.groups = groups
         self.own = own
+        #: What the model's modules keep as attributes.
+        self.attributes = ModelAttributes(parallel.model, parallel.ranks.device)
         self._module = parallel.model
         self._aliases = aliases
         self._parameters = {aliases[name]: p for name, p in parallel.model.named_parameters()}

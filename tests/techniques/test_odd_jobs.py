@@ -56,7 +56,13 @@ AT_ONCE = Strategy("fsdp", 2, {"by_block": False})
 PIPELINE, TENSOR = (Strategy(technique, 2) for technique in ("pipeline", "tensor"))
 
 CASES: dict[str, Case] = {
-    "calls that are counted": Case("odd:called", ((SINGLE,), (DDP,), (FSDP,), (TENSOR,), (SPILL,))),
+    "calls that are counted": Case(
+        "odd:called",
+        (
+            *((SINGLE,), (DDP,), (FSDP,), (TENSOR,), (SPILL,)),
+            *((SINGLE, SINGLE), (SINGLE, FSDP), (FSDP, DDP), (DDP, SPILL), (SPILL, TENSOR)),
+        ),
+    ),
     "state in groups": Case(
         "odd:chain",
         ((SINGLE, SINGLE), (SINGLE, FSDP), (FSDP, DDP), (DDP, SPILL), (SPILL, SINGLE)),

@@ -28,7 +28,7 @@ from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.module_state import ModuleState
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.training import rng
+from saturn_airflow.training import model_attributes, rng
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding import comparing, whole
 from saturn_airflow.training.guarding.differences import Comparison
@@ -92,7 +92,9 @@ class Looks:
         self._bare = bare
         self._aliases = aliases
         self._ranks = training.ranks
-        self._attributes = whole.plain_attributes(training.parallel.model)
+        # As they were before a checkpoint changed them.
+        kept = training.state.attributes if training.checkpoints is not None else None
+        self._attributes = kept.given if kept else model_attributes.plain_attributes(training.parallel.model)
         self._frozen = {p: p._version for p in training.parallel.model.parameters() if not p.requires_grad}
         # The plain loop computes alone what the ranks compute together, and the technique once more.
         steps = look_steps(training.total, self._ranks.size + 2, training.hparams.seed)
@@ -232,7 +234,9 @@ class Looks:
         off: bool = False,
     ) -> None:
         training, device = self._training, self._ranks.device
-        attributes = whole.changed(self._attributes, whole.plain_attributes(training.parallel.model))
+        attributes = model_attributes.changed(
+            self._attributes, model_attributes.plain_attributes(training.parallel.model)
+        )
         with self._undone(), torch.compiler.set_stance("force_eager"), still():
             model = whole.bare(self._bare) if self._bare is not None else None
             model = whole.filled(model or load_model(training.job), weights, attributes)

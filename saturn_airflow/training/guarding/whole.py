@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,12 +14,9 @@ from torch.distributed.tensor import DTensor
 from saturn_airflow.parallelism.module_state import copied
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.samples import whole
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.model_attributes import Attributes
 
 Tensors = dict[str, torch.Tensor]
-Attributes = dict[str, dict[str, Any]]
-
-_OWN = frozenset(vars(nn.Module()))
 
 
 def bare(model: nn.Module) -> nn.Module | None:
@@ -107,38 +104,3 @@ def _owners(here: Tensors, ranks: int) -> list[tuple[str, int, torch.Size, torch
         for name, (shape, dtype) in there.items():
             found.setdefault(name, (name, rank, shape, dtype))
     return list(found.values())
-
-
-def plain_attributes(model: nn.Module) -> Attributes:
-    """The numbers, strings and small containers that modules hold as attributes, by the modules' names."""
-    found: Attributes = {}
-    for prefix, module in model.named_modules():
-        own = {key: value for key, value in vars(module).items() if key not in _OWN and _is_plain(value)}
-        found[prefix] = copied(own, {})
-    return found
-
-
-def changed(before: Attributes, now: Attributes) -> Attributes:
-    """What of ``now`` is not as it was."""
-    return {
-        prefix: {
-            key: value
-            for key, value in attributes.items()
-            if key not in before.get(prefix, {}) or not plain_values.equal(before[prefix][key], value)
-        }
-        for prefix, attributes in now.items()
-    }
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not isinstance(value, nn.Parameter | DTensor)
-    if isinstance(value, list | tuple):
-        return _is_short(value) and all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return _is_short(value) and all(map(_is_plain, value.values()))
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _is_short(value: Sequence[Any] | Mapping[Any, Any]) -> bool:
-    return len(value) <= 64
