@@ -391,6 +391,6 @@ def _check_argument_names(arguments: Mapping[str, object]) -> None:
     for name in set(arguments) - set(inspect.signature(TaskGroup).parameters):
         if name in inspect.signature(BaseOperator).parameters:
             raise InvalidSweepError(
-                f"{name!r} is for tasks; for those of the sweep write default_args={{{name!r}: ...}}"
+                f"{name!r} is for tasks: write train_args={{{name!r}: ...}}, or default_args for all tasks"
             )
         raise InvalidSweepError(unknown(name, own))

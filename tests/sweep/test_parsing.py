@@ -196,7 +196,7 @@ MISTAKES = [
     ("allowed_failures='2'", "allowed_failures is '2'"),
     ("retries=-1", "retries is -1"),
     ("tecniques=['ddp']", "there is no 'tecniques'; did you mean 'techniques'?"),
-    ("pool='gpus'", "'pool' is for tasks; for those of the sweep write default_args={'pool': ...}"),
+    ("pool='gpus'", "'pool' is for tasks: write train_args={'pool': ...}, or default_args for all tasks"),
     ("asset='s3://x'", "asset is 's3://x'; give an airflow.sdk.Asset"),
     ("experiment=3", "experiment is 3; give the name of an MLflow experiment"),
     ("jobs=[job('a-{lr}')]", "job 'a-{lr}': grid(...) fills {lr} in a name; this job is in none"),
