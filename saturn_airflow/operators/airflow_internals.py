@@ -63,3 +63,10 @@ def pools() -> Any:
     from airflow.models.pool import Pool
 
     return Pool
+
+
+def dag_bag(place: str) -> Any:
+    """The DAGs of a file or folder, and the errors of those that can't be imported."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    return DagBag(place)

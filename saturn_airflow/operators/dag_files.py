@@ -13,6 +13,7 @@ from jinja2.exceptions import TemplateError
 
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.operators.airflow_internals import dag_bag
 from saturn_airflow.operators.trials_task import TrialsOperator
 
 
@@ -50,8 +51,6 @@ def job_of(dag: str, name: str, folder: Path | None = None, sweep: str | None = 
 
 
 def _dag(dag: str, folder: Path | None) -> DAG:
-    from airflow.dag_processing.dagbag import DagBag
-
     file = Path(dag) if dag.endswith(".py") else None
     place = file or folder or Path(conf.get("core", "dags_folder"))
     if not place.exists():
@@ -59,18 +58,19 @@ def _dag(dag: str, folder: Path | None) -> DAG:
     for entry in (folder or (place if place.is_dir() else place.parent), conf.get("core", "plugins_folder")):
         if str(entry) not in sys.path:
             sys.path.append(str(Path(entry).absolute()))
-    bag = DagBag(str(place))
-    if file is not None and len(bag.dags) == 1:
-        return next(iter(bag.dags.values()))
-    if dag in bag.dags:
-        return bag.dags[dag]
+    bag = dag_bag(str(place))
+    dags: dict[str, DAG] = bag.dags
+    if file is not None and len(dags) == 1:
+        return next(iter(dags.values()))
+    if dag in dags:
+        return dags[dag]
     if bag.import_errors:
         where, text = next(iter(bag.import_errors.items()))
         raise SaturnError(f"{where} can't be imported:\n{text.rstrip()}")
     raise SaturnError(
-        f"{place} has no DAG {dag!r}; it has {', '.join(sorted(bag.dags)) or 'none'}"
+        f"{place} has no DAG {dag!r}; it has {', '.join(sorted(dags)) or 'none'}"
         if file is None
-        else f"{place} has {len(bag.dags)} DAGs; name one of {', '.join(sorted(bag.dags))}, with --dags"
+        else f"{place} has {len(dags)} DAGs; name one of {', '.join(sorted(dags))}, with --dags"
     )
 
 

@@ -106,7 +106,7 @@ def test_exactly_the_bad_jobs_fail(grid: list[tuple[float, str, int, str]]) -> N
     assert broken.items() <= bad.items(), "each is told what is wrong with itself"
 
     learned = Knowledge.of(jobs, cluster(2), TECHNIQUES, known, broken)
-    planned, unplanned = to_plan(Learned(learned, known, broken, 1, 0.0), learned.known, [], "auto")
+    planned, unplanned = to_plan(Learned(learned, known, broken, 1, 0.0), learned.known, [], "auto", {})
     in_training = {job.name: bad[job.name] for job in planned if job.name in bad}
     failed = {**in_training, **{entry["job"]: entry["reason"] for entry in unplanned}}
     assert failed == bad, "what is fit is planned and finishes; what is not fails with its own reason"
