@@ -83,7 +83,7 @@ class Parallel:
         with self._gradient_sync(last):
             with self._whose_fault():
                 total, over = objective(self.module, prepared, count)
-            self._run_backward(total * (scale * self.shares), samples, last)
+            self.run_backward(total * (scale * self.shares), samples, last)
         return self._part(total.detach()), self._part(over)
 
     def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,7 +139,7 @@ class Parallel:
         if self._whole_batch is not None:
             self._whole_batch.counts = samples > 0
 
-    def _run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
+    def run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
         """Run the backward pass; with no ``samples`` the loss is a 0 that is there for the other ranks."""
         loss.backward()  # type: ignore[no-untyped-call]
 

@@ -32,7 +32,7 @@ class Replicated(Parallel):
         if self.gradients_missing:
             forget_missing(self.trainable(), self._found, self.ranks.device)
 
-    def _run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
+    def run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
         trainable = self.trainable()
         before = self._with_gradient()
 

@@ -133,7 +133,7 @@ class Sharded(Parallel):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def _run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
+    def run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
         self._kept = None if samples else self._with_gradient()
         self._reduced = 0
         self._in_backward = True

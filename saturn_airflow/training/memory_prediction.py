@@ -74,7 +74,7 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
     with mode, tracker:
         for _ in range(_STEPS):
             total, _ = objective(adapted.module, fake_batch, count)
-            (total / count).backward()  # type: ignore[no-untyped-call]
+            adapted.run_backward(total / count, count, True)
             optimizer.step()
             optimizer.zero_grad()
             tracker.reset_mod_stats()

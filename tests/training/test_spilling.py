@@ -67,7 +67,7 @@ def test_at_most_so_many_blocks_are_on_the_device(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, resident: int
 ) -> None:
     most, fetched = [0], [0]
-    start = spilling._Stream._start
+    start = spilling._WeightPrefetcher._start
 
     def count(self: Any, index: int) -> Any:
         fetched[0] += 1
@@ -75,7 +75,7 @@ def test_at_most_so_many_blocks_are_on_the_device(
         most[0] = max(most[0], len(self._here) + 1)
         return started
 
-    monkeypatch.setattr(spilling._Stream, "_start", count)
+    monkeypatch.setattr(spilling._WeightPrefetcher, "_start", count)
     model = deep()
     spilled = Spilled(model, ranks, resident, None)
     spilled.backward(objective(model), BATCH, 5, 0.2, True)
