@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from saturn_airflow.launch import devices, fork_server
 from saturn_airflow.launch.run_spec import RunSpec as RunSpec
@@ -303,20 +303,28 @@ def sole_follower(
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     with open(Path(folder) / "follower", "a") as file:
-        told = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not told:
-                    on_wait()
-                    told = True
-                if give_up():
-                    yield False
-                    return
-                time.sleep(0.1)
-        yield True
+        yield wait_for_lock(file, give_up, on_wait)
+
+
+def wait_for_lock(file: IO[str] | int, give_up: Callable[[], bool], on_wait: Callable[[], object]) -> bool:
+    """Lock an open file for this process alone.
+
+    :param give_up: asked ten times a second; when it says True the wait ends.
+    :param on_wait: called once where another process holds the lock.
+    :returns: whether it is locked; False when ``give_up`` said so.
+    """
+    told = False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not told:
+                on_wait()
+                told = True
+            if give_up():
+                return False
+            time.sleep(0.1)
 
 
 def _start(spec: RunSpec, folder: Path) -> Run:

@@ -7,7 +7,6 @@ asked, and sees to it that nothing stays behind. It never runs a user's code and
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import select
@@ -190,21 +189,10 @@ class Supervisor:
     def _hold_state(self) -> Any:
         """Hold the job's state, so that no two runs ever train one job into one folder."""
         file = os.open(Path(self._spec.folder) / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-        told = False
+        waiting = {"event": "waiting", "for": ["an earlier run of the same job"]}
         try:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if not told:
-                        self.emit({"event": "waiting", "for": ["an earlier run of the same job"]})
-                        told = True
-                    if self._poll():
-                        raise StoppedError(
-                            "stopped while waiting for an earlier run of the same job"
-                        ) from None
-                    time.sleep(0.1)
+            if not runs.wait_for_lock(file, self._poll, lambda: self.emit(waiting)):
+                raise StoppedError("stopped while waiting for an earlier run of the same job")
             yield file
         finally:
             os.close(file)

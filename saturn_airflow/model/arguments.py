@@ -37,11 +37,17 @@ _ELSEWHERE = {
 def unknown(name: str, known: Iterable[str]) -> str:
     """What to say of an argument that is not there: the likely one, or all there are."""
     known = list(known)
-    likely = difflib.get_close_matches(name, known, 1)
-    if _ELSEWHERE.get(name) in known:
-        likely = [_ELSEWHERE[name]]
-    hint = f"did you mean {likely[0]!r}?" if likely else f"known are {', '.join(known)}"
-    return f"there is no {name!r}; {hint}"
+    meant = _ELSEWHERE.get(name)
+    all_known = f"known are {', '.join(known)}"
+    return f"there is no {name!r}; " + (
+        f"did you mean {meant!r}?" if meant in known else hint(name, known, all_known)
+    )
+
+
+def hint(name: object, known: Iterable[str], otherwise: str) -> str:
+    """Which of ``known`` was likely meant by ``name``, or else ``otherwise``."""
+    likely = difflib.get_close_matches(str(name), list(known), 1)
+    return f"did you mean {likely[0]!r}?" if likely else otherwise
 
 
 def fields_of(cls: Any, given: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -89,8 +95,8 @@ def plain(value: Any) -> Any:
     """``value`` with numpy's scalars, also those in lists and mappings, as Python's numbers."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+    if type(value) in (list, tuple):
+        return type(value)(plain(item) for item in value)
     # Without importing numpy: DAG files are parsed often.
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from saturn_airflow.model.arguments import hint
 from saturn_airflow.model.errors import InvalidSweepError
 
 if TYPE_CHECKING:
@@ -68,9 +68,8 @@ def check(metric: object, jobs: Sequence[Job], what: str) -> None:
 
 def _lacks(job: Job, metric: object) -> str:
     known = [*job.metrics, *LOSSES]
-    likely = difflib.get_close_matches(str(metric), known, 1)
-    hint = f"did you mean {likely[0]!r}?" if likely else "add it to the job's metrics"
-    return f"job {job.name!r} does not have (it has {', '.join(known)}); {hint}"
+    meant = hint(metric, known, "add it to the job's metrics")
+    return f"job {job.name!r} does not have (it has {', '.join(known)}); {meant}"
 
 
 def check_mode(metric: str | None, mode: object, what: str) -> Mode:

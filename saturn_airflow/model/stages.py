@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from saturn_airflow.model.arguments import hint
 from saturn_airflow.model.errors import InvalidSweepError
 
 #: What any task of Airflow takes and no sweep decides by itself.
@@ -43,6 +43,5 @@ def _check(what: str, given: object, allowed: tuple[str, ...]) -> None:
         )
     for name in given:
         if name not in allowed:
-            likely = difflib.get_close_matches(str(name), allowed, 1)
-            hint = f"; did you mean {likely[0]!r}?" if likely else f"; it takes {', '.join(allowed)}"
-            raise InvalidSweepError(f"{what} has {name!r}, which is not for it to say{hint}")
+            meant = hint(name, allowed, f"it takes {', '.join(allowed)}")
+            raise InvalidSweepError(f"{what} has {name!r}, which is not for it to say; {meant}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from airflow.sdk import DAG, conf
 from jinja2.exceptions import TemplateError
 
+from saturn_airflow.model.arguments import hint
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.operators.airflow_internals import dag_bag
@@ -39,9 +39,10 @@ def job_of(dag: str, name: str, folder: Path | None = None, sweep: str | None = 
         raise SaturnError(f"several sweeps have a job {name!r}: name one of {groups} with --sweep")
     if not having:
         names = [known for by_name in jobs.values() for known in by_name]
-        likely = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {likely[0]!r}?" if likely else f"there are {', '.join(names) or 'none'}"
-        raise SaturnError(f"DAG {found.dag_id!r} has no job {name!r}{f' in {sweep!r}' * bool(sweep)}; {hint}")
+        meant = hint(name, names, f"there are {', '.join(names) or 'none'}")
+        raise SaturnError(
+            f"DAG {found.dag_id!r} has no job {name!r}{f' in {sweep!r}' * bool(sweep)}; {meant}"
+        )
     (task,) = having
     try:
         context = _context(found, date)

@@ -36,11 +36,12 @@ def drained() -> dict[str, str]:
         try:
             note = json.loads(path.read_text())
             formats.check(note, "a drain", path)
+            reason = note["reason"]
         except FileNotFoundError:  # undone just now
             continue
-        except ValueError:
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidSweepError(f"{path} is damaged; run `saturn drain {path.stem}` again") from None
-        found[path.stem] = f"it is drained ({note['reason']})" if note["reason"] else "it is drained"
+        found[path.stem] = f"it is drained ({reason})" if reason else "it is drained"
     return found
 
 

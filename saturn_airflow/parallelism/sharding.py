@@ -317,24 +317,24 @@ class _HandOn(torch.autograd.Function):
         return (None, *gradients, *(None for _ in range(ctx.parameters)))
 
 
-class _Gather(DefaultAllGather):
+class _Noted:
+    """An exchange that is noted before it begins."""
+
     def __init__(self, note: Callable[[], None]) -> None:
         super().__init__()
         self._note = note
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._note()
-        return super().__call__(*args, **kwargs)
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
 
-class _Reduce(DefaultReduceScatter):
-    def __init__(self, note: Callable[[], None]) -> None:
-        super().__init__()
-        self._note = note
+class _Gather(_Noted, DefaultAllGather):
+    pass
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._note()
-        return super().__call__(*args, **kwargs)
+
+class _Reduce(_Noted, DefaultReduceScatter):
+    pass
 
 
 def _is_floating(leaf: Any) -> bool:

@@ -25,7 +25,7 @@ from saturn_airflow.parallelism.batch_norm import each_rank_alone
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.batches import Cut, Data, Position
 from saturn_airflow.training.layout import MicroBatch
-from saturn_airflow.training.losses.decompose import evaluating
+from saturn_airflow.training.losses.decompose import evaluating, is_near
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.losses.rules import SAMPLES
 from saturn_airflow.training.metrics import Metrics
@@ -138,7 +138,7 @@ class Evaluation:
             return False
         whole, *parts = [pairs or {} for pairs in found]
         return None not in found and all(
-            _is_near(total, math.fsum(part[key][number] for part in parts if key in part), self._epsilon)
+            is_near(total, math.fsum(part[key][number] for part in parts if key in part), self._epsilon)
             for key, pair in whole.items()
             for number, total in enumerate(pair)
         )
@@ -167,7 +167,3 @@ class Evaluation:
         """The spacing of numbers around 1 in the coarsest format that the model computes in."""
         formats = {p.dtype for p in self._parallel.model.parameters() if p.is_floating_point()}
         return max((torch.finfo(dtype).eps for dtype in formats), default=2.0**-52)
-
-
-def _is_near(one: float, other: float, epsilon: float) -> bool:
-    return abs(one - other) <= max(1e-9, min(0.03, 200 * epsilon)) * (abs(one) + abs(other))

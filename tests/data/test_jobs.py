@@ -141,6 +141,10 @@ def test_a_grid_reaches_into_mappings():
     assert [j.name for j in jobs] == ["a-0.0-1e-08-2", "a-0.0-1e-08-4", "a-0.1-1e-08-2", "a-0.1-1e-08-4"]
     assert jobs[3].hparams.optimizer_args == {"weight_decay": 0.1, "eps": 1e-8}
     assert jobs[3].model_args == {"config": {"depth": 4, "width": 8}}
+    pairs = grid(
+        job("a-{optimizer_args.betas}"), {"optimizer_args.betas": [(0.9, np.float64(0.5)), (0.8, 0.9)]}
+    )
+    assert [j.name for j in pairs] == ["a-(0.9, 0.5)", "a-(0.8, 0.9)"]
     with pytest.raises(InvalidSweepError, match="leads into 8, which is no mapping"):
         grid(deep, {**values, "model_args.config.depth": [1], "model_args.config.width.x": [1]})
     with pytest.raises(InvalidSweepError, match="give one Job and lists of values, not a list"):

@@ -13,8 +13,15 @@ from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.report_task import lateness, table
 from saturn_airflow.planning.online.adoption import Effort, decide
 from saturn_airflow.planning.online.execution import Place, Situation
+from saturn_airflow.planning.warming import warm
 
 NODE = Node("n", 2, "cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """The search is compiled on a machine's first plan, which may take all of a plan's time."""
+    warm()
 
 
 def job(name: str, **seconds: float) -> PlannedJob:

@@ -218,8 +218,9 @@ def test_the_commands_drain_list_and_undrain(capsys: pytest.CaptureFixture[str])
     assert list(drained()) == ["gpu-x"]
 
 
-def test_a_damaged_note_of_a_drain_is_named(home: Path) -> None:
+@pytest.mark.parametrize("note", ["{", "{}", "[]", "3"])
+def test_a_damaged_note_of_a_drain_is_named(note: str, home: Path) -> None:
     drain("gpu-b")
-    (home / "drained" / "gpu-b.json").write_text("{")
+    (home / "drained" / "gpu-b.json").write_text(note)
     with pytest.raises(InvalidSweepError, match=r"gpu-b\.json is damaged; run `saturn drain gpu-b` again"):
         drained()

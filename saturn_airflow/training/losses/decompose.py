@@ -249,8 +249,15 @@ def _works(parallel: Parallel, objective: Objective, batch: MicroBatch) -> bool:
 
 
 def _is_near(whole: Part, one: float, other: float) -> bool:
-    """Whether two numbers differ by no more than what was computed in another order can."""
-    return abs(one - other) <= max(1e-9, min(0.03, 200 * whole.epsilon)) * (abs(one) + abs(other))
+    return is_near(one, other, whole.epsilon)
+
+
+def is_near(one: float, other: float, epsilon: float) -> bool:
+    """Whether two numbers differ by no more than what was computed in another order can.
+
+    :param epsilon: the spacing of numbers around 1 in the coarsest format that they were computed in.
+    """
+    return abs(one - other) <= max(1e-9, min(0.03, 200 * epsilon)) * (abs(one) + abs(other))
 
 
 def _is_mean_over_labels(whole: Part, parts: Sequence[Part]) -> bool:
