@@ -246,7 +246,8 @@ def check_nodes(deployment: Deployment) -> Iterator[Finding]:
         wrong = [
             f"{package} {there[package]} (here {own[package]})"
             for package in ("python", "saturn-airflow", "apache-airflow", "torch")
-            if package in own and package in there and there[package] != own[package]
+            # A GPU's build of torch differs from a CPU's in what stands behind the "+".
+            if package in own and package in there and _public(there[package]) != _public(own[package])
         ]
         if wrong:
             text = f"{node.name}: runs {', '.join(wrong)}"
@@ -255,6 +256,9 @@ def check_nodes(deployment: Deployment) -> Iterator[Finding]:
         if not trains:
             text = f"{node.name}: torch is not installed"
             yield Finding("nodes", "problem", text, "pip install 'saturn-airflow[torch]' there")
+        elif not node.is_cpu and (unusable := _no_cuda(there["torch"], said.get("cuda", {}))):
+            trains = False
+            yield Finding("nodes", "problem", f"{node.name}: {unusable[0]}", unusable[1])
         away = [f"{what}: {error}" for what, error in said["reach"].items() if error]
         for text in away:
             fix = "open the port to this node, or correct its address in the node's configuration"
@@ -271,6 +275,23 @@ def check_nodes(deployment: Deployment) -> Iterator[Finding]:
         if trains and enough and not wrong and not away:
             gpus = ", ".join(sorted(set(said["gpus"]))) or "CPU slots"
             yield Finding("nodes", "ok", f"{node.name}: {node.devices} x {node.kind} ({gpus})")
+
+
+def _public(version: str) -> str:
+    return version.partition("+")[0]
+
+
+def _no_cuda(torch: str, cuda: Mapping[str, str | None]) -> tuple[str, str] | None:
+    """Why this build of torch can't use the GPUs there, and the fix; None where it can."""
+    if not cuda:
+        return None
+    built, driver = cuda["torch"], cuda["driver"]
+    if built is None:
+        return f"torch {torch} is built without CUDA", "install torch's wheel for the driver's CUDA there"
+    if driver is not None and int(driver.partition(".")[0]) < int(built.partition(".")[0]):
+        text = f"torch {torch} is built for CUDA {built}, the driver runs no newer than {driver}"
+        return text, "update the driver, or install torch's wheel for an older CUDA"
+    return None
 
 
 def check_storage(deployment: Deployment) -> Iterator[Finding]:

@@ -6,8 +6,10 @@ leaves a mark, a small file, in the folder of checkpoints, and says which marks 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import re
 import shutil
 from contextlib import suppress
 from importlib import metadata
@@ -31,8 +33,9 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
     :return: ``versions``, ``home`` (folder, its storage, free bytes, an error where it can't be
         written), ``marks`` (names whose marks are seen, with their contents), ``devices`` and ``waiters`` (as
         `saturn devices` has them), ``gpus`` (product names of those it may use), ``orphans`` (devices held
-        for a process that is gone), ``reach`` (an error, or None, by address). Times are seconds since the
-        epoch.
+        for a process that is gone), ``cuda`` (the version that torch was built for, and the newest that the
+        driver runs; None where there is none), ``reach`` (an error, or None, by address). Times are seconds
+        since the epoch.
     """
     from saturn_airflow.deployment.device_use import device_use
     from saturn_airflow.launch import devices
@@ -52,6 +55,8 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
         found["devices"], found["waiters"], found["orphans"] = [], [], []
     kinds = devices.gpus()
     found["gpus"] = [kinds.get(uuid, "gpu") for uuid in devices.gpu_uuids()]
+    driver = devices.driver_cuda()
+    found["cuda"] = {"torch": torch_cuda(), "driver": driver and f"{driver[0]}.{driver[1]}"}
     to_reach = addresses() if mlflow is None else {**addresses(ask_airflow=False), "MLflow": mlflow}
     found["reach"] = {what: reach(url) for what, url in to_reach.items() if url}
     return found
@@ -64,6 +69,18 @@ def versions() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
+
+
+def torch_cuda() -> str | None:
+    """The version of CUDA that torch was built for, without importing it; None for a build without CUDA."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    with suppress(OSError):
+        text = Path(spec.origin).with_name("version.py").read_text()
+        if told := re.search(r"^cuda\b[^=\n]*= *['\"]([\d.]+)['\"]", text, re.MULTILINE):
+            return told[1]
+    return None
 
 
 def leave_mark(home: Path, name: str, text: str) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 
 from saturn_airflow.model.errors import InvalidSweepError
 
+# The number of the kernel's first namespace of process ids (PROC_PID_INIT_INO in linux/proc_ns.h).
+_PIDS_OF_THE_HOST = 0xEFFFFFFC
+
 
 @dataclass(frozen=True)
 class Device:
@@ -45,46 +48,60 @@ def find(node: str, kind: str, count: int) -> list[Device]:
 
 
 def gpu_uuids() -> list[str]:
-    """UUIDs of the GPUs this process may use; none where there is no NVIDIA driver. Never touches CUDA."""
-    with _nvml() as nvml:
-        if nvml is None:
-            return []
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    return _visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    """UUIDs of the GPUs this process may use; none where there is no NVIDIA driver. Never touches CUDA.
+
+    A GPU that is split (MIG) counts as its parts; one that does not answer any more is left out.
+    """
+    return _visible(list(gpus()), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def gpus() -> dict[str, str]:
-    """The product name of every GPU of this machine, by UUID, in the order of their numbers."""
+    """The product name of every GPU of this machine, or part of one, by UUID, in their order."""
     with _nvml() as nvml:
-        if nvml is None:
-            return {}
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        return {_text(nvml.nvmlDeviceGetUUID(h)): _text(nvml.nvmlDeviceGetName(h)) for h in handles}
+        return {} if nvml is None else {uuid: name for uuid, name, _ in _parts(nvml)}
 
 
 def gpu_processes() -> dict[str, list[int]]:
-    """Ids of the processes that NVML sees on each GPU, by UUID."""
+    """Ids of the processes that NVML sees on each GPU, by UUID; none in a container.
+
+    NVML gives the ids that processes have on the host, which are other processes' in a container.
+    """
+    with _nvml() as nvml:
+        if nvml is None or os.stat("/proc/self/ns/pid").st_ino != _PIDS_OF_THE_HOST:
+            return {}
+        found = {}
+        for uuid, _, part in _parts(nvml):
+            with contextlib.suppress(nvml.NVMLError):
+                found[uuid] = [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(part)]
+        return found
+
+
+def used_bytes(uuids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """The memory that is in use on each of these GPUs, by whomever, and all that it has."""
     with _nvml() as nvml:
         if nvml is None:
             return {}
         found = {}
-        for i in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(i)
-            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            found[_text(nvml.nvmlDeviceGetUUID(handle))] = [process.pid for process in processes]
+        for uuid, _, part in _parts(nvml):
+            if uuid in uuids:
+                with contextlib.suppress(nvml.NVMLError):
+                    memory = nvml.nvmlDeviceGetMemoryInfo(part)
+                    found[uuid] = int(memory.used), int(memory.total)
         return found
 
 
 def smallest_gpu_bytes() -> int | None:
     """The memory of the smallest GPU that this process may use; None where there is none."""
+    return min((total for _, total in used_bytes(gpu_uuids()).values()), default=None)
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """The newest version of CUDA that the driver can run; None where there is no driver."""
     with _nvml() as nvml:
         if nvml is None:
             return None
-        handles = [
-            nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpu_uuids() if not uuid.startswith("MIG-")
-        ]
-        return min((int(nvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
+        number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+        return number // 1000, number % 1000 // 10
 
 
 def environment(devices: Sequence[Device]) -> dict[str, str]:
@@ -117,6 +134,27 @@ def _visible(uuids: list[str], variable: str | None) -> list[str]:
         else:
             break
     return chosen
+
+
+def _parts(nvml: Any) -> Iterator[tuple[str, str, Any]]:
+    """UUID, name and handle of every GPU that answers, or of its parts where it is split."""
+    for i in range(nvml.nvmlDeviceGetCount()):
+        # A GPU that fell off the bus raises here, and the others are as good as before.
+        with contextlib.suppress(nvml.NVMLError):
+            whole = nvml.nvmlDeviceGetHandleByIndex(i)
+            for part in _split(nvml, whole) or [whole]:
+                yield _text(nvml.nvmlDeviceGetUUID(part)), _text(nvml.nvmlDeviceGetName(part)), part
+
+
+def _split(nvml: Any, whole: Any) -> list[Any]:
+    """The parts that a GPU is split into (MIG); none where it is whole."""
+    parts = []
+    with contextlib.suppress(nvml.NVMLError):
+        if nvml.nvmlDeviceGetMigMode(whole)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
+            for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
+                with contextlib.suppress(nvml.NVMLError):
+                    parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, i))
+    return parts
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,38 @@ Status = Literal[
 Whose = Literal["", "job", "technique"]
 
 _PACKAGE = str(Path(__file__).parent.parent)
-_NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "out of memory")
+_NO_MEMORY = (
+    "not enough memory",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "out of memory",
+    # cuBLAS, cuDNN, cuSOLVER and cuSPARSE say so when their workspaces do not fit.
+    "_STATUS_ALLOC_FAILED",
+)
+# What a GPU says when its driver, its memory or its neighbours failed (cudaError in CUDA's driver_types.h):
+# the process can't go on, another one may. That the code asked for the impossible is not among them.
+_DEVICE_FAILED = (
+    "uncorrectable ECC error",
+    "an illegal memory access was encountered",
+    "an illegal instruction was encountered",
+    "misaligned address",
+    "invalid program counter",
+    "hardware stack error",
+    "uncorrectable NVLink error",
+    "unspecified launch failure",
+    "the launch timed out and was terminated",
+    "busy or unavailable",
+    "no CUDA-capable device is detected",
+    "initialization error",
+    "driver shutting down",
+    "system not yet initialized",
+    "GPU is lost",
+    "unknown error",
+    "_STATUS_NOT_INITIALIZED",
+    "_STATUS_INTERNAL_ERROR",
+    "_STATUS_EXECUTION_FAILED",
+    "_STATUS_MAPPING_ERROR",
+)
 _LOST_PEER = (
     "closed by peer",
     "reset by peer",
@@ -44,7 +76,8 @@ class Failure:
 
     :param status: ``failed``: an exception; ``out_of_memory``; ``not_a_number``; ``does_not_fit``: the
         technique can't train this job; ``changes_result``: it would train it otherwise than one device does;
-        ``hung``: nothing moved for too long; ``lost``: a process was killed.
+        ``hung``: nothing moved for too long; ``lost``: a process was killed,
+        or its GPU failed.
     :param reason: one sentence.
     :param traceback: of the exception, or where a hung process stood; empty where there is none.
     :param whose: whose code raised, where that is known.
@@ -85,6 +118,8 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
     cause = error.__cause__ if isinstance(error, SaturnError) and error.__cause__ is not None else error
     if any(is_out_of_memory(e) for e in (error, cause)):
         return Failure(status="out_of_memory", reason=_one_line(cause), traceback=text, rank=rank)
+    if any(is_device_failure(e) for e in (error, cause)):
+        return Failure(status="lost", reason=f"the GPU failed: {_one_line(cause)}", traceback=text, rank=rank)
     if isinstance(error, NotANumberError):
         return Failure(status="not_a_number", reason=str(error), whose="job", rank=rank, common=error.common)
     if isinstance(error, InvalidSweepError | JobError):
@@ -109,6 +144,16 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     # On a CPU torch raises a plain RuntimeError.
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Whether ``error`` says that the GPU or its driver failed, rather than the code that ran on it.
+
+    A device-side assertion is the code's own.
+    """
+    message = str(error)
+    told = isinstance(error, RuntimeError) and re.search(r"\bCUDA\b|\bcu[A-Z]\w+ error|_STATUS_", message)
+    return bool(told) and any(words in message for words in _DEVICE_FAILED)
 
 
 def _one_line(error: BaseException) -> str:

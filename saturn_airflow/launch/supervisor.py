@@ -20,6 +20,8 @@ from typing import Any
 
 from saturn_airflow.launch import devices, failures, launching, leases, runs, warm
 from saturn_airflow.launch.failures import Failure, RanksFailedError
+from saturn_airflow.launch.occupied import wait_until_free
+from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model import formats
 from saturn_airflow.model.errors import InvalidSweepError
 
@@ -111,6 +113,11 @@ class Supervisor:
         state = held.enter_context(self._hold_state())
         found = devices.find(spec.node, spec.kind, spec.slots)
         wanted = found if spec.device_ids is None else [found[i] for i in spec.device_ids]
+        if spec.devices > 1 and any(device.uuid.startswith("MIG-") for device in wanted):
+            raise DoesNotFit(
+                "parts of split GPUs (MIG) can't train one job together: a process sees but one of them, and "
+                "NCCL connects none"
+            )
         threads = devices.threads_per_device(spec.slots)
         os.environ["OMP_NUM_THREADS"] = str(threads)
         job = spec.job
@@ -133,6 +140,8 @@ class Supervisor:
         self.emit(
             {"event": "leased", "devices": [device.id for device in mine], "names": list(lease.devices)}
         )
+        if occupied := wait_until_free([device.uuid for device in mine if device.uuid], self._poll):
+            self.emit({"event": "warning", "message": occupied, "occupied": True})
         _guard()
         held.callback(_end_others)
         os.environ.update(devices.environment(mine))

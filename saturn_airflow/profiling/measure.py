@@ -79,7 +79,7 @@ def measure(
     )
     run = runs.start(spec)
     end: Mapping[str, Any] = {}
-    stepped = False
+    stepped = occupied = False
     try:
         for event in run.events():
             if event["event"] == "waiting":
@@ -90,6 +90,7 @@ def measure(
                 log(f"Compared with one device in {event['seconds']:.1f} s: {event['verdict']}")
             elif event["event"] == "warning":
                 log(event["message"])
+                occupied = occupied or bool(event.get("occupied"))
             elif event["event"] in ("launched", "step"):
                 stepped = event["event"] == "step"
             elif event["event"] == "broken":
@@ -98,10 +99,10 @@ def measure(
     finally:
         # Whoever leaves early, an Airflow task that is killed too, leaves no ranks behind.
         run.kill()
-    return _estimate(trial, node.kind, end, stepped)
+    return _estimate(trial, node.kind, end, stepped, occupied)
 
 
-def _estimate(trial: Trial, kind: str, end: Mapping[str, Any], stepped: bool) -> Estimate:
+def _estimate(trial: Trial, kind: str, end: Mapping[str, Any], stepped: bool, occupied: bool) -> Estimate:
     key: dict[str, Any] = {
         "fingerprint": trial.fingerprint,
         "technique": trial.technique,
@@ -122,7 +123,8 @@ def _estimate(trial: Trial, kind: str, end: Mapping[str, Any], stepped: bool) ->
         error.common = bool(end.get("common"))
         raise error
     if status == "out_of_memory":
-        return Estimate(**key, reason=f"{OUT_OF_MEMORY} ({reason})")
+        # What others left of a GPU's memory tonight says nothing about another night.
+        return Estimate(**key, reason=f"{OUT_OF_MEMORY} ({reason})", passing=occupied)
     if status in _ANSWERS:
         return Estimate(**key, reason=reason, passing=status in ("hung", "lost"))
     if end.get("whose") == "technique":

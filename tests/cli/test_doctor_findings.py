@@ -48,6 +48,31 @@ def test_other_versions_are_a_warning() -> None:
     assert found.text.startswith("gpu-a: runs torch 2.0 (here ")
 
 
+@pytest.mark.parametrize(
+    ("torch", "driver", "told"),
+    [
+        (None, "12.4", "is built without CUDA"),
+        ("13.0", "12.8", "is built for CUDA 13.0, the driver runs no newer than 12.8"),
+        ("12.8", "12.4", None),  # minor versions are compatible
+        ("12.8", "13.0", None),
+    ],
+)
+def test_torch_and_the_driver_of_a_gpu_node(torch: str | None, driver: str, told: str | None) -> None:
+    node = Node("gpu-a", 1, kind="h100")
+    here = survey.versions()
+    versions = {**here, "torch": f"{here['torch'].partition('+')[0]}+cu128"}
+    answer = {**said(**versions), "gpus": ["H100"], "cuda": {"torch": torch, "driver": driver}}
+    (found,) = check_nodes(Deployment(Cluster(node), nodes={"gpu-a": answer}))
+    assert found.level == ("problem" if told else "ok")
+    assert told is None or told in found.text
+
+
+def test_the_cuda_that_torch_was_built_for_is_known_without_importing_it() -> None:
+    import torch
+
+    assert survey.torch_cuda() == torch.version.cuda
+
+
 def test_a_name_that_is_no_nodes_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__SATURN__NODES", "gpu-a:2:cpu, gpu-b:2:cpu")
     (found,) = examine_node("gpu-x")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 
+import fake_nvml
 import pytest
 import torch
+from fake_nvml import GIB, Gpu
 
 from saturn_airflow.launch import devices
 from saturn_airflow.launch.devices import Device
+from saturn_airflow.launch.occupied import wait_until_free
 from saturn_airflow.model.errors import InvalidSweepError
 
 UUIDS = ["GPU-aa11", "GPU-bb22", "GPU-cc33", "GPU-dd44"]
@@ -51,6 +54,37 @@ def test_cores_are_shared_among_the_slots() -> None:
 def test_fewer_gpus_than_the_node_is_said_to_have() -> None:
     with pytest.raises(InvalidSweepError, match=r"node 'a' is said to have 99 h100 devices, but \d+ GPUs"):
         devices.find("a", "h100", 99)
+
+
+def test_a_split_gpu_counts_as_its_parts_and_a_lost_one_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    parts = [Gpu("MIG-1", total=10 * GIB), Gpu("MIG-2", total=20 * GIB)]
+    fake_nvml.install(monkeypatch, [Gpu("GPU-a"), Gpu("GPU-b", lost=True), Gpu("GPU-c", parts=parts)])
+    assert devices.gpu_uuids() == ["GPU-a", "MIG-1", "MIG-2"]
+    assert devices.gpus() == dict.fromkeys(["GPU-a", "MIG-1", "MIG-2"], "Tested GPU")
+    assert devices.smallest_gpu_bytes() == 10 * GIB
+
+
+def test_ids_of_processes_are_the_hosts_in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml.install(monkeypatch, [Gpu("GPU-a", pids=(7,))])
+    here = os.stat("/proc/self/ns/pid").st_ino
+    monkeypatch.setattr(devices, "_PIDS_OF_THE_HOST", here)
+    assert devices.gpu_processes() == {"GPU-a": [7]}
+    monkeypatch.setattr(devices, "_PIDS_OF_THE_HOST", here + 1)
+    assert devices.gpu_processes() == {}
+
+
+def test_memory_that_is_being_freed_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Gpu("GPU-a", used=30 * GIB)
+    fake_nvml.install(monkeypatch, [busy, Gpu("GPU-b", used=70 * GIB)])
+
+    def poll() -> bool:
+        busy.used = 0
+        return False
+
+    assert wait_until_free(["GPU-a"], poll) == ""
+    assert "70.0 GiB of GPU-b" in wait_until_free(["GPU-a", "GPU-b"], poll, seconds=0)
+    assert wait_until_free([], poll, seconds=0) == ""
 
 
 @pytest.mark.gpu

@@ -1,0 +1,38 @@
+"""What errors of a GPU mean for the job that meets them, by the texts that CUDA and torch give them."""
+
+from __future__ import annotations
+
+import pytest
+
+from saturn_airflow.launch import failures
+from saturn_airflow.model.errors import JobError
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("CUDA out of memory. Tried to allocate 20.00 GiB.", "out_of_memory"),
+        ("CUDA error: out of memory", "out_of_memory"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out_of_memory"),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "out_of_memory"),
+        ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `x`", "out_of_memory"),
+        ("CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA`", "lost"),
+        ("CUDA error: an illegal memory access was encountered", "lost"),
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "lost"),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", "lost"),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", "lost"),
+        ("NCCL Error 1: unhandled cuda error: CUDA error: unspecified launch failure", "lost"),
+        ("CUDA error: device-side assert triggered", "failed"),
+        ("CUDA error: invalid configuration argument", "failed"),
+        ("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`", "failed"),
+        ("my parser met an unknown error", "failed"),
+    ],
+)
+def test_texts(text: str, status: str) -> None:
+    raised = RuntimeError(text)
+    assert failures.describe(raised).status == status
+    job_error = JobError(f"the model's forward pass raised: {text}")
+    job_error.__cause__ = raised
+    told = failures.describe(job_error)
+    assert told.status == status
+    assert (told.whose == "job") is (status == "failed")
