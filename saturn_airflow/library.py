@@ -51,6 +51,20 @@ class BaseTechnique:
         """Say why ``job`` can't run on this many devices, or None. Called without loading the model."""
         return None
 
+    @property
+    def trains_by_itself(self) -> bool:
+        """Whether it has an :meth:`execute` of its own, instead of Saturn's training loop."""
+        return type(self).execute is not BaseTechnique.execute
+
+    def why_not_initial_weights(self, job: Job) -> str | None:
+        """Say why ``job`` can't start from its ``init_from`` under this technique, or None."""
+        if job.init_from is None or not self.trains_by_itself:
+            return None
+        return (
+            f"{self.name} trains by itself, in its execute, and would not start from "
+            f"init_from={job.init_from!r}"
+        )
+
     def spares_memory(self, parameters: Parameters) -> bool:
         """Whether it gives speed for memory under these parameters, so that others may be much faster."""
         return bool(parameters.get("recompute") or parameters.get("offload"))

@@ -45,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--experiment", metavar="NAME", help="record it in MLflow, in this experiment")
     parser.add_argument("--pdb", action="store_true", help="start the debugger where the job's code raises")
-    parser.add_argument("--uri", help="MLflow's tracking URI, with --experiment (default: the sweeps')")
+    parser.add_argument("--uri", help="MLflow's tracking URI (default: the sweeps')")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,16 +59,18 @@ def run(args: argparse.Namespace) -> int:
     context.use_techniques_folder()
     job = dag_files.job_of(args.dag, args.job, args.dags, args.sweep, args.date)
     devices = _checked_devices(args, job)
-    request = TrainRequest(
-        job=job.to_dict(),
-        technique=args.technique,
-        parameters=_parameters(args.parameters),
-        folder=str(args.folder.absolute()) if args.folder else "",
-        batch_count=args.batches,
-        technique_folders=context.technique_folders(),
-        here=True,
-    )
     with contextlib.ExitStack() as stack:
+        job, weights = _first_weights(stack, args, job)
+        request = TrainRequest(
+            job=job.to_dict(),
+            technique=args.technique,
+            parameters=_parameters(args.parameters),
+            folder=str(args.folder.absolute()) if args.folder else "",
+            batch_count=args.batches,
+            technique_folders=context.technique_folders(),
+            initial_weights=weights,
+            here=True,
+        )
         tell = _teller(stack, args, job, devices)
         try:
             result = _train(stack, request, devices, args.cpu, tell)
@@ -87,6 +89,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _first_weights(stack: contextlib.ExitStack, args: argparse.Namespace, job: Job) -> tuple[Job, str]:
+    """The job with the version that its ``init_from`` means, and the file of its weights."""
+    import tempfile
+
+    from saturn_airflow.model import initial_weights
+    from saturn_airflow.operators import context, first_weights
+
+    if job.init_from is None:
+        return job, ""
+    folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    (job,) = first_weights.settled([job], lambda: args.uri or context.mlflow_uri(), folder.absolute(), print)
+    return job, initial_weights.file_of(folder.absolute(), job.init_from)
+
+
 def _checked_devices(args: argparse.Namespace, job: Job) -> int:
     from saturn_airflow import library
 
@@ -96,7 +112,7 @@ def _checked_devices(args: argparse.Namespace, job: Job) -> int:
     if args.devices is not None and args.devices < 1:
         raise SaturnError(f"--devices {args.devices}: give a number of at least 1")
     devices: int = args.devices or (1 if technique.why_not(job, 1) is None else 2)
-    if reason := technique.why_not(job, devices):
+    if reason := technique.why_not(job, devices) or technique.why_not_initial_weights(job):
         raise SaturnError(f"{args.technique} x {devices} can't train {job.name!r}: {reason}")
     return devices
 

@@ -46,6 +46,7 @@ class TrainRequest:
         one) when ``seconds`` have passed since the first of them began.
     :param alike: jobs, as ``job``, whose optimizer and schedule a trial tries to make beside those of
         ``job``: rank 0 emits ``broken`` (job, reason) for each for which it can't.
+    :param initial_weights: the safetensors file that the job's ``init_from`` means; empty where it has none.
     :param here: fetch samples in the ranks themselves, not in workers of the DataLoader, where that makes no
         difference to what they are.
     """
@@ -63,6 +64,7 @@ class TrainRequest:
     alike: tuple[Mapping[str, Any], ...] = ()
     definition: Mapping[str, Any] = field(default_factory=dict)
     goes_on_from: str | None = None
+    initial_weights: str = ""
     here: bool = False
 
     @property

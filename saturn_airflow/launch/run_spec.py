@@ -51,6 +51,7 @@ class RunSpec:
     :param definition: what the job's checkpoints belong to, :meth:`Definition.to_dict`; by default that of
         ``job``. A checkpoint of another definition is refused.
     :param goes_on_from: the hash of another definition whose checkpoints are taken all the same.
+    :param initial_weights: the safetensors file that the job's ``init_from`` means; empty where it has none.
     :param warnings: what the user is to be told first.
     """
 
@@ -84,6 +85,7 @@ class RunSpec:
     try_number: int = 1
     definition: Mapping[str, Any] = field(default_factory=dict)
     goes_on_from: str | None = None
+    initial_weights: str = ""
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ REFUSED = "refused"
 _LONGEST = 600
 
 # What can't change whether a technique trains as one device does.
-_JOB = ("name", "techniques", "nodes", "neutral", "trust", "exact", "metrics")
+_JOB = ("name", "techniques", "nodes", "neutral", "trust", "exact", "metrics", "init_from", "init_missing")
 _HPARAMS = ("lr", "seed", "epochs", "batches", "lr_scheduler", "lr_scheduler_args")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from saturn_airflow.model import metrics, references
+from saturn_airflow.model import initial_weights, metrics, references
 from saturn_airflow.model.arguments import checked, fields_of, plain, unknown
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.references import Reference
@@ -155,6 +155,11 @@ class Job:
         measured under one value then holds under the others.
     :param data_version: what names the state of the data, such as a table's snapshot. It belongs to the job's
         definition: a cleared job starts anew where it has changed.
+    :param init_from: the weights to start from, and nothing else of it: ``"models:/name@champion"``,
+        ``"models:/name/3"``, ``"runs:/<id>/model"``, or the absolute path of a safetensors file or of an
+        exported model's folder. Which version an alias means, or a file holds, is settled once, when the
+        sweep begins. Names and shapes must be the model's.
+    :param init_missing: what to do where that is not there (yet): ``"fail"``, or start from ``"scratch"``.
     :param trust: names of techniques that may train this job though they change its result, or though the
         guard says so by mistake: they are not compared with one device.
     :param exact: refuse techniques whose result is only equal in distribution, as where dropout's masks are
@@ -176,6 +181,8 @@ class Job:
     nodes: Sequence[str] | None = None
     neutral: Sequence[str] = ()
     data_version: str | None = None
+    init_from: str | None = None
+    init_missing: str = initial_weights.FAIL
     trust: Sequence[str] = ()
     exact: bool = False
 
@@ -204,11 +211,22 @@ class Job:
             object.__setattr__(self, name, tuple(value))
         if self.data_version is not None and not isinstance(self.data_version, str):
             raise InvalidSweepError(f"job {self.name!r}: data_version is {self.data_version!r}; give a text")
+        self._check_initial_weights()
         self._check_metrics()
         self._check_batches()
         if not isinstance(self.exact, bool):
             raise InvalidSweepError(f"job {self.name!r}: exact is {self.exact!r}; it must be True or False")
         self._check_neutral()
+
+    def _check_initial_weights(self) -> None:
+        if self.init_from is not None:
+            initial_weights.check(self.init_from, f"job {self.name!r}: init_from")
+        choices = (initial_weights.FAIL, initial_weights.SCRATCH)
+        if self.init_missing not in choices:
+            raise InvalidSweepError(
+                f"job {self.name!r}: init_missing is {self.init_missing!r}; it is "
+                f"{' or '.join(map(repr, choices))}"
+            )
 
     def _check_metrics(self) -> None:
         what = f"job {self.name!r}: metrics"

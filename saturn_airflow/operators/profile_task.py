@@ -10,7 +10,7 @@ from typing import Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from saturn_airflow.model import formats
+from saturn_airflow.model import formats, initial_weights
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.estimates import Estimate, Trial
@@ -95,6 +95,7 @@ class ProfileOperator(BaseOperator):
             alike=alike,
             on_broken=on_broken,
             folder=sweep.folder / "trials" / slug(what),
+            weights=initial_weights.file_of(sweep.folder, job.init_from),
             holder=f"{sweep.key}: trial of {job.name} under {trial.technique} x {trial.devices}",
             priority=(self.trial["made"], self.trial["position"]),
             leases_folder=leases_folder(),

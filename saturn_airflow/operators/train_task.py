@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import Context, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from saturn_airflow.model import formats
+from saturn_airflow.model import formats, initial_weights
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import superseded
@@ -256,6 +256,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             try_number=context["ti"].try_number,
             definition=self._decision.definition.to_dict(),
             goes_on_from=self._decision.goes_on_from,
+            initial_weights=initial_weights.file_of(sweep.folder, job.init_from),
             warnings=self._warnings,
         )
 

@@ -13,7 +13,7 @@ from saturn_airflow.model import metrics
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job, check_jobs
-from saturn_airflow.operators import wishes
+from saturn_airflow.operators import first_weights, wishes
 from saturn_airflow.operators.context import (
     MLFLOW_CONNECTION,
     SweepContext,
@@ -100,6 +100,7 @@ class TrialsOperator(ListingOperator):
             cluster = present(cluster, left_out)
             warn_of_no_pool(cluster, self.log.warning)
             uri = mlflow_uri(self.mlflow_conn_id)
+            jobs = first_weights.settled(jobs, lambda: uri, sweep.folder, self.log.info)
             known = [] if self.profile == "fresh" else earlier_estimates(uri, jobs)
             knowledge = Knowledge.of(jobs, cluster, self.techniques, known)
             _, refusals = strategies(jobs, cluster, self.techniques)

@@ -29,6 +29,7 @@ def measure(
     alike: Sequence[Job] = (),
     on_broken: Callable[[str, str], object] = lambda job, reason: None,
     folder: str | Path,
+    weights: str = "",
     holder: str = "",
     priority: tuple[float, int] = (0.0, 0),
     leases_folder: str | None = None,
@@ -46,6 +47,7 @@ def measure(
     :param alike: jobs that share the trial, whose optimizers and schedules are looked at in passing.
     :param on_broken: called with the name of each of them that can't have its own, and the reason.
     :param folder: for the trial's files.
+    :param weights: the file that the job's ``init_from`` means.
     :param holder: who holds the devices, in words for people.
     :param priority: as in :class:`~saturn_airflow.launch.runs.RunSpec`.
     :param path: folders of the user's modules.
@@ -70,6 +72,7 @@ def measure(
         priority=priority,
         holder=holder,
         folder=str(folder),
+        initial_weights=weights,
         leases_folder=leases_folder,
         technique_folders=technique_folders,
         path=path,

@@ -71,7 +71,8 @@ def strategies(
                     continue
                 for count in counts(node):
                     key = Key(mark, name, count, node.kind)
-                    if reason := technique.why_not(group[0], count):
+                    first = group[0]
+                    if reason := technique.why_not(first, count) or technique.why_not_initial_weights(first):
                         refusals[Refusal(*key, reason)] = None
                         continue
                     asker = found.setdefault(

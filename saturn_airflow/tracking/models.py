@@ -98,7 +98,7 @@ def register(uri: str, experiment_id: str, record: Mapping[str, Any]) -> dict[st
     name, job = record["name"], record["job"]
     with server.answers():
         run_id = _trained_run(uri, client, experiment_id, record)
-        champion = _version_of(client, name, CHAMPION)
+        champion = version_of(client, name, CHAMPION)
         mine = _registered_before(client, name, run_id)
         found: dict[str, Any] = {"name": name, "alias": record["alias"], "version": None, "champion": None}
         if champion is not None and champion.run_id != run_id:
@@ -155,7 +155,8 @@ def _value_of(client: MlflowClient, version: ModelVersion, metric: str) -> float
     return None if value is None else float(value)
 
 
-def _version_of(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
+def version_of(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
+    """The version of a registered model that an alias names; None where there is none."""
     model = _get_model(client, name)
     number = model.aliases.get(alias) if model is not None else None
     return client.get_model_version(name, number) if number is not None else None

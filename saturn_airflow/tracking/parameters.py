@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from saturn_airflow.model.initial_weights import SCRATCH
 from saturn_airflow.model.jobs import Job
 
 # Limits of https://mlflow.org/docs/latest/api_reference/rest-api.html#request-limits
@@ -48,6 +49,7 @@ def job_params(job: Job, **strategy: Any) -> dict[str, str]:
             "load_eval_dataloader": job.load_eval_dataloader,
             "loss_function": job.loss_function,
             "data_version": job.data_version,
+            "init_from": job.init_from or ("scratch" if job.init_missing == SCRATCH else None),
             **{f"metric.{key}": value for key, value in job.metrics.items()},
             **{f"model.{key}": value for key, value in job.model_args.items()},
             **{f"data.{key}": value for key, value in job.data_args.items()},

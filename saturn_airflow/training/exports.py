@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextvars import ContextVar
 from pathlib import Path
 
 from safetensors.torch import load_model as load_tensors
@@ -13,10 +14,13 @@ from torch import nn
 
 from saturn_airflow.model import references
 from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.initial_weights import WEIGHTS
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.checkpoints import read_weights
 
-WEIGHTS, JOB = "model.safetensors", "job.json"
+JOB = "job.json"
+# What makes the models that are being loaded just now: a load_model may load another one.
+_making: ContextVar[tuple[str, ...]] = ContextVar("making", default=())
 
 
 def export_model(checkpoint: str | Path, job: Job, folder: str | Path) -> Path:
@@ -42,13 +46,23 @@ def load_exported(folder: str | Path) -> nn.Module:
     """The trained model that :func:`export_model` wrote, on the CPU and in evaluation mode.
 
     :param folder: the folder, such as ``mlflow.artifacts.download_artifacts(result["best"]["model_uri"])``.
-    :raises SaturnError: when the folder holds no exported model.
+    :raises SaturnError: when the folder holds no exported model, or one that loads itself.
     :raises InvalidSweepError: when the module of the job's ``load_model`` can't be found here.
     """
     path = Path(folder)
     if not (path / WEIGHTS).is_file() or not (path / JOB).is_file():
         raise SaturnError(f"{path} holds no trained model: {WEIGHTS} and {JOB} are expected there")
     job = Job.from_dict(json.loads((path / JOB).read_text()))
-    model: nn.Module = references.load(str(job.load_model))(**job.model_args)
+    made_by = json.dumps([job.load_model, job.model_args], sort_keys=True)
+    if made_by in _making.get():
+        raise SaturnError(
+            f"load_model {job.load_model!r} loads a model that it made itself, and so on without end: "
+            "let it make the model alone, and say Job(init_from=...) for the weights to start from"
+        )
+    token = _making.set((*_making.get(), made_by))
+    try:
+        model: nn.Module = references.load(str(job.load_model))(**job.model_args)
+    finally:
+        _making.reset(token)
     load_tensors(model, str(path / WEIGHTS))
     return model.eval()

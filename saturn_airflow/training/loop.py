@@ -22,7 +22,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, blocks, unsupported
 from saturn_airflow.parallelism.changing_buffers import ChangingBuffers
-from saturn_airflow.training import batches, checkpoints, rng, state
+from saturn_airflow.training import batches, checkpoints, initial_weights, rng, state
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.evaluating import Evaluation
 from saturn_airflow.training.guarding import looks, whole
@@ -96,6 +96,7 @@ class Training:
             evaluation = job.load_eval_dataloader
             eval_data = batches.load(job, evaluation, in_order=True, here=here) if evaluation else None
             self.eval_data = eval_data
+        initial_weights.start_from(model, job, request.initial_weights)
         look(self, model)
         bare = whole.bare(model) if request.measure is None and ranks.is_first else None
         with common_to_alike():

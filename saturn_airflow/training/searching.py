@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from saturn_airflow.launch import devices
 from saturn_airflow.launch.failures import RanksFailedError
@@ -42,7 +43,10 @@ def refuse_hopeless(technique: str, most_frugal: Parameters, job: Job, count: in
     device_bytes = devices.smallest_gpu_bytes()
     if device_bytes is None:
         return
-    request = TrainRequest(job=job.to_dict(), technique=technique, parameters=most_frugal)
+    # Their values take no memory.
+    request = TrainRequest(
+        job=replace(job, init_from=None).to_dict(), technique=technique, parameters=most_frugal
+    )
     try:
         peak, *_ = session.launch("saturn_airflow.training.memory_prediction:predict", request)
     except RanksFailedError:

@@ -164,7 +164,9 @@ class Session:
         return verdicts
 
     def _verdict_on_another(self, job: Job, mark: str, parameters: Parameters) -> dict[str, str]:
-        session = Session(self._link, replace(self._spec, job=job, alike=()), self._deadline)
+        # What a technique does to a model does not depend on its weights.
+        own = replace(job, init_from=None)
+        session = Session(self._link, replace(self._spec, job=own, alike=()), self._deadline)
         try:
             return {mark: session.verdict(parameters)}
         except RanksFailedError as error:
@@ -239,6 +241,7 @@ class Session:
             alike=tuple(job.to_dict() for job in spec.alike) if measure is not None else (),
             definition=spec.definition,
             goes_on_from=spec.goes_on_from,
+            initial_weights=spec.initial_weights,
         )
 
     def _launch(self, call: bytes, seconds: float | None = None) -> list[dict[str, Any]]:
@@ -263,6 +266,8 @@ def drive(
     except InvalidSweepError as error:
         failure = replace(failures.describe(error), whose="technique")
         raise RanksFailedError(failure) from None
+    if reason := technique.why_not_initial_weights(spec.job):
+        raise DoesNotFit(reason)
     if spec.mode == "train":
         verdict = _verdict_before_training(session, spec, technique)
         with _remembering_refusals(session, spec, technique):
@@ -340,8 +345,7 @@ def _verdict_key(spec: RunSpec, technique: library.BaseTechnique) -> str:
 
 
 def _trains_by_itself(technique: library.BaseTechnique) -> bool:
-    own, base = type(technique), library.BaseTechnique
-    return own.execute is not base.execute or own.parallelize is base.parallelize
+    return technique.trains_by_itself or type(technique).parallelize is library.BaseTechnique.parallelize
 
 
 def _export(session: Session, spec: RunSpec) -> dict[str, Any]:

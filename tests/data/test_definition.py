@@ -27,6 +27,7 @@ WITH_EFFECT: dict[str, Any] = {
     "data_version": "7",
     "batch_dim": 1,
     "couples_batch": True,
+    "init_from": "models:/digits/3",
 }
 WITHOUT_EFFECT: dict[str, Any] = {
     "name": "b",
@@ -36,6 +37,7 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "trust": ["ddp"],
     "exact": True,
     "metrics": {"f1": "m:f1"},
+    "init_missing": "scratch",
 }
 
 

@@ -56,3 +56,15 @@ def test_a_finished_jobs_model_is_exported_and_loads_with_its_tied_weights(tmp_p
 def test_a_folder_without_a_model_is_named(tmp_path):
     with pytest.raises(SaturnError, match=r"holds no trained model: model.safetensors and job.json"):
         load_exported(tmp_path)
+
+
+def looping(folder: str) -> torch.nn.Module:
+    return load_exported(folder)
+
+
+def test_a_load_model_that_loads_its_own_champion_is_told_of_init_from(tmp_path):
+    job = Job("a", f"{__name__}:looping", "shop.data:digits", model_args={"folder": str(tmp_path)})
+    (tmp_path / "job.json").write_text(json.dumps(job.to_dict()))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(SaturnError, match=r"loads a model that it made itself.*init_from"):
+        load_exported(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from torch import nn
 
 from saturn_airflow.launch.request import Measure, TrainRequest
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.training import memory
+from saturn_airflow.training import initial_weights, memory
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding.guard import Guard
 from saturn_airflow.training.loading import load_model
@@ -56,7 +55,12 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
 
     def look(training: Training, model: nn.Module) -> None:
         job, data = training.job, training.data
-        load = functools.partial(load_model, job)
+
+        def load() -> nn.Module:
+            another = load_model(job)
+            initial_weights.start_from(another, job, request.initial_weights)
+            return another
+
         guards.append(Guard(job, request.technique, model, load, ranks, data, training.eval_data))
 
     try:

@@ -1,0 +1,116 @@
+"""What a job's ``init_from`` means in MLflow: which version, and its weights as a file."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.initial_weights import WEIGHTS, Source, parse
+from saturn_airflow.tracking import models, server
+from saturn_airflow.tracking.server import RecordRefusedError, RunGoneError
+
+
+def pin(uri: str, init_from: str) -> str | None:
+    """``init_from`` with the version that is meant now: ``models:/digits@champion`` is ``models:/digits/3``.
+
+    A file gets its digest. What is pinned stays as it is.
+
+    :returns: None where there is no such model, alias, version, run or file (yet).
+    :raises InvalidSweepError: for what names nothing that weights could come from.
+    :raises MlflowAwayError: when MLflow does not answer.
+    """
+    source = parse(init_from)
+    if source.name is not None:
+        version = _version(uri, source)
+        return None if version is None else f"models:/{source.name}/{version.version}"
+    if source.run is not None:
+        client = server.client(uri)
+        try:
+            with server.answers():
+                client.get_run(source.run)
+        except (RunGoneError, RecordRefusedError):
+            return None
+        return f"runs:/{source.run}/{source.path}"
+    file = _weights_file(Path(source.path))
+    return None if file is None else f"{source.path}#sha256={_digest(file)}"
+
+
+def fetch(uri: str, pinned: str, to: Path) -> None:
+    """Write the weights that ``pinned`` means to the file ``to``; it is whole or not there.
+
+    :raises InvalidSweepError: when there are none of the kind that can be read.
+    :raises MlflowAwayError: when MLflow does not answer.
+    """
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=to.parent) as folder:
+        source = parse(pinned)
+        if source.run is None and source.name is None:
+            found = _weights_file(Path(source.path))
+            if found is None or _digest(found) != source.digest:
+                raise InvalidSweepError(f"init_from: {source.path} has changed since {pinned} was noted")
+            Path(shutil.copyfile(found, Path(folder, WEIGHTS))).rename(to)
+            return
+        _download(uri, pinned, source, folder).rename(to)
+
+
+def _download(uri: str, pinned: str, source: Source, folder: str) -> Path:
+    client = server.client(uri)
+    from mlflow import artifacts
+
+    place = f"runs:/{source.run}/{source.path}"
+    if source.run is None:
+        with server.answers():
+            place = client.get_model_version_download_uri(str(source.name), str(source.version))
+    try:
+        with server.answers(), server.uploading():
+            found = artifacts.download_artifacts(f"{place}/{WEIGHTS}", dst_path=folder, tracking_uri=uri)
+    except server.TrackingError as error:
+        if _has_weights(uri, place) is False:
+            raise InvalidSweepError(
+                f"init_from: {pinned} holds no {WEIGHTS}; it must be a model that a sweep has trained, or "
+                "one with its weights in such a file"
+            ) from None
+        if isinstance(error, server.MlflowAwayError):
+            raise
+        raise InvalidSweepError(f"init_from: {pinned} can't be fetched: {error}") from error
+    return Path(found)
+
+
+def _has_weights(uri: str, place: str) -> bool | None:
+    """Whether a model's folder has the file; None where that can't be told."""
+    from mlflow import artifacts
+
+    try:
+        with server.answers():
+            found = artifacts.list_artifacts(artifact_uri=place, tracking_uri=uri)
+    except server.TrackingError:
+        return None
+    return any(Path(file.path).name == WEIGHTS for file in found)
+
+
+def _version(uri: str, source: Source) -> Any:
+    client, name = server.client(uri), str(source.name)
+    try:
+        with server.answers():
+            if source.alias is not None:
+                return models.version_of(client, name, source.alias)
+            if source.version != "latest":
+                return client.get_model_version(name, str(source.version))
+            found = client.search_model_versions(f"name = '{name}'")
+            return max(found, key=lambda version: int(version.version), default=None)
+    except RunGoneError:
+        return None
+
+
+def _weights_file(path: Path) -> Path | None:
+    path = path / WEIGHTS if path.is_dir() else path
+    return path if path.is_file() else None
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
