@@ -15,7 +15,7 @@ from saturn_airflow.model.arguments import checked, fields_of, plain, unknown
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.references import Reference
 
-PRECISIONS = ("float32", "bf16", "float64")
+PRECISIONS = ("float32", "tf32", "bf16", "float64")
 #: References by what people write instead.
 _EXAMPLES = {
     "optimizer": "torch.optim:AdamW",
@@ -54,7 +54,8 @@ class HParams:
     :param clip_grad_norm: the gradient's largest L2 norm (``torch.nn.utils.clip_grad_norm_``).
     :param accumulate: micro-batches the global batch is computed in, one after another; also
         ``gradient_accumulation_steps``.
-    :param precision: ``"float32"``; ``"bf16"`` for bfloat16 autocast with float32 weights; ``"float64"``.
+    :param precision: ``"float32"``; ``"tf32"`` for float32 whose products GPUs round to TensorFloat-32;
+        ``"bf16"`` for bfloat16 autocast with float32 weights; ``"float64"``.
     :param compile: compile the model with ``torch.compile``.
     :param seed: seeds the model's initialisation, the order of the data, and dropout.
     """

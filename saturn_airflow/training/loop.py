@@ -22,7 +22,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, blocks, unsupported
 from saturn_airflow.parallelism.changing_buffers import ChangingBuffers
-from saturn_airflow.training import batches, checkpoints, initial_weights, rng, state
+from saturn_airflow.training import batches, checkpoints, initial_weights, precision, rng, state
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.evaluating import Evaluation
 from saturn_airflow.training.guarding import looks, whole
@@ -184,6 +184,7 @@ class Training:
         self.started += time.perf_counter() - began
 
     def run(self) -> dict[str, Any]:
+        precision.use(self.hparams.precision)
         measure = self.request.measure
         wanted = self.request.batch_count
         if measure is not None:

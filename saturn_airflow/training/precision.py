@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+
+
+def exact(precision: str) -> str:
+    """The format that a job of this precision is compared in: its own, or float32 where it rounds more."""
+    return "float32" if precision in ("bf16", "tf32") else precision
+
+
+def use(precision: str) -> None:
+    """Let a GPU multiply float32 as this precision says, from here on: in TensorFloat-32, or exactly.
+
+    Torch's own default is exact for matrices and TensorFloat-32 for convolutions and recurrent layers. See
+    https://docs.pytorch.org/docs/stable/notes/cuda.html, "TensorFloat-32".
+    """
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+@contextmanager
+def exactly(precision: str) -> Iterator[None]:
+    """Compute in :func:`exact` ``precision`` for as long as this lasts, and in ``precision`` afterwards."""
+    use(exact(precision))
+    try:
+        yield
+    finally:
+        use(precision)
 
 
 def cast_model(model: nn.Module, precision: str) -> nn.Module:

@@ -190,7 +190,7 @@ jobs_of_any_kind = st.builds(
         lr=st.floats(0, 10),
         batch_size=st.none() | st.integers(1, 512),
         clip_grad_norm=st.none() | st.floats(0.01, 10),
-        precision=st.sampled_from(["float32", "bf16", "float64"]),
+        precision=st.sampled_from(["float32", "tf32", "bf16", "float64"]),
     ),
 )
 

@@ -15,6 +15,7 @@ from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import DoesNotFit, Measure, TrainRequest
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training import precision
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.loop import train
@@ -156,10 +157,24 @@ def test_data_without_length_and_an_own_loss() -> None:
     assert steps(told)[-1] < steps(told)[0]
 
 
+@pytest.mark.parametrize(("chosen", "rounds"), [("float32", False), ("tf32", True), ("float64", False)])
+def test_what_gpus_may_round(chosen: str, rounds: bool) -> None:
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    try:
+        precision.use(chosen)
+        assert [backend.allow_tf32 for backend in backends] == [rounds, rounds]
+        with precision.exactly(chosen):
+            assert [backend.allow_tf32 for backend in backends] == [False, False]
+        assert [backend.allow_tf32 for backend in backends] == [rounds, rounds]
+    finally:
+        precision.use("float32")
+
+
 def test_bf16_and_compiled_models_learn_the_same(tmp_path: Path) -> None:
-    variants: list[dict[str, Any]] = [{}, {"precision": "bf16"}, {"compile": True}]
+    variants: list[dict[str, Any]] = [{}, {"precision": "bf16"}, {"compile": True}, {"precision": "tf32"}]
     requests = [request(job({"epochs": 2, **v}), tmp_path / str(n)) for n, v in enumerate(variants)]
-    ((plain, bf16, compiled),) = launch(requests)
+    ((plain, bf16, compiled, tf32),) = launch(requests)
+    assert steps(tf32) == steps(plain)  # where there is no GPU
     assert steps(bf16) != steps(plain)
     assert steps(bf16) == pytest.approx(steps(plain), abs=0.02)
     assert steps(compiled) == pytest.approx(steps(plain), abs=1e-5)

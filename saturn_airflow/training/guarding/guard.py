@@ -33,6 +33,7 @@ from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison,
 from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
 from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.guarding.samples import Sample, singles
+from saturn_airflow.training.precision import exact
 from saturn_airflow.training.ranks import Ranks
 
 Load = Callable[[], nn.Module]
@@ -240,9 +241,13 @@ class Guard:
 
 def _comparable(job: Job) -> Job:
     """``job`` without what only makes its comparison less exact, or dependent on what does not matter."""
-    precision = "float32" if job.hparams.precision == "bf16" else job.hparams.precision
     hparams = dataclasses.replace(
-        job.hparams, precision=precision, lr=_LR, lr_scheduler=None, lr_scheduler_args={}, compile=False
+        job.hparams,
+        precision=exact(job.hparams.precision),
+        lr=_LR,
+        lr_scheduler=None,
+        lr_scheduler_args={},
+        compile=False,
     )
     return dataclasses.replace(job, hparams=hparams)
 

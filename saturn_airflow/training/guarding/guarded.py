@@ -11,7 +11,7 @@ from torch import nn
 
 from saturn_airflow.launch.request import Measure, TrainRequest
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.training import initial_weights, memory
+from saturn_airflow.training import initial_weights, memory, precision
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding.guard import Guard
 from saturn_airflow.training.loading import load_model
@@ -63,6 +63,7 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
 
         guards.append(Guard(job, request.technique, model, load, ranks, data, training.eval_data))
 
+    precision.use("float32")
     try:
         training = Training(request, ranks, look)
     except (JobError, RuntimeError) as error:

@@ -28,7 +28,7 @@ from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.module_state import ModuleState
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.training import model_attributes, rng
+from saturn_airflow.training import model_attributes, precision, rng
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding import comparing, whole
 from saturn_airflow.training.guarding.differences import Comparison
@@ -131,8 +131,9 @@ class Looks:
             exact = dataclasses.replace(job, hparams=dataclasses.replace(job.hparams, precision="float32"))
             takes.append((exact, min(batch.samples, self._few)))
         why_not = ""
-        for one_job, samples in takes:
-            why_not = why_not or self._compare(one_job, batch, data, samples, step)
+        with precision.exactly(job.hparams.precision):
+            for one_job, samples in takes:
+                why_not = why_not or self._compare(one_job, batch, data, samples, step)
         self._seconds = time.perf_counter() - began
         if why_not:
             training.warn(f"not checked again at step {step} that nothing differs from one device: {why_not}")

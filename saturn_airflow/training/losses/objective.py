@@ -58,7 +58,7 @@ class Objective:
     def exactly(self) -> Objective:
         """The same objective without reduced precision."""
         other = copy.copy(self)
-        other._precision = "float32" if self._precision == "bf16" else self._precision
+        other._precision = precision.exact(self._precision)
         return other
 
     def begin(self, batch_samples: int) -> None:
