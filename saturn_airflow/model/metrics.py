@@ -86,12 +86,6 @@ def check_mode(metric: str | None, mode: object, what: str) -> Mode:
     return "max" if mode == "max" else "min"
 
 
-def value_of(outcome: Mapping[str, Any], metric: str) -> float | None:
-    """A job's last value of ``metric``, from what became of it; None where it has none that is a number."""
-    value = outcome.get(metric) if metric in LOSSES else (outcome.get("metrics") or {}).get(metric)
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
-
-
 def in_words(event: Mapping[str, Any], digits: int = 4) -> str:
     """What an ``eval`` event tells, as one line."""
     return ", ".join(f"{name} {value:.{digits}f}" for name, value in of_event(event).items())

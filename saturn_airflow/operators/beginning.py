@@ -9,7 +9,9 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException
 
 from saturn_airflow.model.definition import Change, Definition
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.status import Status
 from saturn_airflow.operators import wishes
 from saturn_airflow.operators.code_version import as_text, code_version
 from saturn_airflow.operators.context import hide_secrets
@@ -18,18 +20,18 @@ if TYPE_CHECKING:
     from saturn_airflow.launch.restarting import Asker, Decision
 
 
-def asker_of(entry: dict[str, Any], ti: Any, retries: int) -> Asker:
+def asker_of(entry: PlanEntry, ti: Any, retries: int) -> Asker:
     """The try of a train task, as what decides about its job's training knows it."""
     from saturn_airflow.launch.restarting import Asker
 
-    standing = entry.get("standing") or ([entry["goes_on"][0]] if entry.get("goes_on") else [])
+    standing = entry.standing or (entry.goes_on[:1] if entry.goes_on else ())
     # Who clears a task gives it all its tries again, on top of those it had.
     cleared_after = int(ti.max_tries or 0) - retries
-    return Asker(entry["attempt"], ti.try_number, cleared_after, tuple(standing))
+    return Asker(entry.attempt, ti.try_number, cleared_after, standing)
 
 
-def decide(context: Context, folder: Path, entry: dict[str, Any], asker: Asker) -> Decision:
-    """Whether the job of ``entry`` goes on with the training in ``folder``, or starts anew.
+def decide(context: Context, folder: Path, job: Job, asker: Asker) -> Decision:
+    """Whether ``job`` goes on with the training in ``folder``, or starts anew.
 
     :raises InvalidSweepError: when the DAG run's conf can't be read.
     :raises NewerFormatError: when a newer version wrote what is there in a way that this one can't read.
@@ -37,7 +39,6 @@ def decide(context: Context, folder: Path, entry: dict[str, Any], asker: Asker) 
     from saturn_airflow.launch import restarting
 
     restarting.complete(folder)
-    job = Job.from_dict(entry["job"])
     now = Definition.of(job, as_text(code_version(context)))
     wish = wishes.wish(wishes.conf_of(context), job.name)
     return restarting.decide(folder, now, asker, wish, in_words)
@@ -64,7 +65,7 @@ def supersede(folder: Path, why: str, mlflow: str) -> None:
                 job_run.follow(event)
         end = run.end
     if job_run is not None:
-        job_run.supersede(why, ended=end is not None and end["status"] == "finished")
+        job_run.supersede(why, ended=end is not None and end["status"] == Status.FINISHED)
     with tracking.nobody_sends(folder) as nobody:
         if not nobody:
             raise AirflowException(f"the records of {folder} are being sent to MLflow; they can't move yet")

@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 from saturn_airflow.model import formats
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE, slug
+from saturn_airflow.model.outcomes import OUTCOME, Outcome
 from saturn_airflow.operators.airflow_internals import redact
 from saturn_airflow.operators.code_version import code_version
 
@@ -166,6 +167,15 @@ def readable(value: Mapping[str, Any], what: str) -> None:
         formats.check(value, what, f"what another task handed on ({value.get('job') or 'of this sweep'})")
     except formats.NewerFormatError as error:
         raise AirflowFailException(str(error)) from None
+
+
+def outcome_of(data: Mapping[str, Any]) -> Outcome:
+    """The outcome that a train task handed on.
+
+    :raises AirflowFailException: when a newer version wrote it in a way that this one can't read.
+    """
+    readable(data, OUTCOME)
+    return Outcome.from_dict(data)
 
 
 def pull_from_trials(context: Context, trials_task: str, key: str) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import replace
 
+from saturn_airflow.model.outcomes import Outcome
+from saturn_airflow.model.status import Status
 from saturn_airflow.operators.context import SweepContext
 
 
@@ -24,13 +26,16 @@ def stop_leftovers(
             run.stop()
 
 
-def add_last_checkpoints(sweep: SweepContext, outcomes: Iterable[dict[str, Any]]) -> None:
-    """Complete outcomes of jobs that did not finish by ``checkpoint`` and ``steps``, where there is one."""
+def with_last_checkpoints(sweep: SweepContext, outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """``outcomes``, with the last checkpoint and its step where a job did not finish."""
     from saturn_airflow.launch import runs
 
+    found = []
     for outcome in outcomes:
-        if outcome["status"] != "finished" and not outcome.get("checkpoint"):
-            saved = runs.last_checkpoint(sweep.job_folder(outcome["job"]))
+        if outcome.status != Status.FINISHED and not outcome.checkpoint:
+            saved = runs.last_checkpoint(sweep.job_folder(outcome.job))
             if saved is not None:
-                outcome.update(checkpoint=saved["path"], steps=saved["step"])
-                outcome["reason"] = f"{outcome.get('reason') or 'it was lost'}. Saved at step {saved['step']}"
+                reason = f"{outcome.reason or 'it was lost'}. Saved at step {saved['step']}"
+                outcome = replace(outcome, checkpoint=saved["path"], steps=saved["step"], reason=reason)
+        found.append(outcome)
+    return found

@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from saturn_airflow.model import formats, guards
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.deadlines import Deadline
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.errors import InvalidSweepError, MissedDeadlineError
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
@@ -142,7 +143,11 @@ class PlanOperator(ListingOperator):
         names = {fingerprint(job): job.name for job in reversed(knowledge.jobs)}
         tracking.estimate_store.record(uri, lasting, sweep.folder, speed_versions(), jobs=names)
         self.mlflow_url = run.url
-        return entries(plan, jobs, estimates, cluster, made)
+        return [entry.to_dict() for entry in self.handed_on(entries(plan, jobs, estimates, cluster, made))]
+
+    def handed_on(self, found: list[PlanEntry]) -> list[PlanEntry]:
+        """The plan's entries as its train tasks get them."""
+        return found
 
     def nodes_now(self, context: Context) -> Cluster:
         """The nodes to plan with."""
@@ -308,45 +313,51 @@ def why_nowhere(
 
 def entries(
     plan: Plan, jobs: Mapping[str, Job], estimates: Estimates, cluster: Cluster, made: float
-) -> list[dict[str, Any]]:
-    """The plan's jobs in the order of their start, each with all that its train task needs."""
+) -> list[PlanEntry]:
+    """The plan's jobs in the order of their start, each with all that its train task needs.
+
+    :param made: when the plan was made, in seconds since the epoch.
+    """
     ordered = sorted(plan.assignments, key=lambda a: (a.start, a.job))
     result = []
-    for position, assignment in enumerate(ordered):
-        job = jobs[assignment.job]
-        node: Node = cluster[assignment.node]
-        estimate = estimates[Key(fingerprint(job), assignment.technique, assignment.devices, node.kind)]
+    for position, a in enumerate(ordered):
+        job = jobs[a.job]
+        node: Node = cluster[a.node]
+        estimate = estimates[Key(fingerprint(job), a.technique, a.devices, node.kind)]
         result.append(
-            {
-                **formats.stamp("an entry of a plan"),
-                **assignment.to_dict(),
-                "name": job.name,
-                "kind": node.kind,
-                "job": job.to_dict(),
-                "parameters": dict(estimate.parameters),
-                "verdict": estimate.verdicts.get(guards.mark(job, estimate.version)),
-                "seconds_per_batch": estimate.seconds_per_batch,
-                "setup_seconds": estimate.setup_seconds,
-                "source": estimate.source,
-                "version": estimate.version,
-                "batches": total_batches(job, estimates),
-                "fingerprint": estimate.fingerprint,
-                "attempt": made,
-                "position": position,
-                "after": before(assignment, ordered[:position]),
-            }
+            PlanEntry(
+                job=job,
+                technique=a.technique,
+                devices=a.devices,
+                node=a.node,
+                device_ids=a.device_ids,
+                start=a.start,
+                end=a.end,
+                kind=node.kind,
+                parameters=dict(estimate.parameters),
+                verdict=estimate.verdicts.get(guards.mark(job, estimate.version)),
+                seconds_per_batch=estimate.seconds_per_batch,
+                setup_seconds=estimate.setup_seconds,
+                source=estimate.source,
+                version=estimate.version,
+                batches=total_batches(job, estimates),
+                fingerprint=estimate.fingerprint,
+                attempt=made,
+                position=position,
+                after=before(a, ordered[:position]),
+            )
         )
     return result
 
 
-def before(assignment: Assignment, earlier: Sequence[Assignment]) -> list[str]:
+def before(assignment: Assignment, earlier: Sequence[Assignment]) -> tuple[str, ...]:
     """The jobs that have the devices of ``assignment`` just before it.
 
     :param earlier: the assignments before it, in the order of their start.
     """
     last = {(a.node, device): a.job for a in earlier for device in a.device_ids}
     found = (last.get((assignment.node, device)) for device in assignment.device_ids)
-    return list(dict.fromkeys(job for job in found if job is not None))
+    return tuple(dict.fromkeys(job for job in found if job is not None))
 
 
 def summary(plan: Plan, practice: Plan) -> str:

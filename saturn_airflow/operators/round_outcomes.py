@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from saturn_airflow.operators.context import readable
+from saturn_airflow.model.outcomes import Outcome
+from saturn_airflow.operators.context import outcome_of
 from saturn_airflow.operators.train_task import OUTCOME_KEY
 
 
@@ -19,14 +20,12 @@ def standing_plans(ti: Any, plans: Sequence[str]) -> list[float]:
     return [attempt for attempt in found if attempt >= found[0]]
 
 
-def last_outcomes(ti: Any, plans: Sequence[str], trained: Sequence[str]) -> dict[str, dict[str, Any]]:
+def last_outcomes(ti: Any, plans: Sequence[str], trained: Sequence[str]) -> dict[str, Outcome]:
     """Each job's last outcome in the rounds of these plan tasks.
 
     What train tasks pushed under a plan that was cleared and made anew since does not count.
     """
     attempts = {ti.xcom_pull(task_ids=task, key="attempt", map_indexes=-1) for task in plans}
-    found = ti.xcom_pull(task_ids=list(trained), key=OUTCOME_KEY) or []
-    kept = [dict(outcome) for outcome in found if outcome and outcome["attempt"] in attempts]
-    for outcome in kept:
-        readable(outcome, "an outcome")
-    return {outcome["job"]: outcome for outcome in sorted(kept, key=lambda outcome: outcome["attempt"])}
+    pushed = ti.xcom_pull(task_ids=list(trained), key=OUTCOME_KEY) or []
+    found = [outcome_of(data) for data in pushed if data and data["attempt"] in attempts]
+    return {outcome.job: outcome for outcome in sorted(found, key=lambda outcome: outcome.attempt or 0.0)}

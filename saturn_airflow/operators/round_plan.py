@@ -14,11 +14,13 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from saturn_airflow.model import selection
 from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.status import OVER, Status
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
 from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.inventory import lost
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from saturn_airflow.planning.online.execution import Situation
 
 STATE_KEY = "round"
-#: What a job ended with that no further round takes up.
-OVER = ("failed", "timed_out", "not_a_number", "out_of_memory", "pruned", "does_not_fit", "changes_result")
 #: Seconds that saving a job takes, where none has been saved yet.
 _CHECKPOINT_SECONDS = 5.0
 _NOTHING = 1e-9
@@ -101,7 +101,7 @@ class RoundPlanOperator(PlanOperator):
         return self._left
 
     def _first(self, context: Context) -> list[dict[str, Any]]:
-        found = super().execute(context)
+        handed_on = super().execute(context)
         assert self._problem is not None
         assert self._decision is not None
         state = {
@@ -110,6 +110,11 @@ class RoundPlanOperator(PlanOperator):
             "pruned": [],
         }
         context["ti"].xcom_push(STATE_KEY, finite(state))
+        return handed_on
+
+    def handed_on(self, found: list[PlanEntry]) -> list[PlanEntry]:
+        """The first plan's entries with what their train tasks must know of the round."""
+        assert self._decision is not None
         rung = self._rung({})
         return [self._with_round(entry, self._decision, rung) for entry in found]
 
@@ -135,7 +140,7 @@ class RoundPlanOperator(PlanOperator):
         self.ends_by = self.moment_of_deadline(context)
         progress = self._progress(sweep, problem)
         outcomes = last_outcomes(ti, self.earlier, self.trained)
-        statuses = {job: outcome["status"] for job, outcome in outcomes.items()}
+        statuses = {job: outcome.status for job, outcome in outcomes.items()}
         going = self._going(statuses, progress, state["pruned"])
         dropped = self._drop(progress, going)
         going = [job for job in going if job not in dropped]
@@ -169,7 +174,7 @@ class RoundPlanOperator(PlanOperator):
             result, made = [], time.time()
         # Asked again: some finish while this plans, some before they can be stopped.
         unfollowed = set(_finished_alone(self._progress(sweep, problem), statuses)).difference(pruned)
-        result = [entry for entry in result if entry["name"] not in unfollowed]
+        result = [entry for entry in result if entry.name not in unfollowed]
         practice = baselines.current_practice(problem)
         if result:
             self.log.info("%s", summary(plan, practice))
@@ -185,29 +190,28 @@ class RoundPlanOperator(PlanOperator):
         self.mlflow_url = sweep_run.url
         for job in sorted(unfollowed):
             self.log.info("%s finished while this round was planned", job)
-            seen_off: dict[str, Any] = {"round": self.number, "standing": self._standing}
-            seen_off |= {"attempt": made, "position": len(result)}
             run = runs.all_of(sweep.job_folder(job))[-1]
-            result.append({**before[job], **seen_off, "goes_on": list(run.spec.priority)})
+            seen_off = self._without_place(before[job], made, len(result))
+            result.append(replace(seen_off, goes_on=run.spec.priority))
         for job in dropped:
             reason = f"pruned after {progress[job].steps} batches, before round {self.number}"
             self.log.warning("%s is %s", job, reason)
-            result.append(
-                {
-                    **before[job],
-                    "round": self.number,
-                    "standing": self._standing,
-                    "attempt": made,
-                    "position": len(result),
-                    "pruned": reason,
-                }
-            )
-        return result
+            result.append(replace(self._without_place(before[job], made, len(result)), pruned=reason))
+        return [entry.to_dict() for entry in result]
 
-    def _last_plan(self, context: Context) -> tuple[Plan, dict[str, Any], dict[str, Any]] | None:
+    def _without_place(self, before: PlanEntry, made: float, position: int) -> PlanEntry:
+        """An entry for this round of a job that its plan does not have.
+
+        :param before: the job's last entry.
+        """
+        return replace(
+            before, round=self.number, standing=tuple(self._standing), attempt=made, position=position
+        )
+
+    def _last_plan(self, context: Context) -> tuple[Plan, dict[str, PlanEntry], dict[str, Any]] | None:
         """The last plan that was made, the last entry of each job, and the state."""
         ti = context["ti"]
-        found: dict[str, Any] = {}
+        found: dict[str, PlanEntry] = {}
         plan = state = None
         for task in self.earlier:
             made, entered, kept = (
@@ -216,7 +220,7 @@ class RoundPlanOperator(PlanOperator):
             )
             if entered is not None:
                 plan = made
-                found.update({entry["name"]: entry for entry in entered})
+                found.update({entry.name: entry for entry in map(PlanEntry.from_dict, entered)})
             state = kept or state
         return (Plan.from_dict(plan), found, state) if plan and state else None
 
@@ -254,14 +258,14 @@ class RoundPlanOperator(PlanOperator):
         return on_nodes(replace(problem, jobs=going), here)
 
     def _going(
-        self, statuses: Mapping[str, str], progress: Mapping[str, Progress], pruned: Sequence[str]
+        self, statuses: Mapping[str, Status], progress: Mapping[str, Progress], pruned: Sequence[str]
     ) -> list[str]:
         """Jobs that are neither done, nor dropped, nor failed for good."""
         over = {job for job, status in statuses.items() if status in OVER}
         return [
             job
             for job, p in progress.items()
-            if p.status != "finished" and job not in over and job not in pruned
+            if p.status != Status.FINISHED and job not in over and job not in pruned
         ]
 
     def _drop(self, progress: Mapping[str, Progress], going: Sequence[str]) -> list[str]:
@@ -321,39 +325,43 @@ class RoundPlanOperator(PlanOperator):
 
     def _with_round(
         self,
-        entry: dict[str, Any],
+        entry: PlanEntry,
         decision: Adoption,
         rung: float,
         progress: Mapping[str, Progress] | None = None,
-        before: Mapping[str, Any] | None = None,
+        before: Mapping[str, PlanEntry] | None = None,
         staying: Set[str] = frozenset(),
-    ) -> dict[str, Any]:
+    ) -> PlanEntry:
         """A plan's entry with what its train task must know of the round."""
         from saturn_airflow.launch.progress import Progress
 
-        added: dict[str, Any] = {"round": self.number, "standing": self._standing}
-        added |= {"ends_at": None, "most_batches": None}
-        if math.isfinite(decision.length):
-            added["ends_at"] = entry["attempt"] + decision.length
-        if math.isfinite(rung) and entry["batches"]:
-            per_epoch = self._per_epoch(self.jobs[entry["name"]])
-            if per_epoch and rung * per_epoch < entry["batches"]:
-                added["most_batches"] = int(rung * per_epoch)
-        added["planned_makespan"] = (
-            decision.expected if self.objective == MAKESPAN else decision.plan.makespan
-        )
-        estimate = self.estimates[
-            Key(entry["fingerprint"], entry["technique"], entry["devices"], entry["kind"])
-        ]
-        batches = entry["batches"]
+        batches = entry.batches
+        assert batches is not None, "what has no length is not planned"
+        estimate = self.estimates[Key(entry.fingerprint, entry.technique, entry.devices, entry.kind)]
         training = estimate.setup_seconds + batches * estimate.seconds_per_batch
-        added["besides_seconds"] = estimate.seconds(batches) - estimate.launch_seconds - training
-        p = progress[entry["name"]] if progress else Progress()
-        if p.alive:
-            added["goes_on"] = list(p.alive.spec.priority) if entry["name"] in staying else None
-        if before and p.steps and (old := before.get(entry["name"])) and _place(old) != _place(entry):
-            added["moved_from"] = f"{old['technique']} x {old['devices']} on {old['node']}"
-        return {**entry, **added}
+        ends_at = most_batches = goes_on = moved_from = None
+        if math.isfinite(decision.length):
+            ends_at = entry.attempt + decision.length
+        if math.isfinite(rung) and batches:
+            per_epoch = self._per_epoch(entry.job)
+            if per_epoch and rung * per_epoch < batches:
+                most_batches = int(rung * per_epoch)
+        p = progress[entry.name] if progress else Progress()
+        if p.alive and entry.name in staying:
+            goes_on = p.alive.spec.priority
+        if before and p.steps and (old := before.get(entry.name)) and old.place != entry.place:
+            moved_from = f"{old.technique} x {old.devices} on {old.node}"
+        return replace(
+            entry,
+            round=self.number,
+            standing=tuple(self._standing),
+            ends_at=ends_at,
+            most_batches=most_batches,
+            planned_makespan=(decision.expected if self.objective == MAKESPAN else decision.plan.makespan),
+            besides_seconds=estimate.seconds(batches) - estimate.launch_seconds - training,
+            goes_on=goes_on,
+            moved_from=moved_from,
+        )
 
     def _say(self, decision: Adoption) -> None:
         if decision.adopted and self.objective != MAKESPAN:
@@ -389,9 +397,9 @@ def situation_of(progress: Mapping[str, Progress], goals: Mapping[str, float]) -
     return Situation(left, running)
 
 
-def _finished_alone(progress: Mapping[str, Progress], statuses: Mapping[str, str]) -> list[str]:
+def _finished_alone(progress: Mapping[str, Progress], statuses: Mapping[str, Status]) -> list[str]:
     """Jobs that trained to their end after their task had left them, or was lost."""
-    return [job for job, p in progress.items() if p.status == "finished" and statuses.get(job) != "finished"]
+    return [job for job, p in progress.items() if p.status == Status.FINISHED != statuses.get(job)]
 
 
 def learned(
@@ -422,20 +430,18 @@ def learned(
     return corrected(problem, seen, marks)
 
 
-def _staying(
-    entries: Sequence[Mapping[str, Any]], progress: Mapping[str, Progress], decision: Adoption
-) -> set[str]:
+def _staying(entries: Sequence[PlanEntry], progress: Mapping[str, Progress], decision: Adoption) -> set[str]:
     """Jobs whose runs go on: those that train and are not moved, and those that wait for them to end, in the
     line for devices that are still theirs."""
     training = {job for job, p in progress.items() if p.training and job not in decision.moved}
     waiting = set()
     for entry in entries:
-        run = progress[entry["name"]].alive
-        if run and not progress[entry["name"]].training and training.issuperset(entry["after"]):
-            spec = run.spec
+        p = progress[entry.name]
+        if p.alive and not p.training and training.issuperset(entry.after):
+            spec = p.alive.spec
             place = spec.technique, spec.devices, spec.node, spec.device_ids
-            if place == _place(entry) and spec.batch_count is None:
-                waiting.add(entry["name"])
+            if place == entry.place and spec.batch_count is None:
+                waiting.add(entry.name)
     return training | waiting
 
 
@@ -451,7 +457,3 @@ def _stop(progress: Mapping[str, Progress], jobs: Iterable[str]) -> None:
 def _checkpoint(progress: Mapping[str, Progress]) -> float:
     seen = [p.checkpoint_seconds for p in progress.values() if p.checkpoint_seconds]
     return max(seen, default=_CHECKPOINT_SECONDS)
-
-
-def _place(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    return entry["technique"], entry["devices"], entry["node"], tuple(entry["device_ids"])

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from airflow.sdk import Context
 
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.status import GOES_ON, Status
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.report_task import ReportOperator
 from saturn_airflow.operators.round_outcomes import last_outcomes
 from saturn_airflow.operators.round_plan import STATE_KEY, learned
-from saturn_airflow.operators.round_train import GOES_ON
 from saturn_airflow.profiling.options import by_key
 
 #: Seconds to plan what the sweep would have been without selection.
@@ -36,26 +39,17 @@ class RoundReportOperator(ReportOperator):
         self.selects = selects
 
     def trained(
-        self, context: Context, attempt: float, entries: list[dict[str, Any]]
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        self, context: Context, attempt: float, entries: list[PlanEntry]
+    ) -> tuple[list[Outcome], list[PlanEntry]]:
         """Each job's last outcome, and the last entry of it in a plan."""
         ti = context["ti"]
-        last_entry: dict[str, dict[str, Any]] = {}
+        last_entry: dict[str, PlanEntry] = {}
         for task in self.plan_tasks:
             entered = ti.xcom_pull(task_ids=task, key="return_value", map_indexes=-1) or []
-            last_entry.update({entry["name"]: entry for entry in entered})
-        first = {entry["name"]: entry for entry in entries}
+            last_entry.update({entry.name: entry for entry in map(PlanEntry.from_dict, entered)})
+        first = {entry.name: entry for entry in entries}
         last = last_outcomes(ti, self.plan_tasks, self.train_tasks)
-        for name, outcome in last.items():
-            if outcome["status"] in GOES_ON:
-                outcome |= {
-                    "status": "lost",
-                    "reason": "no later round went on with it; see the plan tasks' logs",
-                }
-            if name in first:
-                # Later plans have what was left of it.
-                outcome["planned_seconds"] = first[name]["end"] - first[name]["start"]
-        return list(last.values()), list(last_entry.values())
+        return [_at_last(outcome, first) for outcome in last.values()], list(last_entry.values())
 
     def comparison(self, context: Context, jobs: Sequence[Job]) -> dict[str, Any]:
         """How many rounds there were, and what they would have taken without selection."""
@@ -76,3 +70,17 @@ class RoundReportOperator(ReportOperator):
             found["without_selection_seconds"] = planning.solve(whole, time_limit=_PLANNING_SECONDS).makespan
             self.log.info("Without selection, training would take %.1f s", found["without_selection_seconds"])
         return found
+
+
+def _at_last(outcome: Outcome, first: Mapping[str, PlanEntry]) -> Outcome:
+    """A job's last outcome as the sweep's.
+
+    :param first: the entries of the first plan; later plans have what was left of their jobs.
+    """
+    if outcome.status in GOES_ON:
+        reason = "no later round went on with it; see the plan tasks' logs"
+        outcome = replace(outcome, status=Status.LOST, reason=reason)
+    if outcome.planned is not None and outcome.job in first:
+        planned_seconds = first[outcome.job].planned_seconds
+        outcome = replace(outcome, planned=replace(outcome.planned, planned_seconds=planned_seconds))
+    return outcome

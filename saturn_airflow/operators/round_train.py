@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -9,18 +10,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
+from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.rounds import Rounds
-from saturn_airflow.operators.context import SweepContext, finite
+from saturn_airflow.model.status import Status
+from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.round_watch import over_file
-from saturn_airflow.operators.train_task import OUTCOME_KEY, TrainOperator
+from saturn_airflow.operators.train_task import TrainOperator
 
 if TYPE_CHECKING:
     from saturn_airflow.launch.runs import Run, RunSpec
 
 #: So many batches show how fast a job is; the first are slow.
 ENOUGH_STEPS = 8
-#: Outcomes of a job that a later round goes on with.
-GOES_ON = ("going_on", "waiting", "paused")
 
 
 class RoundTrainOperator(TrainOperator):
@@ -43,18 +44,18 @@ class RoundTrainOperator(TrainOperator):
 
         :raises AirflowSkipException: when the job was pruned, or its turn did not come in this round.
         """
-        if self.entry.get("pruned"):
+        if self.entry.pruned:
             self._prune(context)
         sweep = SweepContext.of(context, self.group)
-        self._over_file = over_file(sweep, self.entry["round"], self.entry["attempt"])
-        if self._is_over() and not self.entry.get("goes_on"):
+        self._over_file = over_file(sweep, self._round, self.entry.attempt)
+        if self._is_over() and not self.entry.goes_on:
             self._wait_for_next(context)
         return super().execute(context)
 
     def submit_job(self, context: Context) -> str:
         """The run that goes on from the round before, or a new one."""
         name = super().submit_job(context)
-        if self.entry.get("moved_from"):
+        if self.entry.moved_from:
             self._mark(context)
         return name
 
@@ -68,47 +69,49 @@ class RoundTrainOperator(TrainOperator):
             return
         entry, policy = self.entry, Rounds.from_dict(self.rounds)
         self._steps_seen += 1
-        if self._steps_seen < ENOUGH_STEPS or entry["round"] == policy.most:
+        if self._steps_seen < ENOUGH_STEPS or self._round == policy.most:
             return
-        besides = entry["besides_seconds"] * (1 - event["step"] / entry["batches"])
-        expected = event["time"] + event["eta_seconds"] + besides - entry["attempt"]
-        strayed = policy.strayed(expected, entry["end"], entry["planned_makespan"])
+        assert entry.batches is not None
+        assert entry.planned_makespan is not None
+        besides = entry.besides_seconds * (1 - event["step"] / entry.batches)
+        expected = event["time"] + event["eta_seconds"] + besides - entry.attempt
+        strayed = policy.strayed(expected, entry.end, entry.planned_makespan)
         if strayed and not self._over_file.exists():
-            self.log.info("Ends after %.0f s instead of %.0f: the round is over", expected, entry["end"])
+            self.log.info("Ends after %.0f s instead of %.0f: the round is over", expected, entry.end)
             self._over_file.touch()
 
-    def _spec(self, context: Context) -> RunSpec:
-        import dataclasses
+    @property
+    def _round(self) -> int:
+        assert self.entry.round is not None, "entries of a sweep with rounds say which"
+        return self.entry.round
 
+    def _spec(self, context: Context) -> RunSpec:
         from saturn_airflow.launch import progress
 
         spec = super()._spec(context)
-        if self.entry.get("most_batches") is None:
+        if self.entry.most_batches is None:
             return spec
-        left = self.entry["most_batches"] - progress.of(spec.folder).steps
+        left = self.entry.most_batches - progress.of(spec.folder).steps
         return dataclasses.replace(spec, batch_count=max(left, 0))
 
     def _is_of_this_plan(self, run: Run) -> bool:
-        goes_on = self.entry.get("goes_on")
-        return super()._is_of_this_plan(run) or (goes_on is not None and run.spec.priority == tuple(goes_on))
+        goes_on = self.entry.goes_on
+        return super()._is_of_this_plan(run) or (goes_on is not None and run.spec.priority == goes_on)
 
     def _is_over(self) -> bool:
-        ends_at = self.entry.get("ends_at")
-        if ends_at is not None and time.time() >= ends_at:
+        if self.entry.ends_at is not None and time.time() >= self.entry.ends_at:
             return True
         return self._over_file is not None and self._over_file.exists()
 
     def _is_at_rung(self, end: dict[str, Any]) -> bool:
-        most = self.entry.get("most_batches")
-        return (
-            most is not None and end["status"] == "stopped" and (end["result"] or {}).get("steps", 0) >= most
-        )
+        most, steps = self.entry.most_batches, (end["result"] or {}).get("steps", 0)
+        return most is not None and end["status"] == Status.STOPPED and steps >= most
 
     def _ended(self, context: Context, run: Run, end: dict[str, Any] | None) -> None:
         if end is None and not self.must_go():
             self._end_round(context, run)
         elif end is not None and self._is_at_rung(end):
-            self._outcome = self._leave_open(context, "paused", end.get("result") or {})
+            self._outcome = self._leave_open(context, Status.PAUSED, end.get("result") or {})
             run.done_with()
         else:
             super()._ended(context, run, end)
@@ -121,58 +124,46 @@ class RoundTrainOperator(TrainOperator):
             # It keeps its place in the line, so that no device is idle while the next round is planned.
             self._wait_for_next(context)
         self.log.info("The round is over; training goes on until the next plan says otherwise")
-        self._outcome = self._leave_open(context, "going_on", {"steps": so_far.steps})
+        self._outcome = self._leave_open(context, Status.GOING_ON, {"steps": so_far.steps})
 
-    def _leave_open(self, context: Context, status: str, result: dict[str, Any]) -> dict[str, Any]:
+    def _leave_open(self, context: Context, status: Status, result: dict[str, Any]) -> Outcome:
         """Push an outcome of a job that a later round goes on with."""
         from saturn_airflow.launch import runs
 
-        folder = SweepContext.of(context, self.group).job_folder(self.entry["name"])
-        outcome = {
-            **self._planned(),
-            **result,
-            "status": status,
-            "reason": None,
-            **runs.time_on_devices(folder),
-        }
-        outcome["round"] = self.entry["round"]
-        context["ti"].xcom_push(OUTCOME_KEY, finite(outcome))
+        held = runs.time_on_devices(SweepContext.of(context, self.group).job_folder(self.entry.name))
+        outcome = Outcome.of(self.entry, status, result=result, held=held)
+        self._push(context, outcome)
         job_run = self._mlflow(context)
         job_run.wait(10)
         self.mlflow_url = job_run.url
         job_run.leave()
-        return dict(finite(outcome))
+        return outcome
 
     def _wait_for_next(self, context: Context) -> NoReturn:
-        outcome = {**self._planned(), "status": "waiting", "reason": "its turn did not come in this round"}
-        context["ti"].xcom_push(OUTCOME_KEY, finite({**outcome, "round": self.entry["round"]}))
-        raise AirflowSkipException(f"{self.entry['name']}: {outcome['reason']}")
+        outcome = Outcome.of(self.entry, Status.WAITING, "its turn did not come in this round")
+        self._push(context, outcome)
+        raise AirflowSkipException(f"{outcome.job}: {outcome.reason}")
 
     def _prune(self, context: Context) -> NoReturn:
         from saturn_airflow.launch import runs
 
-        folder = SweepContext.of(context, self.group).job_folder(self.entry["name"])
-        outcome = {
-            **self._planned(),
-            "status": "pruned",
-            "reason": self.entry["pruned"],
-            "round": self.entry["round"],
-            **runs.time_on_devices(folder),
-        }
+        folder = SweepContext.of(context, self.group).job_folder(self.entry.name)
+        held = runs.time_on_devices(folder)
+        outcome = Outcome.of(self.entry, Status.PRUNED, self.entry.pruned, held=held)
         for run in runs.all_of(folder):
             self._pass_on(context, run)
             run.done_with()
         job_run = self._mlflow(context)
         job_run.wait(10)
-        outcome["run_id"], self.mlflow_url = job_run.id, job_run.url
-        job_run.close("pruned", self.entry["pruned"])
-        context["ti"].xcom_push(OUTCOME_KEY, finite(outcome))
-        raise AirflowSkipException(f"{self.entry['name']}: {self.entry['pruned']}")
+        self.mlflow_url = job_run.url
+        job_run.close(Status.PRUNED, outcome.reason)
+        self._push(context, dataclasses.replace(outcome, run_id=job_run.id))
+        raise AirflowSkipException(f"{outcome.job}: {outcome.reason}")
 
     def _mark(self, context: Context) -> None:
         """Say in MLflow that the job goes on elsewhere."""
         entry = self.entry
-        ids = ",".join(map(str, entry["device_ids"]))
-        to = f"{entry['technique']} x {entry['devices']} on {entry['node']}[{ids}]"
-        self.log.info("Moved from %s to %s", entry["moved_from"], to)
-        self._mlflow(context).tag({f"saturn.moved.round_{entry['round']}": f"{entry['moved_from']} -> {to}"})
+        ids = ",".join(map(str, entry.device_ids))
+        to = f"{entry.technique} x {entry.devices} on {entry.node}[{ids}]"
+        self.log.info("Moved from %s to %s", entry.moved_from, to)
+        self._mlflow(context).tag({f"saturn.moved.round_{self._round}": f"{entry.moved_from} -> {to}"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from datetime import timedelta
@@ -13,10 +14,12 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from saturn_airflow.model import formats, initial_weights
 from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.entries import ENTRY, PlanEntry
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import superseded
 from saturn_airflow.model.formats import NewerFormatError
-from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.outcomes import Outcome
+from saturn_airflow.model.status import WORTH_A_RETRY, Status
 from saturn_airflow.operators import beginning
 from saturn_airflow.operators.context import (
     MLFLOW_CONNECTION,
@@ -41,9 +44,6 @@ if TYPE_CHECKING:
     from saturn_airflow.tracking import JobRun
 
 OUTCOME_KEY = "outcome"
-#: What a further try may mend, from the last checkpoint on. The job's own code is given another try too: data
-#: that can't be reached for a moment is the commonest failure of a long training.
-WORTH_A_RETRY = ("stopped", "lost", "hung", "failed")
 #: How long training may take to end its step and write a checkpoint when it is told to stop; its task may be
 #: gone before, for Airflow leaves that five seconds.
 STOP_SECONDS = 30.0
@@ -86,7 +86,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         if job_timeout is None and execution_timeout is not None:
             job_timeout = execution_timeout.total_seconds()
         self.job_timeout = job_timeout
-        self.entry = entry
+        self.entry = PlanEntry.from_dict(entry)
+        self._handed_on = entry
         self.node = node
         self.trials_task = trials_task
         self.checkpoint_seconds = checkpoint_seconds
@@ -96,7 +97,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         self.mlflow_conn_id = mlflow_conn_id
         self.mlflow_url: str | None = None
         self._job_run: JobRun | None = None
-        self._outcome: dict[str, Any] = {}
+        self._outcome: Outcome | None = None
         self._decided: Decision | None = None
         self._warnings: tuple[str, ...] = ()
 
@@ -110,14 +111,14 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         """
         from saturn_airflow.launch import runs
 
-        job = self.entry["job"]["name"]
+        job = self.entry.name
         folder = SweepContext.of(context, self.group).job_folder(job)
         with runs.sole_follower(folder, self.must_go, self._say_who_follows) as alone:
             if not alone:
                 raise AirflowException(f"{job}: an earlier try of this task has not let go of it yet")
             self._begin(context, folder)
             self.execute_resumable(context)
-        return self._outcome
+        return self._told()
 
     def _begin(self, context: Context, folder: Path) -> None:
         """Decide whether the job goes on; where it starts anew, set aside what was trained.
@@ -127,11 +128,11 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         from saturn_airflow.launch import restarting
 
         try:
-            formats.check(self.entry, "an entry of a plan", "the entry of this task")
-            self._decided = beginning.decide(context, folder, self.entry, self._asker(context))
+            formats.check(self._handed_on, ENTRY, "the entry of this task")
+            self._decided = beginning.decide(context, folder, self.entry.job, self._asker(context))
         except (InvalidSweepError, NewerFormatError) as error:
             self._refuse(context, str(error))
-        name, decision = self.entry["job"]["name"], self._decision
+        name, decision = self.entry.name, self._decision
         if decision.why_anew is not None:
             beginning.supersede(folder, decision.why_anew, mlflow_uri(self.mlflow_conn_id))
             aside = folder / superseded(restarting.number(folder) - 1)
@@ -162,10 +163,10 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
                 run.stop()
             end = self._pass_on(context, run)
             assert end is not None
-            if end["status"] != "finished" and not self._may_go_on(context, run, end):
-                raise AirflowFailException(self._conclude(context, run, end)["reason"])
+            if end["status"] != Status.FINISHED and not self._may_go_on(context, run, end):
+                raise AirflowFailException(self._conclude(context, run, end).reason)
             run.done_with()
-        if end is not None and end["status"] == "finished" and not self._decision.changes:
+        if end is not None and end["status"] == Status.FINISHED and not self._decision.changes:
             return str(run.folder)
         self._let_go_first(context)
         try:
@@ -176,7 +177,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         return str(started.folder)
 
     def _refuse(self, context: Context, reason: str) -> NoReturn:
-        context["ti"].xcom_push(OUTCOME_KEY, {**self._planned(), "status": "failed", "reason": reason})
+        self._push(context, Outcome.of(self.entry, Status.FAILED, reason))
         raise AirflowFailException(reason) from None
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
@@ -193,7 +194,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
     def is_job_succeeded(self, status: str) -> bool:
         """Whether it finished while nobody followed it."""
-        return status == "finished"
+        return status == Status.FINISHED
 
     def poll_until_complete(self, external_id: Any, context: Context) -> None:
         """Follow the run to its end, or until this task must go."""
@@ -205,9 +206,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         if end is None:
             self._leave(context, run)
         self._outcome = self._conclude(context, run, end)
-        if end["status"] == "finished":
+        if self._outcome.status == Status.FINISHED:
             return
-        message = f"{run.spec.job.name} {end['status'].replace('_', ' ')}: {end['reason']}"
+        message = f"{run.spec.job.name} {self._outcome.status.in_words}: {end['reason']}"
         if self._is_worth_a_retry(context, end):
             raise AirflowException(message)
         raise AirflowFailException(message)
@@ -221,28 +222,27 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
     def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
         """The outcome of a run that has ended."""
-        if not self._outcome:
+        if self._outcome is None:
             self.poll_until_complete(external_id, context)
-        return self._outcome
+        return self._told()
 
     def _spec(self, context: Context) -> RunSpec:
         from saturn_airflow.launch import runs
 
         sweep = SweepContext.of(context, self.group)
-        entry, node = self.entry, Node(**self.node)
-        job = Job.from_dict(entry["job"])
+        entry, node, job = self.entry, Node(**self.node), self.entry.job
         return runs.RunSpec(
             mode="train",
             job=job,
-            technique=entry["technique"],
-            parameters=entry["parameters"],
-            verdict=entry.get("verdict"),
+            technique=entry.technique,
+            parameters=entry.parameters,
+            verdict=entry.verdict,
             node=node.name,
             kind=node.kind,
             slots=node.devices,
-            devices=entry["devices"],
-            device_ids=tuple(entry["device_ids"]),
-            priority=(entry["attempt"], entry["position"]),
+            devices=entry.devices,
+            device_ids=entry.device_ids,
+            priority=entry.priority,
             holder=f"{sweep.key}: {job.name}",
             folder=str(sweep.job_folder(job.name)),
             checkpoint_seconds=self.checkpoint_seconds,
@@ -279,25 +279,22 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
         sweep = SweepContext.of(context, self.group)
         until = time.monotonic() + LET_GO_FIRST_SECONDS
-        for job in self.entry["after"]:
-            while not runs.has_asked(sweep.job_folder(job), self.entry["attempt"]):
+        for job in self.entry.after:
+            while not runs.has_asked(sweep.job_folder(job), self.entry.attempt):
                 if self.must_go() or time.monotonic() > until:
                     return
                 time.sleep(0.1)
 
-    def _planned(self) -> dict[str, Any]:
-        """What the outcome says of the plan."""
-        entry = self.entry
-        keys = ("attempt", "technique", "devices", "node", "device_ids", "kind", "parameters", "fingerprint")
-        return {
-            **formats.stamp("an outcome"),
-            **{key: entry[key] for key in keys},
-            "job": entry["job"]["name"],
-            "planned_seconds": entry["end"] - entry["start"],
-        }
+    def _push(self, context: Context, outcome: Outcome) -> None:
+        """Say what has become of the job so far."""
+        context["ti"].xcom_push(OUTCOME_KEY, finite(outcome.to_dict()))
+
+    def _told(self) -> dict[str, Any]:
+        """The outcome, as this task returns it."""
+        return {} if self._outcome is None else dict(finite(self._outcome.to_dict()))
 
     def _is_of_this_plan(self, run: Run) -> bool:
-        return run.spec.priority == (self.entry["attempt"], self.entry["position"])
+        return run.spec.priority == self.entry.priority
 
     def _may_follow(self, run: Run) -> bool:
         """Whether this task can make the run's end its own."""
@@ -313,9 +310,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
         ti = context["ti"]
         failures = runs.failures(
-            SweepContext.of(context, self.group).job_folder(self.entry["job"]["name"]),
+            SweepContext.of(context, self.group).job_folder(self.entry.name),
             self._asker(context).goes_on_with,
-            node=self.entry["node"],
+            node=self.entry.node,
         )
         tries_left = ti.try_number <= (ti.max_tries or 0) and failures <= self.job_retries
         return end["status"] in WORTH_A_RETRY and tries_left
@@ -326,7 +323,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
     def _pass_on(self, context: Context, run: Run) -> dict[str, Any] | None:
         """Tell MLflow and the log what the run says; how it ended, None if this task must go before that."""
         run.read_on()
-        teller = Teller(self.log, f"{self.entry['device_ids']} of {self.entry['node']}")
+        teller = Teller(self.log, f"{list(self.entry.device_ids)} of {self.entry.node}")
         printed = Printed(run.log, teller.job_prints)
 
         def must_let_go() -> bool:
@@ -350,17 +347,20 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
         if self._job_run is None:
             sweep = SweepContext.of(context, self.group)
-            job = Job.from_dict(self.entry["job"])
+            entry, job = self.entry, self.entry.job
             parent = pull_from_trials(context, self.trials_task, "sweep")
-            strategy = {key: self.entry[key] for key in ("technique", "devices", "node")}
-            params = hide_secrets(tracking.job_params(job, **strategy))
+            params = tracking.job_params(
+                job, technique=entry.technique, devices=entry.devices, node=entry.node
+            )
             folder = sweep.job_folder(job.name)
             tags = sweep.tags(context) | tracking.job_tags(job)
             if self._decided is not None:
                 tags |= {"saturn.definition": self._decided.definition.hash}
             number = restarting.number(folder)
             uri = mlflow_uri(self.mlflow_conn_id)
-            self._job_run = tracking.open_job(uri, parent, job.name, params, tags, folder, number)
+            self._job_run = tracking.open_job(
+                uri, parent, job.name, hide_secrets(params), tags, folder, number
+            )
         return self._job_run
 
     def _leave(self, context: Context, run: Run) -> NoReturn:
@@ -377,54 +377,59 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         # What must be known later is said at once: Airflow may end this process before training has ended.
         restarting.conclude(run, self._asker(context), wanted=False)
         run.ask_to_stop()
-        stopped = {"status": "stopped", "reason": "the task was stopped"}
-        context["ti"].xcom_push(OUTCOME_KEY, finite({**self._planned(), **stopped}))
+        stopped = Outcome.of(self.entry, Status.STOPPED, "the task was stopped")
+        self._push(context, stopped)
         run.stop()
         end = self._pass_on(context, run)
         if end is not None:
-            end = {**end, "reason": end["reason"] or stopped["reason"]}
+            end = {**end, "reason": end["reason"] or stopped.reason}
             self._conclude(context, run, end, wanted=False)
         raise AirflowFailException(f"{name} was stopped")
 
-    def _conclude(
-        self, context: Context, run: Run, end: dict[str, Any], wanted: bool = True
-    ) -> dict[str, Any]:
+    def _conclude(self, context: Context, run: Run, end: dict[str, Any], wanted: bool = True) -> Outcome:
         """Push the outcome, and close the job's MLflow run unless it will be gone on with."""
         from saturn_airflow.launch import restarting, runs
 
-        ti = context["ti"]
-        outcome = {
-            **self._planned(),
-            **(end.get("result") or {}),
-            "status": end["status"],
-            "reason": end["reason"],
-            "training": restarting.number(Path(run.spec.folder)),
-            **runs.time_on_devices(run.spec.folder),
-        }
+        outcome = Outcome.of(
+            self.entry,
+            end["status"],
+            end["reason"],
+            result=end.get("result"),
+            held=runs.time_on_devices(run.spec.folder),
+            training=restarting.number(Path(run.spec.folder)),
+        )
         # What became of the job must not depend on MLflow; its run and model are added when they are known.
-        ti.xcom_push(OUTCOME_KEY, finite(outcome))
-        if "started_at" in outcome:
-            self._close(context, outcome, self._is_worth_a_retry(context, end) and not self.must_go())
-            ti.xcom_push(OUTCOME_KEY, finite(outcome))
+        self._push(context, outcome)
+        if outcome.held is not None:
+            goes_on = self._is_worth_a_retry(context, end) and not self.must_go()
+            outcome = self._close(context, outcome, outcome.held.actual_seconds, goes_on)
+            self._push(context, outcome)
         run.done_with()
         restarting.conclude(run, self._asker(context), wanted=wanted)
-        return dict(finite(outcome))
+        return outcome
 
-    def _close(self, context: Context, outcome: dict[str, Any], goes_on: bool) -> None:
+    def _close(self, context: Context, outcome: Outcome, held: float, goes_on: bool) -> Outcome:
+        """The outcome with its run and its model in MLflow.
+
+        :param held: seconds that the job had its devices.
+        """
         job_run = self._mlflow(context)
         job_run.wait(10)
-        outcome["run_id"] = job_run.id
         self.mlflow_url = job_run.url
-        if outcome.get("model"):
-            outcome["model_uri"] = job_run.log_model_folder(outcome["model"])
-        figures = {key: outcome.get(key) for key in ("planned_seconds", "actual_seconds")}
-        gpu_hours = outcome["actual_seconds"] * outcome["devices"] / 3600
-        job_run.log_metrics({**figures, "gpu_hours": gpu_hours})
+        uri = job_run.log_model_folder(outcome.model) if outcome.model else None
+        job_run.log_metrics(
+            {
+                "planned_seconds": self.entry.planned_seconds,
+                "actual_seconds": held,
+                "gpu_hours": held * self.entry.devices / 3600,
+            }
+        )
         if goes_on:
             job_run.leave()
         else:
-            status = outcome["status"] if outcome["status"] in ("finished", "stopped") else "failed"
-            job_run.close(status, outcome["reason"])
+            kept = outcome.status in (Status.FINISHED, Status.STOPPED)
+            job_run.close(outcome.status if kept else Status.FAILED, outcome.reason)
+        return dataclasses.replace(outcome, run_id=job_run.id, model_uri=uri)
 
     def _say_who_follows(self) -> None:
         self.log.info("Waiting for an earlier try of this task to let go of the training")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from saturn_airflow.launch.runs import Run
 from saturn_airflow.model import formats
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.definition import Definition
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.formats import FORMATS, NewerFormatError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.rounds import Rounds
-from saturn_airflow.operators.context import readable
+from saturn_airflow.operators.context import outcome_of, readable
 from saturn_airflow.operators.plan_task import entries
 from saturn_airflow.operators.profile_task import broken_of
 from saturn_airflow.operators.wave_tasks import listed
@@ -126,10 +128,11 @@ def test_what_tasks_handed_on_is_read(sweep: Path) -> None:
     assert broken_of(xcoms["estimates"][1]) == {"broken": "it raised"}
     for entry in xcoms["entries"]:
         formats.check(entry, "an entry of a plan", "")
-        assert Assignment.from_dict(entry).device_ids == (0,)
+        assert PlanEntry.from_dict(entry).place == ("single", 1, "local", (0,))
     assert Plan.from_dict(xcoms["plan"]).makespan == 9.0
     assert Cluster.from_dict(xcoms["plan"]).devices == 1
-    readable(xcoms["outcome"], "an outcome")
+    outcome = outcome_of(xcoms["outcome"])
+    assert (outcome.job, outcome.status, outcome.attempt, outcome.loss) == ("small", "finished", 100.0, 0.5)
 
 
 def _spec() -> RunSpec:
@@ -149,6 +152,12 @@ def _plan() -> Plan:
     return Plan("p", "makespan", 1.0, 1.0, 1.0, (assignment,))
 
 
+def _entry() -> PlanEntry:
+    node = Cluster.from_dict({"nodes": [{"name": "n", "devices": 1, "kind": "cpu"}]})
+    (entry,) = entries(_plan(), {"small": JOB}, by_key(_estimate()), node, 100.0)
+    return replace(entry, round=2, standing=(100.0,), goes_on=(90.0, 3), besides_seconds=0.5)
+
+
 @pytest.mark.parametrize(
     ("make", "read"),
     [
@@ -156,9 +165,10 @@ def _plan() -> Plan:
         (_trial, Trial.from_dict),
         (_estimate, Estimate.from_dict),
         (_plan, Plan.from_dict),
+        (_entry, PlanEntry.from_dict),
         (Rounds, Rounds.from_dict),
     ],
-    ids=["spec", "trial", "estimate", "plan", "rounds"],
+    ids=["spec", "trial", "estimate", "plan", "entry", "rounds"],
 )
 def test_fields_that_a_later_version_adds_are_ignored(
     make: Callable[[], Any], read: Callable[[Any], Any]
@@ -219,7 +229,9 @@ def test_nodes_of_the_version_before_read_what_a_newer_head_hands_on(version: st
     node = Cluster.from_dict({"nodes": [{"name": "n", "devices": 1, "kind": "cpu"}]})
     knowledge = Knowledge.of([JOB], node, ["single"], [])
     handed = {
-        "entries": entries(_plan(), {"small": JOB}, by_key(_estimate()), node, 100.0),
+        "entries": [
+            entry.to_dict() for entry in entries(_plan(), {"small": JOB}, by_key(_estimate()), node, 100.0)
+        ],
         "trials": listed(list(knowledge.strategies), knowledge, 100.0),
         "node": next(iter(node)).to_dict(),
     }

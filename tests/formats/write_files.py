@@ -111,7 +111,7 @@ def xcoms(estimate: Estimate, sweep: dict[str, Any]) -> dict[str, Any]:
             {"attempt": ATTEMPT, "estimate": estimate.to_dict()},
             {"attempt": ATTEMPT, "jobs": ["broken"], "error": "it raised"},
         ],
-        "entries": made,
+        "entries": [entry.to_dict() for entry in made],
         "plan": {**plan.to_dict(), **cluster.to_dict(), "current_practice": 9.0},
         "outcome": {"attempt": ATTEMPT, "job": "small", "status": "finished", "reason": None, "loss": 0.5},
     }

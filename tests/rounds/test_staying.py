@@ -10,23 +10,24 @@ import pytest
 
 from saturn_airflow import HParams, Job
 from saturn_airflow.launch import leases, progress, runs
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.operators.round_plan import _staying, situation_of
 from saturn_airflow.planning.online.adoption import Adoption
 from saturn_airflow.planning.online.execution import Place
 
+JOB = Job("next", "torch.nn:Linear", "torch.utils.data:DataLoader", hparams=HParams(batches=1))
 PLAN = Plan("makespan", "makespan", 10.0, 0.0, 0.0, ())
 
 
 @pytest.fixture
 def waiting(tmp_path):
     """A run whose device another holds."""
-    job = Job("next", "torch.nn:Linear", "torch.utils.data:DataLoader", hparams=HParams(batches=1))
     folder = tmp_path / "leases"
     with leases.acquire(["n-cpu0"], "one that trains", folder=folder):
         run = runs.start(
             runs.RunSpec(
-                job=job,
+                job=JOB,
                 technique="single",
                 folder=str(tmp_path / "next"),
                 node="n",
@@ -51,15 +52,17 @@ def _events(run):
 
 
 def staying(waiting, moved=(), **changed):
-    entry = {
-        "name": "next",
-        "technique": "single",
-        "devices": 1,
-        "node": "n",
-        "device_ids": [0],
-        "after": ["first"],
-        **changed,
-    }
+    usual = {"technique": "single", "devices": 1, "node": "n", "device_ids": (0,), "after": ("first",)}
+    entry = PlanEntry(
+        job=JOB,
+        start=0.0,
+        end=1.0,
+        kind="cpu",
+        fingerprint="f",
+        attempt=100.0,
+        position=1,
+        **{**usual, **changed},
+    )
     so_far = {"first": progress.Progress(training=True), "next": waiting}
     return _staying([entry], so_far, Adoption(PLAN, True, 0.0, 0.0, moved, math.inf))
 
@@ -68,13 +71,13 @@ def test_who_waits_behind_one_that_stays_keeps_its_place_in_the_line(waiting):
     assert waiting.alive
     assert not waiting.training
     assert staying(waiting) == {"first", "next"}
-    assert staying(waiting, after=[]) == {"first", "next"}
+    assert staying(waiting, after=()) == {"first", "next"}
 
 
 def test_who_is_to_go_elsewhere_or_after_others_leaves_the_line(waiting):
-    assert staying(waiting, device_ids=[1]) == {"first"}
+    assert staying(waiting, device_ids=(1,)) == {"first"}
     assert staying(waiting, technique="ddp") == {"first"}
-    assert staying(waiting, after=["first", "another"]) == {"first"}
+    assert staying(waiting, after=("first", "another")) == {"first"}
     assert staying(waiting, moved=("first",)) == set()
 
 

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.model.estimates import Estimate
+from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.operators import context
+from saturn_airflow.operators.actual_speeds import actual_speeds
 from saturn_airflow.operators.plan_task import before, why_nowhere
 from saturn_airflow.operators.report_task import (
-    actual_speeds,
     best_of,
     estimate_errors,
+    of_every_job,
     summarize,
     why_no_best,
 )
@@ -92,32 +94,33 @@ def outcome(name="a", status="finished", **fields):
     usual = {
         "job": name,
         "status": status,
+        "technique": "ddp",
         "devices": 1,
         "planned_seconds": 10.0,
-        "actual_seconds": 12.0,
         "started_at": 100.0,
         "ended_at": 112.0,
+        "actual_seconds": 12.0,
+        "seconds_per_batch": 0.5,
         "batches": 20,
         "steps": 20,
     }
-    return {**usual, **fields}
+    return Outcome.from_dict({**usual, **fields})
 
 
 def test_every_job_of_the_sweep_is_in_the_result():
     plan = Plan("p", "makespan", 20.0, 16.0, 0.1)
-    result = summarize(
+    every = of_every_job(
         ["a", "b", "c", "d"],
-        plan,
         [{"job": "b", "reason": "fits nowhere"}],
         [outcome("a"), outcome("c", "failed", reason="raised", started_at=104.0, ended_at=116.0, devices=2)],
-        devices=4,
     )
-    assert [(o["job"], o["status"]) for o in result["jobs"]] == [
+    assert [(o.job, o.status) for o in every] == [
         ("a", "finished"),
         ("b", "not_planned"),
         ("c", "failed"),
         ("d", "lost"),
     ]
+    result = summarize(every, plan, devices=4)
     assert result["missing"] == ["b", "c", "d"]
     assert result["actual_seconds"] == 16.0
     assert result["utilisation"] == pytest.approx((12 + 2 * 12) / (16 * 4))
@@ -126,10 +129,11 @@ def test_every_job_of_the_sweep_is_in_the_result():
 
 
 def test_a_sweep_that_trained_nothing_has_a_result_too():
-    result = summarize(["a"], None, [], [], devices=4)
+    every = of_every_job(["a"], [], [])
+    result = summarize(every, None, devices=4)
     assert result["failed"] == ["a"]
     assert result["actual_seconds"] == 0
-    assert best_of(result["jobs"], None, "min") is None
+    assert best_of(every, None, "min") is None
 
 
 def test_what_was_resumed_says_nothing_of_the_estimate():
@@ -223,9 +227,9 @@ def test_each_job_knows_who_has_its_devices_before_it():
         on("d", [0, 1], 5, 9),
     ]
     assert [before(assignment, plan[:place]) for place, assignment in enumerate(plan)] == [
-        [],
-        [],
-        [],
-        ["b"],
-        ["a", "c"],
+        (),
+        (),
+        (),
+        ("b",),
+        ("a", "c"),
     ]

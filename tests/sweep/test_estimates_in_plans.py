@@ -9,11 +9,15 @@ import pytest
 
 from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.model import guards
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
+from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
 from saturn_airflow.operators.plan_task import choices, why_nowhere
-from saturn_airflow.operators.report_task import actual_speeds, drifted, stages, table
+from saturn_airflow.operators.report_table import table
+from saturn_airflow.operators.report_task import stages
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of
 
@@ -104,7 +108,7 @@ def test_why_nothing_is_planned_where_nothing_may_be_measured() -> None:
     assert "single x 1: out of memory" in why_nowhere(job(), failed, [], "never")
 
 
-def outcome(name: str = "a", **fields: Any) -> dict[str, Any]:
+def outcome(name: str = "a", **fields: Any) -> Outcome:
     usual = {
         "job": name,
         "status": "finished",
@@ -124,14 +128,30 @@ def outcome(name: str = "a", **fields: Any) -> dict[str, Any]:
         "peak_device_bytes": 10,
         "peak_host_bytes": 20,
         "planned_seconds": 16.0,
+        "started_at": 100.0,
+        "ended_at": 116.0,
         "actual_seconds": 16.0,
         "loss": 1.0,
     }
-    return {**usual, **fields}
+    return Outcome.from_dict({**usual, **fields})
 
 
-def entry(name: str = "a", seconds: float = 0.5) -> dict[str, Any]:
-    return {"name": name, "seconds_per_batch": seconds, "version": "3"}
+def entry(name: str = "a", seconds: float = 0.5) -> PlanEntry:
+    return PlanEntry(
+        job=job(name),
+        technique="single",
+        devices=1,
+        node="gpu",
+        device_ids=(0,),
+        start=0.0,
+        end=16.0,
+        kind="a100",
+        fingerprint=fingerprint(job(name)),
+        attempt=100.0,
+        position=0,
+        seconds_per_batch=seconds,
+        version="3",
+    )
 
 
 def test_what_training_took_is_what_the_next_plan_takes() -> None:
@@ -157,21 +177,21 @@ def test_a_speed_that_is_far_off_is_measured_again_and_told(seconds: float, off:
     assert (speeds[0].stale is not None) == off
     told = drifted(speeds, [job("a"), job("b", lr=0.5), job("c", batch_size=3)])
     assert [d["jobs"] for d in told] == ([["a", "b"]] if off else [])
-    result = {"jobs": [outcome()], "best": None, "drifted": told}
-    assert ("the next sweep measures it again" in table(result)) == off
+    result = {"best": None, "drifted": told}
+    assert ("the next sweep measures it again" in table(result, [outcome()])) == off
 
 
 def test_noise_is_no_drift() -> None:
     jobs = [outcome("a", seconds_per_batch=0.5), outcome("b", seconds_per_batch=0.9)]
     entries = [entry("a"), entry("b")]
     assert actual_speeds(jobs, entries)[0].stale is None
-    jobs[0]["seconds_per_batch"] = 0.7
+    jobs[0] = outcome("a", seconds_per_batch=0.7)
     assert "+60% against the estimate" in (actual_speeds(jobs, entries)[0].stale or "")
 
 
 def test_the_report_says_what_measuring_took() -> None:
     found = stages({"trials": 4, "known": 0, "seconds": 30.0}, 120.0)
     assert found["profile_share"] == 0.25
-    text = table({"jobs": [outcome()], "best": None, **found})
+    text = table({"best": None, **found}, [outcome()])
     assert "4 trials took 30 s, 25% of the sweep's 120 s" in text
     assert stages(None, 9.0) == {"sweep_seconds": 9.0}

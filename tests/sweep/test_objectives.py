@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.outcomes import Outcome, TimeOnDevices
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.status import Status
 from saturn_airflow.operators.plan_task import PlanOperator
-from saturn_airflow.operators.report_task import lateness, table
+from saturn_airflow.operators.report_table import table
+from saturn_airflow.operators.report_task import lateness
 from saturn_airflow.planning.online.adoption import Effort, decide
 from saturn_airflow.planning.online.execution import Place, Situation
 from saturn_airflow.planning.warming import warm
@@ -90,9 +93,10 @@ def test_the_mean_completion_has_short_jobs_first() -> None:
 
 
 def test_the_report_says_whether_the_deadline_was_met() -> None:
-    outcomes = [{"job": "a", "ended_at": 90.0}, {"job": "b", "ended_at": 130.0}, {"job": "c"}]
+    held = [TimeOnDevices(started_at=0.0, ended_at=end, actual_seconds=end) for end in (90.0, 130.0)]
+    outcomes = [Outcome(job="a", status=Status.FINISHED, held=h) for h in (*held, None)]
     assert lateness({"at": 150.0, "planned": True}, outcomes)["met"]
     late = lateness({"at": 100.0, "planned": False}, outcomes)
     assert (late["met"], late["late_seconds"]) == (False, 30.0)
-    result = {"jobs": [{"job": "a", "status": "finished"}], "best": None, "deadline": late}
-    assert "THE DEADLINE WAS MISSED by 30 s, as the plan had foreseen" in table(result)
+    text = table({"best": None, "deadline": late}, outcomes)
+    assert "THE DEADLINE WAS MISSED by 30 s, as the plan had foreseen" in text

@@ -1,0 +1,112 @@
+"""An entry of a plan: one job with all that its train task must know. Plain data, handed on as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from saturn_airflow.model import formats
+from saturn_airflow.model.jobs import Job
+
+ENTRY = "an entry of a plan"
+#: What entries of sweeps without rounds leave out.
+_OF_ROUNDS = (
+    *("round", "standing", "ends_at", "most_batches", "planned_makespan", "besides_seconds", "goes_on"),
+    *("moved_from", "pruned"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanEntry:
+    """A job's place in a plan, the estimate it was planned with, and its part in a round.
+
+    :param start: seconds from the plan's start, like ``end``.
+    :param attempt: when the plan was made, in seconds since the epoch; what its outcomes are known by.
+    :param position: the entry's place in the plan, in order of start.
+    :param after: the jobs that have its devices just before it.
+    :param verdict: what the guard said of this strategy.
+    :param source: where the estimate is from: ``measured``, ``history`` or ``interpolated``.
+    :param version: of the technique.
+    :param batches: global batches of the whole training; None where nothing says how many.
+    :param round: from 1; None in a sweep without rounds.
+    :param standing: when the plans of earlier rounds were made that still stand.
+    :param ends_at: when the round ends, in seconds since the epoch; None for when all is done.
+    :param most_batches: global batches after which the job waits at its rung of the selection.
+    :param planned_makespan: seconds that the round's plan takes.
+    :param besides_seconds: what of the job's time is neither starting nor batches: evaluations, the end.
+    :param goes_on: the priority of the run that this entry follows on.
+    :param moved_from: where the job was before, in words.
+    :param pruned: why the job was dropped.
+    """
+
+    job: Job
+    technique: str
+    devices: int
+    node: str
+    device_ids: tuple[int, ...]
+    start: float
+    end: float
+    kind: str
+    fingerprint: str
+    attempt: float
+    position: int
+    after: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    verdict: str | None = None
+    seconds_per_batch: float = 0.0
+    setup_seconds: float = 0.0
+    source: str = "measured"
+    version: str = "1"
+    batches: int | None = None
+    round: int | None = None
+    standing: tuple[float, ...] = ()
+    ends_at: float | None = None
+    most_batches: int | None = None
+    planned_makespan: float | None = None
+    besides_seconds: float = 0.0
+    goes_on: tuple[float, int] | None = None
+    moved_from: str | None = None
+    pruned: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.job.name
+
+    @property
+    def planned_seconds(self) -> float:
+        """How long the job takes by the plan."""
+        return self.end - self.start
+
+    @property
+    def priority(self) -> tuple[float, int]:
+        """Of the run that trains it: smaller goes first where devices are waited for."""
+        return self.attempt, self.position
+
+    @property
+    def place(self) -> tuple[str, int, str, tuple[int, ...]]:
+        """Under what it trains, and where."""
+        return self.technique, self.devices, self.node, self.device_ids
+
+    def to_dict(self) -> dict[str, Any]:
+        """This entry as JSON-ready data."""
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.round is None:
+            found = {key: value for key, value in found.items() if key not in _OF_ROUNDS}
+        lists = {key: list(value) for key, value in found.items() if isinstance(value, tuple)}
+        own = {"name": self.name, "job": self.job.to_dict(), "parameters": dict(self.parameters)}
+        return {**formats.stamp(ENTRY), **found, **lists, **own}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PlanEntry:
+        """The entry that :meth:`to_dict` described; the caller has checked its format."""
+        fields = formats.known_fields(cls, data)
+        fields["job"] = Job.from_dict(fields["job"])
+        for name in ("device_ids", "after", "standing"):
+            fields[name] = tuple(fields.get(name) or ())
+        if fields.get("goes_on") is not None:
+            made, position = fields["goes_on"]
+            fields["goes_on"] = made, position
+        return cls(**fields)

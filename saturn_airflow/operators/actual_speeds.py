@@ -1,0 +1,139 @@
+"""What finished training says of the strategies it ran under, for later sweeps."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from saturn_airflow.model import guards
+from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.outcomes import Outcome, TrainedSpeed
+from saturn_airflow.model.status import Status
+from saturn_airflow.profiling.fingerprints import fingerprint
+
+#: A speed that is further off than this share is measured again.
+DRIFT = 0.15
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one job's training in one go says of its strategy; seconds."""
+
+    job: str
+    key: Key
+    parameters: Mapping[str, Any]
+    speed: TrainedSpeed
+    held: float
+    verdict: str | None
+
+    @property
+    def ending(self) -> float:
+        """What is neither launching nor batches nor evaluations: checkpoints, the export."""
+        s = self.speed
+        evaluations = math.ceil(s.batches / s.batches_per_epoch) if s.batches_per_epoch else 1
+        told = s.ready_seconds + s.setup_seconds + s.batches * s.seconds_per_batch
+        return max(0.0, self.held - told - evaluations * s.evaluation_seconds)
+
+
+def trained_in_one_go(outcomes: Iterable[Outcome]) -> list[Trained]:
+    """What those say that were trained from start to end in one run."""
+    found = []
+    for o in outcomes:
+        if o.in_one_go and o.planned and o.held and o.speed and o.speed.batches:
+            key = Key(o.planned.fingerprint, o.planned.technique, o.planned.devices, o.planned.kind)
+            parameters, held = o.planned.parameters, o.held.actual_seconds
+            found.append(Trained(o.job, key, parameters, o.speed, held, o.verdict))
+    return found
+
+
+def actual_speeds(outcomes: Sequence[Outcome], entries: Sequence[PlanEntry] = ()) -> list[Estimate]:
+    """What the finished jobs' training says of their strategies, for later sweeps; one estimate for each.
+
+    Where the speed is far from what ``entries`` of the plan say, the estimate is to be measured again.
+    """
+    planned = {entry.name: entry for entry in entries}
+    alike: dict[tuple[Key, str], list[Trained]] = {}
+    for one in trained_in_one_go(outcomes):
+        alike.setdefault((one.key, json.dumps(one.parameters, sort_keys=True)), []).append(one)
+    return [_seen(group, planned) for group in alike.values()] + refused_at_last(outcomes, planned)
+
+
+def refused_at_last(outcomes: Sequence[Outcome], planned: Mapping[str, PlanEntry]) -> list[Estimate]:
+    """The estimates that were planned with, for what the guard then refused: the next plan is to know."""
+    return [
+        Estimate(
+            fingerprint=entry.fingerprint,
+            technique=entry.technique,
+            devices=entry.devices,
+            kind=entry.kind,
+            version=entry.version,
+            parameters=entry.parameters,
+            setup_seconds=entry.setup_seconds,
+            seconds_per_batch=entry.seconds_per_batch,
+            verdicts={_mark(entry): guards.refused(o.reason or "")},
+        )
+        for o in outcomes
+        if o.status == Status.CHANGES_RESULT and (entry := planned.get(o.job))
+    ]
+
+
+def _mark(entry: PlanEntry) -> str:
+    return guards.mark(entry.job, entry.version)
+
+
+def _seen(group: Sequence[Trained], planned: Mapping[str, PlanEntry]) -> Estimate:
+    """One estimate from jobs that trained alike."""
+    first, speeds = group[0], [one.speed for one in group]
+    batches = sum(s.batches for s in speeds)
+    actual = sum(s.seconds_per_batch * s.batches for s in speeds) / batches
+    entry = planned.get(first.job)
+    stale = None
+    if entry is not None:
+        expected = entry.seconds_per_batch
+        offs = [s.seconds_per_batch / expected - 1 for s in speeds]
+        # Where one of those that trained alike agrees, the others had noise.
+        if min(offs) > DRIFT or max(offs) < -DRIFT:
+            off = actual / expected - 1
+            stale = f"training took {actual:.4g} s per batch, {off:+.0%} against the estimate"
+    return Estimate(
+        **first.key._asdict(),
+        version=entry.version if entry else "1",
+        parameters=first.parameters,
+        launch_seconds=statistics.fmean(s.ready_seconds for s in speeds),
+        setup_seconds=statistics.fmean(s.setup_seconds for s in speeds),
+        seconds_per_batch=actual,
+        evaluation_seconds=statistics.fmean(s.evaluation_seconds for s in speeds),
+        ending_seconds=statistics.fmean(one.ending for one in group),
+        spread=statistics.fmean(s.spread for s in speeds),
+        batches=batches,
+        batches_per_epoch=speeds[0].batches_per_epoch,
+        peak_device_bytes=max(s.peak_device_bytes for s in speeds),
+        peak_host_bytes=max(s.peak_host_bytes for s in speeds),
+        stale=stale,
+        verdicts={
+            _mark(planned[one.job]): one.verdict
+            for one in group
+            if one.verdict not in (None, guards.TRUSTED) and one.job in planned
+        },
+    )
+
+
+def drifted(speeds: Sequence[Estimate], jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Estimates that training did not bear out: they are measured again by the next sweep."""
+    return [
+        {
+            "jobs": [job.name for job in jobs if fingerprint(job) == e.fingerprint],
+            "technique": e.technique,
+            "devices": e.devices,
+            "kind": e.kind,
+            "what": e.stale,
+        }
+        for e in speeds
+        if e.stale
+    ]

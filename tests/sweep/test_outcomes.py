@@ -1,0 +1,91 @@
+"""What train tasks hand on: typed here, flat JSON between tasks, and read back as it was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saturn_airflow import Job
+from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.outcomes import Outcome, Planned, TimeOnDevices, TrainedSpeed
+from saturn_airflow.model.status import Status
+
+texts, counts, seconds = st.text(), st.integers(0, 1 << 40), st.floats(0, 1e9)
+planned = st.builds(
+    Planned,
+    technique=texts,
+    devices=counts,
+    planned_seconds=seconds,
+    kind=texts,
+    node=texts,
+    device_ids=st.lists(counts).map(tuple),
+    parameters=st.dictionaries(texts, counts),
+    fingerprint=texts,
+)
+held = st.builds(TimeOnDevices, started_at=seconds, ended_at=seconds, actual_seconds=seconds)
+speed = st.builds(TrainedSpeed, batches=counts, seconds_per_batch=seconds, spread=seconds)
+outcomes = st.builds(
+    Outcome,
+    job=texts,
+    status=st.sampled_from(Status),
+    reason=st.none() | texts,
+    attempt=st.none() | seconds,
+    round=st.none() | counts,
+    planned=st.none() | planned,
+    held=st.none() | held,
+    speed=st.none() | speed,
+    steps=st.none() | counts,
+    loss=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    metrics=st.dictionaries(texts, seconds),
+    more=st.fixed_dictionaries({"seconds": seconds}),
+)
+
+
+@given(outcomes)
+def test_an_outcome_comes_back_from_json_as_it_was(outcome: Outcome) -> None:
+    told = json.loads(json.dumps(outcome.to_dict(), allow_nan=False))
+    assert Outcome.from_dict(told) == outcome
+    assert ("technique" in told) == (outcome.planned is not None)
+    assert ("started_at" in told) == (outcome.held is not None)
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_status_is_written_as_its_word(status: Status) -> None:
+    assert f"{status}|{status:>20}|{status!s}" == f"{status.value}|{status.value:>20}|{status.value}"
+    assert json.loads(json.dumps({"status": status})) == {"status": status.value}
+    assert "_" not in status.in_words
+
+
+def test_what_training_said_is_in_the_outcome() -> None:
+    entry = PlanEntry(
+        job=Job("a", load_model="m:f", load_dataloader="d:f"),
+        technique="ddp",
+        devices=2,
+        node="n",
+        device_ids=(0, 1),
+        start=1.0,
+        end=4.0,
+        kind="cpu",
+        fingerprint="f",
+        attempt=100.0,
+        position=0,
+    )
+    result: dict[str, Any] = {
+        "steps": 8,
+        "batches": 8,
+        "seconds_per_batch": 0.1,
+        "loss": None,
+        "seconds": 1.0,
+    }
+    times = {"started_at": 100.0, "ended_at": 103.0, "actual_seconds": 3.0}
+    outcome = Outcome.of(entry, "finished", "", result=result, held=times, training=1)
+    assert outcome.in_one_go
+    told = outcome.to_dict()
+    assert told.items() >= {**result, **times, "planned_seconds": 3.0, "device_ids": [0, 1]}.items()
+    assert told["eval_loss"] is None
+    assert not Outcome.of(entry, "finished", "", result={"steps": 8}).in_one_go
+    assert Outcome.of(entry, "lost").to_dict().keys().isdisjoint(["steps", "started_at", "loss", "run_id"])
