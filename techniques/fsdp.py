@@ -75,8 +75,6 @@ class FSDP(BaseTechnique):
         share_batch_norm(model, ranks)
         if recompute:
             recompute_blocks(model)
-        if not offload:
-            model.to(ranks.device)
         whole = whole_parameters(model)
         for name, parameter in model.named_parameters():
             # A shard of channels_last weights would not be one piece of memory.

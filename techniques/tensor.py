@@ -78,10 +78,12 @@ class Tensor(BaseTechnique):
         stacks = experts_of(model, plan) if ranks.size > 1 else []
         cuts = cuts_of(model, ranks.size, plan, found=bool(stacks))
         mesh = init_device_mesh(ranks.device.type, (ranks.size,))
-        model.to(ranks.device)
+        # One after another: all of the model may be more than a device can hold.
         for module, cut in cuts:
-            parallelize_module(module, mesh, styles[cut])
-        return TensorCut(model, ranks, [Experts(module, name, mesh) for name, module in stacks])
+            parallelize_module(module.to(ranks.device), mesh, styles[cut])
+        experts = [Experts(module.to(ranks.device), name, mesh) for name, module in stacks]
+        model.to(ranks.device)
+        return TensorCut(model, ranks, experts)
 
 
 def plan_of(model: nn.Module) -> Mapping[str, str]:

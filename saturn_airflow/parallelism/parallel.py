@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.parallelism.batch_norm import whole_batch_of
@@ -115,9 +115,15 @@ class Parallel:
         parameters = [p for p in self.trainable().values() if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
         total = self._squared_norm(gradients).sqrt()
-        for group in _by_device(gradients).values():
-            holders = [_Holder(gradient) for gradient in group]
-            clip_grads_with_norm_(holders, max_norm, total.to(group[0].device), foreach=True)  # type: ignore[arg-type]
+        # As torch.nn.utils.clip_grad_norm_ has it.
+        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for device, group in _by_device(gradients).items():
+            for dtype in {gradient.dtype for gradient in group}:
+                alike = [gradient for gradient in group if gradient.dtype == dtype]
+                # A factor of another dtype is multiplied with one gradient after another; half of one would
+                # be no longer what it was.
+                exact = dtype.to_real() if dtype.itemsize >= 4 else torch.float32
+                torch._foreach_mul_(alike, factor.to(device, exact))
 
     def _squared_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """The squared L2 norm of the whole model's gradient, of which this rank holds ``gradients``."""
@@ -153,13 +159,6 @@ class Parallel:
     def _part(self, value: torch.Tensor) -> torch.Tensor:
         """What this rank adds to a sum over all ranks of a value that ``size / shares`` ranks each have."""
         return value.to(torch.float64) * (self.shares / self.ranks.size)
-
-
-class _Holder:
-    """What ``clip_grads_with_norm_`` wants to see of a parameter."""
-
-    def __init__(self, gradient: torch.Tensor) -> None:
-        self.grad = gradient
 
 
 def _is_split(tensor: torch.Tensor) -> bool:

@@ -111,6 +111,9 @@ class Checkpoints:
         self._beside = ranks.device.type == "cuda" if beside is None else beside
         # What is said while training goes on must not get between what training says.
         self._group = dist.new_group(backend="gloo") if self._beside and ranks.size > 1 else None
+        #: How long training should go on before the next: checkpoints that keep it waiting for seconds take a
+        #: twentieth of its time at most.
+        self.rest_seconds = 0.0
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
         with self._explained():
@@ -139,6 +142,7 @@ class Checkpoints:
         :raises CheckpointError: on every rank, when it can't be written; those before it stay. What goes
             wrong while training goes on is told by the next call of this or :meth:`finish`.
         """
+        asked = time.perf_counter()
         try:
             self.finish()
         except CheckpointError as error:
@@ -147,7 +151,9 @@ class Checkpoints:
         tensors = storing.apart({**state.model_tensors(), **state.optimizer_tensors()})
         about = _About.of(state)
         extra = copy.deepcopy(dict(extra))
-        if self._beside:
+        # What lies in the host's memory already, as with spill and offload, would be there twice.
+        beside = self._beside and not (self._ranks.device.type == "cuda" and _mostly_on_host(tensors))
+        if beside:
             tensors = BlockingAsyncStager().stage(tensors)
 
         def write() -> None:
@@ -161,8 +167,11 @@ class Checkpoints:
             except BaseException as error:
                 self._error = error
 
-        if not self._beside:
+        if not beside:
             write()
+        waited = time.perf_counter() - asked
+        self.rest_seconds = 19 * waited if waited > 2 else 0.0
+        if not beside:
             return
         self._writer = threading.Thread(target=write_and_keep_error, name="saturn-checkpoint", daemon=True)
         self._writer.start()
@@ -362,6 +371,13 @@ class Checkpoints:
                 "free some space" if os.strerror(errno.ENOSPC) in first else "check the folder and its rights"
             )
             raise CheckpointError(f"no checkpoint can be written to {self._folder} ({first}); {fix}")
+
+
+def _mostly_on_host(tensors: Tensors) -> bool:
+    sizes = {"cpu": 0, "cuda": 0}
+    for tensor in tensors.values():
+        sizes["cpu" if tensor.device.type == "cpu" else "cuda"] += tensor.numel() * tensor.element_size()
+    return sizes["cpu"] > sizes["cuda"]
 
 
 def _file_of(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -339,7 +339,8 @@ class Training:
     def _save_due(self, now: float) -> bool:
         every, seconds = self.request.checkpoint_batches, self.request.checkpoint_seconds
         by_count = every is not None and self.step + 1 - self.tried_step >= every
-        by_time = seconds is not None and now - self.tried_at >= seconds
+        rest = self.checkpoints.rest_seconds if self.checkpoints else 0.0
+        by_time = seconds is not None and now - self.tried_at >= max(seconds, rest)
         return by_count or by_time
 
     def _save(self, *, final: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -290,6 +291,24 @@ def test_what_is_saved_beside_training_is_what_was_there_then(
     loaded = Training(ranks, 0)
     assert folder.checkpoints.load(loaded.state) == (tmp_path / "step-00000002", {"step": 2, "list": [1]})
     assert equal(loaded.contents(), then)
+
+
+def test_what_lies_in_the_hosts_memory_is_not_copied_there(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with spill and offload, where a second copy of the model may be more than the host has."""
+    on_a_gpu = dataclasses.replace(ranks, device=torch.device("cuda", 0))
+    saved, loaded = Training(ranks, 2), Training(ranks, 0)
+
+    def stage(*args: Any) -> None:
+        raise AssertionError("it was copied")
+
+    monkeypatch.setattr(checkpoints.BlockingAsyncStager, "stage", stage)
+    saving = Checkpoints(tmp_path, on_a_gpu, 2, print)
+    saving.save(2, saved.state, {})
+    assert saving._writer is None
+    saving.load(loaded.state)
+    assert equal(saved.contents(), loaded.contents())
 
 
 def test_a_save_that_failed_beside_training_is_told_with_the_next(

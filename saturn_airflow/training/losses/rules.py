@@ -110,6 +110,9 @@ class Heard:
         return torch.stack([self._scalar(self.samples), self._scalar(0.0), *counts, *squares])
 
     def _scalar(self, value: Any) -> torch.Tensor:
+        if isinstance(value, int | float):
+            # Filled on the device: a copy from the host would wait for all that the device has to do.
+            return torch.full((), value, dtype=torch.float64, device=self.device)
         return torch.as_tensor(value, dtype=torch.float64, device=self.device).detach()
 
 
