@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow.launch.job_log import current_step
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.library import BaseTechnique, register
 from saturn_airflow.model.cluster import Cluster, Node
@@ -32,6 +33,7 @@ __all__ = [
     "SaturnError",
     "SaturnSweepOperator",
     "SuccessiveHalving",
+    "current_step",
     "grid",
     "register",
 ]

@@ -136,6 +136,18 @@ def names() -> list[str]:
     return sorted(found)
 
 
+def says_what_it_trains(name: str) -> bool:
+    """Whether the technique is to be tried where nobody names it.
+
+    A file of the user's own may be meant for a few jobs alone: it is tried with others where it has a
+    ``why_not``, which says which it can't train.
+    """
+    path = _files().get(name)
+    if name in _registered or path is None or path.parent == folders()[-1]:
+        return True
+    return type(get(name)).why_not is not BaseTechnique.why_not
+
+
 def check_names(wanted: Sequence[str], what: str, known: Sequence[str] | None = None) -> None:
     """Check that techniques are in the library.
 

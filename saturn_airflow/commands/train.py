@@ -9,6 +9,7 @@ import json
 import os
 import pdb  # noqa: T100 - this is what --pdb is for
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Train."""
     # Of parsing, Airflow is to say no more than what is raised here.
     os.environ.setdefault("AIRFLOW__LOGGING__NAMESPACE_LEVELS", "airflow.dag_processing=FATAL")
-    from saturn_airflow.launch import failures
+    from saturn_airflow.launch import failures, job_log
     from saturn_airflow.launch.request import DoesNotFit, TrainRequest
     from saturn_airflow.operators import context, dag_files
 
@@ -71,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
             initial_weights=weights,
             here=True,
         )
-        tell = _teller(stack, args, job, devices)
+        folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        os.environ[job_log.VARIABLE] = str(folder / job_log.FILES)
+        tell = _teller(stack, args, job, devices, folder)
         try:
             result = _train(stack, request, devices, args.cpu, tell)
         except (DoesNotFit, JobError) as error:
@@ -159,10 +162,10 @@ def _train(
 
 
 def _teller(
-    stack: contextlib.ExitStack, args: argparse.Namespace, job: Job, devices: int
+    stack: contextlib.ExitStack, args: argparse.Namespace, job: Job, devices: int, folder: Path
 ) -> Callable[[Event], object]:
     """Prints events, and records them where that was asked for."""
-    recorded = _job_run(stack, args, job, devices) if args.experiment else None
+    recorded = _job_run(args, job, devices, folder) if args.experiment else None
 
     def tell(event: Event) -> None:
         print_event(event)
@@ -175,14 +178,11 @@ def _teller(
     return tell
 
 
-def _job_run(stack: contextlib.ExitStack, args: argparse.Namespace, job: Job, devices: int) -> JobRun:
-    import tempfile
-
+def _job_run(args: argparse.Namespace, job: Job, devices: int, folder: Path) -> JobRun:
     from saturn_airflow import tracking
     from saturn_airflow.operators.context import hide_secrets, mlflow_uri
 
     uri = args.uri or mlflow_uri()
-    folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
     key = f"by hand/{args.dag}/{time.time():.3f}"
     sweep = tracking.open_sweep(
         uri, args.experiment, f"{job.name} by hand", {"saturn.sweep": key}, {"jobs": 1}, folder / "sweep"
@@ -208,9 +208,20 @@ def print_event(event: Event) -> None:
             f"lr {event['lr']:.3g}  {1000 * event['seconds']:.1f} ms",
             flush=True,
         )
+    elif kind == "logged":
+        _print_logged(event)
     elif kind == "eval":
         print(f"epoch {event['epoch']} evaluated: {metrics.in_words(event, 6)}", flush=True)
     elif kind == "warning":
         print(f"warning: {event['message']}", file=sys.stderr, flush=True)
     elif kind == "checkpoint":
         print(f"checkpoint {event['path']}", flush=True)
+
+
+def _print_logged(event: Event) -> None:
+    told = [f"{name} {value:g} (step {step})" for name, value, _, step in event.get("metrics", ())]
+    for what in ("params", "tags"):
+        told += [f"{name}={value}" for name, value in event.get(what, {}).items()]
+    if path := event.get("artifact"):
+        told.append(f"file {Path(event.get('to', ''), Path(path).name)}")
+    print(f"logged {', '.join(told)}", flush=True)

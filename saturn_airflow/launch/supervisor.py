@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import devices, failures, launching, leases, runs, warm
+from saturn_airflow.launch import devices, failures, job_log, launching, leases, runs, warm
+from saturn_airflow.launch.emitted import Told
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.occupied import wait_until_free
 from saturn_airflow.launch.request import DoesNotFit
@@ -145,6 +146,14 @@ class Supervisor:
         _guard()
         held.callback(_end_others)
         os.environ.update(devices.environment(mine))
+        # A trial is no training: what the job's code logs meanwhile is logged nowhere.
+        told = Told()
+
+        def pass_on(event: dict[str, Any]) -> None:
+            told.hear(event)
+            self.emit(event)
+
+        os.environ[job_log.VARIABLE] = str(Path(spec.folder, job_log.FILES)) if spec.mode == "train" else ""
         keep_open = [*lease.files, state]
         leased_at = time.monotonic()
         deadline = leased_at + spec.trial_seconds
@@ -177,7 +186,7 @@ class Supervisor:
                     threads=threads,
                     technique=spec.technique,
                     hang_seconds=spec.hang_seconds,
-                    on_event=self.emit,
+                    on_event=pass_on,
                     poll=poll,
                     keep_open=keep_open,
                 )
@@ -187,12 +196,13 @@ class Supervisor:
         (result,) = launching.launch(
             "saturn_airflow.training.session:drive",
             [(spec.to_dict(), [device.id for device in mine], deadline)],
-            on_event=self.emit,
+            on_event=pass_on,
             on_request=launch_ranks,
             poll=self._poll,
             keep_open=keep_open,
         )
-        return {"ready_seconds": ready_seconds[0] if ready_seconds else 0.0, **result}
+        ready = {"ready_seconds": ready_seconds[0] if ready_seconds else 0.0}
+        return {**ready, **(told.result() if spec.mode == "train" else {}), **result}
 
     @contextlib.contextmanager
     def _hold_state(self) -> Any:

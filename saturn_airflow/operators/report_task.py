@@ -18,6 +18,7 @@ from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
+from saturn_airflow.operators.choosing import best_of, not_registered, why_no_best
 from saturn_airflow.operators.context import (
     MLFLOW_CONNECTION,
     SweepContext,
@@ -123,7 +124,9 @@ class ReportOperator(BaseOperator):
         too_many = len(result["failed"]) > self.allowed_failures
         run.close(Status.FAILED if too_many else Status.FINISHED)
         if self.register_as and result["best"] and not too_many:
-            result["registered"] = run.register(self.register_as, result["best"], self.mode)
+            best = result["best"]
+            missing = not_registered(self.register_as, best, every)
+            result["registered"] = missing or run.register(self.register_as, best, self.mode)
         self.mlflow_url = result["mlflow_url"] = run.url
 
         self.log.info("%s", table(result, every))
@@ -244,38 +247,3 @@ def stages(profiling: Mapping[str, float] | None, seconds: float) -> dict[str, f
 def job_names(jobs: Sequence[Job]) -> dict[str, str]:
     """A job's name by fingerprint: that of the first of those alike."""
     return {fingerprint(job): job.name for job in reversed(jobs)}
-
-
-def best_of(outcomes: Sequence[Outcome], metric: str | None, mode: str) -> dict[str, Any] | None:
-    """The best of the trained jobs.
-
-    Without a ``metric``, ``eval_loss`` counts where every trained job has it, else the mean loss over the
-    last epoch.
-    """
-    finished = [o for o in outcomes if o.status == Status.FINISHED]
-    if metric is None:
-        metric = "eval_loss" if all(o.eval_loss is not None for o in finished) else "epoch_loss"
-    having = [(value, o) for o in finished if (value := o.value_of(metric)) is not None]
-    if not having:
-        return None
-    value, best = (min if mode == "min" else max)(having, key=lambda pair: pair[0])
-    return {
-        "job": best.job,
-        "metric": metric,
-        "value": value,
-        "model_uri": best.model_uri,
-        "checkpoint": best.checkpoint,
-        "run_id": best.run_id,
-    }
-
-
-def why_no_best(outcomes: Sequence[Outcome], metric: str | None) -> str | None:
-    """Why none of the trained jobs is the best by ``metric``, if so: a mapping may lack it."""
-    finished = [o for o in outcomes if o.status == Status.FINISHED]
-    if metric is None or not finished or any(o.value_of(metric) is not None for o in finished):
-        return None
-    known = sorted({name for o in finished for name in o.metrics if o.value_of(name) is not None})
-    return (
-        f"no job has a number as its {metric!r}, so none is the best and none is registered; "
-        f"of their own they have {', '.join(known) or 'no metrics'}"
-    )

@@ -44,13 +44,10 @@ class Teller:
         elif kind == "step" and event["time"] - self._said_at >= STEP_SECONDS:
             self._said_at = event["time"]
             left = f", {event['eta_seconds']:.0f} s left" if event["eta_seconds"] is not None else ""
+            speed = event["samples_per_second"]
+            fast = f", {speed:.1f} samples/s" if speed is not None else ""
             self.log.info(
-                "Step %d (epoch %d): loss %.4f, %.1f samples/s%s",
-                event["step"],
-                event["epoch"],
-                event["loss"],
-                event["samples_per_second"],
-                left,
+                "Step %d (epoch %d): loss %.4f%s%s", event["step"], event["epoch"], event["loss"], fast, left
             )
         elif kind == "checkpoint":
             self.log.info("Checkpoint at step %d, written in %.1f s", event["step"], event["seconds"])

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from saturn_airflow.launch import job_log
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism import anatomy, stages
@@ -48,6 +49,7 @@ class Pipelined(Parallel):
         self._schedule = schedule
         self._cuts = cuts
         self._is_last = ranks.rank == ranks.size - 1
+        job_log.tell_losses(self._is_last)
         self._neighbours = Neighbours(ranks)
         self._common: list[_Common] = []
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from saturn_airflow.launch import job_log
 from saturn_airflow.launch.failures import is_out_of_memory
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.module_state import ModuleState, copied
@@ -92,7 +93,7 @@ class _Call:
             return result
         self._check_unchanged("an input", self._input_versions)
         args, kwargs = copied(self._inputs, {}, tensors=False)
-        with self._state.put_back():
+        with self._state.put_back(), job_log.muted():
             return self._compute(*args, **kwargs)
 
     def check(self, first: Any) -> None:

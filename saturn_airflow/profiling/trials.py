@@ -11,6 +11,11 @@ from saturn_airflow.model.estimates import Key, Trial
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.profiling.fingerprints import fingerprint
 
+_NOT_NAMED = (
+    "a technique of your own is tried where the sweep's or the job's techniques= name it, or where it has a "
+    "why_not, which says what it can't train"
+)
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -55,6 +60,7 @@ def strategies(
     :raises saturn_airflow.model.errors.InvalidSweepError: for a technique that is not in the library.
     """
     names = list(techniques) if techniques is not None else library.names()
+    unasked = [] if techniques is not None else [n for n in names if not library.says_what_it_trains(n)]
     library.check_names(names, "the sweep")
     alike: dict[tuple[str, tuple[str, ...] | None, tuple[str, ...] | None], list[Job]] = {}
     for job in jobs:
@@ -65,6 +71,7 @@ def strategies(
     refusals: dict[Refusal, None] = {}
     for (mark, own_techniques, own_nodes), group in alike.items():
         for name in names if own_techniques is None else [n for n in own_techniques if n in names]:
+            unwanted = _NOT_NAMED if own_techniques is None and name in unasked else None
             technique = library.get(name)
             for node in cluster:
                 if own_nodes is not None and node.name not in own_nodes:
@@ -72,7 +79,8 @@ def strategies(
                 for count in counts(node):
                     key = Key(mark, name, count, node.kind)
                     first = group[0]
-                    if reason := technique.why_not(first, count) or technique.why_not_initial_weights(first):
+                    reason = unwanted or technique.why_not(first, count)
+                    if reason := reason or technique.why_not_initial_weights(first):
                         refusals[Refusal(*key, reason)] = None
                         continue
                     asker = found.setdefault(

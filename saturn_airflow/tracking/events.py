@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from saturn_airflow.model.metrics import TAKEN
 from saturn_airflow.tracking import parameters
 
 Event = Mapping[str, Any]
@@ -31,16 +32,32 @@ RESULT_METRICS = {
 _PAUSE_MS = 1000
 
 
+#: Tags that are not for a job's code to set: what the run is, and whose.
+_RESERVED_TAGS = (
+    "saturn.",
+    "airflow.",
+    "mlflow.runName",
+    "mlflow.parentRunId",
+    "mlflow.user",
+    "mlflow.source",
+)
+
+
 class Recorder:
     """Turns the events of one job into records, each step once however often training resumes.
 
     :param last_step: the last step that is recorded already; -1 for none.
     :param last_eval_step: the same for evaluations.
+    :param logged: by where in the job's code metrics are logged, when in the training that was last recorded
+        of them: the step, and their number in that step.
     """
 
-    def __init__(self, last_step: int = -1, last_eval_step: int = -1) -> None:
+    def __init__(
+        self, last_step: int = -1, last_eval_step: int = -1, logged: Mapping[str, list[int]] | None = None
+    ) -> None:
         self.last_step = last_step
         self._last_eval_step = last_eval_step
+        self._logged = dict(logged or {})
         self._last_full = 0
         self._held_back: dict[str, Any] | None = None
 
@@ -58,6 +75,8 @@ class Recorder:
                 tags = {"saturn.checkpoint_step": event.get("step")}
             case "warning":
                 tags = {"saturn.warning": event.get("message")}
+            case "logged":
+                return self._logged_by_job(event)
             case "end":
                 return self._end(event, now)
             case _:
@@ -86,6 +105,26 @@ class Recorder:
         told = {k: v for k, v in event.items() if k not in ("event", "time", "step", "epoch", "metrics")}
         values = _numbers({**told, **(event.get("metrics") or {})})
         return [{"kind": "metrics", "name": "eval", "step": step, "time": now, "values": values}]
+
+    def _logged_by_job(self, event: Event) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = []
+        if params := parameters.flat(event.get("params") or {}):
+            records.append({"kind": "params", "values": params})
+        told = {k: v for k, v in (event.get("tags") or {}).items() if not k.startswith(_RESERVED_TAGS)}
+        if tags := parameters.tags(told):
+            records.append({"kind": "tags", "values": tags})
+        at, source = event.get("at"), event.get("source", "")
+        if at is not None:
+            # A step that is trained again, after a resume, is logged again.
+            if at <= self._logged.get(source, []):
+                return records
+            self._logged[source] = at
+        for name, value, time_ms, step in event.get("metrics") or ():
+            values = _numbers({f"job/{name}" if name in TAKEN else name: value})
+            if values:
+                record = {"kind": "metrics", "name": "job", "step": step, "time": time_ms, "values": values}
+                records.append({**record, "logged": dict(self._logged)})
+        return records
 
     def _end(self, event: Event, now: int) -> list[dict[str, Any]]:
         records = []

@@ -215,8 +215,8 @@ class JobRun(_Run):
         self, uri: str, folder: str | Path, description: Mapping[str, Any], said: bool = False
     ) -> None:
         super().__init__(uri, folder, description, said)
-        step, evaluation = (self._outbox.last("metrics", name) or {} for name in ("step", "eval"))
-        self._recorder = Recorder(step.get("step", -1), evaluation.get("step", -1))
+        step, evaluation, job = (self._outbox.last("metrics", name) or {} for name in ("step", "eval", "job"))
+        self._recorder = Recorder(step.get("step", -1), evaluation.get("step", -1), job.get("logged"))
         self._background = BackgroundSender(self._sender)
         self._gpus: list[str] = []
         self._inputs: list[dict[str, Any]] = []
@@ -229,7 +229,7 @@ class JobRun(_Run):
     def follow(self, event: Event) -> None:
         """Record an event of training.
 
-        That is ``leased``, ``start``, ``step``, ``eval``, ``checkpoint``, ``warning`` or ``end``.
+        That is ``leased``, ``start``, ``step``, ``eval``, ``logged``, ``checkpoint``, ``warning`` or ``end``.
 
         Takes microseconds, whatever MLflow does. Steps that are recorded already, as after a resume, are
         left out, and so are events of other kinds.
@@ -240,6 +240,8 @@ class JobRun(_Run):
                 self._gpus = [name for name in event.get("names", ()) if str(name).startswith("GPU-")]
             case "step" if machine.is_fresh(event.get("time")):
                 self._watch_machine()
+            case "logged" if event.get("artifact"):
+                self.log_artifact(event["artifact"], event.get("to", ""))
             case "end":
                 self._inputs = (event.get("result") or {}).get("inputs") or []
                 self._leave_machine()

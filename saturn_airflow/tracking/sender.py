@@ -7,7 +7,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.model import formats
@@ -160,6 +160,8 @@ class Sender:
                     self._open(record)
                 case "artifact" | "model":
                     self._log_artifact(record)
+                case "params":
+                    self._log_params(record)
                 case "register":
                     self._register(record)
                 case "end":
@@ -192,23 +194,11 @@ class Sender:
         self._state["run_id"] = run.info.run_id
         self._state["experiment_id"] = experiment
         self._state["last_step"] = max(self.last_step, int(run.data.metrics.get("step", -1)))
-        tags = dict(record["tags"])
-        new = {}
-        for key, value in record["params"].items():
-            before = run.data.params.get(key)
-            if before is None:
-                new[key] = value
-            elif before != value:
-                # MLflow's parameters can't change. A job that comes back under another strategy has the
-                # strategy it began with as parameters, and the present one as tags.
-                tags[key] = value
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
+        tags = {**record["tags"], **self._set_params(run, record["params"])}
+        from mlflow.entities import Dataset, DatasetInput, InputTag
 
         mlflow = server.client(self.uri)
         with server.answers():
-            for start in range(0, len(new), _PARAMS_PER_REQUEST):
-                part = list(new.items())[start : start + _PARAMS_PER_REQUEST]
-                mlflow.log_batch(run.info.run_id, params=[Param(k, v) for k, v in part], synchronous=True)
             if datasets := record.get("datasets"):
                 inputs = [
                     DatasetInput(
@@ -225,6 +215,28 @@ class Sender:
                     mlflow.set_tag(run.info.run_id, key, value, synchronous=True)
             if run.info.status != "RUNNING":
                 mlflow.update_run(run.info.run_id, status="RUNNING")
+
+    def _set_params(self, run: Run, params: Mapping[str, str]) -> dict[str, str]:
+        """Set a run's parameters; those that it has with other values, which can only be tags.
+
+        MLflow's parameters can't change. A job that comes back under another strategy has the strategy it
+        began with as parameters, and the present one as tags.
+        """
+        from mlflow.entities import Param
+
+        mlflow, known = server.client(self.uri), run.data.params
+        new = [Param(key, value) for key, value in params.items() if key not in known]
+        with server.answers():
+            for start in range(0, len(new), _PARAMS_PER_REQUEST):
+                part = new[start : start + _PARAMS_PER_REQUEST]
+                mlflow.log_batch(run.info.run_id, params=part, synchronous=True)
+        return {key: value for key, value in params.items() if known.get(key, value) != value}
+
+    def _log_params(self, record: Record) -> None:
+        with server.answers():
+            run = server.client(self.uri).get_run(self._run())
+        if others := self._set_params(run, record["values"]):
+            self._log_batch([{"kind": "tags", "values": others}])
 
     def _log_artifact(self, record: Record) -> None:
         path = self.outbox.at(record["path"])

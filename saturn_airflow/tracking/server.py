@@ -28,6 +28,7 @@ UPLOAD_SECONDS = 300
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _import_lock = threading.Lock()
+_here = threading.local()
 
 
 class TrackingError(SaturnError):
@@ -123,6 +124,7 @@ def answers() -> Iterator[None]:
     """
     from mlflow.exceptions import MlflowException
 
+    before, _here.asking = is_asking(), True
     try:
         yield
     except MlflowException as error:
@@ -138,6 +140,13 @@ def answers() -> Iterator[None]:
     except Exception as error:
         # Artifact stores raise what their own libraries raise; all of it may pass.
         raise MlflowAwayError(f"{type(error).__name__}: {_first_line(error)}") from error
+    finally:
+        _here.asking = before
+
+
+def is_asking() -> bool:
+    """Whether it is Saturn itself that this thread calls MLflow for, within :func:`answers`."""
+    return bool(getattr(_here, "asking", False))
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from torch.utils.data import (
     RandomSampler,
 )
 
+from saturn_airflow.launch import job_log
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
@@ -120,7 +121,7 @@ def load(job: Job, reference: Reference, *, in_order: bool = False, here: bool =
         arguments = dict(job.data_args)
         if job.hparams.batch_size is not None and _takes(function, "batch_size"):
             arguments.setdefault("batch_size", job.hparams.batch_size)
-        with of_the_job(repr(name)):
+        with of_the_job(repr(name)), job_log.loading():
             return function(**arguments)
 
     loader = make()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_model as load_tensors
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import nn
 
 from saturn_airflow.model import references
@@ -31,15 +34,41 @@ def export_model(checkpoint: str | Path, job: Job, folder: str | Path) -> Path:
 
     :returns: ``folder``.
     """
-    folder = Path(folder)
+    with _whole(Path(folder), job) as temporary:
+        save_file(read_weights(checkpoint), temporary / WEIGHTS, metadata={"format": "pt"})
+    return Path(folder)
+
+
+def export_trained(model: nn.Module | Mapping[str, torch.Tensor], job: Job, folder: str | Path) -> Path:
+    """Write a job's trained model to ``folder``, as :func:`export_model` does.
+
+    :param model: what the job's ``load_model`` gives, trained, or its ``state_dict()``.
+    :returns: ``folder``.
+    :raises ValueError: when its tensors are not those of the job's model.
+    """
+    whole: nn.Module = references.load(str(job.load_model))(**job.model_args)
+    given = model.state_dict() if isinstance(model, nn.Module) else model
+    try:
+        whole.load_state_dict(dict(given))
+    except RuntimeError as error:
+        raise ValueError(
+            f"what was exported is not the model that load_model {str(job.load_model)!r} gives: {error}"
+        ) from error
+    with _whole(Path(folder), job) as temporary:
+        save_model(whole, str(temporary / WEIGHTS), metadata={"format": "pt"})
+    return Path(folder)
+
+
+@contextmanager
+def _whole(folder: Path, job: Job) -> Iterator[Path]:
+    """A folder for the weights, which becomes ``folder`` when they are there."""
     temporary = folder.with_name(f".{folder.name}-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    save_file(read_weights(checkpoint), temporary / WEIGHTS, metadata={"format": "pt"})
+    yield temporary
     (temporary / JOB).write_text(json.dumps(job.to_dict(), indent=2))
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
-    return folder
 
 
 def load_exported(folder: str | Path) -> nn.Module:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from saturn_airflow.launch import job_log
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
@@ -24,7 +25,7 @@ def load_model(job: Job) -> nn.Module:
     :raises JobError: when it can't be loaded, or is no module that can be trained.
     """
     rng.seed(job.hparams.seed, "model")
-    with of_the_job(f"load_model {job.load_model!r}"):
+    with of_the_job(f"load_model {job.load_model!r}"), job_log.loading():
         model = references.load(str(job.load_model))(**job.model_args)
     if not isinstance(model, nn.Module):
         raise JobError(

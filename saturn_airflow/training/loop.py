@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from saturn_airflow import library
+from saturn_airflow.launch import job_log
 from saturn_airflow.launch.request import Measure, NotANumberError, TrainRequest
 from saturn_airflow.launch.users_code import common_to_alike, each_of_the_job
 from saturn_airflow.model.definition import Definition
@@ -79,6 +80,7 @@ class Training:
         look: Callable[[Training, nn.Module], object] = lambda training, model: None,
     ) -> None:
         self.started = time.perf_counter()
+        job_log.set_up(heard=request.measure is None)
         self.request = request
         self.ranks = ranks
         self.job = job = Job.from_dict(request.job)
@@ -95,7 +97,7 @@ class Training:
             self.data = batches.load(job, job.load_dataloader, here=here)
             evaluation = job.load_eval_dataloader
             eval_data = batches.load(job, evaluation, in_order=True, here=here) if evaluation else None
-            self.eval_data = eval_data
+        self.eval_data = eval_data
         initial_weights.start_from(model, job, request.initial_weights)
         look(self, model)
         bare = whole.bare(model) if request.measure is None and ranks.is_first else None
@@ -186,9 +188,7 @@ class Training:
     def run(self) -> dict[str, Any]:
         precision.use(self.hparams.precision)
         measure = self.request.measure
-        wanted = self.request.batch_count
-        if measure is not None:
-            wanted = measure.warmups + measure.batches
+        wanted = self.request.batch_count if measure is None else measure.warmups + measure.batches
         self.ranks.emit(
             "start",
             step=self.step,
@@ -210,6 +210,7 @@ class Training:
         timed_since = math.inf
         while not stop:
             began = time.perf_counter()
+            job_log.at(self.step + 1)
             batch = next(upcoming)
             if self.looks is not None:
                 began += self.looks.before(batch, last=self._is_last(batch, limit))
@@ -425,9 +426,7 @@ class Training:
             "warmup_seconds": max(0.0, sum(first) - len(first) * mean),
             "seconds_per_batch": mean,
             "spread": _interquartile_range(steady) / median if median else 0.0,
-            "evaluation_seconds": statistics.fmean(self.evaluation_seconds)
-            if self.evaluation_seconds
-            else 0.0,
+            "evaluation_seconds": statistics.fmean(self.evaluation_seconds or [0.0]),
             "checkpoint": self.checkpoint,
             "inputs": self.inputs,
             "decided": self.parallel.decided,

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from saturn_airflow import library
-from saturn_airflow.launch import launching
+from saturn_airflow.launch import job_log, launching
+from saturn_airflow.launch.emitted import Emitted
 from saturn_airflow.launch.launching import Link
 from saturn_airflow.training import memory
 
@@ -32,6 +33,7 @@ class Ranks:
     device: torch.device
     _emit: Callable[[dict[str, Any]], None] = field(default=lambda event: None, repr=False)
     _stop_requested: Callable[[], bool] = field(default=lambda: False, repr=False)
+    _emitted: Emitted = field(default_factory=Emitted, repr=False, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -39,9 +41,12 @@ class Ranks:
         return self.rank == 0
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Report what happened, JSON-ready: ``emit("step", step=3, loss=0.5)``. Only rank 0 is heard."""
+        """Report what happened, JSON-ready: ``emit("step", step=3, loss=0.5)``. Only rank 0 is heard.
+
+        :raises TypeError: naming what an event lacks (:class:`~saturn_airflow.launch.emitted.Emitted`).
+        """
         if self.is_first:
-            self._emit({"event": event, **fields})
+            self._emit(self._emitted.complete(event, fields))
 
     def stop_requested(self) -> bool:
         """Whether *this* rank was asked to stop. Asking shows that it is alive: do it once a batch.
@@ -108,6 +113,7 @@ def run(
         timeout=timedelta(seconds=hang_seconds + 60),
     )
     ranks = Ranks(rank=rank, size=size, device=device, _emit=link.emit, _stop_requested=link.stop_requested)
+    job_log.redirect(link.emit, first=ranks.is_first)
     # Who is connected first might be done and gone before the others are.
     ranks.barrier()
     if technique:

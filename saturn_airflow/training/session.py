@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from saturn_airflow import library
-from saturn_airflow.launch import failures, launching
+from saturn_airflow.launch import failures, job_log, launching
+from saturn_airflow.launch.emitted import Emitted
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.launching import Link
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, Measure, TrainRequest
@@ -20,6 +21,10 @@ from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.model import guards
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 __all__ = ["DoesNotFit", "Session"]
 
@@ -31,6 +36,8 @@ _GUARD_ALONE = "saturn_airflow.training.guarding.guarded:check"
 _LEAST_SECONDS_TO_GUARD = 15.0
 # Where a job's folder keeps what the guard said before it was trained, or while.
 _VERDICTS = "verdicts.json"
+# Where it keeps the trained model.
+_MODEL = "model"
 # With less spread than this a quick look tells enough.
 _STEADY = 0.1
 
@@ -50,6 +57,7 @@ class Session:
         self._verdicts: dict[str, str] = {}
         self._result: dict[str, Any] | None = None
         self._told_to_stop = False
+        self._emitted = Emitted()
 
     def train(self, parameters: Parameters, batch_count: int | None = None) -> dict[str, Any]:
         """Train with Saturn's ranks and loop, from the last checkpoint on.
@@ -113,8 +121,22 @@ class Session:
         return [rank["value"] for rank in self._launch(launching.pack(function, *arguments))]
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Report what happens: ``emit("step", step=3, loss=0.5)`` shows up where all training shows up."""
-        self._link.emit({"event": event, **fields})
+        """Report what happens: ``emit("step", step=3, loss=0.5)`` shows up where all training shows up.
+
+        :raises TypeError: naming what an event lacks (:class:`~saturn_airflow.launch.emitted.Emitted`).
+        """
+        self._link.emit(self._emitted.complete(event, fields))
+
+    def export(self, model: nn.Module | Mapping[str, torch.Tensor]) -> None:
+        """Make ``model`` the job's trained model, which can be registered: a technique that trains by itself
+        calls this last.
+
+        :param model: what the job's ``load_model`` gives, trained, or its ``state_dict()``.
+        :raises ValueError: when it is not that model.
+        """
+        from saturn_airflow.training.exports import export_trained
+
+        export_trained(model, self._spec.job, self.folder / _MODEL)
 
     def stop_requested(self) -> bool:
         """Whether to save what there is and return; asking shows that the training is alive.
@@ -260,6 +282,7 @@ def drive(
     It is a process of its own because a technique's ``search`` and ``execute`` may do anything.
     """
     spec = RunSpec.from_dict(spec_data)
+    job_log.redirect(link.emit, first=True)
     session = Session(link, spec, deadline)
     try:
         technique = library.get(spec.technique)
@@ -350,13 +373,22 @@ def _trains_by_itself(technique: library.BaseTechnique) -> bool:
 
 def _export(session: Session, spec: RunSpec) -> dict[str, Any]:
     """Write the finished job's model beside its checkpoints; training is done, whatever becomes of that."""
-    checkpoint = session.result.get("checkpoint")
-    if session.result["status"] != "finished" or checkpoint is None:
+    checkpoint, folder = session.result.get("checkpoint"), session.folder / _MODEL
+    if session.result["status"] != "finished":
+        return {}
+    if checkpoint is None:
+        if folder.is_dir():
+            return {"model": str(folder)}
+        session.emit(
+            "warning",
+            message=f"technique {spec.technique!r} left no model, so this job can't be registered: its "
+            "execute has to call session.export(model)",
+        )
         return {}
     from saturn_airflow.training.exports import export_model
 
     try:
-        return {"model": str(export_model(checkpoint, spec.job, session.folder / "model"))}
+        return {"model": str(export_model(checkpoint, spec.job, folder))}
     except OSError as error:
         session.emit("warning", message=f"the model can't be exported ({error}); {checkpoint} holds it")
         return {}

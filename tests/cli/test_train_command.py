@@ -31,7 +31,7 @@ def mine():
                             "hparams": HParams(epochs=2), **fields})
     cluster = Cluster(Node("local", devices=2, kind="cpu"))
     jobs = [job("good"), job("stops", loss_function="by_hand:stops"), job("bad", loss_function="by_hand:bad"),
-            job("runs", data_args={"day": "{{ ti.run_id }}"})]
+            job("logs", loss_function="by_hand:logs"), job("runs", data_args={"day": "{{ ti.run_id }}"})]
     SaturnSweepOperator(task_id="sweep", cluster=cluster, jobs=jobs)
     SaturnSweepOperator(task_id="other", cluster=cluster, jobs=[job("twice"), job("once")])
     SaturnSweepOperator(task_id="third", cluster=cluster, jobs=[job("twice")])
@@ -72,6 +72,13 @@ def error(outputs, targets):
 
 def stops(outputs, targets):
     breakpoint()
+    return loss(outputs, targets)
+
+def logs(outputs, targets):
+    import mlflow
+
+    mlflow.log_metric("bias", 0.5)
+    mlflow.log_text("words", "words.txt")
     return loss(outputs, targets)
 
 def bad(outputs, targets):
@@ -201,10 +208,13 @@ def test_what_can_not_be_trained_is_one_line(
 def test_mlflow_has_it_where_that_is_asked_for(folder: Path) -> None:
     uri = f"sqlite:///{folder}/tries.db"
     words = ("--dags", str(folder), "--batches", "2", "--experiment", "tries", "--uri", uri)
-    done = by_hand(folder, "mine", "good", *words)
+    done = by_hand(folder, "mine", "logs", *words)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("logged bias 0.5 (step 0)\nlogged file words.txt\n") == 2
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("tries")
     (run,) = client.search_runs([experiment.experiment_id], "tags.`mlflow.parentRunId` != ''")
     assert run.data.metrics["loss"] == pytest.approx(losses(done.stdout)[-1], abs=1e-6)
     assert run.data.params["technique"] == "single"
+    assert run.data.metrics["bias"] == 0.5
+    assert "words.txt" in {file.path for file in client.list_artifacts(run.info.run_id)}

@@ -15,8 +15,9 @@ from cells import Strategy, deviation, job, run
 from cells import request as train_request
 
 from saturn_airflow import library
-from saturn_airflow.model.jobs import HParams
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import ranks
+from saturn_airflow.training.exports import export_trained, load_exported
 
 DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.ranks
@@ -52,8 +53,11 @@ def test_the_one_method_example_trains(examples: list[str], tmp_path: Path) -> N
 class DirectSession:
     """Launches ranks as a session does."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, job: Job) -> None:
+        self.folder, self._job = folder, job
+
+    def export(self, model: Any) -> None:
+        export_trained(model, self._job, self.folder / "model")
 
     def launch(self, function: Any, *arguments: Any) -> list[Any]:
         return ranks.launch(function, *arguments, size=2, technique="hf_trainer")
@@ -63,12 +67,13 @@ def test_the_two_method_example_trains(examples: list[str], tmp_path: Path) -> N
     pytest.importorskip("accelerate")
     technique = library.get("hf_trainer")
     a_job = job(loss_function=None, hparams=HParams(batches=6, batch_size=6))
-    session: Any = DirectSession(tmp_path)
+    session: Any = DirectSession(tmp_path, a_job)
     parameters, seconds = technique.search(a_job, [0, 1], session)
     assert seconds > 0
     technique.execute(a_job, [0, 1], session, parameters, 2)
     technique.execute(a_job, [0, 1], session, parameters)
     assert (tmp_path / "hf" / "checkpoint-6").is_dir()
+    assert load_exported(tmp_path / "model") is not None
 
 
 def test_spill_trains_beyond_memory() -> None:

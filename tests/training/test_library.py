@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ from running import USERLAND
 
 from saturn_airflow import library
 from saturn_airflow.library import BaseTechnique
+from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.profiling.trials import strategies
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +128,28 @@ def test_names_are_known_without_importing_anything() -> None:
     )
     assert "no_import" in found.stdout
     assert "ddp" in found.stdout
+
+
+def test_a_technique_of_ones_own_is_tried_where_it_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "from saturn_airflow import BaseTechnique\n\n\nclass Mine(BaseTechnique):\n    "
+    (tmp_path / "silent.py").write_text(body + "version = '1'\n")
+    says = "def why_not(self, job, devices):\n        return None if job.name == 'a' else 'not for me'\n"
+    (tmp_path / "says.py").write_text(body + says)
+    monkeypatch.setenv("SATURN_TECHNIQUES_FOLDER", str(tmp_path))
+    jobs = [Job(name, load_model="m:m", load_dataloader="m:d", data_args={"of": name}) for name in "ab"]
+    cluster = Cluster(Node("local", devices=1, kind="cpu"))
+
+    def tried(jobs: list[Job], techniques: list[str] | None = None) -> set[tuple[str, str]]:
+        found, refusals = strategies(jobs, cluster, techniques)
+        assert {r.technique for r in refusals} >= {"silent", "says"} - {key.technique for key in found}
+        return {(name, key.technique) for key, asker in found.items() for name in asker.jobs}
+
+    found = tried(jobs)
+    assert ("a", "single") in found
+    assert ("a", "says") in found
+    assert not found & {("b", "says"), ("a", "silent"), ("b", "silent")}
+    assert tried(jobs, ["silent"]) == {("a", "silent"), ("b", "silent")}
+    named = [dataclasses.replace(jobs[0], techniques=["silent"]), jobs[1]]
+    assert {pair for pair in tried(named) if pair[1] == "silent"} == {("a", "silent")}

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from running import small_job, spec_for
 
 from saturn_airflow.launch import leases, runs
@@ -24,6 +25,7 @@ from saturn_airflow.launch.runs import Run, RunSpec
 from saturn_airflow.launch.supervisor import Supervisor
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.exports import load_exported
 
 pytestmark = pytest.mark.ranks
 
@@ -178,6 +180,12 @@ def test_a_technique_of_search_and_execute_alone(tmp_path: Path) -> None:
     assert names == ["leased", "step", "end"]
     assert len(losses(events)) == 50
     assert (Path(spec.folder) / "model.pt").exists()
+    # What the report chooses by, and what is registered.
+    assert end["result"]["loss"] == losses(events)[-1]
+    assert end["result"]["epoch_loss"] == pytest.approx(sum(losses(events)) / 50)
+    exported = load_exported(end["result"]["model"]).state_dict()
+    trained = torch.load(Path(spec.folder) / "model.pt")
+    assert all(torch.equal(exported[name], trained[name]) for name in trained)
 
 
 def test_a_technique_that_stops_by_itself_when_asked(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from saturn_airflow.launch import failures
+from saturn_airflow.launch import failures, job_log
 from saturn_airflow.launch.request import ChangesResultError, NotANumberError
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import Job
@@ -122,6 +122,13 @@ class Looks:
 
     def _look(self, batch: GlobalBatch, step: int) -> float:
         began = time.perf_counter()
+        with job_log.muted():
+            self._look_at(batch, step)
+        self._seconds = time.perf_counter() - began
+        self._ranks.emit("looked", step=step, seconds=self._seconds, checked=self._training.looked == step)
+        return self._seconds
+
+    def _look_at(self, batch: GlobalBatch, step: int) -> None:
         training, job = self._training, self._training.job
         with self._undone(), of_the_job(f"load_dataloader {job.load_dataloader!r}"):
             data = batch.whole()
@@ -134,13 +141,10 @@ class Looks:
         with precision.exactly(job.hparams.precision):
             for one_job, samples in takes:
                 why_not = why_not or self._compare(one_job, batch, data, samples, step)
-        self._seconds = time.perf_counter() - began
         if why_not:
             training.warn(f"not checked again at step {step} that nothing differs from one device: {why_not}")
         else:
             training.looked = step
-        self._ranks.emit("looked", step=step, seconds=self._seconds, checked=not why_not)
-        return self._seconds
 
     @property
     def _few(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from saturn_airflow.launch import job_log
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
@@ -107,9 +108,10 @@ class Objective:
         and those of integers, such as tokens. Labels are left out.
         """
         args, kwargs = self.inputs(batch)
+        with job_log.muted():  # samples may be fetched for it
+            layout = self._data.layout if self._data is not None else of_batch(batch, None)
         named: list[tuple[str | None, tuple[Any, ...], Any]] = [(None, (0,), value) for value in args]
         named += [(name, (name,), value) for name, value in kwargs.items()]
-        layout = self._data.layout if self._data is not None else of_batch(batch, None)
         return [
             {
                 "name": name,
@@ -135,7 +137,8 @@ class Objective:
             loss = self._loss(outputs, batch)
         if not samples:
             return self._nothing(outputs, loss)
-        self.seen(outputs, batch, samples)
+        with job_log.in_loss():  # on whichever rank has the outputs
+            self.seen(outputs, batch, samples)
         tally = heard.tally()
         self._tally = tally if self._tally is None else self._tally + tally
         if isinstance(loss, list | tuple) and len(loss) == 2:
@@ -148,7 +151,7 @@ class Objective:
     def _loss(self, outputs: Any, batch: Any) -> Any:
         if self._loss_function is None:
             return _own_loss(outputs)
-        with of_the_job(self._name):
+        with of_the_job(self._name), job_log.in_loss():
             return self._loss_function(outputs, batch[1] if isinstance(batch, list | tuple) else batch)
 
     def _nothing(self, outputs: Any, loss: Any) -> tuple[torch.Tensor, torch.Tensor]:

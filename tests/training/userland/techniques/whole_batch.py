@@ -23,6 +23,7 @@ class WholeBatch(BaseTechnique):
         assert parameters == {"found": True}
         state = self._steps(job, session, batch_count or job.hparams.batches)
         torch.save(state, session.folder / "model.pt")
+        session.export(state)
 
     def _steps(self, job: Any, session: Any, count: int) -> dict[str, Any]:
         model = references.load(job.load_model)(**job.model_args)

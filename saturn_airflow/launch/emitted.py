@@ -1,0 +1,109 @@
+"""What techniques report of a training: checked where it is reported, and put together at its end."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+Event = dict[str, Any]
+
+_STEP = "such as emit('step', step=3, loss=0.5)"
+_EVAL = "such as emit('eval', step=300, epoch=0, eval_loss=0.5, metrics={'accuracy': 0.9})"
+
+
+class Emitted:
+    """Checks the events of one process, and adds to them what can be told without their author.
+
+    The author of an event ``step`` gives ``step`` (from 1) and ``loss``, of an ``eval`` its ``step``, and
+    ``eval_loss`` or ``metrics``. What else there is of a step: ``epoch`` (from 0), ``seconds`` (since the
+    step before), ``lr``, ``samples_per_second`` and ``eta_seconds`` (None where nobody knows).
+    """
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def complete(self, event: str, fields: Mapping[str, Any]) -> Event:
+        """The whole event.
+
+        :raises TypeError: naming the field that it lacks, or that is no number.
+        """
+        if event == "step":
+            return self._step(dict(fields))
+        if event == "eval":
+            return _evaluation(dict(fields))
+        return {"event": event, **fields}
+
+    def _step(self, fields: Event) -> Event:
+        for name in ("step", "loss"):
+            fields[name] = _number(fields, name, "step", _STEP)
+        now = time.monotonic()
+        took, self._last = now - self._last, now
+        optional = {"epoch": 0, "seconds": took, "lr": None, "samples_per_second": None, "eta_seconds": None}
+        for name in optional.keys() & fields.keys():
+            if fields[name] is not None:
+                fields[name] = _number(fields, name, "step", _STEP)
+        return {"event": "step", **optional, **fields}
+
+
+class Told:
+    """What a training's events say came of it, for a technique that trains by itself."""
+
+    def __init__(self) -> None:
+        self._losses: dict[int, dict[int, float]] = {}
+        self._result: dict[str, Any] = {}
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Hear of an event."""
+        if event.get("event") == "step":
+            self._losses.setdefault(int(event["epoch"]), {})[int(event["step"])] = event["loss"]
+            self._result |= {"loss": event["loss"], "steps": int(event["step"])}
+        elif event.get("event") == "eval":
+            self._result |= {
+                key: event[key] for key in ("eval_loss", "metrics") if event.get(key) is not None
+            }
+
+    def result(self) -> dict[str, Any]:
+        """``loss``, ``steps``, ``epoch_loss``, ``eval_loss`` and ``metrics``, as far as they were told.
+
+        ``epoch_loss`` is the mean of the losses of the last epoch's steps that were told.
+        """
+        if not self._losses:
+            return dict(self._result)
+        last = self._losses[max(self._losses)]
+        return {"epoch_loss": statistics.fmean(last.values()), **self._result}
+
+
+def _evaluation(fields: Event) -> Event:
+    fields["step"] = _number(fields, "step", "eval", _EVAL)
+    measured = fields.get("metrics") or {}
+    if not isinstance(measured, Mapping):
+        raise TypeError(f"emit('eval') has metrics={measured!r}; give a mapping of numbers, {_EVAL}")
+    if fields.get("eval_loss") is None and not measured:
+        raise TypeError(f"emit('eval') lacks 'eval_loss' and 'metrics'; give one of them, {_EVAL}")
+    if fields.get("eval_loss") is not None:
+        fields["eval_loss"] = _number(fields, "eval_loss", "eval", _EVAL)
+    if measured:
+        fields["metrics"] = {name: _number(measured, name, "eval", _EVAL) for name in measured}
+    if fields.get("epoch") is not None:
+        fields["epoch"] = _number(fields, "epoch", "eval", _EVAL)
+    return {"event": "eval", "epoch": 0, **fields}
+
+
+def _number(fields: Mapping[str, Any], name: str, event: str, example: str) -> int | float:
+    if name not in fields:
+        raise TypeError(f"emit({event!r}) lacks {name!r}, {example}")
+    value = fields[name]
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"emit({event!r}) has {name}={value!r:.80}, a {type(value).__name__}; give a number, {example}"
+        )
+    number = float(value)
+    if name not in ("step", "epoch"):
+        return number
+    if not math.isfinite(number) or number != int(number):
+        raise TypeError(f"emit({event!r}) has {name}={value!r}; give a whole number, {example}")
+    return int(number)
