@@ -33,6 +33,12 @@ def run(args: argparse.Namespace) -> int:
     """Show, or announce."""
     if args.announce:
         return _announce(args)
+    for option, value in (("--cpu", args.cpu), ("--kind", args.kind), ("--queue", args.queue)):
+        if value:
+            raise SaturnError(
+                f"{option} {value} says what is announced, and nothing is: add --announce NAME, the name "
+                "that this machine is to have as a node, or leave it out to see its devices"
+            )
     from saturn_airflow.deployment.device_use import device_use
 
     shown = device_use(args.leases or _configured_folder())

@@ -102,7 +102,9 @@ def _failure(text: str) -> NodeLoss:
 
     name, at, share = text.rpartition("@")
     try:
-        return NodeLoss(name, float(share)) if at else NodeLoss(text, 0.5)
+        if not at:
+            raise ValueError
+        return NodeLoss(name, float(share))
     except ValueError:
         raise InvalidSweepError(
             f"--fail-node {text!r}: write NAME@SHARE, such as gpu-a@0.5 for half of the planned makespan"

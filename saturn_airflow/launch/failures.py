@@ -128,6 +128,10 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
         return Failure(
             status="failed", reason=str(error), traceback=text, whose="job", rank=rank, common=error.common
         )
+    if isinstance(error, SystemExit):
+        # Nothing of Saturn's does that, and techniques hardly would.
+        reason = f"the job's code {exits(error)}"
+        return Failure(status="failed", reason=reason, traceback=text, whose="job", rank=rank)
     return Failure(
         status="failed",
         reason=_one_line(error),
@@ -154,6 +158,12 @@ def is_device_failure(error: BaseException) -> bool:
     message = str(error)
     told = isinstance(error, RuntimeError) and re.search(r"\bCUDA\b|\bcu[A-Z]\w+ error|_STATUS_", message)
     return bool(told) and any(words in message for words in _DEVICE_FAILED)
+
+
+def exits(error: SystemExit) -> str:
+    """What is said of code that ends the process it was called in."""
+    code = "" if error.code is None else repr(error.code)
+    return f"called sys.exit({code}); return, or raise an exception that says what is wrong"
 
 
 def _one_line(error: BaseException) -> str:

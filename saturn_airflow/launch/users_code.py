@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from saturn_airflow.launch.failures import exits
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.errors import JobError, SaturnError
 
@@ -24,6 +25,8 @@ def of_the_job(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise JobError(f"{what} raised {type(error).__name__}: {error}") from error
+    except SystemExit as error:
+        raise JobError(f"{what} {exits(error)}") from error
 
 
 def each_of_the_job(what: str, items: Iterator[Item]) -> Iterator[Item]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,26 +151,17 @@ class Problem:
 
         :raises InvalidSweepError: when something is missing, of the wrong type, or can't be planned.
         """
-        try:
-            nodes = tuple(Node(n["name"], n["devices"], n["kind"]) for n in data["nodes"])
-            jobs = tuple(
-                PlannedJob(
-                    job["name"],
-                    tuple(
-                        Option(s["technique"], s["devices"], dict(s["seconds"]), s.get("setup", 0.0))
-                        for s in job["strategies"]
-                    ),
-                    tuple(job["nodes"]) if job.get("nodes") else None,
-                    job.get("release", 0.0),
-                    job.get("weight", 1.0),
-                )
-                for job in data["jobs"]
-            )
-            return cls(data.get("name", "problem"), nodes, jobs)
-        except KeyError as error:
-            raise InvalidSweepError(f"the planning problem lacks {error}") from None
-        except (TypeError, AttributeError) as error:
-            raise InvalidSweepError(f"the planning problem is not in the expected form: {error}") from None
+        what = "the planning problem"
+        _check_mapping(data, what, ("nodes", "jobs"))
+        nodes = []
+        for number, node in enumerate(_list(data["nodes"], f"'nodes' of {what}"), start=1):
+            _check_mapping(node, _called(node, "node", number), ("name", "devices", "kind"))
+            nodes.append(Node(node["name"], node["devices"], node["kind"]))
+        jobs = []
+        for number, job in enumerate(_list(data["jobs"], f"'jobs' of {what}"), start=1):
+            _check_mapping(job, _called(job, "job", number), ("name", "strategies"))
+            jobs.append(_job(job, _called(job, "job", number)))
+        return cls(data.get("name", "problem"), tuple(nodes), tuple(jobs))
 
     @classmethod
     def read(cls, path: str | Path) -> Problem:
@@ -184,6 +176,58 @@ class Problem:
         except ValueError as error:
             raise InvalidSweepError(f"{path} is not JSON: {error}") from None
         return cls.from_dict(data)
+
+
+def _job(data: Mapping[str, Any], what: str) -> PlannedJob:
+    options = []
+    for number, strategy in enumerate(_list(data["strategies"], f"'strategies' of {what}"), start=1):
+        called = f"strategy {number} of {what}"
+        _check_mapping(strategy, called, ("technique", "devices", "seconds"))
+        if not isinstance(strategy["seconds"], Mapping):
+            raise InvalidSweepError(
+                f"{called} has seconds={strategy['seconds']!r:.80}; give them by kind of device, such as "
+                '{"a100": 120}'
+            )
+        options.append(
+            Option(
+                strategy["technique"],
+                strategy["devices"],
+                dict(strategy["seconds"]),
+                strategy.get("setup", 0.0),
+            )
+        )
+    nodes = _list(data["nodes"], f"'nodes' of {what}") if data.get("nodes") else None
+    return PlannedJob(
+        data["name"],
+        tuple(options),
+        None if nodes is None else tuple(nodes),
+        data.get("release", 0.0),
+        data.get("weight", 1.0),
+    )
+
+
+def _called(data: Any, what: str, number: int) -> str:
+    """What messages call a node or a job: by its name, or as which of them it is."""
+    name = data.get("name") if isinstance(data, Mapping) else None
+    return f"{what} {name!r}" if isinstance(name, str) else f"{what} {number}"
+
+
+def _check_mapping(data: Any, what: str, needs: Sequence[str]) -> None:
+    if not isinstance(data, Mapping):
+        raise InvalidSweepError(
+            f"{what} is a {type(data).__name__}; it has to be a mapping with {', '.join(needs)}"
+        )
+    for name in needs:
+        if name not in data:
+            likely = difflib.get_close_matches(name, [str(key) for key in data if key not in needs], 1)
+            misspelt = f"; is {likely[0]!r} meant to be it?" if likely else ""
+            raise InvalidSweepError(f"{what} lacks {name!r}{misspelt}")
+
+
+def _list(data: Any, what: str) -> list[Any]:
+    if not isinstance(data, list | tuple):
+        raise InvalidSweepError(f"{what} is a {type(data).__name__}; it has to be a list")
+    return list(data)
 
 
 def _is_number(value: object) -> bool:

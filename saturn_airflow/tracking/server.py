@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -27,6 +28,10 @@ REQUEST_SECONDS = 10
 UPLOAD_SECONDS = 300
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+# As MLflow tells of a server that can't be reached, or is too slow.
+_NO_CONNECTION = re.compile(
+    r"API request to (?P<place>https?://[^/\s]+)\S* failed with exception HTTPS?Connection"
+)
 _import_lock = threading.Lock()
 _here = threading.local()
 
@@ -209,4 +214,20 @@ def _artifact_location(uri: str, name: str) -> str | None:
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().partition("\n")[0]
-    return text[:300] or type(error).__name__
+    # What requests and urllib3 say of it is long, and its end is all there is to know.
+    if found := _NO_CONNECTION.search(text):
+        return f"no answer from {found['place']}: {_reason(error)}"
+    return (text if len(text) <= 300 else f"{text[:300].rpartition(' ')[0]} ...") or type(error).__name__
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said of a connection, beneath what libraries made of it."""
+    causes = [error]
+    while (next_one := causes[-1].__cause__ or causes[-1].__context__) and next_one not in causes:
+        causes.append(next_one)
+    for cause in reversed(causes):
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        if isinstance(cause, TimeoutError):
+            return "it took too long"
+    return "no connection"

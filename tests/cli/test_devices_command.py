@@ -33,6 +33,11 @@ def test_holders_and_waiters_are_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"the second job (process {os.getpid()})" in said
 
 
+def test_what_only_an_announcement_takes_is_refused_without(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "--cpu", "2"]) == 2
+    assert "--cpu 2 says what is announced, and nothing is: add --announce NAME" in capsys.readouterr().err
+
+
 def test_a_stranger_is_who_is_not_in_the_session_of_the_holder() -> None:
     own = Holder("a job", os.getpid(), time.time())
     other = subprocess.Popen(["sleep", "60"], start_new_session=True)

@@ -62,9 +62,14 @@ def test_a_previous_plan_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[s
     arguments = ["plan", FILE, "--time-limit", "1", "--json", "--processes", "1", "--previous"]
     assert main([*arguments, str(earlier)]) == 0
     capsys.readouterr()
-    earlier.write_text("{}")
-    assert main([*arguments, str(earlier)]) == 2
-    assert "is no plan" in capsys.readouterr().err
+    for text, said in (
+        ("{}", "is no whole plan: it lacks 'name'"),
+        (earlier.read_text()[:100], "is damaged: it is no JSON"),
+        ("[1]", "is JSON, and no plan"),
+    ):
+        earlier.write_text(text)
+        assert main([*arguments, str(earlier)]) == 2
+        assert said in capsys.readouterr().err
 
 
 def change(path: str, value: object) -> str:
@@ -82,7 +87,18 @@ def change(path: str, value: object) -> str:
     ("text", "message"),
     [
         ("{", "is not JSON"),
-        ("[]", "not in the expected form"),
+        ("[]", "is a list; it has to be a mapping with nodes, jobs"),
+        (
+            '{"nodes": [{"name": "a", "devices": 1, "kind": "cpu"}], "jobs": [{"name": "b", "strategies": '
+            '[{"tecnique": "ddp", "devices": 1, "seconds": {"cpu": 3}}]}]}',
+            "strategy 1 of job 'b' lacks 'technique'; is 'tecnique' meant to be it?",
+        ),
+        (
+            '{"nodes": [{"name": "a", "devices": 1, "kind": "cpu"}], "jobs": [{"name": "b", "strategies": '
+            '[{"technique": "ddp", "devices": 1, "seconds": 3}]}]}',
+            "strategy 1 of job 'b' has seconds=3; give them by kind of device",
+        ),
+        ('{"nodes": [{"name": "a", "kind": "cpu"}], "jobs": []}', "node 'a' lacks 'devices'"),
         ("{}", "lacks 'nodes'"),
         (change("jobs", []), "has no jobs"),
         (change("jobs.1.name", "one"), "two jobs are named 'one'"),

@@ -169,6 +169,7 @@ def test_the_command_prints_json_that_is_the_same_each_time(capsys):
         (("--noise", "-1"), "noise is -1.0"),
         (("--fail-node", "nowhere@0.5"), "no node 'nowhere'"),
         (("--fail-node", "node00@soon"), "NAME@SHARE"),
+        (("--fail-node", "node00"), "NAME@SHARE"),
         (("--fail-node", "node00@0.1", "--fail-node", "node01@0.2"), "all nodes are lost"),
         (("--epochs", "0"), "above 0"),
     ],

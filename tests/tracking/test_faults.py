@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from saturn_airflow import tracking
+from saturn_airflow.tracking import server
 from saturn_airflow.tracking.mlflow_runs import JobRun, SweepRun
+from saturn_airflow.tracking.server import MlflowAwayError
 
 # Each process is a new one, but for the seconds that importing MLflow takes.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -232,3 +234,9 @@ def test_a_locked_store_is_waited_for(tmp_path: Path) -> None:
     assert job.close()
     lock.close()
     assert losses(uri, job.id) == [float(n) for n in range(10)]
+
+
+def test_a_server_that_is_not_there_is_said_in_one_short_line() -> None:
+    with pytest.raises(MlflowAwayError) as raised:
+        server.experiment_id(NOBODY, "any")
+    assert str(raised.value) == "no answer from http://127.0.0.1:9: Connection refused"

@@ -143,6 +143,7 @@ def test_a_killed_rank_is_lost_and_the_next_try_goes_on(
     ("job", "technique", "status", "whose", "words"),
     [
         (small_job("broken_loss"), "ddp", "failed", "job", "the user's own mistake"),
+        (small_job("exits"), "ddp", "failed", "job", "small_jobs:exits' called sys.exit(3); return"),
         (small_job("not_a_number"), "ddp", "not_a_number", "job", "nan at step 1"),
         (small_job("hungry"), "ddp", "out_of_memory", "", "memory"),
         (small_job(), "absent", "failed", "technique", "'absent' is not in the library; it has"),

@@ -18,7 +18,15 @@ def read_plan(path: str | Path) -> Plan:
         return Plan.from_dict(json.loads(Path(path).read_text()))
     except OSError as error:
         raise InvalidSweepError(f"{path} can't be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
         raise InvalidSweepError(
-            f"{path} is no plan ({error}); give what 'saturn plan --json' printed"
+            f"{path} is no whole plan: it lacks {error}; give what 'saturn plan --json' printed"
+        ) from None
+    except ValueError as error:
+        raise InvalidSweepError(
+            f"{path} is damaged: it is no JSON ({error}); make it anew with 'saturn plan --json'"
+        ) from None
+    except (TypeError, AttributeError):
+        raise InvalidSweepError(
+            f"{path} is JSON, and no plan; give what 'saturn plan --json' printed"
         ) from None
