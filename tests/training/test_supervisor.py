@@ -19,13 +19,13 @@ import psutil
 import pytest
 import torch
 from running import small_job, spec_for
+from safetensors.torch import load_file
 
 from saturn_airflow.launch import leases, runs
 from saturn_airflow.launch.runs import Run, RunSpec
 from saturn_airflow.launch.supervisor import Supervisor
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training.exports import load_exported
 
 pytestmark = pytest.mark.ranks
 
@@ -182,9 +182,9 @@ def test_a_technique_of_search_and_execute_alone(tmp_path: Path) -> None:
     assert len(losses(events)) == 50
     assert (Path(spec.folder) / "model.pt").exists()
     # What the report chooses by, and what is registered.
-    assert end["result"]["loss"] == losses(events)[-1]
-    assert end["result"]["epoch_loss"] == pytest.approx(sum(losses(events)) / 50)
-    exported = load_exported(end["result"]["model"]).state_dict()
+    assert end["result"]["loss"] == losses(events)[50]
+    assert end["result"]["epoch_loss"] == pytest.approx(sum(losses(events).values()) / 50)
+    exported = load_file(Path(end["result"]["model"], "model.safetensors"))
     trained = torch.load(Path(spec.folder) / "model.pt")
     assert all(torch.equal(exported[name], trained[name]) for name in trained)
 
@@ -201,7 +201,8 @@ def test_a_technique_that_stops_by_itself_when_asked(tmp_path: Path) -> None:
 def test_a_technique_with_functions_of_its_own_on_ranks(tmp_path: Path) -> None:
     names, end, events = finish(spec_for(tmp_path, small_job(), "own_ranks", devices=2))
     assert end["status"] == "finished", end
-    assert names == ["leased", "launched", "counted", "summed", "end"]
+    assert names == ["leased", "launched", "counted", "summed", "warning", "end"]
+    assert "left no model, so this job can't be registered" in events[-2]["message"]
     assert [e["sum"] for e in events if e["event"] == "summed"] == [300]
 
 
