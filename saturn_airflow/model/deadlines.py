@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
-from typing import Any
 
-from saturn_airflow.model import formats
 from saturn_airflow.model.errors import InvalidSweepError
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
@@ -50,12 +47,3 @@ class Deadline:
         days = 0 if (start.hour, start.minute) < (hour, minute) else 1
         day = start.date() + timedelta(days=days)
         return datetime(day.year, day.month, day.day, hour, minute, tzinfo=timezone).timestamp()
-
-    def to_dict(self) -> dict[str, Any]:
-        """This deadline as JSON-ready data."""
-        return {"seconds": self.seconds, "clock": self.clock}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Deadline:
-        """The deadline that :meth:`to_dict` described."""
-        return cls(**formats.known_fields(cls, data))

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from saturn_airflow.model import formats
 from saturn_airflow.model.arguments import checked
 from saturn_airflow.model.errors import InvalidSweepError
 
@@ -107,12 +103,3 @@ class Rounds:
         """Whether a job that is expected to end ``expected`` seconds from its plan's start instead of
         ``planned`` ends the round."""
         return self.off_by is not None and abs(expected - planned) > self.off_by * makespan
-
-    def to_dict(self) -> dict[str, Any]:
-        """This policy as JSON-ready data."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Rounds:
-        """The policy that :meth:`to_dict` described."""
-        return cls(**formats.known_fields(cls, data))

@@ -7,7 +7,6 @@ in a store of their own; here all jobs are looked at together at a boundary, in 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +34,6 @@ class Selection(Protocol):
 
     def next_rung(self, epochs: float) -> float:
         """The epochs at which a job that trained so many is judged next; infinite for its end."""
-        ...
-
-    def to_dict(self) -> dict[str, Any]:
-        """This rule as JSON-ready data."""
         ...
 
 
@@ -89,10 +84,6 @@ class SuccessiveHalving:
             rung *= self.reduction
         return rung
 
-    def to_dict(self) -> dict[str, Any]:
-        """This rule as JSON-ready data."""
-        return {"rule": "SuccessiveHalving", **dataclasses.asdict(self)}
-
 
 @checked("MedianStopping")
 @dataclass(frozen=True)
@@ -138,10 +129,6 @@ class MedianStopping:
         """None: jobs are judged wherever they are."""
         return math.inf
 
-    def to_dict(self) -> dict[str, Any]:
-        """This rule as JSON-ready data."""
-        return {"rule": "MedianStopping", **dataclasses.asdict(self)}
-
 
 @dataclass(frozen=True)
 class Chosen:
@@ -179,13 +166,8 @@ class Chosen:
         """None: jobs are judged wherever they are."""
         return math.inf
 
-    def to_dict(self) -> dict[str, Any]:
-        """This rule as JSON-ready data."""
-        return {"rule": "Chosen", **dataclasses.asdict(self)}
-
 
 Rule = SuccessiveHalving | MedianStopping | Chosen
-_RULES: dict[str, type[Rule]] = {rule.__name__: rule for rule in (SuccessiveHalving, MedianStopping, Chosen)}
 
 
 def rule_of(value: object) -> Rule:
@@ -201,12 +183,6 @@ def rule_of(value: object) -> Rule:
         f"selection is {value!r:.60}; give SuccessiveHalving(...), MedianStopping(...), or a function "
         "or its 'module:name'"
     )
-
-
-def from_dict(data: Mapping[str, Any]) -> Rule:
-    """The rule that ``to_dict`` described."""
-    fields = dict(data)
-    return _RULES[fields.pop("rule")](**fields)
 
 
 class Selected:

@@ -19,10 +19,9 @@ from saturn_airflow.model import formats
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE, slug
 from saturn_airflow.model.outcomes import OUTCOME, Outcome
+from saturn_airflow.model.settings import MLFLOW_CONNECTION
 from saturn_airflow.operators.airflow_internals import redact
 from saturn_airflow.operators.code_version import code_version
-
-MLFLOW_CONNECTION = "mlflow_default"
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ def job_of(dag: str, name: str, folder: Path | None = None, sweep: str | None = 
     if not trials:
         raise SaturnError(f"DAG {found.dag_id!r} has no SaturnSweepOperator")
     if sweep is not None:
-        trials = [task for task in trials if task.group == sweep]
+        trials = [task for task in trials if task.settings.group == sweep]
     jobs = {task: {job["name"]: job for job in _jobs(task)} for task in trials}
     having = [task for task, by_name in jobs.items() if name in by_name]
     if len(having) > 1:
-        groups = ", ".join(task.group for task in having)
+        groups = ", ".join(task.settings.group for task in having)
         raise SaturnError(f"several sweeps have a job {name!r}: name one of {groups} with --sweep")
     if not having:
         names = [known for by_name in jobs.values() for known in by_name]
@@ -78,8 +78,8 @@ def _dag(dag: str, folder: Path | None) -> DAG:
 def _jobs(trials: TrialsOperator) -> list[dict[str, Any]]:
     if not isinstance(trials.jobs, list):
         raise SaturnError(
-            f"the jobs of sweep {trials.group!r} come from another task, so they are known only when the DAG "
-            "runs; write one of them into a DAG file of your own to train it by hand"
+            f"the jobs of sweep {trials.settings.group!r} come from another task, so they are known only "
+            "when the DAG runs; write one of them into a DAG file of your own to train it by hand"
         )
     return trials.jobs
 

@@ -17,11 +17,14 @@ from airflow.sdk import (
 )
 
 from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.stages import Stages
 from saturn_airflow.operators.airflow_internals import own_item_of
 from saturn_airflow.operators.executors import of_node_tasks
 from saturn_airflow.operators.inventory import pool_of, pool_of_short_tasks
+from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.profile_task import ProfileOperator
+from saturn_airflow.operators.train_task import TrainOperator
 from saturn_airflow.operators.trials_task import PickOperator
 from saturn_airflow.operators.wave_tasks import NextWaveOperator
 from saturn_airflow.profiling.waves import WAVES
@@ -76,14 +79,7 @@ def patience(own_tries: int = 0) -> dict[str, Any]:
     }
 
 
-def profile_waves(
-    cluster: Cluster,
-    trials: BaseOperator,
-    techniques: list[str] | None,
-    planning_seconds: float,
-    group: str,
-    stages: Stages,
-) -> list[Any]:
+def profile_waves(settings: SweepSettings, trials: BaseOperator, stages: Stages) -> list[Any]:
     """The waves of trials: the tasks that measure, each wave's after those of the one before."""
     source = trials
     measuring: list[Any] = []
@@ -92,21 +88,17 @@ def profile_waves(
             if number > 1:
                 chosen = NextWaveOperator(
                     task_id=f"choose_{number}",
-                    cluster=cluster.to_dict(),
-                    techniques=techniques,
-                    trials_task=trials.task_id,
+                    settings=settings,
                     profile_tasks=[task.task_id for task in measuring],
-                    time_limit=planning_seconds,
                     last=number == WAVES,
-                    group=group,
                     # Behind a wave that was not needed, none is.
                     trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
                     **short(stages.plan),
                 )
-                measuring[-len(cluster) :] >> chosen
+                measuring[-len(settings.cluster) :] >> chosen
                 source = chosen
             measuring += per_node(
-                cluster,
+                settings.cluster,
                 source,
                 ProfileOperator,
                 f"wave_{number}",
@@ -114,11 +106,43 @@ def profile_waves(
                 part="trials",
                 label="{{ task.trial.job.name }} {{ task.trial.technique }} x {{ task.trial.devices }}",
                 deciding=stages.plan,
-                trials_task=trials.task_id,
-                group=group,
+                settings=settings,
                 **short(stages.profile),
             )
     return measuring
+
+
+def one_plan(settings: SweepSettings, waves: list[Any], stages: Stages) -> tuple[BaseOperator, list[Any]]:
+    """The task ``plan`` of a sweep without rounds, and those that train."""
+    plan = PlanOperator(
+        task_id="plan",
+        settings=settings,
+        profile_tasks=[task.task_id for task in waves],
+        trigger_rule=TriggerRule.ALL_DONE,
+        **short(stages.plan),
+    )
+    waves >> plan
+    return plan, train_tasks(settings, plan, TrainOperator, stages)
+
+
+def train_tasks(
+    settings: SweepSettings, plan: BaseOperator, operator: type[BaseOperator], stages: Stages
+) -> list[Any]:
+    """The tasks that train what ``plan`` returns, one for each node."""
+    return per_node(
+        settings.cluster,
+        plan,
+        operator,
+        "train",
+        mapped="entry",
+        part="jobs",
+        label="{{ task.entry.name }}",
+        deciding=stages.plan,
+        settings=settings,
+        retry_policy=WHERE_IT_SAYS_SO,
+        **patience(settings.retries),
+        **stages.train,
+    )
 
 
 def per_node(

@@ -11,15 +11,14 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model import formats, guards
 from saturn_airflow.model.cluster import Cluster, Node
-from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.errors import InvalidSweepError, MissedDeadlineError
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
+from saturn_airflow.model.settings import MAKESPAN, SweepSettings
 from saturn_airflow.operators.context import (
-    MLFLOW_CONNECTION,
     SweepContext,
     finite,
     mlflow_uri,
@@ -38,8 +37,6 @@ _SHOWN = (
     *("peak_device_bytes", "source", "observed_at"),
 )
 
-
-MAKESPAN = "makespan"
 Planned = TypeVar("Planned")
 
 
@@ -51,39 +48,14 @@ class PlanOperator(ListingOperator):
     can train, with the reason), ``choices`` (for each job the strategies it had, with their estimates, and
     why this one was chosen), ``profiling`` (what the trials took) and ``attempt`` (what the report knows this
     plan's outcomes by).
-
-    :param objective: one of the planner's.
-    :param deadline: when all has to be done, for the objective ``device-time``.
     """
 
     operator_extra_links = (MlflowRunLink(), PlanLink())
 
-    def __init__(
-        self,
-        *,
-        cluster: dict[str, Any],
-        techniques: Sequence[str] | None,
-        profile: str,
-        trials_task: str,
-        profile_tasks: list[str],
-        time_limit: float,
-        group: str,
-        mlflow_conn_id: str = MLFLOW_CONNECTION,
-        objective: str = MAKESPAN,
-        deadline: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, settings: SweepSettings, profile_tasks: list[str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.cluster = cluster
-        self.techniques = techniques
-        self.objective = objective
-        self.deadline = deadline
-        self.profile = profile
-        self.trials_task = trials_task
+        self.settings = settings
         self.profile_tasks = profile_tasks
-        self.time_limit = time_limit
-        self.group = group
-        self.mlflow_conn_id = mlflow_conn_id
         self.mlflow_url: str | None = None
         #: What is planned, and what is known of it, once that was read.
         self.jobs: dict[str, Job] = {}
@@ -104,17 +76,19 @@ class PlanOperator(ListingOperator):
         from saturn_airflow.profiling import waves
 
         ti = context["ti"]
-        sweep = SweepContext.of(context, self.group)
+        sweep = SweepContext.of(context, self.settings.group)
         began = time.time()
         cluster = self.nodes_now(context)
-        refusals, parent = (pull_from_trials(context, self.trials_task, key) for key in ("refusals", "sweep"))
-        learned = Learned.of(context, self.trials_task, self.profile_tasks, cluster, self.techniques)
+        refusals, parent = (
+            pull_from_trials(context, self.settings.trials_task, key) for key in ("refusals", "sweep")
+        )
+        learned = Learned.of(context, self.settings, self.profile_tasks, cluster)
         knowledge, fresh = learned.knowledge, learned.fresh
         jobs = {job.name: job for job in knowledge.jobs}
         ti.xcom_push("profiling", profiling(learned, began))
-        estimates = waves.estimates_for_plan(knowledge, quick_solve(self.time_limit))
+        estimates = waves.estimates_for_plan(knowledge, quick_solve(self.settings.planning_seconds))
 
-        planned, unplanned = to_plan(learned, estimates, refusals, self.profile, self.left_out)
+        planned, unplanned = to_plan(learned, estimates, refusals, self.settings.profile, self.left_out)
         ti.xcom_push("unplanned", unplanned)
         for entry in unplanned:
             self.log.error("%s is left out: %s", entry["job"], entry["reason"])
@@ -136,7 +110,7 @@ class PlanOperator(ListingOperator):
         ti.xcom_push("plan", self.told(plan, cluster, practice))
         ti.xcom_push("attempt", made)
 
-        uri = mlflow_uri(self.mlflow_conn_id)
+        uri = mlflow_uri(self.settings.mlflow_conn_id)
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
         run.log_plan(plan, cluster)
         lasting = [estimate for estimate in fresh if not estimate.passing]
@@ -151,8 +125,8 @@ class PlanOperator(ListingOperator):
 
     def nodes_now(self, context: Context) -> Cluster:
         """The nodes to plan with."""
-        cluster = Cluster.from_dict(self.cluster)
-        self.left_out = left_out_now(context, self.trials_task, cluster)
+        cluster = self.settings.cluster
+        self.left_out = left_out_now(context, self.settings.trials_task, cluster)
         for name, why in self.left_out.items():
             self.log.warning("This plan is without %s: %s", name, why)
         return present(cluster, self.left_out)
@@ -163,7 +137,7 @@ class PlanOperator(ListingOperator):
 
         return self.in_time(
             lambda objective, deadline: planning.solve(
-                problem, objective=objective, deadline=deadline, time_limit=self.time_limit
+                problem, objective=objective, deadline=deadline, time_limit=self.settings.planning_seconds
             )
         )
 
@@ -173,10 +147,10 @@ class PlanOperator(ListingOperator):
 
     def moment_of_deadline(self, context: Context) -> float | None:
         """When all has to be done, in seconds since the epoch."""
-        if self.deadline is None:
+        if self.settings.deadline is None:
             return None
-        began = pull_from_trials(context, self.trials_task, "started")
-        return Deadline.from_dict(self.deadline).moment(began, context["dag"].timezone)
+        began = pull_from_trials(context, self.settings.trials_task, "started")
+        return self.settings.deadline.moment(began, context["dag"].timezone)
 
     def in_time(self, make: Callable[[str, float | None], Planned]) -> Planned:
         """What ``make`` makes of the sweep's objective and the seconds that are left until its deadline.
@@ -184,12 +158,12 @@ class PlanOperator(ListingOperator):
         Where the deadline can't be met, all is to end as early as possible.
         """
         if self.ends_by is None:
-            return make(self.objective, None)
-        left = self.ends_by - time.time() - self.time_limit
+            return make(self.settings.objective, None)
+        left = self.ends_by - time.time() - self.settings.planning_seconds
         try:
             if left <= 0:
                 raise MissedDeadlineError(f"planning ends {-left:.0f} s after it")
-            return make(self.objective, left)
+            return make(self.settings.objective, left)
         except MissedDeadlineError as error:
             self.log.error("THE DEADLINE CAN'T BE MET: %s. All is planned to end as early as possible", error)
             self.meets_deadline = False

@@ -10,16 +10,16 @@ from airflow.sdk import Context
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.settings import LEAVE_OUT, OnMissingNode
 from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.inventory import check_listeners
 
-LEAVE_OUT, FAIL = ON_MISSING_NODE = ("leave_out", "fail")
 #: The XCom with the nodes that take no part: by each one's name, why.
 LEFT_OUT_KEY = "left_out"
 
 
 def absent(
-    cluster: Cluster, on_missing_node: str, log: Callable[[str], object] = lambda line: None
+    cluster: Cluster, on_missing_node: OnMissingNode, log: Callable[[str], object] = lambda line: None
 ) -> dict[str, str]:
     """The nodes that a sweep which begins now has to do without, each with the reason.
 

@@ -16,6 +16,7 @@ from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.folders import slug
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -37,13 +38,12 @@ class ProfileOperator(BaseOperator):
     """
 
     def __init__(
-        self, *, trial: dict[str, Any], node: dict[str, Any], trials_task: str, group: str, **kwargs: Any
+        self, *, trial: dict[str, Any], node: dict[str, Any], settings: SweepSettings, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.trial = trial
         self.node = node
-        self.trials_task = trials_task
-        self.group = group
+        self.settings = settings
 
     def execute(self, context: Context) -> None:
         """Run the trial.
@@ -53,7 +53,7 @@ class ProfileOperator(BaseOperator):
         from saturn_airflow.profiling.blame import measured_with_any
 
         go_with_parent()
-        sweep = SweepContext.of(context, self.group)
+        sweep = SweepContext.of(context, self.settings.group)
         try:
             formats.check(self.trial, "a trial", "the trial of this task")
             trial = Trial.from_dict(self.trial)
@@ -62,7 +62,7 @@ class ProfileOperator(BaseOperator):
         node = Node(**self.node)
         names = ", ".join(trial.covers)
         self.log.info("Measuring %s x %d on %s for %s", trial.technique, trial.devices, node.name, names)
-        jobs = jobs_of(trial, context, self.trials_task)
+        jobs = jobs_of(trial, context, self.settings.trials_task)
         estimate, broken = measured_with_any(jobs, partial(self._measure, trial, node, sweep))
         entry = {**formats.stamp("an estimate"), "attempt": self.trial["attempt"], "broken": broken}
         if estimate is not None:

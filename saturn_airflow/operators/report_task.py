@@ -16,11 +16,11 @@ from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
 from saturn_airflow.operators.choosing import best_of, not_registered, why_no_best
 from saturn_airflow.operators.context import (
-    MLFLOW_CONNECTION,
     SweepContext,
     finite,
     mlflow_uri,
@@ -53,29 +53,15 @@ class ReportOperator(BaseOperator):
     def __init__(
         self,
         *,
-        trials_task: str,
+        settings: SweepSettings,
         plan_task: str,
         train_tasks: list[str],
-        devices: int,
-        metric: str | None,
-        mode: str,
-        allowed_failures: int,
-        group: str,
-        mlflow_conn_id: str = MLFLOW_CONNECTION,
-        register_as: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.trials_task = trials_task
+        self.settings = settings
         self.plan_task = plan_task
         self.train_tasks = train_tasks
-        self.devices = devices
-        self.metric = metric
-        self.mode = mode
-        self.register_as = register_as
-        self.allowed_failures = allowed_failures
-        self.group = group
-        self.mlflow_conn_id = mlflow_conn_id
         self.mlflow_url: str | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -86,8 +72,10 @@ class ReportOperator(BaseOperator):
         from saturn_airflow import tracking
 
         ti = context["ti"]
-        sweep = SweepContext.of(context, self.group)
-        job_dicts, parent = (pull_from_trials(context, self.trials_task, key) for key in ("jobs", "sweep"))
+        sweep = SweepContext.of(context, self.settings.group)
+        job_dicts, parent = (
+            pull_from_trials(context, self.settings.trials_task, key) for key in ("jobs", "sweep")
+        )
         jobs = [Job.from_dict(data) for data in job_dicts]
         planned, unplanned, attempt, profiling, entries = (
             ti.xcom_pull(task_ids=self.plan_task, key=key, map_indexes=-1)
@@ -97,7 +85,9 @@ class ReportOperator(BaseOperator):
         names = [job.name for job in jobs]
         every = of_every_job(names, unplanned or [], outcomes)
         result = summarize(
-            every, Plan.from_dict(planned) if planned else None, devices_of(planned) or self.devices
+            every,
+            Plan.from_dict(planned) if planned else None,
+            devices_of(planned) or self.settings.cluster.devices,
         )
         stop_leftovers(sweep, names, self.log.info)
         every = with_last_checkpoints(sweep, every)
@@ -105,28 +95,27 @@ class ReportOperator(BaseOperator):
             result["current_practice_seconds"] = planned["current_practice"]
             if due := planned.get("deadline"):
                 result["deadline"] = lateness(due, outcomes)
-        started = pull_from_trials(context, self.trials_task, "started")
+        started = pull_from_trials(context, self.settings.trials_task, "started")
         result |= stages(profiling, time.time() - started)
         speeds = actual_speeds(outcomes, last_entries)
         result["drifted"] = drifted(speeds, jobs)
         result |= self.comparison(context, jobs)
 
-        uri = mlflow_uri(self.mlflow_conn_id)
+        uri = mlflow_uri(self.settings.mlflow_conn_id)
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
         tracking.send_outbox(uri, sweep.folder)
         every = with_runs(run, every)
         result["jobs"] = [outcome.to_dict() for outcome in every]
-        result["best"] = best_of(every, self.metric, self.mode)
-        if reason := why_no_best(every, self.metric):
+        result["best"] = best_of(every, self.settings.metric, self.settings.better)
+        if reason := why_no_best(every, self.settings.metric):
             self.log.warning("%s", reason)
         tracking.estimate_store.update(uri, speeds, sweep.folder, speed_versions(), jobs=job_names(jobs))
         run.log_report(result)
-        too_many = len(result["failed"]) > self.allowed_failures
+        too_many = len(result["failed"]) > self.settings.allowed_failures
         run.close(Status.FAILED if too_many else Status.FINISHED)
-        if self.register_as and result["best"] and not too_many:
-            best = result["best"]
-            missing = not_registered(self.register_as, best, every)
-            result["registered"] = missing or run.register(self.register_as, best, self.mode)
+        if (name := self.settings.register_as) and (best := result["best"]) and not too_many:
+            missing = not_registered(name, best, every)
+            result["registered"] = missing or run.register(name, best, self.settings.better)
         self.mlflow_url = result["mlflow_url"] = run.url
 
         self.log.info("%s", table(result, every))
@@ -136,7 +125,7 @@ class ReportOperator(BaseOperator):
             reasons = "\n".join(f"  {o.job}: {o.reason}" for o in every if o.job in result["failed"])
             raise AirflowFailException(
                 f"{len(result['failed'])} of {len(jobs)} jobs failed "
-                f"(allowed_failures={self.allowed_failures}):\n{reasons}"
+                f"(allowed_failures={self.settings.allowed_failures}):\n{reasons}"
             )
         for asset in self.outlets:
             context["outlet_events"][asset].extra = {"best": result["best"], "failed": result["failed"]}

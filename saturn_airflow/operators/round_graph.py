@@ -6,26 +6,16 @@ from typing import Any
 
 from airflow.sdk import BaseOperator, TaskGroup, TriggerRule
 
-from saturn_airflow.model.cluster import Cluster
-from saturn_airflow.model.rounds import Rounds
-from saturn_airflow.model.selection import Rule
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.stages import Stages
-from saturn_airflow.operators.graph import patience, per_node, short
+from saturn_airflow.operators.graph import short, train_tasks
 from saturn_airflow.operators.round_plan import RoundPlanOperator
 from saturn_airflow.operators.round_train import RoundTrainOperator
 from saturn_airflow.operators.round_watch import RoundWatchOperator
 
 
 def rounds_of(
-    cluster: Cluster,
-    measured: list[Any],
-    rounds: Rounds,
-    selection: Rule | None,
-    *,
-    plan: dict[str, Any],
-    train: dict[str, Any],
-    job_retries: int,
-    stages: Stages,
+    settings: SweepSettings, waves: list[Any], stages: Stages
 ) -> tuple[list[BaseOperator], list[Any], list[BaseOperator]]:
     """``round_1.plan``, ``round_1.train``, ``round_2.plan`` and so on.
 
@@ -33,51 +23,34 @@ def rounds_of(
     Where there are several nodes, ``round_1.watch`` notices that one is lost; in the last round nothing could
     be made of that.
 
-    :param measured: what the first plan waits for.
-    :param plan: further arguments of the plan tasks.
-    :param train: further arguments of the train tasks.
+    :param waves: the tasks that measure, which the first plan waits for.
     :returns: the plan tasks, the train tasks, and the others.
     """
     plans: list[BaseOperator] = []
     trained: list[Any] = []
     watching: list[BaseOperator] = []
-    before = measured
-    for number in range(1, rounds.most + 1):
+    cluster, most = settings.cluster, settings.rounds.most
+    before = waves
+    for number in range(1, most + 1):
         with TaskGroup(group_id=f"round_{number}"):
             planned = RoundPlanOperator(
                 task_id="plan",
                 number=number,
-                rounds=rounds.to_dict(),
-                selection=None if selection is None else selection.to_dict(),
+                settings=settings,
+                profile_tasks=[task.task_id for task in waves],
                 earlier=[task.task_id for task in plans],
                 trained=[task.task_id for task in trained],
                 trigger_rule=TriggerRule.ALL_DONE,
-                **plan,
                 **short(stages.plan),
             )
-            training = per_node(
-                cluster,
-                planned,
-                RoundTrainOperator,
-                "train",
-                mapped="entry",
-                part="jobs",
-                label="{{ task.entry.name }}",
-                deciding=stages.plan,
-                rounds=rounds.to_dict(),
-                job_retries=job_retries,
-                **train,
-                **patience(job_retries),
-                **stages.train,
-            )
-            if len(cluster) > 1 and number < rounds.most:
+            training = train_tasks(settings, planned, RoundTrainOperator, stages)
+            if len(cluster) > 1 and number < most:
                 watch = RoundWatchOperator(
                     task_id="watch",
                     number=number,
-                    cluster=cluster.to_dict(),
+                    settings=settings,
                     plan_task=planned.task_id,
                     train_tasks={n.name: t.task_id for n, t in zip(cluster, training, strict=True)},
-                    group=train["group"],
                     **short(stages.plan),
                 )
                 planned >> watch

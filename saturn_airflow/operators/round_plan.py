@@ -19,12 +19,12 @@ from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
-from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.settings import MAKESPAN
 from saturn_airflow.model.status import OVER, Status
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
 from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.inventory import lost
-from saturn_airflow.operators.plan_task import MAKESPAN, PlanOperator, choices, entries, summary
+from saturn_airflow.operators.plan_task import PlanOperator, choices, entries, summary
 from saturn_airflow.operators.presence import present
 from saturn_airflow.operators.round_outcomes import last_outcomes, standing_plans
 from saturn_airflow.profiling.fingerprints import fingerprint
@@ -59,16 +59,12 @@ class RoundPlanOperator(PlanOperator):
         self,
         *,
         number: int,
-        rounds: dict[str, Any],
-        selection: dict[str, Any] | None,
         earlier: Sequence[str],
         trained: Sequence[str],
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.number = number
-        self.rounds = rounds
-        self.selection = selection
         self.earlier = list(earlier)
         self.trained = list(trained)
         self._problem: Problem | None = None
@@ -125,7 +121,7 @@ class RoundPlanOperator(PlanOperator):
         from saturn_airflow.planning.presenting import baselines
 
         ti = context["ti"]
-        sweep = SweepContext.of(context, self.group)
+        sweep = SweepContext.of(context, self.settings.group)
         last = self._last_plan(context)
         if last is None:
             raise AirflowSkipException("no earlier round has a plan")
@@ -133,8 +129,8 @@ class RoundPlanOperator(PlanOperator):
         self._standing = standing_plans(ti, self.earlier)
         problem = Problem.from_dict(state["problem"])
         estimates = by_key(*map(Estimate.from_dict, state["estimates"]))
-        cluster = every = Cluster.from_dict(self.cluster)
-        listed = pull_from_trials(context, self.trials_task, "jobs")
+        cluster = every = self.settings.cluster
+        listed = pull_from_trials(context, self.settings.trials_task, "jobs")
         jobs = {data["name"]: Job.from_dict(data) for data in listed}
         self.jobs, self.estimates = jobs, estimates
         self.ends_by = self.moment_of_deadline(context)
@@ -163,7 +159,7 @@ class RoundPlanOperator(PlanOperator):
             for job in decision.moved:
                 self.log.info("%s is stopped to go on elsewhere", job)
             plan, made = decision.plan, time.time()
-            refusals = pull_from_trials(context, self.trials_task, "refusals")
+            refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
             left = what_is_left(known, situation)
             ti.xcom_push("choices", choices(left, plan, jobs, estimates, refusals))
             found = entries(plan, jobs, estimates, cluster, made)
@@ -182,8 +178,8 @@ class RoundPlanOperator(PlanOperator):
         ti.xcom_push("attempt", made)
         ti.xcom_push("plan", self.told(plan, cluster, practice))
         sweep_run = tracking.reopen_sweep(
-            mlflow_uri(self.mlflow_conn_id),
-            pull_from_trials(context, self.trials_task, "sweep"),
+            mlflow_uri(self.settings.mlflow_conn_id),
+            pull_from_trials(context, self.settings.trials_task, "sweep"),
             sweep.folder,
         )
         sweep_run.log_plan(plan, cluster, self.number)
@@ -269,9 +265,9 @@ class RoundPlanOperator(PlanOperator):
         ]
 
     def _drop(self, progress: Mapping[str, Progress], going: Sequence[str]) -> list[str]:
-        if self.selection is None:
+        rule = self.settings.selection
+        if rule is None:
             return []
-        rule = selection.from_dict(self.selection)
         histories = {job: p.history.get(rule.metric, {}) for job, p in progress.items()}
         found = selection.select(rule, histories, going, rule.metric)
         for warning in found.warnings:
@@ -292,9 +288,9 @@ class RoundPlanOperator(PlanOperator):
 
     def _rung(self, progress: Mapping[str, Progress]) -> float:
         """Epochs that jobs train to in this round; infinite for their end."""
-        if self.selection is None or self.number == self.rounds["most"]:
+        rule = self.settings.selection
+        if rule is None or self.number == self.settings.rounds.most:
             return math.inf
-        rule = selection.from_dict(self.selection)
         epochs = [p.steps / p.per_epoch if p.per_epoch else 0.0 for p in progress.values()]
         return rule.next_rung(min(epochs, default=0.0) + _NOTHING)
 
@@ -303,11 +299,11 @@ class RoundPlanOperator(PlanOperator):
     ) -> Adoption:
         from saturn_airflow.planning.online.adoption import Effort, decide
 
-        policy = Rounds.from_dict(self.rounds)
+        policy = self.settings.rounds
         # Where jobs wait for each other at a rung, that is what ends a round.
-        whole = self.number == policy.most or (self.selection is not None and self._waits_at_rungs(policy))
+        whole = self.number == policy.most or self._waits_at_rungs()
         # Looking beyond the boundary takes up to five searches.
-        seconds = self.time_limit / (1 if whole else 5)
+        seconds = self.settings.planning_seconds / (1 if whole else 5)
         return self.in_time(
             lambda objective, deadline: decide(
                 problem,
@@ -319,9 +315,9 @@ class RoundPlanOperator(PlanOperator):
             )
         )
 
-    def _waits_at_rungs(self, policy: Rounds) -> bool:
-        assert self.selection is not None
-        return not policy.says_when and selection.from_dict(self.selection).next_rung(0.0) < math.inf
+    def _waits_at_rungs(self) -> bool:
+        rule = self.settings.selection
+        return rule is not None and not self.settings.rounds.says_when and rule.next_rung(0.0) < math.inf
 
     def _with_round(
         self,
@@ -357,14 +353,16 @@ class RoundPlanOperator(PlanOperator):
             standing=tuple(self._standing),
             ends_at=ends_at,
             most_batches=most_batches,
-            planned_makespan=(decision.expected if self.objective == MAKESPAN else decision.plan.makespan),
+            planned_makespan=(
+                decision.expected if self.settings.objective == MAKESPAN else decision.plan.makespan
+            ),
             besides_seconds=estimate.seconds(batches) - estimate.launch_seconds - training,
             goes_on=goes_on,
             moved_from=moved_from,
         )
 
     def _say(self, decision: Adoption) -> None:
-        if decision.adopted and self.objective != MAKESPAN:
+        if decision.adopted and self.settings.objective != MAKESPAN:
             self.log.info("A new plan: it ends in %.1f s, moves included", decision.plan.makespan)
         elif decision.adopted:
             self.log.info(

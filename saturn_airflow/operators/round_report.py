@@ -33,10 +33,9 @@ class RoundReportOperator(ReportOperator):
     :param plan_tasks: of all rounds.
     """
 
-    def __init__(self, *, plan_tasks: list[str], selects: bool, **kwargs: Any) -> None:
+    def __init__(self, *, plan_tasks: list[str], **kwargs: Any) -> None:
         super().__init__(plan_task=plan_tasks[0], **kwargs)
         self.plan_tasks = plan_tasks
-        self.selects = selects
 
     def trained(
         self, context: Context, attempt: float, entries: list[PlanEntry]
@@ -57,12 +56,12 @@ class RoundReportOperator(ReportOperator):
         used = [t for t in self.plan_tasks if ti.xcom_pull(task_ids=t, key="return_value", map_indexes=-1)]
         found: dict[str, Any] = {"rounds": len(used)}
         state = ti.xcom_pull(task_ids=self.plan_tasks[0], key=STATE_KEY, map_indexes=-1)
-        if self.selects and state:
+        if self.settings.selection is not None and state:
             from saturn_airflow import planning
             from saturn_airflow.launch import progress
 
             problem = Problem.from_dict(state["problem"])
-            sweep = SweepContext.of(context, self.group)
+            sweep = SweepContext.of(context, self.settings.group)
             by_name = {job.name: job for job in jobs}
             so_far = {job.name: progress.of(sweep.job_folder(job.name)) for job in problem.jobs}
             estimates = by_key(*map(Estimate.from_dict, state["estimates"]))

@@ -11,7 +11,6 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
 from saturn_airflow.model.outcomes import Outcome
-from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.round_watch import over_file
@@ -33,9 +32,8 @@ class RoundTrainOperator(TrainOperator):
     ``going_on``, ``paused`` (at a rung of the selection), ``waiting`` or ``pruned``.
     """
 
-    def __init__(self, *, rounds: dict[str, Any], **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.rounds = rounds
         self._over_file: Path | None = None
         self._steps_seen = 0
 
@@ -46,7 +44,7 @@ class RoundTrainOperator(TrainOperator):
         """
         if self.entry.pruned:
             self._prune(context)
-        sweep = SweepContext.of(context, self.group)
+        sweep = SweepContext.of(context, self.settings.group)
         self._over_file = over_file(sweep, self._round, self.entry.attempt)
         if self._is_over() and not self.entry.goes_on:
             self._wait_for_next(context)
@@ -67,7 +65,7 @@ class RoundTrainOperator(TrainOperator):
         """End the round for all where this job is going to end far from when it was planned to."""
         if event["event"] != "step" or event["eta_seconds"] is None or self._over_file is None:
             return
-        entry, policy = self.entry, Rounds.from_dict(self.rounds)
+        entry, policy = self.entry, self.settings.rounds
         self._steps_seen += 1
         if self._steps_seen < ENOUGH_STEPS or self._round == policy.most:
             return
@@ -130,7 +128,7 @@ class RoundTrainOperator(TrainOperator):
         """Push an outcome of a job that a later round goes on with."""
         from saturn_airflow.launch import runs
 
-        held = runs.time_on_devices(SweepContext.of(context, self.group).job_folder(self.entry.name))
+        held = runs.time_on_devices(SweepContext.of(context, self.settings.group).job_folder(self.entry.name))
         outcome = Outcome.of(self.entry, status, result=result, held=held)
         self._push(context, outcome)
         job_run = self._mlflow(context)
@@ -147,7 +145,7 @@ class RoundTrainOperator(TrainOperator):
     def _prune(self, context: Context) -> NoReturn:
         from saturn_airflow.launch import runs
 
-        folder = SweepContext.of(context, self.group).job_folder(self.entry.name)
+        folder = SweepContext.of(context, self.settings.group).job_folder(self.entry.name)
         held = runs.time_on_devices(folder)
         outcome = Outcome.of(self.entry, Status.PRUNED, self.entry.pruned, held=held)
         for run in runs.all_of(folder):

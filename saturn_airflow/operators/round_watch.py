@@ -9,6 +9,7 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator, Context, TaskInstanceState
 
 from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators.airflow_internals import tasks_skipped
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.drains import drained
@@ -51,18 +52,16 @@ class RoundWatchOperator(BaseSensorOperator):
         self,
         *,
         number: int,
-        cluster: dict[str, Any],
+        settings: SweepSettings,
         plan_task: str,
         train_tasks: dict[str, str],
-        group: str,
         **kwargs: Any,
     ) -> None:
         super().__init__(mode="reschedule", poke_interval=LOOK_SECONDS, timeout=_YEAR, **kwargs)
         self.number = number
-        self.cluster = cluster
+        self.settings = settings
         self.plan_task = plan_task
         self.train_tasks = train_tasks
-        self.group = group
 
     def poke(self, context: Context) -> bool:
         """Whether all training of the round has ended; where executors have no queues, nothing can be seen.
@@ -71,7 +70,7 @@ class RoundWatchOperator(BaseSensorOperator):
         """
         if not has_queues():
             return True
-        cluster = Cluster.from_dict(self.cluster)
+        cluster = self.settings.cluster
         attempt, left = self._left(context)
         # A worker that was restarted finds its tasks again for as long as Airflow counts them as running.
         idle = [n for n in cluster if left[n.name] and TaskInstanceState.RUNNING not in left[n.name].values()]
@@ -80,7 +79,7 @@ class RoundWatchOperator(BaseSensorOperator):
             self.log.error(
                 "No worker listens for %s any more: its jobs go on elsewhere, in the next round", names
             )
-            over = over_file(SweepContext.of(context, self.group), self.number, attempt)
+            over = over_file(SweepContext.of(context, self.settings.group), self.number, attempt)
             over.parent.mkdir(parents=True, exist_ok=True)
             over.touch()
             tasks = [(self.train_tasks[n.name], index) for n in gone for index in left[n.name]]
@@ -93,7 +92,7 @@ class RoundWatchOperator(BaseSensorOperator):
     ) -> None:
         """End the round for all where a node that has jobs left is drained, and another is not."""
         leaving = [node.name for node in cluster if node.name in drained()]
-        over = over_file(SweepContext.of(context, self.group), self.number, attempt)
+        over = over_file(SweepContext.of(context, self.settings.group), self.number, attempt)
         if not any(left[name] for name in leaving) or len(leaving) == len(cluster) or over.exists():
             return
         self.log.warning("%s: drained; the round is over, and the next plan does without", ", ".join(leaving))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -26,27 +27,23 @@ from saturn_airflow.model.jobs import Job, check_jobs
 from saturn_airflow.model.references import Reference
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import Rule, rule_of
-from saturn_airflow.model.stages import Stages
-from saturn_airflow.operators.context import MLFLOW_CONNECTION, use_techniques_folder
-from saturn_airflow.operators.graph import (
-    WHERE_IT_SAYS_SO,
-    patience,
-    per_node,
-    profile_waves,
-    short,
-    wait_in_pool,
+from saturn_airflow.model.settings import (
+    LEAVE_OUT,
+    MAKESPAN,
+    MLFLOW_CONNECTION,
+    Objective,
+    OnMissingNode,
+    Profile,
+    SweepSettings,
 )
+from saturn_airflow.model.stages import Stages
+from saturn_airflow.operators.context import use_techniques_folder
+from saturn_airflow.operators.graph import one_plan, profile_waves, short, wait_in_pool
 from saturn_airflow.operators.inventory import deployed_cluster
-from saturn_airflow.operators.plan_task import PlanOperator
-from saturn_airflow.operators.presence import ON_MISSING_NODE
 from saturn_airflow.operators.report_task import ReportOperator
 from saturn_airflow.operators.round_graph import rounds_of
 from saturn_airflow.operators.round_report import RoundReportOperator
-from saturn_airflow.operators.train_task import TrainOperator
-from saturn_airflow.operators.trials_task import TrialsOperator, check_against, check_metrics
-
-#: What a plan can be made for.
-OBJECTIVES = ("makespan", "mean-completion", "device-time")
+from saturn_airflow.operators.trials_task import TrialsOperator, check_against
 
 
 class SaturnSweepOperator(TaskGroup):
@@ -120,9 +117,9 @@ class SaturnSweepOperator(TaskGroup):
         jobs: Sequence[Job] | XComArg,
         cluster: Cluster | None = None,
         techniques: Sequence[str] | None = None,
-        profile: Literal["auto", "fresh", "never"] = "auto",
+        profile: Profile = "auto",
         planning_seconds: float = 10.0,
-        objective: Literal["makespan", "mean-completion", "device-time"] = "makespan",
+        objective: Objective = MAKESPAN,
         deadline: timedelta | str | None = None,
         metric: str | None = None,
         mode: Literal["min", "max"] | None = None,
@@ -137,7 +134,7 @@ class SaturnSweepOperator(TaskGroup):
         asset: Asset | None = None,
         experiment: str | None = None,
         mlflow_conn_id: str = MLFLOW_CONNECTION,
-        on_missing_node: Literal["leave_out", "fail"] = "leave_out",
+        on_missing_node: OnMissingNode = LEAVE_OUT,
         profile_args: Mapping[str, Any] | None = None,
         plan_args: Mapping[str, Any] | None = None,
         train_args: Mapping[str, Any] | None = None,
@@ -148,34 +145,31 @@ class SaturnSweepOperator(TaskGroup):
         try:
             if isinstance(jobs, list | tuple):
                 jobs = [Job.from_dict(job) if isinstance(job, Mapping) else job for job in jobs]
-            cluster = deployed_cluster() if cluster is None else cluster
-            _check_jobs(jobs, cluster, techniques)
-            _check_registered_name(register_as)
-            if experiment is not None and not (isinstance(experiment, str) and experiment.strip()):
-                raise InvalidSweepError(
-                    f"experiment is {experiment!r}; give the name of an MLflow experiment"
-                )
+            settings = SweepSettings(
+                cluster=deployed_cluster() if cluster is None else cluster,
+                techniques=_checked_techniques(techniques),
+                profile=profile,
+                planning_seconds=planning_seconds,
+                objective=objective,
+                deadline=None if deadline is None else Deadline.of(deadline),
+                metric=metric,
+                mode=mode,
+                register_as=_checked_model_name(register_as),
+                checkpoint_every=checkpoint_every,
+                keep_checkpoints=keep_checkpoints,
+                retries=retries,
+                job_timeout=_checked_seconds("job_timeout", job_timeout),
+                allowed_failures=allowed_failures,
+                rounds=Rounds.of(rounds),
+                selection=None if selection is None else rule_of(selection),
+                experiment=experiment,
+                mlflow_conn_id=mlflow_conn_id,
+                on_missing_node=on_missing_node,
+            )
+            _check_jobs(jobs, settings)
+            metrics.check_mode(metric, mode, "metric")
             if asset is not None and not isinstance(asset, Asset):
                 raise InvalidSweepError(f"asset is {asset!r:.60}; give an airflow.sdk.Asset")
-            _check_choice("profile", profile, ("auto", "fresh", "never"))
-            _check_number("planning_seconds", planning_seconds)
-            _check_choice("objective", objective, OBJECTIVES)
-            due = _checked_deadline(deadline, objective)
-            _check_number("checkpoint_every", checkpoint_every)
-            _check_count("keep_checkpoints", keep_checkpoints, 1)
-            _check_count("retries", retries, 0)
-            if job_timeout is not None:
-                _check_duration("job_timeout", job_timeout)
-            _check_count("allowed_failures", allowed_failures, 0)
-            rounds = Rounds.of(rounds)
-            rule = _checked_rule(selection, rounds, jobs)
-            compared_by = {"metric": metric} | (
-                {} if rule is None else {"selection: its metric": rule.metric}
-            )
-            if not isinstance(jobs, XComArg):
-                check_metrics(jobs, compared_by)
-            mode = metrics.check_mode(metric, mode, "metric")
-            _check_choice("on_missing_node", on_missing_node, ON_MISSING_NODE)
             stages = Stages(profile_args or {}, plan_args or {}, train_args or {}, report_args or {})
             _check_argument_names(group_arguments)
         except InvalidSweepError as error:
@@ -186,100 +180,36 @@ class SaturnSweepOperator(TaskGroup):
         assert group is not None
         if asset is None:
             asset = Asset(name=f"{self.dag.dag_id}.{group}", uri=f"saturn://{self.dag.dag_id}/{group}")
-        names = list(techniques) if techniques is not None else None
+        settings = replace(settings, group=group)
         with self:
             trials = TrialsOperator(
                 task_id="trials",
                 jobs=jobs if isinstance(jobs, XComArg) else [job.to_dict() for job in jobs],
-                cluster=cluster.to_dict(),
-                techniques=names,
-                profile=profile,
-                time_limit=planning_seconds,
-                experiment=experiment,
-                metrics=compared_by,
-                group=group,
-                mlflow_conn_id=mlflow_conn_id,
-                on_missing_node=on_missing_node,
+                settings=settings,
                 **short(stages.plan),
             )
-            waves = profile_waves(cluster, trials, names, planning_seconds, group, stages)
-            to_plan: dict[str, Any] = {
-                "cluster": cluster.to_dict(),
-                "techniques": names,
-                "profile": profile,
-                "trials_task": trials.task_id,
-                "profile_tasks": [task.task_id for task in waves],
-                "time_limit": planning_seconds,
-                "objective": objective,
-                "deadline": None if due is None else due.to_dict(),
-                "group": group,
-                "mlflow_conn_id": mlflow_conn_id,
-            }
-            to_train: dict[str, Any] = {
-                "group": group,
-                "trials_task": trials.task_id,
-                "checkpoint_seconds": checkpoint_every,
-                "keep_checkpoints": keep_checkpoints,
-                "job_timeout": None if job_timeout is None else job_timeout.total_seconds(),
-                "mlflow_conn_id": mlflow_conn_id,
-                "retry_policy": WHERE_IT_SAYS_SO,
-            }
-            to_report: dict[str, Any] = {
+            waves = profile_waves(settings, trials, stages)
+            at_the_end = {
                 "task_id": "report",
-                "trials_task": trials.task_id,
-                "devices": cluster.devices,
-                "metric": metric,
-                "mode": mode,
-                "register_as": register_as,
-                "allowed_failures": allowed_failures,
-                "group": group,
                 "outlets": [asset],
                 "trigger_rule": TriggerRule.ALL_DONE,
-                "mlflow_conn_id": mlflow_conn_id,
                 **short(stages.report),
             }
             report: ReportOperator
-            if rounds.most == 1:
-                plan = PlanOperator(
-                    task_id="plan",
-                    trigger_rule=TriggerRule.ALL_DONE,
-                    **to_plan,
-                    **short(stages.plan),
-                )
-                train = per_node(
-                    cluster,
-                    plan,
-                    TrainOperator,
-                    "train",
-                    mapped="entry",
-                    part="jobs",
-                    label="{{ task.entry.name }}",
-                    deciding=stages.plan,
-                    job_retries=retries,
-                    **to_train,
-                    **patience(retries),
-                    **stages.train,
-                )
+            if settings.rounds.most == 1:
+                plan, train = one_plan(settings, waves, stages)
                 trained = [task.task_id for task in train]
-                report = ReportOperator(plan_task=plan.task_id, train_tasks=trained, **to_report)
-                waves >> plan
+                report = ReportOperator(
+                    settings=settings, plan_task=plan.task_id, train_tasks=trained, **at_the_end
+                )
                 train >> report
             else:
-                plans, train, watching = rounds_of(
-                    cluster,
-                    waves,
-                    rounds,
-                    rule,
-                    plan=to_plan,
-                    train=to_train,
-                    job_retries=retries,
-                    stages=stages,
-                )
+                plans, train, watching = rounds_of(settings, waves, stages)
                 report = RoundReportOperator(
+                    settings=settings,
                     plan_tasks=[task.task_id for task in plans],
                     train_tasks=[task.task_id for task in train],
-                    selects=rule is not None,
-                    **to_report,
+                    **at_the_end,
                 )
                 [*plans, *train, *watching] >> report
         wait_in_pool(self)
@@ -301,16 +231,36 @@ def _check_dag(dag: DAG, what: str) -> None:
         )
 
 
-def _check_jobs(jobs: Sequence[Job] | XComArg, cluster: Cluster, techniques: Sequence[str] | None) -> None:
+def _checked_techniques(techniques: Sequence[str] | None) -> list[str] | None:
     from saturn_airflow import library
 
     use_techniques_folder()
-    if not isinstance(cluster, Cluster):
-        raise InvalidSweepError(f"cluster is {cluster!r:.60}; write Cluster(Node('name', devices=...))")
-    if techniques is not None:
-        if isinstance(techniques, str) or not techniques:
-            raise InvalidSweepError(f"techniques is {techniques!r}; give a list of names, or leave it out")
-        library.check_names(techniques, "techniques")
+    if techniques is None:
+        return None
+    if isinstance(techniques, str) or not techniques:
+        raise InvalidSweepError(f"techniques is {techniques!r}; give a list of names, or leave it out")
+    library.check_names(techniques, "techniques")
+    return list(techniques)
+
+
+def _checked_model_name(register_as: str | None) -> str | None:
+    if register_as is not None:
+        from saturn_airflow.tracking.models import parse_name
+
+        parse_name(register_as)
+    return register_as
+
+
+def _checked_seconds(name: str, value: timedelta | None) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, timedelta) or value <= timedelta(0):
+        raise InvalidSweepError(f"{name} is {value!r}; give a timedelta above 0, such as timedelta(hours=8)")
+    return value.total_seconds()
+
+
+def _check_jobs(jobs: Sequence[Job] | XComArg, settings: SweepSettings) -> None:
+    """Check jobs that are known when the DAG file is parsed; others are when they are known."""
     if isinstance(jobs, XComArg):
         return
     if isinstance(jobs, Job) or not isinstance(jobs, Sequence) or isinstance(jobs, str):
@@ -318,72 +268,16 @@ def _check_jobs(jobs: Sequence[Job] | XComArg, cluster: Cluster, techniques: Seq
             f"jobs is {jobs!r:.60}; give a list of jobs, grid(...), or the output of an upstream task"
         )
     check_jobs(jobs)
-    check_against(jobs, cluster, techniques)
+    check_against(jobs, settings)
     if conf.getboolean("saturn", "check_references", fallback=True):
         for job in jobs:
             job.check_references()
-
-
-def _checked_rule(
-    selection: Rule | Reference | None, rounds: Rounds, jobs: Sequence[Job] | XComArg
-) -> Rule | None:
-    if selection is None:
-        return None
-    rule = rule_of(selection)
-    least = getattr(rule, "min_epochs", 0)
-    longest = [] if isinstance(jobs, XComArg) else [job.hparams.epochs for job in jobs]
+    least = getattr(settings.selection, "min_epochs", 0)
+    longest = [job.hparams.epochs for job in jobs]
     if longest and all(epochs is not None and epochs < least for epochs in longest):
         raise InvalidSweepError(
             f"selection: min_epochs is {least}, but no job trains so long, so none would ever be dropped"
         )
-    if rounds.most == 1:
-        raise InvalidSweepError(
-            "selection drops jobs between rounds, and there is one; give rounds=2 or more"
-        )
-    return rule
-
-
-def _checked_deadline(deadline: object, objective: str) -> Deadline | None:
-    if deadline is None:
-        if objective == "device-time":
-            raise InvalidSweepError(
-                "objective is 'device-time', which needs a deadline: give deadline=timedelta(hours=6) "
-                "or a time of day, such as '06:00'"
-            )
-        return None
-    if objective != "device-time":
-        raise InvalidSweepError(
-            f"deadline goes with objective='device-time', not with {objective!r}, which is as early as "
-            "can be already"
-        )
-    return Deadline.of(deadline)
-
-
-def _check_registered_name(register_as: str | None) -> None:
-    if register_as is not None:
-        from saturn_airflow.tracking.models import parse_name
-
-        parse_name(register_as)
-
-
-def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    if value not in choices:
-        raise InvalidSweepError(f"{name} is {value!r}; it is {' or '.join(map(repr, choices))}")
-
-
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise InvalidSweepError(f"{name} is {value!r}; give a number of seconds above 0")
-
-
-def _check_duration(name: str, value: object) -> None:
-    if not isinstance(value, timedelta) or value <= timedelta(0):
-        raise InvalidSweepError(f"{name} is {value!r}; give a timedelta above 0, such as timedelta(hours=8)")
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidSweepError(f"{name} is {value!r}; give a whole number of at least {least}")
 
 
 def _check_argument_names(arguments: Mapping[str, object]) -> None:

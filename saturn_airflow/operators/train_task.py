@@ -19,10 +19,10 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import superseded
 from saturn_airflow.model.formats import NewerFormatError
 from saturn_airflow.model.outcomes import Outcome
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import WORTH_A_RETRY, Status
 from saturn_airflow.operators import beginning
 from saturn_airflow.operators.context import (
-    MLFLOW_CONNECTION,
     SweepContext,
     finite,
     hide_secrets,
@@ -58,10 +58,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
     follows them on; when there are none, it starts them again from the job's last checkpoint. Pushes
     ``outcome``: how it ended, with the last losses, the seconds it took, and where the model is.
 
-    :param job_retries: how often a job whose training failed is tried again.
-    :param job_timeout: how many seconds the job may have devices, in all its tries; then it has failed.
-    :param execution_timeout: Airflow's counts waiting too; here it means ``job_timeout``, where that is not
-        given.
+    :param execution_timeout: Airflow's counts waiting too; here it means the sweep's ``job_timeout``, where
+        that is not given.
     """
 
     operator_extra_links = (MlflowRunLink(),)
@@ -72,29 +70,18 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         *,
         entry: dict[str, Any],
         node: dict[str, Any],
-        trials_task: str,
-        checkpoint_seconds: float,
-        keep_checkpoints: int,
-        job_retries: int,
-        group: str,
-        mlflow_conn_id: str = MLFLOW_CONNECTION,
-        job_timeout: float | None = None,
+        settings: SweepSettings,
         execution_timeout: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(execution_timeout=None, **kwargs)
-        if job_timeout is None and execution_timeout is not None:
-            job_timeout = execution_timeout.total_seconds()
-        self.job_timeout = job_timeout
+        self.settings = settings
+        self.job_timeout = settings.job_timeout
+        if self.job_timeout is None and execution_timeout is not None:
+            self.job_timeout = execution_timeout.total_seconds()
         self.entry = PlanEntry.from_dict(entry)
         self._handed_on = entry
         self.node = node
-        self.trials_task = trials_task
-        self.checkpoint_seconds = checkpoint_seconds
-        self.keep_checkpoints = keep_checkpoints
-        self.job_retries = job_retries
-        self.group = group
-        self.mlflow_conn_id = mlflow_conn_id
         self.mlflow_url: str | None = None
         self._job_run: JobRun | None = None
         self._outcome: Outcome | None = None
@@ -112,7 +99,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         from saturn_airflow.launch import runs
 
         job = self.entry.name
-        folder = SweepContext.of(context, self.group).job_folder(job)
+        folder = SweepContext.of(context, self.settings.group).job_folder(job)
         with runs.sole_follower(folder, self.must_go, self._say_who_follows) as alone:
             if not alone:
                 raise AirflowException(f"{job}: an earlier try of this task has not let go of it yet")
@@ -134,7 +121,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             self._refuse(context, str(error))
         name, decision = self.entry.name, self._decision
         if decision.why_anew is not None:
-            beginning.supersede(folder, decision.why_anew, mlflow_uri(self.mlflow_conn_id))
+            beginning.supersede(folder, decision.why_anew, mlflow_uri(self.settings.mlflow_conn_id))
             aside = folder / superseded(restarting.number(folder) - 1)
             self._warnings = (
                 f"{name} is trained from the beginning: {decision.why_anew}. What was trained "
@@ -229,7 +216,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
     def _spec(self, context: Context) -> RunSpec:
         from saturn_airflow.launch import runs
 
-        sweep = SweepContext.of(context, self.group)
+        sweep = SweepContext.of(context, self.settings.group)
         entry, node, job = self.entry, Node(**self.node), self.entry.job
         return runs.RunSpec(
             mode="train",
@@ -245,8 +232,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             priority=entry.priority,
             holder=f"{sweep.key}: {job.name}",
             folder=str(sweep.job_folder(job.name)),
-            checkpoint_seconds=self.checkpoint_seconds,
-            keep_checkpoints=self.keep_checkpoints,
+            checkpoint_seconds=self.settings.checkpoint_every,
+            keep_checkpoints=self.settings.keep_checkpoints,
             leases_folder=leases_folder(),
             technique_folders=technique_folders(),
             path=user_path(),
@@ -277,7 +264,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         """
         from saturn_airflow.launch import runs
 
-        sweep = SweepContext.of(context, self.group)
+        sweep = SweepContext.of(context, self.settings.group)
         until = time.monotonic() + LET_GO_FIRST_SECONDS
         for job in self.entry.after:
             while not runs.has_asked(sweep.job_folder(job), self.entry.attempt):
@@ -310,11 +297,11 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
         ti = context["ti"]
         failures = runs.failures(
-            SweepContext.of(context, self.group).job_folder(self.entry.name),
+            SweepContext.of(context, self.settings.group).job_folder(self.entry.name),
             self._asker(context).goes_on_with,
             node=self.entry.node,
         )
-        tries_left = ti.try_number <= (ti.max_tries or 0) and failures <= self.job_retries
+        tries_left = ti.try_number <= (ti.max_tries or 0) and failures <= self.settings.retries
         return end["status"] in WORTH_A_RETRY and tries_left
 
     def _asker(self, context: Context) -> Asker:
@@ -346,9 +333,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         from saturn_airflow.launch import restarting
 
         if self._job_run is None:
-            sweep = SweepContext.of(context, self.group)
+            sweep = SweepContext.of(context, self.settings.group)
             entry, job = self.entry, self.entry.job
-            parent = pull_from_trials(context, self.trials_task, "sweep")
+            parent = pull_from_trials(context, self.settings.trials_task, "sweep")
             params = tracking.job_params(
                 job, technique=entry.technique, devices=entry.devices, node=entry.node
             )
@@ -357,7 +344,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             if self._decided is not None:
                 tags |= {"saturn.definition": self._decided.definition.hash}
             number = restarting.number(folder)
-            uri = mlflow_uri(self.mlflow_conn_id)
+            uri = mlflow_uri(self.settings.mlflow_conn_id)
             self._job_run = tracking.open_job(
                 uri, parent, job.name, hide_secrets(params), tags, folder, number
             )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model import metrics
-from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job, check_jobs
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import first_weights, wishes
 from saturn_airflow.operators.context import (
-    MLFLOW_CONNECTION,
     SweepContext,
     home,
     mlflow_uri,
@@ -24,7 +23,7 @@ from saturn_airflow.operators.context import (
 from saturn_airflow.operators.executors import check_executor
 from saturn_airflow.operators.inventory import warn_of_no_pool
 from saturn_airflow.operators.parts import ListingOperator
-from saturn_airflow.operators.presence import LEAVE_OUT, LEFT_OUT_KEY, absent, present
+from saturn_airflow.operators.presence import LEFT_OUT_KEY, absent, present
 from saturn_airflow.operators.wave_tasks import check_map_length, listed, quick_solve
 from saturn_airflow.plugin.links import MlflowRunLink
 
@@ -40,12 +39,6 @@ class TrialsOperator(ListingOperator):
     a job), ``left_out`` (nodes that take no part, with the reasons), ``known`` (estimates from earlier
     sweeps), ``sweep`` (its MLflow run), ``started`` and ``attempt`` (what later tasks know this attempt's
     results by; the time at which this task had done its part).
-
-    :param metrics: what the jobs are compared by, by who names it.
-    :param profile: ``"auto"`` measures what earlier sweeps have not, ``"fresh"`` measures all anew,
-        ``"never"`` measures nothing.
-    :param on_missing_node: ``"leave_out"`` plans without a node whose worker does not answer, ``"fail"``
-        fails.
     """
 
     template_fields: Sequence[str] = ("jobs",)
@@ -55,28 +48,12 @@ class TrialsOperator(ListingOperator):
         self,
         *,
         jobs: Any,
-        cluster: dict[str, Any],
-        techniques: Sequence[str] | None,
-        profile: str,
-        time_limit: float,
-        experiment: str | None,
-        group: str,
-        metrics: Mapping[str, str | None] | None = None,
-        mlflow_conn_id: str = MLFLOW_CONNECTION,
-        on_missing_node: str = LEAVE_OUT,
+        settings: SweepSettings,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.jobs = jobs
-        self.metrics = dict(metrics or {})
-        self.cluster = cluster
-        self.techniques = techniques
-        self.profile = profile
-        self.time_limit = time_limit
-        self.experiment = experiment
-        self.on_missing_node = on_missing_node
-        self.group = group
-        self.mlflow_conn_id = mlflow_conn_id
+        self.settings = settings
         self.mlflow_url: str | None = None
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
@@ -87,24 +64,24 @@ class TrialsOperator(ListingOperator):
 
         started = time.time()
         use_techniques_folder()
-        sweep = SweepContext.of(context, self.group)
-        cluster = Cluster.from_dict(self.cluster)
+        settings = self.settings
+        sweep = SweepContext.of(context, settings.group)
+        cluster = settings.cluster
         try:
             jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
             check_jobs(jobs)
-            check_against(jobs, cluster, self.techniques)
-            check_metrics(jobs, self.metrics)
+            check_against(jobs, settings)
             wishes.check(wishes.conf_of(context), [job.name for job in jobs])
             check_executor(cluster, self.log.warning)
-            left_out = absent(cluster, self.on_missing_node, self.log.info)
+            left_out = absent(cluster, settings.on_missing_node, self.log.info)
             cluster = present(cluster, left_out)
             warn_of_no_pool(cluster, self.log.warning)
-            uri = mlflow_uri(self.mlflow_conn_id)
+            uri = mlflow_uri(settings.mlflow_conn_id)
             jobs = first_weights.settled(jobs, lambda: uri, sweep.folder, self.log.info)
-            known = [] if self.profile == "fresh" else earlier_estimates(uri, jobs)
-            knowledge = Knowledge.of(jobs, cluster, self.techniques, known)
-            _, refusals = strategies(jobs, cluster, self.techniques)
-            wave = [] if self.profile == "never" else self._wave(knowledge)
+            known = [] if settings.profile == "fresh" else earlier_estimates(uri, jobs)
+            knowledge = Knowledge.of(jobs, cluster, settings.techniques, known)
+            _, refusals = strategies(jobs, cluster, settings.techniques)
+            wave = [] if settings.profile == "never" else self._wave(knowledge)
             attempt = time.time()
             trials = listed(wave, knowledge, attempt)
         except InvalidSweepError as error:
@@ -112,7 +89,7 @@ class TrialsOperator(ListingOperator):
 
         run = tracking.open_sweep(
             uri,
-            self.experiment or sweep.dag_id,
+            settings.experiment or sweep.dag_id,
             f"{sweep.group_id} {sweep.run_id}",
             {"saturn.sweep": sweep.key, **sweep.tags(context)},
             {"jobs": len(jobs), "nodes": len(cluster), "devices": cluster.devices},
@@ -146,7 +123,7 @@ class TrialsOperator(ListingOperator):
 
         # Where something is known of each job, the plan can say at once what else is worth measuring.
         return waves.first_wave(knowledge) or waves.next_wave(
-            knowledge, quick_solve(self.time_limit), worth=waves.WORTH_AGAIN
+            knowledge, quick_solve(self.settings.planning_seconds), worth=waves.WORTH_AGAIN
         )
 
 
@@ -178,24 +155,16 @@ class PickOperator(ListingOperator):
         return [item for item in self.items if item["node"] == self.node]
 
 
-def check_metrics(jobs: Sequence[Job], compared_by: Mapping[str, str | None]) -> None:
-    """Check that every job has what all of them are compared by.
+def check_against(jobs: Sequence[Job], settings: SweepSettings) -> None:
+    """Check what jobs say of the cluster and of the library, and that they have what they are compared by.
 
-    :param compared_by: a metric, or None, by who names it.
-    :raises InvalidSweepError: for one that has it not.
-    """
-    for what, metric in compared_by.items():
-        metrics.check(metric, jobs, what)
-
-
-def check_against(jobs: Sequence[Job], cluster: Cluster, techniques: Sequence[str] | None) -> None:
-    """Check what jobs say of the cluster and of the library.
-
-    :raises InvalidSweepError: for a node or a technique that does not exist, or too many jobs to map.
+    :raises InvalidSweepError: for a node or a technique that does not exist, a metric that a job does not
+        have, or too many jobs to map.
     """
     from saturn_airflow import library
 
     use_techniques_folder()
+    cluster, techniques = settings.cluster, settings.techniques
     in_library = library.names() if any(job.techniques is not None for job in jobs) else []
     for job in jobs:
         library.check_names(job.techniques or (), f"job {job.name!r}", in_library)
@@ -215,3 +184,5 @@ def check_against(jobs: Sequence[Job], cluster: Cluster, techniques: Sequence[st
                     f"the cluster has {', '.join(n.name for n in cluster)}"
                 )
     check_map_length(len(jobs), "jobs")
+    for what, metric in settings.compared_by.items():
+        metrics.check(metric, jobs, what)

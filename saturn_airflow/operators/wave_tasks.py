@@ -16,6 +16,7 @@ from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators.context import pull_all, pull_from_trials, use_techniques_folder
 from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.presence import left_out_now, present
@@ -48,20 +49,18 @@ class Learned:
 
     @classmethod
     def of(
-        cls,
-        context: Context,
-        trials_task: str,
-        profile_tasks: list[str],
-        cluster: Cluster,
-        techniques: Sequence[str] | None,
+        cls, context: Context, settings: SweepSettings, profile_tasks: list[str], cluster: Cluster
     ) -> Learned:
-        """Read what the sweep's first task and its trials pushed."""
+        """Read what the sweep's first task and its trials pushed.
+
+        :param cluster: the nodes that take part.
+        """
         from saturn_airflow.profiling.knowledge import Knowledge
         from saturn_airflow.profiling.options import by_key
 
         use_techniques_folder()
         jobs, known, attempt = (
-            pull_from_trials(context, trials_task, key) for key in ("jobs", "known", "attempt")
+            pull_from_trials(context, settings.trials_task, key) for key in ("jobs", "known", "attempt")
         )
         measured = pull_all(context, profile_tasks, ESTIMATE_KEY, attempt)
         broken: dict[str, str] = {}
@@ -72,7 +71,7 @@ class Learned:
         for e in fresh:
             found[e.key] = found[e.key].joined(e) if e.key in found else e
         knowledge = Knowledge.of(
-            list(map(Job.from_dict, jobs)), cluster, techniques, found.values(), list(broken)
+            list(map(Job.from_dict, jobs)), cluster, settings.techniques, found.values(), list(broken)
         )
         return cls(knowledge, fresh, broken, len(measured), attempt)
 
@@ -83,33 +82,26 @@ class NextWaveOperator(ListingOperator):
     def __init__(
         self,
         *,
-        cluster: dict[str, Any],
-        techniques: Sequence[str] | None,
-        trials_task: str,
+        settings: SweepSettings,
         profile_tasks: list[str],
-        time_limit: float,
         last: bool,
-        group: str,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.cluster = cluster
-        self.techniques = techniques
-        self.trials_task = trials_task
+        self.settings = settings
         self.profile_tasks = profile_tasks
-        self.time_limit = time_limit
         self.last = last
-        self.group = group
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Return the trials of the next wave; none when the plan would not use them."""
         from saturn_airflow.profiling import waves
 
         began = time.monotonic()
-        every = Cluster.from_dict(self.cluster)
-        cluster = present(every, left_out_now(context, self.trials_task, every))
-        learned = Learned.of(context, self.trials_task, self.profile_tasks, cluster, self.techniques)
-        wave = waves.next_wave(learned.knowledge, quick_solve(self.time_limit), last=self.last)
+        every = self.settings.cluster
+        cluster = present(every, left_out_now(context, self.settings.trials_task, every))
+        learned = Learned.of(context, self.settings, self.profile_tasks, cluster)
+        solve = quick_solve(self.settings.planning_seconds)
+        wave = waves.next_wave(learned.knowledge, solve, last=self.last)
         self.log.info(
             "%d estimates are known; %d more trials could make the plan shorter (%.1f s to find out)",
             len(learned.knowledge.known),

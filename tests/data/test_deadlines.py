@@ -14,7 +14,7 @@ PARIS = ZoneInfo("Europe/Paris")
 
 
 def moment(deadline: object, *began: int) -> datetime:
-    found = Deadline.from_dict(Deadline.of(deadline).to_dict())
+    found = Deadline.of(deadline)
     start = datetime(*began, tzinfo=PARIS).timestamp()
     return datetime.fromtimestamp(found.moment(start, PARIS), PARIS).replace(tzinfo=None)
 

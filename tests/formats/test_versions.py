@@ -31,7 +31,6 @@ from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.formats import FORMATS, NewerFormatError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.model.plan import Assignment, Plan
-from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.operators.context import outcome_of, readable
 from saturn_airflow.operators.plan_task import entries
 from saturn_airflow.operators.profile_task import broken_of
@@ -166,9 +165,8 @@ def _entry() -> PlanEntry:
         (_estimate, Estimate.from_dict),
         (_plan, Plan.from_dict),
         (_entry, PlanEntry.from_dict),
-        (Rounds, Rounds.from_dict),
     ],
-    ids=["spec", "trial", "estimate", "plan", "entry", "rounds"],
+    ids=["spec", "trial", "estimate", "plan", "entry"],
 )
 def test_fields_that_a_later_version_adds_are_ignored(
     make: Callable[[], Any], read: Callable[[Any], Any]

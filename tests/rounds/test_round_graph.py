@@ -83,7 +83,7 @@ def selects_nothing(histories):
 def test_rules_and_functions_are_taken():
     for rule in (SuccessiveHalving("epoch_loss"), MedianStopping("epoch_loss")):
         planned = build(rounds=2, selection=rule).get_task("sweep.round_2.plan")
-        assert planned.selection == rule.to_dict()
+        assert planned.settings.selection == rule
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from saturn_airflow import Cluster, Job, Node
 from saturn_airflow.launch import restarting, runs
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.round_outcomes import standing_plans
 from saturn_airflow.operators.round_plan import RoundPlanOperator
@@ -48,17 +49,10 @@ def test_a_job_that_finished_in_a_round_that_is_planned_anew_is_planned_again(
     operator = RoundPlanOperator(
         task_id="plan",
         number=2,
-        rounds=Rounds(most=2).to_dict(),
-        selection=None,
+        settings=SweepSettings(cluster=Cluster(node), group="s", rounds=Rounds(most=2)),
         earlier=["one"],
         trained=[],
-        cluster=Cluster(node).to_dict(),
-        techniques=None,
-        profile="auto",
-        trials_task="trials",
         profile_tasks=[],
-        time_limit=1.0,
-        group="s",
     )
     operator._standing = [FIRST]
     problem = Problem("p", (node,), (PlannedJob("a", (Option("single", 1, {"cpu": 1.0}),), None),))

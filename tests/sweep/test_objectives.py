@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.outcomes import Outcome, TimeOnDevices
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.report_table import table
@@ -37,20 +39,13 @@ ONE_JOB = Problem("p", (NODE,), (job("a", one=10.0, two=6.0),))
 
 
 def operator(**arguments: Any) -> PlanOperator:
-    usual = {
-        "task_id": "plan",
-        "techniques": None,
-        "profile": "auto",
-        "trials_task": "trials",
-        "group": "sweep",
-    }
-    more = {"cluster": Cluster(NODE).to_dict(), "profile_tasks": [], "time_limit": 15.0}
-    return PlanOperator(**{**usual, **more, **arguments})
+    usual = {"cluster": Cluster(NODE), "group": "sweep", "planning_seconds": 15.0}
+    return PlanOperator(task_id="plan", settings=SweepSettings(**{**usual, **arguments}), profile_tasks=[])
 
 
 @pytest.mark.parametrize(("left", "technique"), [(90.0, "one"), (23.0, "two")])
 def test_with_a_deadline_the_thriftiest_plan_that_meets_it_is_made(left: float, technique: str) -> None:
-    plans = operator(objective="device-time")
+    plans = operator(objective="device-time", deadline=Deadline(seconds=60.0))
     plans.ends_by = time.time() + left
     plan = plans.solve(ONE_JOB)
     assert [a.technique for a in plan.assignments] == [technique]
@@ -60,7 +55,7 @@ def test_with_a_deadline_the_thriftiest_plan_that_meets_it_is_made(left: float, 
 
 @pytest.mark.parametrize("left", [18.0, -100.0])
 def test_where_the_deadline_cannot_be_met_all_ends_as_early_as_can_be(left: float) -> None:
-    plans = operator(objective="device-time")
+    plans = operator(objective="device-time", deadline=Deadline(seconds=60.0))
     plans.ends_by = time.time() + left
     plan = plans.solve(ONE_JOB)
     assert (plan.objective, plan.makespan) == ("makespan", 6.0)

@@ -251,7 +251,8 @@ def test_the_objective_and_the_deadline_reach_every_plan(tmp_path):
         from datetime import timedelta
         for more in ({"deadline": "06:00"}, {"deadline": timedelta(hours=6), "rounds": 2}):
             tasks = build(objective="device-time", **more).tasks
-            print(json.dumps([[t.objective, t.deadline] for t in tasks if t.task_id.endswith("plan")]))
+            plans = [t.settings for t in tasks if t.task_id.endswith("plan")]
+            print(json.dumps([[s.objective, vars(s.deadline)] for s in plans]))
         """,
         tmp_path,
     )

@@ -13,6 +13,8 @@ from saturn_airflow.cli import main
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import inventory, round_plan
 from saturn_airflow.operators.drains import drain, drained, undrain
 from saturn_airflow.operators.plan_task import to_plan
@@ -138,17 +140,10 @@ def plan_operator(monkeypatch: pytest.MonkeyPatch) -> RoundPlanOperator:
     return RoundPlanOperator(
         task_id="plan",
         number=2,
-        rounds={"most": 2},
-        selection=None,
+        settings=SweepSettings(cluster=TWO, group="sweep", rounds=Rounds(most=2), planning_seconds=1.0),
         earlier=[],
         trained=[],
-        cluster=TWO.to_dict(),
-        techniques=None,
-        profile="auto",
-        trials_task="trials",
         profile_tasks=[],
-        time_limit=1.0,
-        group="sweep",
     )
 
 
@@ -170,10 +165,9 @@ def watch() -> tuple[RoundWatchOperator, Any, Path]:
     operator = RoundWatchOperator(
         task_id="watch",
         number=1,
-        cluster=TWO.to_dict(),
+        settings=SweepSettings(cluster=TWO, group="sweep"),
         plan_task="sweep.round_1.plan",
         train_tasks=tasks,
-        group="sweep",
     )
     found = context(attempt=100.0, return_value=[{"node": "gpu-a"}, {"node": "gpu-b"}])
     found["states"].update({f"{task}_0": "running" for task in tasks.values()})

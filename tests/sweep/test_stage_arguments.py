@@ -95,4 +95,4 @@ def test_the_connection_to_mlflow_reaches_all_that_write_there() -> None:
         for name, task in tasks.items():
             if name.endswith(("trials", "plan", "report", "train.gpu-a")) and "profile" not in name:
                 given = getattr(task, "partial_kwargs", vars(task))
-                assert given["mlflow_conn_id"] == "team", name
+                assert given["settings"].mlflow_conn_id == "team", name

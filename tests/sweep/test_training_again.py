@@ -12,8 +12,9 @@ import mlflow
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from saturn_airflow import HParams, Job, tracking
+from saturn_airflow import Cluster, HParams, Job, Node, tracking
 from saturn_airflow.launch import restarting, runs
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import train_task
 from saturn_airflow.operators.telling import Teller
 from saturn_airflow.operators.train_task import TrainOperator
@@ -65,7 +66,9 @@ class Sweep:
     def clear(self) -> None:
         self.cleared_after = self.tries
 
-    def train(self, job: Job, attempt: float = 100.0, **arguments: Any) -> dict[str, Any]:
+    def train(
+        self, job: Job, attempt: float = 100.0, job_timeout: float | None = None, **arguments: Any
+    ) -> dict[str, Any]:
         """One try."""
         self.tries += 1
         entry = {
@@ -88,11 +91,9 @@ class Sweep:
             task_id="train",
             entry=entry,
             node={"name": "local", "devices": 1, "kind": "cpu"},
-            trials_task="trials",
-            checkpoint_seconds=60.0,
-            keep_checkpoints=2,
-            job_retries=3,
-            group="sweep",
+            settings=SweepSettings(
+                cluster=Cluster(Node("local", 1, "cpu")), group="sweep", retries=3, job_timeout=job_timeout
+            ),
             retries=RETRIES,
             **arguments,
         )
