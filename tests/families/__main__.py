@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from families import report
-from families.cells import Cell, all_cells, row_of
-from families.running import run
+from families.launches import run
+from families.matrix import Cell, all_cells, row_of
 from families.verdicts import Result
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from families import cells, running, truth
-from families.cells import Cell, Strategy
+from families import launches, matrix, truth
+from families.matrix import Cell, Strategy
 from families.randomly import descriptions
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
@@ -37,8 +37,8 @@ def test_exact_or_refused(description: dict[str, Any], tmp_path_factory: pytest.
     folder = tmp_path_factory.mktemp("random")
     name = json.dumps(description)
     adapted = {"optimizer": description["optimizer"], "optimizer_args": {"weight_decay": 0.05}, "lr": 0.05}
-    chosen = [Cell(cells.recipe(name, strategy, **adapted), strategy) for strategy in STRATEGIES]
-    for recipe in cells.truths(chosen):
+    chosen = [Cell(matrix.recipe(name, strategy, **adapted), strategy) for strategy in STRATEGIES]
+    for recipe in matrix.truths(chosen):
         truth.save(recipe, folder)
     wrong = [
         f"{cell.strategy}: {result}"
@@ -48,7 +48,7 @@ def test_exact_or_refused(description: dict[str, Any], tmp_path_factory: pytest.
     assert not wrong, "\n".join(wrong)
 
 
-def _run(chosen: list[Cell], folder: Path) -> list[tuple[Cell, running.Result]]:
-    results: list[tuple[Cell, running.Result]] = []
-    running.run(chosen, folder, lambda cell, result: results.append((cell, result)))
+def _run(chosen: list[Cell], folder: Path) -> list[tuple[Cell, launches.Result]]:
+    results: list[tuple[Cell, launches.Result]] = []
+    launches.run(chosen, folder, lambda cell, result: results.append((cell, result)))
     return results

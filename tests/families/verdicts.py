@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from families.cells import Cell, reference_keys
 from families.family import find
+from families.matrix import Cell, reference_keys
 from saturn_airflow.training.checkpoints import read_weights
 
 #: How far off the losses of a cell that is exact may be, relative to their size; ten times that its weights.

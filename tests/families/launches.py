@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from families.cells import Cell, first_steps, reference_keys, references, truths
 from families.family import find
+from families.matrix import Cell, first_steps, reference_keys, references, truths
 from families.verdicts import STEPS_BEFORE, Outcome, Result, judge, weights_in
 from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, TrainRequest
