@@ -1,11 +1,11 @@
-# make install | demo | cluster | cluster-demo | test | test-families | test-fast | lint | docs | clean
+# make install | demo | cluster | cluster-demo | test | test-families | test-cuda | test-fast | lint | docs | clean
 PYTHON ?= python3
 STATE ?= .saturn
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo cluster cluster-demo test what-tests-need test-deployments test-packages test-families test-fast lint docs clean
+.PHONY: install demo cluster cluster-demo test what-tests-need test-deployments test-packages test-families test-cuda test-fast lint docs clean
 
 install: $(STAMP)
 
@@ -47,6 +47,10 @@ test-packages: install
 # Every model family under every technique next to a plain loop: about an hour of two cores. Writes docs/families.md.
 test-families: install
 	PYTHONPATH=tests $(BIN)/python -m families --jobs 2 --write
+
+# On a machine with GPUs; a machine without skips them.
+test-cuda: install
+	$(BIN)/python -m pytest -m cuda
 
 # No Airflow services, no ranks.
 test-fast: install

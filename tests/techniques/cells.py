@@ -80,12 +80,14 @@ def train_all(requests: list[TrainRequest], ranks: Ranks) -> list[tuple[dict[int
     return done
 
 
-def run(requests: list[tuple[TrainRequest, int]]) -> list[Outcome]:
+def run(requests: list[tuple[TrainRequest, int]], device_type: str = "cpu") -> list[Outcome]:
     """Run requests, each on its number of devices, those of one number in order; results as given."""
     outcomes: list[Outcome | None] = [None] * len(requests)
     for size in sorted({size for _, size in requests}):
         chosen = [i for i, (_, devices) in enumerate(requests) if devices == size]
-        results = ranks_module.launch(train_all, [requests[i][0] for i in chosen], size=size)[0]
+        results = ranks_module.launch(
+            train_all, [requests[i][0] for i in chosen], size=size, device_type=device_type
+        )[0]
         for i, (losses, refused) in zip(chosen, results, strict=True):
             outcomes[i] = Outcome(losses, {} if refused else weights_in(requests[i][0]), refused)
     return [outcome for outcome in outcomes if outcome is not None]

@@ -87,7 +87,7 @@ def test_memory_that_is_being_freed_is_waited_for(monkeypatch: pytest.MonkeyPatc
     assert wait_until_free([], poll, seconds=0) == ""
 
 
-@pytest.mark.gpu
+@pytest.mark.cuda
 @pytest.mark.skipif(not devices.gpu_uuids(), reason="there is no GPU")
 def test_gpus_as_nvml_and_cuda_see_them() -> None:
     uuids = devices.gpu_uuids()
