@@ -8,6 +8,7 @@ from saturn_airflow.launch.job_log import current_step
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.library import BaseTechnique, register
 from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError, JobError, SaturnError
 from saturn_airflow.model.grids import grid
 from saturn_airflow.model.jobs import HParams, Job
@@ -23,6 +24,7 @@ __all__ = [
     "BaseTechnique",
     "Cluster",
     "DoesNotFit",
+    "EarlyStopping",
     "HParams",
     "InvalidSweepError",
     "Job",

@@ -46,6 +46,9 @@ class BaseTechnique:
     name: ClassVar[str] = ""
     #: Raise it when the technique trains otherwise than before; what was measured then no longer counts.
     version: ClassVar[str] = "1"
+    #: Whether it can train jobs that have a training step of their own: :meth:`parallelize` then gets
+    #: ``own_step=True`` for them, and returns the model on its device or a ``Parallel``.
+    holds_own_steps: ClassVar[bool] = False
 
     def why_not(self, job: Job, devices: int) -> str | None:
         """Say why ``job`` can't run on this many devices, or None. Called without loading the model."""
@@ -179,6 +182,17 @@ def get(name: str) -> BaseTechnique:
         register(name, technique)
         return _made(technique, name)
     raise InvalidSweepError(f"technique {name!r} is not in the library; it has {', '.join(names())}")
+
+
+def why_not(technique: BaseTechnique, job: Job, devices: int) -> str | None:
+    """Why ``job`` can't run under ``technique`` on this many devices, or None; the model is not loaded."""
+    trains_itself = type(technique).execute is not BaseTechnique.execute
+    if job.own_step and not (technique.holds_own_steps or trains_itself):
+        return (
+            f"{technique.name} takes a model's forward and backward pass apart, and this job has a training "
+            "step of its own (own_step=True)"
+        )
+    return technique.why_not(job, devices) or technique.why_not_initial_weights(job)
 
 
 def _files() -> dict[str, Path]:

@@ -26,6 +26,8 @@ class DDP(BaseTechnique):
     them.
     """
 
+    holds_own_steps = True
+
     def why_not(self, job: Job, devices: int) -> str | None:
         if job.couples_batch:
             return f"{self.name} cuts batches, and this job couples their samples (couples_batch=True)"
@@ -39,14 +41,22 @@ class DDP(BaseTechnique):
         return first_that_fits(session, self.candidates(job, len(devices)), [{"recompute": True}])
 
     def parallelize(
-        self, model: nn.Module, ranks: Ranks, recompute: bool = False, **parameters: Any
-    ) -> nn.Module:
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        recompute: bool = False,
+        own_step: bool = False,
+        **parameters: Any,
+    ) -> Any:
         from torch.nn.parallel import DistributedDataParallel
 
         from saturn_airflow.parallelism.batch_norm import share_batch_norm
         from saturn_airflow.parallelism.blocks import recompute_blocks
+        from saturn_airflow.parallelism.own_step_replicas import OwnStepReplicas
 
         share_batch_norm(model, ranks)
         if recompute:
             recompute_blocks(model)
+        if own_step:
+            return OwnStepReplicas(model.to(ranks.device), ranks)
         return DistributedDataParallel(model.to(ranks.device), gradient_as_bucket_view=True)

@@ -22,6 +22,8 @@ class Single(BaseTechnique):
     them.
     """
 
+    holds_own_steps = True
+
     def why_not(self, job: Job, devices: int) -> str | None:
         return None if devices == 1 else "single uses one device"
 

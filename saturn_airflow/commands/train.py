@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
                 pdb.post_mortem(cause.__traceback__)
             print(f"saturn train: {job.name}: {failure.reason}", file=sys.stderr)
             return 1
-        tell({"event": "end", "status": result["status"], "reason": "", "result": result})
+        tell({"event": "end", "status": result["status"], "reason": result["reason"], "result": result})
     return 0
 
 
@@ -114,8 +114,8 @@ def _checked_devices(args: argparse.Namespace, job: Job) -> int:
         raise SaturnError(f"--batches {args.batches}: give a number of at least 1")
     if args.devices is not None and args.devices < 1:
         raise SaturnError(f"--devices {args.devices}: give a number of at least 1")
-    devices: int = args.devices or (1 if technique.why_not(job, 1) is None else 2)
-    if reason := technique.why_not(job, devices) or technique.why_not_initial_weights(job):
+    devices: int = args.devices or (1 if library.why_not(technique, job, 1) is None else 2)
+    if reason := library.why_not(technique, job, devices):
         raise SaturnError(f"{args.technique} x {devices} can't train {job.name!r}: {reason}")
     return devices
 

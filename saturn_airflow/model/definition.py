@@ -10,8 +10,12 @@ from typing import Any
 
 from saturn_airflow.model.jobs import Job
 
+_TOLD = ("on_step", "on_epoch")  # who are told of what happens
 #: Fields of a job that decide where it is trained, how fast, and what is measured, and not what comes of it.
-_WITHOUT_EFFECT = ("name", "techniques", "nodes", "neutral", "trust", "exact", "metrics", "init_missing")
+_WITHOUT_EFFECT = (
+    *("name", "techniques", "nodes", "neutral", "trust", "exact", "metrics", "init_missing"),
+    *_TOLD,
+)
 _NUMBERS = ("lr", "clip_grad_norm")
 _NOT_GIVEN = object()
 _LONGEST = 80

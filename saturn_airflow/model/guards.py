@@ -25,8 +25,11 @@ REFUSED = "refused"
 _LONGEST = 600
 
 # What can't change whether a technique trains as one device does.
-_JOB = ("name", "techniques", "nodes", "neutral", "trust", "exact", "metrics", "init_from", "init_missing")
-_HPARAMS = ("lr", "seed", "epochs", "batches", "lr_scheduler", "lr_scheduler_args")
+_JOB = (
+    *("name", "techniques", "nodes", "neutral", "trust", "exact", "metrics", "init_from", "init_missing"),
+    *("on_step", "on_epoch"),
+)
+_HPARAMS = ("lr", "seed", "epochs", "batches", "lr_scheduler", "lr_scheduler_args", "early_stopping")
 
 
 def mark(job: Job, technique_version: str) -> str:

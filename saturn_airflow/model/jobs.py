@@ -12,10 +12,15 @@ from typing import Any
 
 from saturn_airflow.model import initial_weights, metrics, references
 from saturn_airflow.model.arguments import checked, fields_of, plain, unknown
+from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.references import Reference
 
 PRECISIONS = ("float32", "tf32", "bf16", "float64")
+_REFERENCES = (
+    *("load_model", "load_dataloader", "loss_function", "load_eval_dataloader"),
+    *("on_step", "on_epoch"),
+)
 #: References by what people write instead.
 _EXAMPLES = {
     "optimizer": "torch.optim:AdamW",
@@ -50,7 +55,9 @@ class HParams:
     :param parameter_groups: reference of a function that takes the model and returns the optimizer's
         parameter groups, as ``torch.optim`` describes them.
     :param lr_scheduler: reference of a ``torch.optim.lr_scheduler`` class, stepped once per optimizer step.
-    :param lr_scheduler_args: its keyword arguments.
+        May be a function of the optimizer, such as ``transformers:get_linear_schedule_with_warmup``.
+    :param lr_scheduler_args: its keyword arguments. Where it asks for ``total_steps`` or
+        ``num_training_steps`` and they are left out, it is given those of the whole job.
     :param clip_grad_norm: the gradient's largest L2 norm (``torch.nn.utils.clip_grad_norm_``).
     :param accumulate: micro-batches the global batch is computed in, one after another; also
         ``gradient_accumulation_steps``.
@@ -58,6 +65,7 @@ class HParams:
         ``"bf16"`` for bfloat16 autocast with float32 weights; ``"float64"``.
     :param compile: compile the model with ``torch.compile``.
     :param seed: seeds the model's initialisation, the order of the data, and dropout.
+    :param early_stopping: an :class:`EarlyStopping`, to end the job when it becomes no better.
     """
 
     epochs: int | None = None
@@ -74,8 +82,10 @@ class HParams:
     precision: str = "float32"
     compile: bool = False
     seed: int = 0
+    early_stopping: EarlyStopping | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "early_stopping", EarlyStopping.of(self.early_stopping))
         for name in (f.name for f in dataclasses.fields(self)):
             object.__setattr__(self, name, _number(getattr(self, name), f"hparams: {name}"))
         if self.epochs is not None and self.batches is not None:
@@ -147,8 +157,16 @@ class Job:
         number for all tensors that have so many dimensions (1 for batches that are time first), or a mapping
         from the names of parts of a batch (their keys or positions, joined by dots) to their dimension, None
         for what belongs to all samples. Data of samples that a DataLoader collates does not need it.
+    :param own_step: the model that ``load_model`` returns has a ``training_step(batch, batch_idx)`` of its
+        own, and ``configure_optimizers()`` and ``validation_step(batch, batch_idx)`` where it needs them, as
+        a ``LightningModule`` has. There is then no ``loss_function``, and what ``validation_step`` logs
+        are the job's metrics.
     :param couples_batch: the loss of a sample depends on the others of its batch, as with in-batch negatives.
         Only what leaves a global batch whole may then train the job.
+    :param on_step: called after each step with a mapping of what it came to: ``step``, ``epoch``, ``loss``,
+        ``lr``, ``seconds`` and more. By the first of the devices alone; what it raises fails the job.
+    :param on_epoch: the same after each epoch, with ``step``, ``epoch``, ``epoch_loss``, and ``eval_loss``
+        and ``metrics`` where there are.
     :param techniques: names of the techniques this job may use (default: all in the library).
     :param nodes: names of the nodes this job may run on (default: all).
     :param neutral: names of hyper-parameters and of keys of ``model_args`` and ``data_args`` whose values
@@ -178,6 +196,9 @@ class Job:
     metrics: Mapping[str, Reference] = field(default_factory=dict)
     batch_dim: int | Mapping[str, int | None] | None = None
     couples_batch: bool = False
+    own_step: bool = False
+    on_step: Reference | None = None
+    on_epoch: Reference | None = None
     techniques: Sequence[str] | None = None
     nodes: Sequence[str] | None = None
     neutral: Sequence[str] = ()
@@ -196,9 +217,9 @@ class Job:
             raise InvalidSweepError(
                 f"job {self.name!r}: hparams is a {type(self.hparams).__name__}; write HParams(lr=...)"
             )
-        for name in ("load_model", "load_dataloader", "loss_function", "load_eval_dataloader"):
+        for name in _REFERENCES:
             value = getattr(self, name)
-            if value is None and name in ("loss_function", "load_eval_dataloader"):
+            if value is None and name not in ("load_model", "load_dataloader"):
                 continue
             object.__setattr__(self, name, references.to_reference(value, f"job {self.name!r}: {name}"))
         for name in ("model_args", "data_args"):
@@ -215,6 +236,10 @@ class Job:
         self._check_initial_weights()
         self._check_metrics()
         self._check_batches()
+        self._check_own_step()
+        if (stopping := self.hparams.early_stopping) is not None:
+            assert isinstance(stopping, EarlyStopping)
+            metrics.check(stopping.metric, [self], f"job {self.name!r}: early_stopping's metric")
         if not isinstance(self.exact, bool):
             raise InvalidSweepError(f"job {self.name!r}: exact is {self.exact!r}; it must be True or False")
         self._check_neutral()
@@ -265,6 +290,26 @@ class Job:
                 "(couples_batch=True); take one of the two out"
             )
 
+    def _check_own_step(self) -> None:
+        what = f"job {self.name!r}"
+        if not isinstance(self.own_step, bool):
+            raise InvalidSweepError(f"{what}: own_step is {self.own_step!r}; it must be True or False")
+        if not self.own_step:
+            return
+        for name, given, instead in (
+            ("loss_function", self.loss_function, "compute the loss in training_step"),
+            ("metrics", self.metrics, "return or log them in validation_step"),
+            ("batch_dim", self.batch_dim, "give batches whose samples lie along the first dimension"),
+        ):
+            if given not in (None, {}):
+                raise InvalidSweepError(f"{what}: own_step=True leaves nothing to {name}; {instead}")
+        if self.hparams.accumulate > 1 or self.hparams.compile:
+            name = "accumulate" if self.hparams.accumulate > 1 else "compile"
+            raise InvalidSweepError(
+                f"{what}: Saturn can't do {name} around a training step of the job's own; do it in "
+                f"{'training_step' if name == 'accumulate' else 'load_model'}"
+            )
+
     def _check_neutral(self) -> None:
         given = self.neutral
         if isinstance(given, str) or not isinstance(given, Sequence):
@@ -285,7 +330,7 @@ class Job:
         :raises InvalidSweepError: naming the job, the reference and the fix.
         """
         for holder, names in (
-            (self, ("load_model", "load_dataloader", "loss_function", "load_eval_dataloader")),
+            (self, _REFERENCES),
             (self.hparams, ("optimizer", "parameter_groups", "lr_scheduler")),
         ):
             for name in names:

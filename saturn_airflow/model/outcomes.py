@@ -71,7 +71,7 @@ class Outcome:
 
     As JSON it is flat: the fields of its parts stand beside its own, and what is not known is left out.
 
-    :param reason: why it is not finished.
+    :param reason: why it is not finished, or ended before its last epoch.
     :param attempt: when the plan was made that it belongs to, in seconds since the epoch.
     :param round: the round, in a sweep with rounds.
     :param training: how often the job was begun from scratch, this training included.

@@ -75,5 +75,7 @@ def _endings(result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str
         what = f"version {version} @{registered['alias']}" if version else "nothing new"
         lines.append(f"registered as {registered['name']}: {what} ({registered['reason']})")
     return lines + [
-        f"{o.job} {o.status.in_words}: {o.reason}" for o in outcomes if o.status != Status.FINISHED
+        f"{o.job} {o.reason}" if o.status == Status.FINISHED else f"{o.job} {o.status.in_words}: {o.reason}"
+        for o in outcomes
+        if o.reason or o.status != Status.FINISHED
     ]

@@ -201,7 +201,8 @@ def estimate_errors(outcomes: Sequence[Outcome]) -> dict[str, float]:
     errors = sorted(
         abs(o.held.actual_seconds / o.planned.planned_seconds - 1)
         for o in outcomes
-        if o.in_one_go and o.held and o.planned
+        # That a job would end early no plan knew.
+        if o.in_one_go and o.held and o.planned and not o.reason
     )
     if not errors:
         return {}

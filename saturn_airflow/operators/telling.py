@@ -57,3 +57,5 @@ class Teller:
             self.log.info("Epoch %d: %s", event["epoch"], metrics.in_words(event))
         elif kind == "end" and event.get("traceback"):
             self.log.error("%s", event["traceback"])
+        elif kind == "end" and event.get("status") == "finished" and event.get("reason"):
+            self.log.info("The job %s", event["reason"])

@@ -30,12 +30,15 @@ class WholeBatch:
 
     :ivar counts: whether this rank's samples are part of it, which is to be set before each forward pass: a
         rank without a share computes a sample that stands in.
+    :ivar weight: what this rank's loss counts of the whole batch's, where gradients are weighted only after
+        the backward pass.
     :ivar ignored: whether BatchNorms take every mean to be 0 and every variance 1 instead.
     :ivar apart: whether each rank has a batch of its own for now.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.counts = True
+        self.weight = 1.0
         self.ignored = False
         self.apart = False
         self._ranks = ranks
@@ -216,6 +219,7 @@ class _Normalise(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, mean, inverse, count)
         ctx.whole, ctx.counts = whole, whole.counts
+        ctx.loss_weight = whole.weight if whole.counts else 1.0
         ctx.bias_dtype = None if bias is None else bias.dtype
         scale = inverse if weight is None else inverse * weight
         out = (x - _per_channel(mean, x)) * _per_channel(scale, x)
@@ -233,7 +237,8 @@ class _Normalise(torch.autograd.Function):
         own = torch.stack([gradient.sum(around), (gradient * normalised).sum(around)])
         of_input = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            along_mean, along_scale = ctx.whole.sum(own.to(torch.float64)) / count
+            weighted = ctx.whole.sum(own.to(torch.float64) * ctx.loss_weight)
+            along_mean, along_scale = weighted / (count * ctx.loss_weight)
             of_input = gradient - _per_channel(along_mean.to(gradient), x)
             of_input = of_input - normalised * _per_channel(along_scale.to(gradient), x)
             scale = inverse if weight is None else inverse * weight

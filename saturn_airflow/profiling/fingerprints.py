@@ -12,7 +12,16 @@ from typing import Any
 from saturn_airflow.model.jobs import Job
 
 #: Hyper-parameters that change what a model learns, never how long one batch takes.
-NEUTRAL = ("epochs", "batches", "lr", "optimizer_args", "lr_scheduler_args", "seed", "clip_grad_norm")
+NEUTRAL = (
+    "epochs",
+    "batches",
+    "lr",
+    "optimizer_args",
+    "lr_scheduler_args",
+    "seed",
+    "clip_grad_norm",
+    "early_stopping",
+)
 
 
 def speed_versions() -> dict[str, str]:
@@ -43,7 +52,7 @@ def fingerprint(job: Job) -> str:
         "hparams": _counting(speed, job),
     }
     # These decide which techniques can train a job at all, or in which memory.
-    more = ("batch_dim", "couples_batch", "metrics")
+    more = ("batch_dim", "couples_batch", "metrics", "own_step")
     facts.update({name: getattr(job, name) for name in more if getattr(job, name)})
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -78,9 +78,7 @@ def strategies(
                     continue
                 for count in counts(node):
                     key = Key(mark, name, count, node.kind)
-                    first = group[0]
-                    reason = unwanted or technique.why_not(first, count)
-                    if reason := reason or technique.why_not_initial_weights(first):
+                    if reason := unwanted or library.why_not(technique, group[0], count):
                         refusals[Refusal(*key, reason)] = None
                         continue
                     asker = found.setdefault(

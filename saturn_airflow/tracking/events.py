@@ -90,6 +90,7 @@ class Recorder:
             return []
         self.last_step = step
         values = _numbers({metric: event.get(field) for field, metric in STEP_METRICS.items()})
+        values |= _numbers(event.get("metrics") or {})
         full = {"kind": "metrics", "name": "step", "step": step, "time": now, "values": values}
         if now - self._last_full >= _PAUSE_MS:
             self._last_full, self._held_back = now, None
@@ -132,6 +133,10 @@ class Recorder:
             rest = {k: v for k, v in self._held_back["values"].items() if k not in EVERY_STEP}
             records.append({**self._held_back, "values": rest})
             self._held_back = None
+        if event.get("status") == "finished" and event.get("reason"):
+            records.append(
+                {"kind": "tags", "values": parameters.tags({"saturn.ended_early": event["reason"]})}
+            )
         by_step = {*STEP_METRICS.values(), "eval_loss"}
         result = {RESULT_METRICS.get(k, k): v for k, v in (event.get("result") or {}).items()}
         result = {k: v for k, v in result.items() if k not in by_step}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -31,6 +32,7 @@ def job_params(job: Job, **strategy: Any) -> dict[str, str]:
     :param strategy: how the job is trained: ``technique``, ``devices``, ``node`` and the like.
     """
     hparams = job.hparams
+    stopping: Any = hparams.early_stopping
     return flat(
         {
             "lr": hparams.lr,
@@ -44,6 +46,7 @@ def job_params(job: Job, **strategy: Any) -> dict[str, str]:
             "clip_grad_norm": hparams.clip_grad_norm,
             "optimizer": _short(hparams.optimizer),
             "lr_scheduler": _short(hparams.lr_scheduler),
+            "early_stopping": dataclasses.asdict(stopping) if stopping else None,
             "load_model": job.load_model,
             "load_dataloader": job.load_dataloader,
             "load_eval_dataloader": job.load_eval_dataloader,

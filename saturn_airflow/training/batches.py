@@ -28,7 +28,7 @@ from saturn_airflow.launch import job_log
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.model.references import Reference
 from saturn_airflow.training import layout as layouts
 from saturn_airflow.training import rng
@@ -136,6 +136,14 @@ def load(job: Job, reference: Reference, *, in_order: bool = False, here: bool =
             f"{name!r} returned a {type(loader).__name__}; return a DataLoader or an iterable of batches"
         )
     return _Stream(loader, make, job, name)
+
+
+def total_steps(hparams: HParams, data: Data) -> int | None:
+    """Optimizer steps of a whole job; None where its data has no length."""
+    if hparams.batches is not None:
+        return hparams.batches
+    assert hparams.epochs is not None
+    return hparams.epochs * data.batches_per_epoch if data.batches_per_epoch is not None else None
 
 
 class _Table:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
-import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,26 @@ from torch import nn
 
 from saturn_airflow import library
 from saturn_airflow.launch import job_log
-from saturn_airflow.launch.request import Measure, NotANumberError, TrainRequest
+from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.launch.users_code import common_to_alike, each_of_the_job
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, blocks, unsupported
 from saturn_airflow.parallelism.changing_buffers import ChangingBuffers
-from saturn_airflow.training import batches, checkpoints, initial_weights, precision, rng, state
+from saturn_airflow.training import (
+    batches,
+    checkpoints,
+    initial_weights,
+    precision,
+    reporting,
+    resuming,
+    rng,
+    state,
+    timing,
+)
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
+from saturn_airflow.training.callbacks import Callbacks
 from saturn_airflow.training.evaluating import Evaluation
 from saturn_airflow.training.guarding import looks, whole
 from saturn_airflow.training.loading import check_equal_everywhere, load_model
@@ -34,12 +46,12 @@ from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.optim.alike import broken_optimizers
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.own_state import OwnState
+from saturn_airflow.training.parts import Evaluates, LooksAgain
+from saturn_airflow.training.plateau import Plateau
 from saturn_airflow.training.ranks import Ranks
 
 # Batches that are slower than those after them, while caches fill.
 _WARMUPS = 2
-# The standard error at which a mean is precise, as a share of it.
-_PRECISION = 0.02
 
 
 def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
@@ -64,7 +76,22 @@ def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     :raises NotANumberError: when the loss is NaN or infinite.
     :raises JobError: when the job can't be trained as it is written.
     """
-    return Training(request, ranks).run()
+    return of(request, ranks).run()
+
+
+Look = Callable[["Training", nn.Module], object]
+
+
+def of(request: TrainRequest, ranks: Ranks, look: Look = lambda training, model: None) -> Training:
+    """The training that a request asks for, ready to run.
+
+    :param look: called with it and the job's model before the technique is.
+    """
+    if request.job.get("own_step"):
+        from saturn_airflow.training.own_step.loop import OwnStepTraining
+
+        return OwnStepTraining(request, ranks, look)
+    return Training(request, ranks, look)
 
 
 class Training:
@@ -74,10 +101,7 @@ class Training:
     """
 
     def __init__(
-        self,
-        request: TrainRequest,
-        ranks: Ranks,
-        look: Callable[[Training, nn.Module], object] = lambda training, model: None,
+        self, request: TrainRequest, ranks: Ranks, look: Look = lambda training, model: None
     ) -> None:
         self.started = time.perf_counter()
         job_log.set_up(heard=request.measure is None)
@@ -91,8 +115,8 @@ class Training:
             model = load_model(job)
             check_equal_everywhere(model, ranks)
             unsupported.refuse_accumulated_batch_norm(model, hparams.accumulate)
-            self.groups = groups = optimizers.parameter_groups(hparams, model)
-            aliases = state.aliases(model)
+            self._look_at_model(model)
+            self.aliases = state.aliases(model)
             here = request.here
             self.data = batches.load(job, job.load_dataloader, here=here)
             evaluation = job.load_eval_dataloader
@@ -101,32 +125,19 @@ class Training:
         initial_weights.start_from(model, job, request.initial_weights)
         look(self, model)
         bare = whole.bare(model) if request.measure is None and ranks.is_first else None
-        with common_to_alike():
-            if hparams.compile:
-                blocks.compile_blocks(model)
-            returned = technique.parallelize(model, ranks, **request.parameters)
-            self.parallel = adapting.adapt(returned, model, ranks, request.technique)
-            self.objective = Objective(job, model, ranks.device).of(self.data)
-            if self.parallel.wants_example:
-                first = next(self.data.batches(Position(), Cut(hparams.accumulate), 1)).micro_batches[0]
-                self.parallel.prepare(self.objective, first.data, first.samples)
-        self.optimizer = optimizers.make_optimizer(hparams, groups, self.parallel)
-        group_state = GroupState(self.optimizer)
-        self.own_state = OwnState(self.optimizer)
+        self._parallelize(technique, model)
         self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)
-        self.objective, objective = decompose.objectives(
-            self.parallel, self.objective, self.data, eval_data, job, request.technique
-        )
-        self.evaluation: Evaluation | None = None
-        if eval_data is not None:
-            with common_to_alike():
-                self.evaluation = Evaluation(job, self.parallel, objective, eval_data, ranks, self.cut)
+        self.evaluation: Evaluates | None = None
+        self._prepare()
 
         self.step = 0
         self.position = Position()
         self.epoch_sum, self.epoch_batches = 0.0, 0
         self.metrics: dict[str, float | None] = {"loss": None, "epoch_loss": None, "eval_loss": None}
         self.own_metrics: dict[str, float] = {}
+        assert not isinstance(hparams.early_stopping, Mapping)
+        self.plateau = Plateau(hparams.early_stopping)
+        self.callbacks = Callbacks(job, ranks)
         self.evaluation_seconds: list[float] = []
         self.inputs: list[dict[str, Any]] = []
         #: The last step of which it was seen that nothing differs from one device.
@@ -134,7 +145,6 @@ class Training:
         self.checkpoint: str | None = None
         self.checkpoints: checkpoints.Checkpoints | None = None
         if request.measure is None and request.folder:
-            self.state = state.State(self.parallel, self.optimizer, aliases, group_state, self.own_state)
             self.checkpoints = checkpoints.Checkpoints(
                 request.checkpoints,
                 ranks,
@@ -144,12 +154,12 @@ class Training:
                 goes_on_from=request.goes_on_from,
             )
             self._resume(self.checkpoints)
-        self.scheduler_step = optimizers.make_scheduler(hparams, self.optimizer, self.step, group_state)
-        self._look_at_alike(groups)
-        self.looks: looks.Looks | None = None
+        self._schedule()
+        self._look_at_alike()
+        self.looks: LooksAgain | None = None
         can_differ = looks.can_differ(self.parallel, job, request.technique, request.parameters)
         if request.measure is None and can_differ:
-            self.looks = looks.Looks(self, bare, aliases)
+            self.looks = self._make_looks(bare)
         self.first_step = self.step
         self.saved_step = self.step if self.checkpoint else -1
         self.tried_step, self.tried_at = self.step, time.perf_counter()
@@ -157,15 +167,13 @@ class Training:
     @property
     def total(self) -> int | None:
         """Steps of the whole job; None where the data has no length."""
-        if self.hparams.batches is not None:
-            return self.hparams.batches
-        assert self.hparams.epochs is not None
-        per_epoch = self.data.batches_per_epoch
-        return self.hparams.epochs * per_epoch if per_epoch is not None else None
+        return batches.total_steps(self.hparams, self.data)
 
     @property
     def finished(self) -> bool:
-        """Whether the job has had all its batches."""
+        """Whether the job has had all its batches, or has ended early."""
+        if self.plateau.reason is not None:
+            return True
         if self.hparams.batches is not None:
             return self.step >= self.hparams.batches
         assert self.hparams.epochs is not None
@@ -176,11 +184,66 @@ class Training:
         """Whether a trial has gone on after the job's last step: what goes wrong there goes wrong nowhere."""
         return self.total is not None and self.step >= self.total
 
-    def _look_at_alike(self, groups: optimizers.Groups) -> None:
+    @contextmanager
+    def compared(self, job: Job) -> Iterator[Training]:
+        """This training as ``job`` says it, to be compared; only the weights are others afterwards."""
+        own = copy.copy(self)
+        own.hparams, own.scheduler_step, own.metrics = job.hparams, lambda: None, {}
+        own.objective = self.objective.exactly()
+        own.optimizer = optimizers.make_optimizer(own.hparams, self.groups, self.parallel)
+        yield own
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """All of the job's."""
+        return [self.optimizer]
+
+    def _look_at_model(self, model: nn.Module) -> None:
+        """Look at the whole model, before a technique takes it apart."""
+        self.groups = optimizers.parameter_groups(self.hparams, model)
+
+    def _parallelize(self, technique: library.BaseTechnique, model: nn.Module) -> None:
+        request, ranks = self.request, self.ranks
+        with common_to_alike():
+            if self.hparams.compile:
+                blocks.compile_blocks(model)
+            returned = technique.parallelize(model, ranks, **request.parameters)
+            self.parallel = adapting.adapt(returned, model, ranks, request.technique)
+            self.objective = Objective(self.job, model, ranks.device).of(self.data)
+            if self.parallel.wants_example:
+                first = next(self.data.batches(Position(), Cut(self.hparams.accumulate), 1)).micro_batches[0]
+                self.parallel.prepare(self.objective, first.data, first.samples)
+
+    def _prepare(self) -> None:
+        """Make what trains and evaluates the model, and its state."""
+        self.optimizer = optimizers.make_optimizer(self.hparams, self.groups, self.parallel)
+        group_state, own_state = GroupState(self.optimizer), OwnState(self.optimizer)
+        self.state = state.State(self.parallel, self.optimizer, self.aliases, group_state, own_state)
+        self.objective, objective = decompose.objectives(
+            self.parallel, self.objective, self.data, self.eval_data, self.job, self.request.technique
+        )
+        if self.eval_data is not None:
+            with common_to_alike():
+                self.evaluation = Evaluation(
+                    self.job, self.parallel, objective, self.eval_data, self.ranks, self.cut
+                )
+
+    def _schedule(self) -> None:
+        """Make the scheduler, as it is after the steps that are done."""
+        self.scheduler_step = optimizers.make_scheduler(
+            self.hparams, self.optimizer, self.step, self.state.groups, self.total
+        )
+
+    def _make_looks(self, bare: nn.Module | None) -> LooksAgain:
+        return looks.Looks(self, bare, self.aliases)
+
+    def _look_at_alike(self) -> None:
         """Say which of the jobs that share this trial can't have their optimizer or their schedule."""
         began = time.perf_counter()
         others = map(Job.from_dict, self.request.alike)
-        for name, reason in broken_optimizers(self.job, others, groups, self.parallel).items():
+        for name, reason in broken_optimizers(
+            self.job, others, self.groups, self.parallel, self.data
+        ).items():
             self.ranks.emit("broken", job=name, reason=reason)
         # Training does not take this time.
         self.started += time.perf_counter() - began
@@ -217,23 +280,26 @@ class Training:
             done = self.step - self.first_step
             save_due = self._save_due(began)
             stop_asked, save = self._train_step(batch, save_due)
-            _wait_for(self.ranks.device)
+            timing.wait_for(self.ranks.device)
             took = time.perf_counter() - began
             seconds.append(took)
             if done >= warmups:
                 timed_since = min(timed_since, began)
-            self._report_step(batch, took, seconds[warmups:])
-            self.inputs = self.inputs or self.objective.describe(batch.micro_batches[0].data)
+            told = {**reporting.step(self, batch, took, seconds[warmups:]), **self._further()}
+            self.ranks.emit("step", **told)
+            self.inputs = self.inputs or self._inputs(batch)
             if measure is not None:
                 timed = time.perf_counter() - timed_since
-                enough = _is_enough(measure, seconds[warmups:], timed)
+                enough = timing.is_enough(measure, seconds[warmups:], timed)
                 stop = self.ranks.any(stop_asked or enough or timed >= measure.seconds)
                 continue
+            self.callbacks.on_step(told)
             if batch.ends_epoch or self.finished:
                 self._end_epoch(batch.position.epoch)
             reached = wanted is not None and self.step - self.first_step >= wanted
             stop = self.finished or stop_asked or reached
-            if stop_asked and not reached and not self.finished and self.looks is not None:
+            early = self.plateau.reason is not None or (stop_asked and not reached and not self.finished)
+            if early and self.looks is not None:
                 self.looks.at_a_stop(batch)
             if stop or save:
                 self._save(final=stop)
@@ -241,7 +307,7 @@ class Training:
             self._save(final=True)
         elif self.evaluation is not None:
             self.evaluation_seconds.append(self.evaluation.seconds())
-        return self._result(seconds, setup_seconds, warmups)
+        return reporting.result(self, seconds, setup_seconds, warmups)
 
     def _is_last(self, batch: GlobalBatch, limit: int | None) -> bool:
         """Whether the step on ``batch`` is this training's last, of at most ``limit`` in this call."""
@@ -262,17 +328,21 @@ class Training:
         with optimizers.stepping(self.hparams, self.parallel):
             self.optimizer.step()
         if self.step == self.first_step:
-            self.own_state.values()  # what can't be kept is told at once
+            self.state.own.values()  # what can't be kept is told at once
         self.optimizer.zero_grad(set_to_none=True)
         if not self.beyond:
             self.scheduler_step()
+        self._advance(batch, loss)
+        return stop, save
+
+    def _advance(self, batch: GlobalBatch, loss: float) -> None:
+        """Count the step on ``batch``."""
         self.step += 1
         self.metrics["loss"] = loss
         self.epoch_sum += loss
         self.epoch_batches += 1
         epoch, in_epoch = batch.position
         self.position = Position(epoch + 1, 0) if batch.ends_epoch else Position(epoch, in_epoch + 1)
-        return stop, save
 
     def _compute_gradients(self, batch: GlobalBatch, save_due: bool) -> tuple[float, bool, bool]:
         """The loss, of which the gradients are then there; whether to stop, and whether to save."""
@@ -302,29 +372,20 @@ class Training:
         rules.check(tally, f"at step {number}")
         loss = loss_sum / over_all if over_all else math.nan
         self.counted = over_all
-        if not math.isfinite(loss) and not self.beyond:
-            raise NotANumberError(
-                f"loss is {loss} at step {number} (epoch {batch.position.epoch}); the job stopped there: "
-                "lower lr, set clip_grad_norm, or check the data for NaN and for batches without targets"
-            )
+        reporting.check_is_number(self, loss, batch)
         model.gradients_missing = missing > 0
         model.finish_gradients()
         if over_all != batch.samples:
             model.scale_gradients(batch.samples / over_all)
         return loss, stop > 0, save > 0
 
-    def _report_step(self, batch: GlobalBatch, took: float, seconds: list[float]) -> None:
-        left = None if self.total is None else self.total - self.step
-        self.ranks.emit(
-            "step",
-            step=self.step,
-            epoch=batch.position.epoch,
-            loss=self.metrics["loss"],
-            seconds=took,
-            samples_per_second=batch.samples / took,
-            lr=float(self.optimizer.param_groups[0]["lr"]),
-            eta_seconds=None if left is None else left * statistics.median((seconds or [took])[-50:]),
-        )
+    def _further(self) -> dict[str, Any]:
+        """What else to report of a step."""
+        return {}
+
+    def _inputs(self, batch: GlobalBatch) -> list[dict[str, Any]]:
+        """What the model is called with, see :meth:`Objective.describe`."""
+        return self.objective.describe(batch.micro_batches[0].data)
 
     def _end_epoch(self, epoch: int) -> None:
         self.metrics["epoch_loss"] = self.epoch_sum / self.epoch_batches
@@ -336,6 +397,9 @@ class Training:
             self.evaluation_seconds.append(time.perf_counter() - began)
             own = {"metrics": self.own_metrics} if self.own_metrics else {}
             self.ranks.emit("eval", step=self.step, epoch=epoch, eval_loss=loss, **own)
+        self.plateau.see(epoch, {**self.metrics, **self.own_metrics})
+        told = {name: value for name, value in self.metrics.items() if name != "loss" and value is not None}
+        self.callbacks.on_epoch({"step": self.step, "epoch": epoch, **told, "metrics": self.own_metrics})
 
     def _save_due(self, now: float) -> bool:
         every, seconds = self.request.checkpoint_batches, self.request.checkpoint_seconds
@@ -349,28 +413,14 @@ class Training:
             return
         if self.saved_step != self.step:
             step = self.step
-            looked = step if self.looks is None else self.looked
-            extra = {
-                "seed": self.hparams.seed,
-                "step": step,
-                "epoch": self.position.epoch,
-                "batch": self.position.batch,
-                "epoch_sum": self.epoch_sum,
-                "epoch_batches": self.epoch_batches,
-                "metrics": self.metrics,
-                "own_metrics": self.own_metrics,
-                "lr": [float(group["lr"]) for group in self.optimizer.param_groups],
-                "technique": self.request.technique,
-                "devices": self.ranks.size,
-                "looked": looked,
-            }
+            extra = {**resuming.stand(self), **self._own_extra()}
 
             def saved(path: Path, seconds: float) -> None:
                 self.checkpoint = str(path)
                 self.ranks.emit("checkpoint", step=step, path=str(path), seconds=seconds)
 
             try:
-                self.checkpoints.save(step, self.state, extra, saved, sure=looked)
+                self.checkpoints.save(step, self.state, extra, saved, sure=extra["looked"])
                 self.saved_step = step
             except checkpoints.CheckpointError as error:
                 if final:
@@ -386,19 +436,8 @@ class Training:
             return
         path, extra = found
         self.checkpoint = str(path)
-        self.step = extra["step"]
-        self.position = Position(extra["epoch"], extra["batch"])
-        self.epoch_sum, self.epoch_batches = extra["epoch_sum"], extra["epoch_batches"]
-        # Before anybody looked again, the trial's comparison was all there was.
-        self.looked = extra.get("looked", self.step)
-        before, now = (extra["technique"], extra["devices"]), (self.request.technique, self.ranks.size)
-        if self.looked < self.step and before != now:
-            self.warn(
-                f"{before[0]} x {before[1]} trained up to step {self.step}, and was last compared with one "
-                f"device at step {self.looked}; {now[0]} x {now[1]} goes on from there"
-            )
-        self.metrics.update(extra["metrics"])
-        self.own_metrics = extra.get("own_metrics", {})
+        resuming.go_on(self, extra)
+        self._set_own_extra(extra)
         if saved.changes and self.finished:
             changes = "; ".join(map(str, saved.changes))
             raise JobError(
@@ -406,56 +445,15 @@ class Training:
                 "nothing is left to train: start the job from scratch"
             )
 
-    def _result(self, seconds: list[float], setup_seconds: float, warmups: int) -> dict[str, Any]:
-        # The first batches are slow; they count as such where there are others to compare them with.
-        first, steady = seconds[:warmups], seconds[warmups:]
-        if not steady:
-            first, steady = [], seconds
-        median = statistics.median(steady) if steady else 0.0
-        mean = statistics.fmean(steady or [0.0])
-        return {
-            "status": "finished" if self.finished else "stopped",
-            "steps": self.step,
-            "batches": len(seconds if self.request.measure is None else steady),
-            "batches_per_epoch": self.data.batches_per_epoch or 0,
-            "total_batches": self.total,
-            **self.metrics,
-            "metrics": self.own_metrics,
-            "seconds": time.perf_counter() - self.started,
-            "setup_seconds": setup_seconds,
-            "warmup_seconds": max(0.0, sum(first) - len(first) * mean),
-            "seconds_per_batch": mean,
-            "spread": _interquartile_range(steady) / median if median else 0.0,
-            "evaluation_seconds": statistics.fmean(self.evaluation_seconds or [0.0]),
-            "checkpoint": self.checkpoint,
-            "inputs": self.inputs,
-            "decided": self.parallel.decided,
-        }
+    def _own_extra(self) -> dict[str, Any]:
+        """What else a checkpoint is to have, JSON-ready."""
+        return {}
+
+    def _set_own_extra(self, extra: Mapping[str, Any]) -> None:
+        """Continue with what :meth:`_own_extra` told."""
 
     def warn(self, message: str) -> None:
         """Tell the user."""
         self.ranks.emit("warning", message=message)
         if self.ranks.is_first:
             warnings.warn(message, stacklevel=2)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _is_enough(measure: Measure, seconds: list[float], timed: float) -> bool:
-    """Whether the timed batches tell how long a batch takes."""
-    if len(seconds) < measure.batches or timed < measure.least_seconds:
-        return False
-    if timed >= measure.precise_seconds or len(seconds) < 2:
-        return True
-    standard_error = statistics.stdev(seconds) / math.sqrt(len(seconds))
-    return standard_error <= _PRECISION * statistics.fmean(seconds)
-
-
-def _interquartile_range(values: list[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return high - low

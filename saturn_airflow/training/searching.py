@@ -41,7 +41,7 @@ def refuse_hopeless(technique: str, most_frugal: Parameters, job: Job, count: in
     :raises DoesNotFit: when the tensors alone would take more than a device has.
     """
     device_bytes = devices.smallest_gpu_bytes()
-    if device_bytes is None:
+    if device_bytes is None or job.own_step:
         return
     # Their values take no memory.
     request = TrainRequest(

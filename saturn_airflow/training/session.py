@@ -296,7 +296,7 @@ def drive(
         with _remembering_refusals(session, spec, technique):
             technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)
         return {**session.result, "verdict": verdict, **_export(session, spec)}
-    reason = technique.why_not(spec.job, len(device_ids))
+    reason = library.why_not(technique, spec.job, len(device_ids))
     if reason is not None:
         raise DoesNotFit(reason)
     parameters, seconds = _checked(technique.search(spec.job, device_ids, session), spec.technique)

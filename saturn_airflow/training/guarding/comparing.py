@@ -41,8 +41,13 @@ def buffers_of(parallel: Parallel, aliases: Mapping[str, str]) -> Samples:
     return {aliases.get(n, n): sample(b) for n, b in parallel.model.named_buffers() if n in kept}
 
 
-def put_together(comparison: Comparison, expected: Step, got: Step, ranks: Ranks) -> list[Difference]:
-    """What the ranks found in a step, the same on all of them; all must call this together."""
+def put_together(
+    comparison: Comparison, expected: Step, got: Step, ranks: Ranks, *, everywhere: bool = False
+) -> list[Difference]:
+    """What the ranks found in a step, the same on all of them; all must call this together.
+
+    :param everywhere: every rank must have all buffers right.
+    """
     found = comparison.of(expected, got), comparison.buffers(expected, got), list(got.gradients)
     everyones: list[Any] = [found]
     if ranks.size > 1:
@@ -54,7 +59,10 @@ def put_together(comparison: Comparison, expected: Step, got: Step, ranks: Ranks
         for name, difference in own.items():
             by_buffer.setdefault(name, []).append(difference)
     # The ranks of a pipeline need not all have the buffers of all stages right.
-    differences.update(dict.fromkeys(ds[0] for ds in by_buffer.values() if None not in ds and ds[0]))
+    for found_there in by_buffer.values():
+        wrong = [d for d in found_there if d is not None]
+        if wrong and (everywhere or len(wrong) == len(found_there)):
+            differences[wrong[0]] = None
     trained = {name for _, _, names in everyones for name in names}
     if trained and math.isfinite(got.loss):
         differences.update(

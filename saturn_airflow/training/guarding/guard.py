@@ -12,7 +12,8 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +28,10 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng, state
-from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
+from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position, total_steps
 from saturn_airflow.training.guarding import comparing
 from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
+from saturn_airflow.training.guarding.own_plain import OwnPlainLoop, gradients_as_seen
 from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
 from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.guarding.samples import Sample, singles
@@ -123,7 +125,7 @@ class Guard:
     def compare(
         self,
         parallel: Parallel,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         cut: Cut,
         step: TakeStep,
         evaluate: Callable[[int], float] = lambda samples: math.nan,
@@ -152,9 +154,11 @@ class Guard:
                 with still():
                     for expected, batch in zip(self._plain.steps, batches, strict=False):
                         started = time.perf_counter()
-                        got = self._take(parallel, optimizer, step, batch)
+                        got = self._take(parallel, optimizers, step, batch)
                         taken.append(time.perf_counter() - started)
-                        found += comparing.put_together(comparison, expected, got, self._ranks)
+                        found += comparing.put_together(
+                            comparison, expected, got, self._ranks, everywhere=self.job.own_step
+                        )
                         if not math.isfinite(got.loss):
                             break
                     if math.isfinite(got.loss) and math.isfinite(self._plain.evaluation):
@@ -170,27 +174,41 @@ class Guard:
     def _take(
         self,
         parallel: Parallel,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         step: TakeStep,
         batch: GlobalBatch,
     ) -> Step:
         """One step of the technique, as far as this rank sees it."""
+        names = {p: self._aliases.get(name, name) for name, p in parallel.model.named_parameters()}
+        looking = gradients_as_seen(optimizers, names)
+        if not self.job.own_step:
+            looking = self._gradients_of(parallel, optimizers)
+        with looking as gradients:
+            try:
+                loss, counted = step(batch)
+            except NotANumberError:
+                loss, counted = math.nan, None
+        stateful = frozenset[str]().union(*(stateful_of(one, names) for one in optimizers))
+        buffers = comparing.buffers_of(parallel, self._aliases)
+        weights = {name: singles(p) for p, name in names.items()}
+        return Step(loss, counted, gradients, {}, weights, buffers, stateful)
+
+    @contextmanager
+    def _gradients_of(
+        self, parallel: Parallel, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> Iterator[dict[str, Sample | None]]:
+        """The gradients of all that this rank trains, as the optimizer sees them."""
         gradients: dict[str, Sample | None] = {}
+        (optimizer,) = optimizers
 
         def look(*_: Any) -> None:
             gradients.update(comparing.gradients_of(parallel, self._aliases))
 
         hook = optimizer.register_step_pre_hook(look)
         try:
-            loss, counted = step(batch)
-        except NotANumberError:
-            loss, counted = math.nan, None
+            yield gradients
         finally:
             hook.remove()
-        names = {p: self._aliases.get(name, name) for name, p in parallel.model.named_parameters()}
-        buffers = comparing.buffers_of(parallel, self._aliases)
-        weights = {name: singles(p) for p, name in names.items()}
-        return Step(loss, counted, gradients, {}, weights, buffers, stateful_of(optimizer, names))
 
     def _refuse_for(self, differences: Sequence[Difference]) -> None:
         """Refuse the technique unless what differs in it is noise in the plain loop, too.
@@ -328,13 +346,8 @@ def _take_steps(
     few, count = data.few(plain.sizes), len(plain.sizes)
     with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
         batches = list(few.batches(Position(), Cut(), count))
-    loop = PlainLoop(job, _copied(model, load).to(device), device)
+    loop = _plain_loop(job, _copied(model, load).to(device), device, data)
     steps = []
-    count_steps = itertools.count()
-    # As the training loop does it.
-    loop.optimizer.register_step_pre_hook(
-        lambda *_: rng.seed(job.hparams.seed, "optimizer", next(count_steps))
-    )
     with still() as what, comparing.noting_formats(plain, model, hooks=hooks):
         for number, batch in enumerate(batches[: -len(_RANDOM)]):
             rng.seed(job.hparams.seed, "step", number, 0, 0)
@@ -354,6 +367,17 @@ def _take_steps(
         for number, batch in enumerate(batches[-len(_RANDOM) :], len(steps)):
             rng.seed(job.hparams.seed, "step", number, 0, 0)
             plain.random_losses.append(loop.step(batch.micro_batches[0].data).loss)
+
+
+def _plain_loop(job: Job, model: nn.Module, device: torch.device, data: Data) -> PlainLoop | OwnPlainLoop:
+    if job.own_step:
+        return OwnPlainLoop(job, model, device, total_steps(job.hparams, data))
+    loop, count_steps = PlainLoop(job, model, device), itertools.count()
+    # As the training loop does it.
+    loop.optimizer.register_step_pre_hook(
+        lambda *_: rng.seed(job.hparams.seed, "optimizer", next(count_steps))
+    )
+    return loop
 
 
 def _copied(model: nn.Module, load: Load) -> nn.Module:

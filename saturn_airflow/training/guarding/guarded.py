@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,12 +10,11 @@ from torch import nn
 
 from saturn_airflow.launch.request import Measure, TrainRequest
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.training import initial_weights, memory, precision
+from saturn_airflow.training import initial_weights, loop, memory, precision
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding.guard import Guard
 from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.loop import Training
-from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.ranks import Ranks
 
 
@@ -65,7 +63,7 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
 
     precision.use("float32")
     try:
-        training = Training(request, ranks, look)
+        training = loop.of(request, ranks, look)
     except (JobError, RuntimeError) as error:
         # Not every function that techniques put around a model can be transformed by torch.func.
         if not guards or not (isinstance(error, JobError) or "functorch" in str(error)):
@@ -78,17 +76,14 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
 
 def _compare(training: Training, guard: Guard) -> str:
     """Take the guard's steps; of ``training`` only the weights are others after them."""
-    own = copy.copy(training)
-    own.hparams, own.scheduler_step, own.metrics = guard.job.hparams, lambda: None, {}
-    own.objective = training.objective.exactly()
-    own.optimizer = optimizers.make_optimizer(own.hparams, training.groups, training.parallel)
+    with training.compared(guard.job) as own:
 
-    def step(batch: GlobalBatch) -> tuple[float, float]:
-        own._train_step(batch, False)
-        assert own.metrics["loss"] is not None
-        return own.metrics["loss"], own.counted
+        def step(batch: GlobalBatch) -> tuple[float, float | None]:
+            own._train_step(batch, False)
+            assert own.metrics["loss"] is not None
+            return own.metrics["loss"], own.counted
 
-    def evaluate(samples: int) -> float:
-        return training.evaluation.few(samples).run(1)[0] if training.evaluation is not None else math.nan
+        def evaluate(samples: int) -> float:
+            return own.evaluation.few(samples).run(1)[0] if own.evaluation is not None else math.nan
 
-    return guard.compare(training.parallel, own.optimizer, training.cut, step, evaluate)
+        return guard.compare(training.parallel, own.optimizers, training.cut, step, evaluate)

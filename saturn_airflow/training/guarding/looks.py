@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # The share of a training's steps that all looks together may take as long as.
 _SHARE = 0.01
 # Weights that have been trained make more noise than fresh ones: of the guard's tolerances, so many times.
-_SLACK = 10.0
+SLACK = 10.0
 # A look that takes longer than this is not taken when training is told to stop.
 _SECONDS_AT_A_STOP = 1.0
 
@@ -69,7 +69,7 @@ def look_steps(total: int | None, cost: float, seed: int) -> list[int]:
 
 
 @dataclass
-class _Plain:
+class PlainTake:
     """What the plain loop made of a batch, or why there is nothing to compare with."""
 
     samples: int = 0
@@ -93,8 +93,7 @@ class Looks:
         self._aliases = aliases
         self._ranks = training.ranks
         # As they were before a checkpoint changed them.
-        kept = training.state.attributes if training.checkpoints is not None else None
-        self._attributes = kept.given if kept else model_attributes.plain_attributes(training.parallel.model)
+        self._attributes = training.state.attributes.given
         self._frozen = {p: p._version for p in training.parallel.model.parameters() if not p.requires_grad}
         # The plain loop computes alone what the ranks compute together, and the technique once more.
         steps = look_steps(training.total, self._ranks.size + 2, training.hparams.seed)
@@ -156,7 +155,7 @@ class Looks:
         :raises ChangesResultError: when they differ.
         """
         weights = self._weights()
-        plain = _Plain(why_not="the whole model does not fit in the host's memory")
+        plain = PlainTake(why_not="the whole model does not fit in the host's memory")
         if weights is not None and self._ranks.is_first:
             plain = self._plain(job, weights, data, batch.samples, samples)
         plain = self._told_by_first(plain)
@@ -168,7 +167,7 @@ class Looks:
             got = self._technique(job, batch)
         except NotANumberError:
             return "the loss is not a number"
-        comparison = Comparison(plain.number_format, _SLACK)
+        comparison = Comparison(plain.number_format, SLACK)
         found = comparing.put_together(comparison, plain.step, got, self._ranks)
 
         def noise() -> set[str]:
@@ -206,11 +205,11 @@ class Looks:
 
     def _plain(
         self, job: Job, weights: whole.Tensors, data: Any, of: int, samples: int, *, hooks: bool = True
-    ) -> _Plain:
+    ) -> PlainTake:
         """A plain step on ``samples`` of a batch, or on fewer where the memory does not suffice."""
         why_not = ""
         for number in dict.fromkeys((samples, min(samples, self._few))):
-            plain = _Plain(number)
+            plain = PlainTake(number)
             try:
                 self._take_plain_step(plain, job, weights, data, of, hooks=hooks)
                 return plain
@@ -225,11 +224,11 @@ class Looks:
             finally:
                 if self._ranks.device.type == "cuda":
                     torch.cuda.empty_cache()
-        return _Plain(why_not=why_not)
+        return PlainTake(why_not=why_not)
 
     def _take_plain_step(
         self,
-        plain: _Plain,
+        plain: PlainTake,
         job: Job,
         weights: whole.Tensors,
         data: Any,
@@ -271,12 +270,12 @@ class Looks:
             own.optimizer.zero_grad(set_to_none=True)
         return Step(loss, own.counted, gradients, {}, {}, buffers, self._stateful())
 
-    def _noise(self, job: Job, weights: whole.Tensors, data: Any, of: int, plain: _Plain) -> set[str]:
+    def _noise(self, job: Job, weights: whole.Tensors, data: Any, of: int, plain: PlainTake) -> set[str]:
         assert plain.step is not None
-        other = _Plain(plain.samples, number_format=plain.number_format)
+        other = PlainTake(plain.samples, number_format=plain.number_format)
         self._take_plain_step(other, job, weights, data, of, hooks=False, off=True)
         assert other.step is not None
-        comparison = Comparison(plain.number_format, _SLACK)
+        comparison = Comparison(plain.number_format, SLACK)
         found = {d.what for d in comparison.of(plain.step, other.step)}
         return found | {d.what for d in comparison.buffers(plain.step, other.step).values() if d}
 
@@ -311,11 +310,11 @@ class Looks:
                 for parameter, then in changing:
                     parameter.copy_(then)
 
-    def _told_by_first(self, plain: _Plain) -> _Plain:
+    def _told_by_first(self, plain: PlainTake) -> PlainTake:
         told: list[Any] = [plain]
         if self._ranks.size > 1:
             dist.broadcast_object_list(told)
-        found: _Plain = told[0]
+        found: PlainTake = told[0]
         return found
 
 

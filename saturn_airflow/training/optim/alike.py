@@ -10,6 +10,8 @@ from torch import nn
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import batches
+from saturn_airflow.training.batches import Data
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.optimizers import Groups, make_optimizer, make_scheduler
 
@@ -28,25 +30,28 @@ class _Tiny(Parallel):
         return self._tiny
 
 
-def broken_optimizers(job: Job, alike: Iterable[Job], groups: Groups, parallel: Parallel) -> dict[str, str]:
+def broken_optimizers(
+    job: Job, alike: Iterable[Job], groups: Groups, parallel: Parallel, data: Data
+) -> dict[str, str]:
     """Why each of ``alike`` can't have its optimizer or its schedule, by the job's name.
 
     :param job: the job that is trained; its own are known to be fine.
     :param groups: the parameter groups of the whole model.
+    :param data: of all of them.
     :param parallel: the model as the technique trains it; it is left as it is.
     """
     tiny = _Tiny(parallel)
-    if _why_not(job.hparams, groups, tiny) is not None:
+    if _why_not(job.hparams, groups, tiny, data) is not None:
         return {}  # this optimizer looks at its parameters: tiny ones tell nothing
     same_groups = [o for o in alike if o.hparams.parameter_groups == job.hparams.parameter_groups]
-    reasons = {other.name: _why_not(other.hparams, groups, tiny) for other in same_groups}
+    reasons = {other.name: _why_not(other.hparams, groups, tiny, data) for other in same_groups}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _why_not(hparams: HParams, groups: Groups, parallel: Parallel) -> str | None:
+def _why_not(hparams: HParams, groups: Groups, parallel: Parallel, data: Data) -> str | None:
     try:
         optimizer = make_optimizer(hparams, groups, parallel)
-        make_scheduler(hparams, optimizer, 0, GroupState(optimizer))
+        make_scheduler(hparams, optimizer, 0, GroupState(optimizer), batches.total_steps(hparams, data))
     except SaturnError as error:
         return str(error)
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,9 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW)
 
 # What torch says of an operation that it can't do on split tensors (DTensor), or not between them and others.
 _ABOUT_SPLIT = re.compile(r"\baten\.|DTensor|sharding strategy")
+
+# What schedulers call the number of all steps.
+_TOTALS = ("total_steps", "num_training_steps")
 
 #: The optimizer's parameter groups with names in the place of parameters.
 Groups = Sequence[dict[str, Any]]
@@ -113,33 +116,66 @@ def stepping(hparams: HParams, parallel: Parallel) -> Iterator[None]:
         ) from error
 
 
+def scheduler_of(hparams: HParams, optimizer: torch.optim.Optimizer, total: int | None) -> Any | None:
+    """The job's scheduler of ``optimizer``; None where it has none.
+
+    :param total: steps of the whole job, for schedulers that ask for them; None where nobody knows.
+    :raises JobError: when it can't be made, or wants a metric in each step.
+    """
+    if hparams.lr_scheduler is None:
+        return None
+    cls, what = references.load(str(hparams.lr_scheduler)), f"lr_scheduler {hparams.lr_scheduler!r}"
+    given = {**hparams.lr_scheduler_args}
+    if (name := _steps_left_out(cls, given)) is not None:
+        if total is None:
+            raise JobError(
+                f"{what} asks for {name}, and the data has no length; say it in lr_scheduler_args, or say "
+                "HParams(batches=...)"
+            )
+        given[name] = total
+    try:
+        scheduler = cls(optimizer, **given)
+        wanted = [p for p in inspect.signature(scheduler.step).parameters.values() if p.default is p.empty]
+    except Exception as error:
+        raise JobError(f"{what} does not take {given}: {error}") from error
+    if wanted:
+        raise JobError(
+            f"{what} wants {wanted[0].name!r} in each step; choose one that follows the steps alone"
+        )
+    return scheduler
+
+
+def _steps_left_out(scheduler: Any, given: Mapping[str, Any]) -> str | None:
+    """The parameter of ``scheduler`` that asks for the steps of the whole job, where ``given`` lacks it."""
+    if {"epochs", "steps_per_epoch"} & given.keys():  # which OneCycleLR takes instead
+        return None
+    takes = inspect.signature(scheduler).parameters
+    return next((name for name in _TOTALS if name in takes and name not in given), None)
+
+
 def make_scheduler(
-    hparams: HParams, optimizer: torch.optim.Optimizer, steps: int, kept: GroupState
+    hparams: HParams,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    kept: GroupState,
+    total: int | None,
 ) -> Callable[[], None]:
     """What to call after each optimizer step, with the learning rates as they are after ``steps`` of them.
 
     Schedulers are functions of the number of steps, so going through the steps again restores them exactly.
 
+    :param total: as for :func:`scheduler_of`.
     :param kept: is told what the scheduler writes into the optimizer's groups.
     :raises JobError: when the scheduler can't be made, or wants a metric in each step.
     """
-    if hparams.lr_scheduler is None:
-        return lambda: None
-    cls, what = references.load(str(hparams.lr_scheduler)), f"lr_scheduler {hparams.lr_scheduler!r}"
     made: list[Any] = []
-    try:
-        kept.scheduled(lambda: made.append(cls(optimizer, **hparams.lr_scheduler_args)))
-        (scheduler,) = made
-        wanted = [p for p in inspect.signature(scheduler.step).parameters.values() if p.default is p.empty]
-    except Exception as error:
-        raise JobError(f"{what} does not take {dict(hparams.lr_scheduler_args)}: {error}") from error
-    if wanted:
-        raise JobError(
-            f"{what} wants {wanted[0].name!r} in each step; choose one that follows the steps alone"
-        )
+    kept.scheduled(lambda: made.append(scheduler_of(hparams, optimizer, total)))
+    (scheduler,) = made
+    if scheduler is None:
+        return lambda: None
 
     def step() -> None:
-        with of_the_job(what):
+        with of_the_job(f"lr_scheduler {hparams.lr_scheduler!r}"):
             kept.scheduled(scheduler.step)
 
     with warnings.catch_warnings():

@@ -46,7 +46,7 @@ class OwnState:
 
     def _now(self) -> dict[str, Any]:
         own = vars(self._optimizer).items()
-        return {name: _seen(value, {}) for name, value in own if not _is_known(name)}
+        return {name: seen(value, {}) for name, value in own if not _is_known(name)}
 
     def _encoded(self, name: str) -> Any:
         value = getattr(self._optimizer, name)
@@ -63,7 +63,7 @@ def _is_known(name: str) -> bool:
     return name in _KNOWN or name.startswith("_optimizer_")
 
 
-def _seen(value: Any, memo: dict[int, Any]) -> Any:
+def seen(value: Any, memo: dict[int, Any]) -> Any:
     """What of ``value`` a step may change, so that it can be compared with another time."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -75,11 +75,11 @@ def _seen(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, Mapping):
-        return {id(k) if isinstance(k, torch.Tensor) else k: _seen(v, memo) for k, v in value.items()}
+        return {id(k) if isinstance(k, torch.Tensor) else k: seen(v, memo) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_seen(item, memo) for item in value]
+        return [seen(item, memo) for item in value]
     if hasattr(value, "__dict__"):
-        return {name: _seen(item, memo) for name, item in vars(value).items()}
+        return {name: seen(item, memo) for name, item in vars(value).items()}
     return repr(value)
 
 

@@ -1,0 +1,157 @@
+"""Looking again at a training whose model takes its own steps: the whole step is taken, and undone.
+
+Every rank holds the whole model, so that the first takes the plain step with the model that is trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from saturn_airflow.launch.request import NotANumberError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.batch_norm import each_rank_alone
+from saturn_airflow.parallelism.module_state import copied
+from saturn_airflow.parallelism.own_step_replicas import OwnStepReplicas
+from saturn_airflow.training import rng
+from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.guarding import comparing
+from saturn_airflow.training.guarding.differences import Comparison
+from saturn_airflow.training.guarding.looks import SLACK, Looks, PlainTake
+from saturn_airflow.training.guarding.own_plain import buffers, gradients_as_seen, weights
+from saturn_airflow.training.guarding.plain import Step, stateful_of
+from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.layout import MicroBatch
+
+if TYPE_CHECKING:
+    from saturn_airflow.training.own_step.loop import OwnStepTraining
+
+
+class OwnLooks(Looks):
+    """The looks at one training on this rank; with other precision nothing is compared but the job's own."""
+
+    def __init__(self, training: OwnStepTraining) -> None:
+        super().__init__(training, None, training.aliases)
+        self._own_training = training
+        self._names = {p: name for name, p in training.parallel.model.named_parameters()}
+
+    def _compare(self, job: Job, batch: GlobalBatch, data: Any, samples: int, step: int) -> str:
+        if job is not self._training.job:
+            return ""
+        plain = PlainTake(why_not="the plain step raised")
+        whole = MicroBatch(data, batch.samples)
+        if self._ranks.is_first:
+            try:
+                with comparing.noting_formats(plain, self._training.parallel.model):
+                    plain.step = self._take(dataclasses.replace(batch, micro_batches=[whole]), alone=True)
+            except Exception as error:
+                plain.why_not = f"the plain step raised {type(error).__name__}: {str(error)[:200]}"
+        plain = self._told_by_first(plain)
+        if plain.step is None:
+            return plain.why_not
+        try:
+            got = self._take(batch)
+        except NotANumberError:
+            return "the loss is not a number"
+        comparison = Comparison(plain.number_format, SLACK)
+        found = comparing.put_together(comparison, plain.step, got, self._ranks, everywhere=True)
+
+        def noise() -> set[str]:
+            assert plain.step is not None
+            off = self._take(
+                dataclasses.replace(batch, micro_batches=[whole]), alone=True, off=plain.number_format
+            )
+            again = Comparison(plain.number_format, SLACK)
+            differing = {d.what for d in again.of(plain.step, off)}
+            return differing | {d.what for d in again.buffers(plain.step, off).values() if d}
+
+        if real := comparing.beyond_noise(found, noise, self._ranks):
+            self._refuse(comparing.told(real), step)
+        return ""
+
+    def _take(self, batch: GlobalBatch, *, alone: bool = False, off: torch.dtype | None = None) -> Step:
+        """A step on this rank's part of ``batch``, of which nothing is left afterwards.
+
+        :param alone: without the other ranks.
+        :param off: from weights that are off by the last digits of this format.
+        """
+        training = self._own_training
+        model = training.parallel.model
+        with self._undone(), self._put_back(), torch.compiler.set_stance("force_eager"), still():
+            if off is not None:
+                comparing.put_off_by_rounding(model, off)
+            before = weights(self._names)
+            rng.seed(training.hparams.seed, "step", training.step, 0, 0)
+            with gradients_as_seen(training.own.optimizers, self._names) as gradients:
+                if alone:
+                    with each_rank_alone(model), _by_itself(training.parallel):
+                        (micro_batch,) = batch.micro_batches
+                        taken = training.own.take(micro_batch.data, batch.position.batch, schedule=False)
+                        loss = float(taken.loss)
+                else:
+                    loss, _ = training.take(batch)
+            stateful = _stateful(training.own.optimizers, self._names)
+            after = weights(self._names)
+            return Step(loss, None, gradients, before, after, buffers(model), stateful)
+
+    @contextmanager
+    def _put_back(self) -> Iterator[None]:
+        """Parameters, gradients and optimizers are afterwards as they were before."""
+        kept = [
+            (p, p.data, p.data.clone(), p.grad, None if p.grad is None else p.grad.clone(), p.requires_grad)
+            for p in self._names
+        ]
+        own = self._own_training.own
+        optimizers = [(one, _copy_of(one)) for one in own.optimizers]
+        try:
+            with own.schedulers_held():
+                yield
+        finally:
+            for parameter, data, then, gradient, gradient_then, trained in kept:
+                parameter.data = data.copy_(then)
+                parameter.grad = gradient
+                if gradient is not None and gradient_then is not None:
+                    gradient.copy_(gradient_then)
+                parameter.requires_grad_(trained)
+            for optimizer, (state, groups, attributes) in optimizers:
+                optimizer.state.clear()
+                optimizer.state.update(state)
+                for group, values in zip(optimizer.param_groups, groups, strict=True):
+                    group.update(values)
+                vars(optimizer).update(attributes)
+
+
+def _stateful(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[Any, str]) -> frozenset[str]:
+    return frozenset[str]().union(*(stateful_of(one, names) for one in optimizers))
+
+
+def _copy_of(optimizer: torch.optim.Optimizer) -> tuple[dict[Any, Any], list[dict[str, Any]], dict[str, Any]]:
+    memo: dict[int, Any] = {}
+    state = {key: copied(value, memo) for key, value in optimizer.state.items()}
+    groups = [
+        {key: copied(value, memo) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    attributes = {
+        key: copied(value, memo)
+        for key, value in vars(optimizer).items()
+        if key not in ("state", "param_groups", "defaults") and not key.startswith("_optimizer_")
+    }
+    return state, groups, attributes
+
+
+@contextmanager
+def _by_itself(parallel: Any) -> Iterator[None]:
+    """Have a rank keep its gradients to itself."""
+    if not isinstance(parallel, OwnStepReplicas):
+        yield
+        return
+    parallel.alone = True
+    try:
+        yield
+    finally:
+        parallel.alone = False

@@ -1,0 +1,92 @@
+"""The plain loop for models with a training step of their own: one device, the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.guarding.plain import Step, stateful_of
+from saturn_airflow.training.guarding.samples import Sample, Samples, Singles, sample, singles
+from saturn_airflow.training.own_step import hooks
+from saturn_airflow.training.own_step.stepping import OwnStep
+from saturn_airflow.training.ranks import Ranks
+
+
+class OwnPlainLoop:
+    """Takes the steps of ``model``, which it changes, on its device."""
+
+    def __init__(self, job: Job, model: nn.Module, device: torch.device, total_steps: int | None) -> None:
+        alone = Parallel(model, Ranks(rank=0, size=1, device=device), optimizer_kernels="many at once")
+        self._own = OwnStep(job, alone, total_steps)
+        self._own.hold_schedulers()
+        self._names = {p: name for name, p in model.named_parameters()}
+        self._number = 0
+        model.train()
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """The model's own."""
+        return self._own.optimizers
+
+    def step(self, batch: Any) -> Step:
+        """Train on one whole batch."""
+        model = self._own.model
+        if self._number == 0:
+            hooks.call(model, "on_train_epoch_start")
+        before = {name: singles(p) for p, name in self._names.items()}
+        with gradients_as_seen(self.optimizers, self._names) as gradients:
+            taken = self._own.take(batch, self._number, schedule=False)
+        self._number += 1
+        after = {name: singles(p) for p, name in self._names.items()}
+        return Step(float(taken.loss), None, gradients, before, after, buffers(model), self._stateful())
+
+    def evaluate(self, batch: Any) -> float:
+        """The loss of ``validation_step``."""
+        model = self._own.model
+        model.eval()
+        with torch.no_grad():
+            loss = float(self._own.evaluate(batch, 0).loss)
+        model.train()
+        return loss
+
+    def _stateful(self) -> frozenset[str]:
+        return frozenset[str]().union(*(stateful_of(one, self._names) for one in self.optimizers))
+
+
+@contextmanager
+def gradients_as_seen(
+    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[Any, str]
+) -> Iterator[dict[str, Sample | None]]:
+    """The gradients as each of ``optimizers`` saw them when it stepped last, by the parameters' names."""
+    gradients: dict[str, Sample | None] = {}
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in names:
+                    gradient = parameter.grad
+                    gradients[names[parameter]] = None if gradient is None else sample(gradient)
+
+    hooks = [optimizer.register_step_pre_hook(look) for optimizer in optimizers]
+    try:
+        yield gradients
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def buffers(model: nn.Module) -> Samples:
+    """Those that checkpoints have."""
+    kept = model.state_dict(keep_vars=True)
+    return {name: sample(b) for name, b in model.named_buffers() if name in kept}
+
+
+def weights(names: Mapping[Any, str]) -> Singles:
+    """Elements of the parameters."""
+    return {name: singles(p) for p, name in names.items()}

@@ -1,0 +1,113 @@
+"""Passes over a job's evaluation data where the model has a ``validation_step`` of its own."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from saturn_airflow.launch.users_code import each_of_the_job
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.batch_norm import each_rank_alone
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.batches import Data
+from saturn_airflow.training.layout import MicroBatch
+from saturn_airflow.training.own_step import hooks
+from saturn_airflow.training.own_step.stepping import OwnStep
+
+# Batches of the evaluation data that a trial evaluates on each device.
+_EVALUATED = 8
+
+
+class OwnEvaluation:
+    """Evaluates with ``validation_step``, on whole batches; the ranks do everything here together.
+
+    A batch counts by its samples. Each rank takes other batches, unless the model looks at all of them
+    together, in ``on_validation_epoch_end``: then each takes all.
+    """
+
+    def __init__(self, job: Job, parallel: Parallel, own: OwnStep, data: Data) -> None:
+        self._parallel, self._own, self._data = parallel, own, data
+        self._name = f"load_eval_dataloader {job.load_eval_dataloader!r}"
+        self._alone = any(
+            hooks.is_own(own.model, name) for name in ("on_validation_epoch_start", "on_validation_epoch_end")
+        )
+
+    def run(self, limit: int | None = None) -> tuple[float, dict[str, float]]:
+        """The mean loss over the evaluation data, NaN where there is none, and what else was logged.
+
+        :param limit: global batches to evaluate, of all ranks together.
+        """
+        model, own = self._parallel.model, self._own
+        model.eval()
+        sums: dict[str, torch.Tensor] = {}
+        own.log = {}
+        with torch.no_grad(), each_rank_alone(model):
+            hooks.call(model, "on_validation_epoch_start")
+            for number, batch in enumerate(each_of_the_job(self._name, self._batches(limit))):
+                self._see(sums, batch, number)
+                self._parallel.ranks.stop_requested()  # a sign of life
+            hooks.call(model, "on_validation_epoch_end")
+        model.train()
+        of_all = {name: float(value) for name, value in own.logged().items()}
+        means = self._means(sums)
+        loss = of_all.pop("eval_loss", means.pop("", math.nan))
+        return loss, {**means, **of_all}
+
+    def few(self, samples: int) -> OwnEvaluation:
+        """The same evaluation over a batch of so many samples."""
+        other = copy.copy(self)
+        other._data = self._data.few([samples])
+        return other
+
+    def seconds(self) -> float:
+        """How long all of the data take, by a few batches."""
+        at_once = 1 if self._alone else self._parallel.shares
+        count = math.ceil((self._data.batches_per_epoch or _EVALUATED * at_once) / at_once)
+        few = min(count, _EVALUATED)
+        # The first time is slow.
+        _, first, several = (self._time(limit * at_once) for limit in (1, 1, few))
+        each = max(0.0, several - first) / (few - 1) if few > 1 else 0.0
+        return several + (count - few) * each
+
+    def _time(self, limit: int) -> float:
+        began = time.perf_counter()
+        self.run(limit)
+        return time.perf_counter() - began
+
+    def _batches(self, limit: int | None) -> Iterator[MicroBatch]:
+        share, shares = (0, 1) if self._alone else (self._parallel.share, self._parallel.shares)
+        return self._data.whole(share, shares, limit)
+
+    def _see(self, sums: dict[str, torch.Tensor], batch: MicroBatch, number: int) -> None:
+        shares = 1 if self._alone else self._parallel.shares
+        taken = self._own.evaluate(batch.data, number * shares + (0 if self._alone else self._parallel.share))
+        if not batch.samples:
+            return  # it stands in for one that there is not
+        for name, value in {"": taken.loss, **taken.logged}.items():
+            pair = torch.stack([value.detach().double().cpu(), torch.ones((), dtype=torch.float64)])
+            pair *= batch.samples
+            sums[name] = sums[name] + pair if name in sums else pair
+
+    def _means(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
+        everyones = [{name: pair.tolist() for name, pair in sums.items()}]
+        size = self._parallel.ranks.size
+        if size > 1 and not self._alone:
+            gathered: list[dict[str, list[float]]] = [{} for _ in range(size)]
+            dist.all_gather_object(gathered, everyones[0])
+            everyones = gathered
+        names = sorted({name for here in everyones for name in here})
+        seen = max(here[""][1] for here in everyones if "" in here) if names else 0.0
+        if not seen:
+            raise JobError(f"{self._name}: the data is empty")
+        means = {}
+        for name in names:
+            pairs = [here[name] for here in everyones if name in here]
+            total, count = (math.fsum(values) for values in zip(*pairs, strict=True))
+            means[name] = total / count
+        return means

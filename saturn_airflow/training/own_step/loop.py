@@ -1,0 +1,197 @@
+"""The training loop around a training step of the model's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from saturn_airflow import library
+from saturn_airflow.launch.request import ChangesResultError, DoesNotFit
+from saturn_airflow.launch.users_code import common_to_alike
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.parallelism import adapting
+from saturn_airflow.parallelism.own_step_replicas import OwnStepReplicas
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import reporting, rng
+from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.guarding.own_looks import OwnLooks
+from saturn_airflow.training.loop import Training
+from saturn_airflow.training.own_step import hooks
+from saturn_airflow.training.own_step.configured import check_hparams
+from saturn_airflow.training.own_step.evaluating import OwnEvaluation
+from saturn_airflow.training.own_step.state import OwnStepState
+from saturn_airflow.training.own_step.stepping import OwnStep
+from saturn_airflow.training.parts import LooksAgain
+
+
+class OwnStepTraining(Training):
+    """One job's training on this rank, its model taking the steps."""
+
+    own: OwnStep
+    state: OwnStepState
+    counted = None
+
+    def _look_at_model(self, model: nn.Module) -> None:
+        hooks.check(model, str(self.job.load_model), evaluated=self.job.load_eval_dataloader is not None)
+        if hooks.is_own(model, "configure_optimizers"):
+            check_hparams(self.hparams)
+
+    def _parallelize(self, technique: library.BaseTechnique, model: nn.Module) -> None:
+        request = self.request
+        with common_to_alike():
+            returned = technique.parallelize(model, self.ranks, **request.parameters, own_step=True)
+            if not isinstance(returned, Parallel) and returned is not model:
+                raise DoesNotFit(
+                    f"{request.technique} wraps the model, whose own training step would be passed by "
+                    "(own_step=True)"
+                )
+            self.parallel = adapting.adapt(returned, model, self.ranks, request.technique)
+
+    @contextmanager
+    def compared(self, job: Job) -> Iterator[Training]:
+        own = copy.copy(self)
+        own.job, own.hparams, own.metrics = job, job.hparams, {}
+        own._prepare()
+        own.own.hold_schedulers()
+        yield own
+        # The model may have noted the optimizers that it configured.
+        self._prepare()
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return self.own.optimizers
+
+    def _prepare(self) -> None:
+        self.own = OwnStep(self.job, self.parallel, self.total)
+        self.optimizer = self.own.optimizers[0]
+        self.state = OwnStepState(self.parallel, self.own, self.aliases)
+        self.logged: dict[str, float] = {}
+        if self.eval_data is not None:
+            self.evaluation = OwnEvaluation(self.job, self.parallel, self.own, self.eval_data)
+
+    def _schedule(self) -> None:
+        """Its schedulers are as the checkpoint left them."""
+
+    def _make_looks(self, bare: nn.Module | None) -> LooksAgain:
+        return OwnLooks(self)
+
+    def _look_at_alike(self) -> None:
+        if not hooks.is_own(self.parallel.model, "configure_optimizers"):
+            return
+        for other in self.request.alike:
+            try:
+                check_hparams(HParams(**other.get("hparams", {})))
+            except JobError as error:
+                self.ranks.emit("broken", job=other["name"], reason=str(error))
+
+    def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
+        if self.beyond:
+            self.own.hold_schedulers()
+        rng.seed(self.hparams.seed, "step", self.step, 0, self.parallel.share)
+        if batch.position.batch == 0:
+            hooks.call(self.parallel.model, "on_train_epoch_start")
+        loss, self.logged = self.take(batch)
+        stop, save = self._agreed(self.ranks.stop_requested(), save_due and self.ranks.is_first)
+        reporting.check_is_number(self, loss, batch)
+        if self.step == self.first_step:
+            # What can't be kept is told at once.
+            self.state.attributes.values()
+            self.state.own.values()
+            self.state.schedulers()
+        self._advance(batch, loss)
+        return stop, save
+
+    def take(self, batch: GlobalBatch) -> tuple[float, dict[str, float]]:
+        """Take the step on this rank's share of a batch, together with the others: the loss and what was
+        logged, means over the batch."""
+        (micro_batch,) = batch.micro_batches
+        with _sharing(self.parallel, micro_batch.samples, batch.samples):
+            taken = self.own.take(micro_batch.data, batch.position.batch, schedule=not self.beyond)
+        values = torch.stack([_part(self.parallel, value) for value in (taken.loss, *taken.logged.values())])
+        if self.ranks.size > 1:
+            dist.all_reduce(values)
+        loss, *logged = values.tolist()
+        return loss, dict(zip(taken.logged, logged, strict=True))
+
+    def _agreed(self, *flags: bool) -> tuple[bool, ...]:
+        """Whether each of the flags is set on any rank."""
+        if self.ranks.size == 1:
+            return flags
+        agreed = torch.tensor(list(map(float, flags)), device=self.ranks.device)
+        dist.all_reduce(agreed)
+        return tuple(flag > 0 for flag in agreed.tolist())
+
+    def _inputs(self, batch: GlobalBatch) -> list[dict[str, Any]]:
+        return []  # only the step knows what it calls the model with
+
+    def _end_epoch(self, epoch: int) -> None:
+        super()._end_epoch(epoch)
+        self.own.end_epoch({**self.metrics, **self.own_metrics})
+
+    def _save(self, *, final: bool) -> None:
+        if self.checkpoints is not None and self.saved_step != self.step:
+            self._check_replicas()
+        super()._save(final=final)
+
+    def _check_replicas(self) -> None:
+        """Check that all ranks hold the same: what they remember of a batch must be of all of it.
+
+        :raises ChangesResultError: naming what differs.
+        """
+        if self.ranks.size == 1:
+            return
+        tensors = self.state.model_tensors()
+        here = {name: _digest(tensor) for name, tensor in tensors.items()}
+        everyones: list[Any] = [None] * self.ranks.size
+        dist.all_gather_object(everyones, here)
+        for there in everyones:
+            if different := [name for name, digest in there.items() if digest != here[name]]:
+                name = different[0].removeprefix("model.")
+                raise ChangesResultError(
+                    f"{self.request.technique} x {self.ranks.size} changes the result: at step {self.step} "
+                    f"{name!r} is not the same on all devices. What follows from the samples of a batch must "
+                    "follow from all of them: saturn_airflow.training.whole_batch has them; or leave the "
+                    "technique out of Job(techniques=...)"
+                )
+
+    def _own_extra(self) -> dict[str, Any]:
+        return {"schedulers": self.state.schedulers(), "own_step": self.own.counts()}
+
+    def _set_own_extra(self, extra: Mapping[str, Any]) -> None:
+        self.state.set_schedulers(extra["schedulers"])
+        self.own.set_counts(extra["own_step"])
+
+    def _further(self) -> dict[str, Any]:
+        return {"metrics": self.logged} if self.logged else {}
+
+
+@contextmanager
+def _sharing(parallel: Parallel, samples: int, of: int) -> Iterator[None]:
+    """Around a step in which this rank computes ``samples`` of a batch."""
+    if not isinstance(parallel, OwnStepReplicas):
+        yield
+        return
+    parallel.begin(samples, of)
+    try:
+        yield
+    finally:
+        parallel.end()
+
+
+def _part(parallel: Parallel, value: torch.Tensor) -> torch.Tensor:
+    if isinstance(parallel, OwnStepReplicas):
+        return parallel.part(value)
+    return value.detach().to(parallel.ranks.device, torch.float64)
+
+
+def _digest(tensor: torch.Tensor) -> tuple[float, float]:
+    flat = tensor.detach().reshape(-1)
+    few = flat[:: max(1, flat.numel() // 256)].double()
+    return float(few.sum()), float((few * torch.arange(1, len(few) + 1, device=few.device)).sum())

@@ -1,0 +1,71 @@
+"""What a training tells of its steps, and of itself when it ends."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+from saturn_airflow.launch.request import NotANumberError
+from saturn_airflow.training import timing
+from saturn_airflow.training.batches import GlobalBatch
+
+if TYPE_CHECKING:
+    from saturn_airflow.training.loop import Training
+
+
+def step(training: Training, batch: GlobalBatch, took: float, seconds: list[float]) -> dict[str, Any]:
+    """What the ``step`` event tells of the step on ``batch``.
+
+    :param took: seconds of this step.
+    :param seconds: of the steps in this call, without the first.
+    """
+    left = None if training.total is None else training.total - training.step
+    return {
+        "step": training.step,
+        "epoch": batch.position.epoch,
+        "loss": training.metrics["loss"],
+        "seconds": took,
+        "samples_per_second": batch.samples / took,
+        "lr": float(training.optimizer.param_groups[0]["lr"]),
+        "eta_seconds": None if left is None else left * statistics.median((seconds or [took])[-50:]),
+    }
+
+
+def result(training: Training, seconds: list[float], setup_seconds: float, warmups: int) -> dict[str, Any]:
+    """How the training went, as :func:`saturn_airflow.training.loop.train` returns it.
+
+    :param seconds: of each step in this call.
+    """
+    measuring = training.request.measure is not None
+    evaluating = training.evaluation_seconds
+    return {
+        "status": "finished" if training.finished else "stopped",
+        "reason": training.plateau.reason or "",
+        "steps": training.step,
+        "batches": len(seconds[warmups:] or seconds) if measuring else len(seconds),
+        "batches_per_epoch": training.data.batches_per_epoch or 0,
+        "total_batches": training.total,
+        **training.metrics,
+        "metrics": training.own_metrics,
+        "seconds": time.perf_counter() - training.started,
+        "setup_seconds": setup_seconds,
+        **timing.summary(seconds, warmups),
+        "evaluation_seconds": statistics.fmean(evaluating) if evaluating else 0.0,
+        "checkpoint": training.checkpoint,
+        "inputs": training.inputs,
+        "decided": training.parallel.decided,
+    }
+
+
+def check_is_number(training: Training, loss: float, batch: GlobalBatch) -> None:
+    """Check the loss of the step on ``batch``.
+
+    :raises NotANumberError: when it is NaN or infinite, and not beyond the job's end.
+    """
+    if not math.isfinite(loss) and not training.beyond:
+        raise NotANumberError(
+            f"loss is {loss} at step {training.step + 1} (epoch {batch.position.epoch}); the job stopped "
+            "there: lower lr, set clip_grad_norm, or check the data for NaN and for batches without targets"
+        )

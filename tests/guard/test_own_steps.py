@@ -1,0 +1,74 @@
+"""The guard over training steps of a model's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checking import Cell, verdicts
+
+from saturn_airflow.launch.request import TrainRequest
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training import ranks as ranks_module
+
+sys.path.append(str(Path(__file__).parents[1] / "training"))  # the ranks find what is on their parent's path
+
+pytestmark = pytest.mark.ranks
+
+
+def job(model: str, **fields: Any) -> Job:
+    return Job(
+        model.lower(),
+        load_model=f"own_step_jobs:{model}",
+        load_dataloader="own_step_jobs:rows",
+        own_step=True,
+        **{"hparams": HParams(precision="float64"), **fields},
+    )
+
+
+EXACT = ["GAN", "Distillation", "EMA", "MoCo", "Accumulating", "Normed"]
+REFUSED = {"Coupled": "gradient", "Summed": "loss", "MoCo": "queue"}
+
+
+def test_says_whether_steps_are_those_of_one_device() -> None:
+    evaluated = {"load_eval_dataloader": "own_step_jobs:rows"}
+    cells = [
+        Cell(job(name), technique, size) for technique, size in (("single", 1), ("ddp", 2)) for name in EXACT
+    ]
+    cells += [Cell(job("EMA", **evaluated), "ddp", 2)]
+    told = verdicts(cells)
+    assert dict(zip(cells_named(cells), told, strict=True)) == dict.fromkeys(cells_named(cells), "exact")
+
+
+def cells_named(cells: list[Cell]) -> list[str]:
+    return [f"{cell.job.name} {cell.technique} {bool(cell.job.load_eval_dataloader)}" for cell in cells]
+
+
+def test_refuses_what_depends_on_the_others_of_a_batch() -> None:
+    fields = {name: {"model_args": {"whole": False}} if name == "MoCo" else {} for name in REFUSED}
+    told = verdicts([Cell(job(name, **fields[name]), "ddp", 2) for name in REFUSED])
+    for (name, says), verdict in zip(REFUSED.items(), told, strict=True):
+        assert verdict.startswith("refused"), (name, verdict)
+        assert says in verdict
+
+
+def test_random_numbers_are_others() -> None:
+    cells = [Cell(job("Dropping"), "single"), Cell(job("Dropping"), "ddp", 2)]
+    assert verdicts(cells) == ["exact", "distribution"]
+
+
+def test_a_change_that_begins_later_is_seen(tmp_path: Path) -> None:
+    from test_loop import try_each
+
+    def request(after: int) -> TrainRequest:
+        late = job("Coupled", model_args={"after": after}, hparams=HParams(precision="float64", batches=16))
+        return TrainRequest(job=late.to_dict(), technique="ddp", folder=str(tmp_path / str(after)))
+
+    never, late = ranks_module.launch(try_each, [request(99), request(12)], None, size=2)[0]
+    looks = [e for e in never["events"] if e["event"] == "looked"]
+    assert looks
+    assert all(look["checked"] for look in looks)
+    assert late["error"] == "ChangesResultError"
+    assert "step 16" in late["says"]

@@ -1,0 +1,339 @@
+"""Models with training steps of their own, of plain torch, and plain loops over them: nothing of Saturn but
+``whole_batch``, which is the identity outside of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from saturn_airflow.training.whole_batch import whole_batch
+
+WIDTH, SAMPLES = 6, 22
+
+
+def rows(batch_size: int = 4) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(SAMPLES, WIDTH, generator=generator, dtype=torch.float64)
+    noise = torch.randn(SAMPLES, WIDTH, generator=generator, dtype=torch.float64)
+    return DataLoader(TensorDataset(x, noise), batch_size=batch_size)
+
+
+def net(out: int = WIDTH, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, out)).double()
+
+
+class GAN(nn.Module):
+    """Two optimizers, one of which steps twice as often, with a schedule each."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.critic = net(seed=1), net(1, seed=2)
+
+    def configure_optimizers(self) -> Any:
+        self.g = torch.optim.Adam(self.generator.parameters(), 2e-2, betas=(0.5, 0.9))
+        self.c = torch.optim.SGD(self.critic.parameters(), 1e-1, momentum=0.9)
+        self.schedules = [
+            torch.optim.lr_scheduler.ExponentialLR(self.g, 0.9),
+            torch.optim.lr_scheduler.OneCycleLR(self.c, 0.2, total_steps=40),
+        ]
+        return [self.g, self.c], self.schedules
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+        real, noise = batch
+        for _ in range(2):
+            self.c.zero_grad()
+            c_loss = self.critic(self.generator(noise).detach()).mean() - self.critic(real).mean()
+            c_loss = c_loss + 10 * self.penalty(real)
+            c_loss.backward()
+            nn.utils.clip_grad_norm_(self.critic.parameters(), 1.0)
+            self.c.step()
+        self.g.zero_grad()
+        g_loss = -self.critic(self.generator(noise)).mean()
+        g_loss.backward()
+        self.g.step()
+        for schedule in self.schedules:
+            schedule.step()
+        return {"loss": g_loss, "c_loss": c_loss}
+
+    def penalty(self, real: torch.Tensor) -> torch.Tensor:
+        real = real.detach().requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.critic(real).sum(), real, create_graph=True)
+        return ((slope.norm(dim=1) - 1) ** 2).mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+        real, noise = batch
+        return {
+            "loss": self.critic(real).mean() - self.critic(self.generator(noise)).mean(),
+            "rows": real.sum(),
+        }
+
+
+class Distillation(nn.Module):
+    """A frozen teacher, one optimizer, and a schedule by epochs."""
+
+    def __init__(self, hidden: bool = False) -> None:
+        super().__init__()
+        self.student, self.teacher = net(seed=3), net(seed=4).requires_grad_(False)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.student.parameters(), 1e-2)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        student = self.student(x)
+        soft = functional.kl_div(student.log_softmax(1), self.teacher(x).softmax(1), reduction="batchmean")
+        return soft + functional.mse_loss(student, y)
+
+
+class EMA(nn.Module):
+    """An average of the weights, moved after each step, and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = net(seed=5)
+        self.average = copy.deepcopy(self.student).requires_grad_(False)
+        self.moves = 0
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.student.parameters(), 1e-2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        with torch.no_grad():
+            target = self.average(x)
+        return functional.mse_loss(self.student(x), y + target)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.moves += 1
+        decay = min(0.9, self.moves / (10 + self.moves))
+        with torch.no_grad():
+            for mean, new in zip(self.average.parameters(), self.student.parameters(), strict=True):
+                mean.lerp_(new, 1 - decay)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return functional.mse_loss(self.average(batch[0]), batch[1])
+
+
+class MoCo(nn.Module):
+    """Momentum contrast (He et al., 2020): negatives come from a queue of the keys of earlier batches.
+
+    :param whole: whether the queue gets the keys of the whole batch, wherever they are computed.
+    """
+
+    SIZE = 12
+
+    def __init__(self, whole: bool = True) -> None:
+        super().__init__()
+        self.query, self.key = net(seed=6), net(seed=6).requires_grad_(False)
+        torch.manual_seed(7)
+        self.register_buffer("queue", functional.normalize(torch.randn(self.SIZE, WIDTH).double(), dim=1))
+        self.register_buffer("at", torch.zeros((), dtype=torch.long))
+        self.gather: Callable[[torch.Tensor], torch.Tensor] = whole_batch if whole else torch.Tensor.detach
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.query.parameters(), 1e-1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        with torch.no_grad():
+            for key, query in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                key.lerp_(query, 0.1)
+            keys = functional.normalize(self.key(batch[1]), dim=1)
+        queries = functional.normalize(self.query(batch[0]), dim=1)
+        positive = (queries * keys).sum(1, keepdim=True)
+        logits = torch.cat([positive, queries @ self.queue.clone().T], dim=1) / 0.2
+        keys = self.gather(keys)
+        places = (self.at + torch.arange(len(keys))) % self.SIZE
+        self.queue[places] = keys
+        self.at += len(keys)
+        return functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
+
+
+class Accumulating(nn.Module):
+    """Steps every third batch, so that gradients are there between batches, and at a checkpoint."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net(seed=8)
+
+    def configure_optimizers(self) -> Any:
+        self.optimizer = torch.optim.Adam(self.net.parameters(), 1e-2)
+        return self.optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+        loss = functional.mse_loss(self.net(batch[0]), batch[1])
+        (loss / 3).backward()
+        if batch_idx % 3 == 2:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return {"loss": loss}
+
+
+def gan(epochs: int) -> tuple[nn.Module, list[float]]:
+    """A plain loop, as all below."""
+    model, losses = GAN(), []
+    model.configure_optimizers()
+    for _ in range(epochs):
+        losses += [float(model.training_step(batch, i)["loss"]) for i, batch in enumerate(rows())]
+    return model, losses
+
+
+def distillation(epochs: int) -> tuple[nn.Module, list[float]]:
+    model, losses = Distillation(), []
+    optimizer = torch.optim.AdamW(model.student.parameters(), 1e-2)
+    for epoch in range(epochs):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * 0.5**epoch
+        for batch in rows():
+            loss = model.training_step(batch, 0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss))
+    return model, losses
+
+
+def ema(epochs: int) -> tuple[nn.Module, list[float]]:
+    model, losses = EMA(), []
+    optimizer = torch.optim.Adam(model.student.parameters(), 1e-2)
+    average = [p.clone() for p in model.average.parameters()]
+    moves = 0
+    for _ in range(epochs):
+        for x, y in rows():
+            hidden = torch.tanh(functional.linear(x, average[0], average[1]))
+            target = functional.linear(hidden, average[2], average[3])
+            loss = functional.mse_loss(model.student(x), y + target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            moves += 1
+            decay = min(0.9, moves / (10 + moves))
+            with torch.no_grad():
+                for mean, new in zip(average, model.student.parameters(), strict=True):
+                    mean.copy_(decay * mean + (1 - decay) * new)
+            losses.append(float(loss))
+    with torch.no_grad():
+        for parameter, mean in zip(model.average.parameters(), average, strict=True):
+            parameter.copy_(mean)
+    return model, losses
+
+
+def moco(epochs: int) -> tuple[nn.Module, list[float]]:
+    model, losses = MoCo(), []
+    described = model.configure_optimizers()
+    for _ in range(epochs):
+        for i, batch in enumerate(rows()):
+            loss = model.training_step(batch, i)
+            described["optimizer"].zero_grad()
+            loss.backward()
+            described["optimizer"].step()
+            described["lr_scheduler"]["scheduler"].step()
+            losses.append(float(loss))
+    return model, losses
+
+
+def accumulating(epochs: int) -> tuple[nn.Module, list[float]]:
+    model, losses = Accumulating(), []
+    model.configure_optimizers()
+    for _ in range(epochs):
+        losses += [float(model.training_step(batch, i)["loss"]) for i, batch in enumerate(rows())]
+    return model, losses
+
+
+class Forgetful(EMA):
+    """Keeps a large tensor where no checkpoint has it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.last = torch.zeros(5000).double() + batch[0].mean()
+        return super().training_step(batch, batch_idx)
+
+
+class Hidden(EMA):
+    """Hides the average from torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [self._modules.pop("average")]
+
+    def __getattr__(self, name: str) -> Any:
+        return self.hidden[0] if name == "average" else super().__getattr__(name)
+
+
+class Hooked(EMA):
+    def on_before_optimizer_step(self, optimizer: Any) -> None: ...
+
+
+class Coupled(nn.Module):
+    """Contrasts samples with the others of their batch, from step ``after`` on."""
+
+    def __init__(self, after: int = 0) -> None:
+        super().__init__()
+        self.net, self.after, self.steps = net(seed=9), after, 0
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), 1e-2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.steps += 1
+        one, other = self.net(batch[0]), batch[1]
+        if self.steps <= self.after:
+            return functional.mse_loss(one, other)
+        return functional.cross_entropy(one @ other.T, torch.arange(len(one)))
+
+
+class Summed(Coupled):
+    """Its loss is a sum over the samples."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return (self.net(batch[0]) - batch[1]).square().sum()
+
+
+class Normed(Coupled):
+    """Has a BatchNorm, and an epoch's hook that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.scale = nn.BatchNorm1d(WIDTH).double(), 0.0
+
+    def on_train_epoch_start(self) -> None:
+        self.scale += 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.scale * functional.mse_loss(self.norm(self.net(batch[0])), batch[1])
+
+
+class Dropping(Coupled):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return functional.mse_loss(functional.dropout(self.net(batch[0])), batch[1])
+
+
+class Several(GAN):
+    automatic_optimization = True
+
+
+class Stepless(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+
+class Following(EMA):
+    """Follows a metric of its evaluation; which optimizer it has is said by the hyper-parameters' names."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.student.parameters(), 1e-1)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "eval_loss"}}
