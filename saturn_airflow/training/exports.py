@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_model as load_tensors
@@ -22,6 +24,8 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.checkpoints import read_weights
 
 JOB = "job.json"
+#: The folder for the adapters of a model of PEFT's, and what the names of its weights begin with.
+ADAPTER, _OF_PEFT = "adapter", "base_model."
 # What makes the models that are being loaded just now: a load_model may load another one.
 _making: ContextVar[tuple[str, ...]] = ContextVar("making", default=())
 
@@ -35,8 +39,23 @@ def export_model(checkpoint: str | Path, job: Job, folder: str | Path) -> Path:
     :returns: ``folder``.
     """
     with _whole(Path(folder), job) as temporary:
-        save_file(read_weights(checkpoint), temporary / WEIGHTS, metadata={"format": "pt"})
+        weights = read_weights(checkpoint)
+        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+        if all(name.startswith(_OF_PEFT) for name in weights):
+            _save_adapters(weights, job, temporary / ADAPTER)
     return Path(folder)
+
+
+def _save_adapters(weights: Mapping[str, torch.Tensor], job: Job, folder: Path) -> None:
+    """Write the adapters of a model of PEFT's as PEFT does, to be loaded without Saturn."""
+    try:
+        model: Any = references.load(str(job.load_model))(**job.model_args)
+        if hasattr(model, "peft_config") and hasattr(model, "save_pretrained"):
+            model.load_state_dict(dict(weights), strict=False)  # tied weights have one of their names
+            model.save_pretrained(str(folder))
+    except Exception as error:  # the whole model is there all the same
+        shutil.rmtree(folder, ignore_errors=True)
+        warnings.warn(f"the adapters can't be written by themselves ({error})", stacklevel=2)
 
 
 def export_trained(model: nn.Module | Mapping[str, torch.Tensor], job: Job, folder: str | Path) -> Path:
