@@ -13,8 +13,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = (
         "Start the services of docker/compose.yaml as processes of this machine (127.0.0.1 only): Postgres, "
-        "Redis, MLflow, Airflow, a worker, and a worker per node. They run until Ctrl-C. Exit status: 0 "
-        "after Ctrl-C, 2 when a service does not start or ends by itself."
+        "Redis, MLflow, Airflow, a worker, and a worker per node. They run until Ctrl-C; one that ends by "
+        "itself is started again, as the compose file's restart policy says. Exit status: 0 after Ctrl-C, 2 "
+        "when a service does not start, or ends again and again."
     )
     parser.add_argument(
         "--state",
@@ -73,9 +74,10 @@ def run(args: argparse.Namespace) -> int:
                 highlight=False,
                 soft_wrap=True,
             )
+            restarts = cluster.restarts(lambda text: console.print(text, highlight=False, soft_wrap=True))
             while True:
-                cluster.check()
-                time.sleep(1)
+                restarts.look()
+                time.sleep(0.5)
         return 0
     finally:
         with console.status("Stopping ..."):

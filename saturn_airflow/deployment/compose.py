@@ -51,6 +51,7 @@ class Service:
 
     :param depends_on: the condition under which this service may start, by the other service's name:
         ``service_started``, ``service_healthy`` or ``service_completed_successfully``.
+    :param restart: whether it is started again when it ends by itself.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Service:
     depends_on: Mapping[str, str]
     healthcheck: HealthCheck | None
     stop_signal: str
+    restart: bool = False
 
 
 def load(path: Path, variables: Mapping[str, str]) -> dict[str, Service]:
@@ -126,6 +128,7 @@ def _service(name: str, body: Mapping[str, Any]) -> Service:
         depends_on=_dependencies(body.get("depends_on", {})),
         healthcheck=_healthcheck(body.get("healthcheck")),
         stop_signal=body.get("stop_signal", "SIGTERM"),
+        restart=body.get("restart", "no") in ("always", "unless-stopped"),
     )
 
 

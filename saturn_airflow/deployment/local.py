@@ -23,12 +23,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
 from saturn_airflow.deployment.compose import Service, load
 from saturn_airflow.deployment.processes import HOST, free_port
+from saturn_airflow.deployment.restarts import Restarts
 from saturn_airflow.deployment.services import LocalServices
 from saturn_airflow.model.errors import SaturnError
 
@@ -162,6 +163,14 @@ class LocalCluster(LocalServices):
         self.processes.revive(name)
         if wait:
             self.wait_ready(name)
+
+    def restarts(self, say: Callable[[str], object]) -> Restarts:
+        """What starts services again that end by themselves, where the compose file says so.
+
+        :param say: told of each end in a sentence.
+        """
+        names = [service.name for service in self.services.values() if service.restart]
+        return Restarts(self.processes, names, say)
 
     def stop(self) -> None:
         """End all services and whatever they started; those that others depend on go last."""

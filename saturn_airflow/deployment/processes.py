@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,13 +122,14 @@ class Processes:
         """Let a paused service go on."""
         _signal_group(self._running[name].pid, signal.SIGCONT)
 
-    def check(self) -> None:
+    def check(self, spared: Collection[str] = ()) -> None:
         """Raise when a service has ended by itself.
 
+        :param spared: services that may.
         :raises SaturnError: naming the service, with the end of its log.
         """
         for name, process in self._running.items():
-            if process.poll() is not None and not self._starts[name].once:
+            if name not in spared and process.poll() is not None and not self._starts[name].once:
                 raise SaturnError(f"{name} ended with exit status {process.returncode}:\n{self.tail(name)}")
 
     def stop(

@@ -216,3 +216,51 @@ def command(compose: Path) -> subprocess.Popen[str]:
         if "Ctrl-C" in line:
             return process
     raise AssertionError(process.wait())
+
+
+def test_services_that_end_are_started_again_as_the_restart_policy_says(tmp_path, monkeypatch):
+    compose = tmp_path / "compose.yaml"
+    compose.write_text(
+        """
+services:
+  lasting:
+    image: any
+    command: ["sleep", "1000"]
+    restart: unless-stopped
+    healthcheck: {test: ["CMD", "true"]}
+  broken:
+    image: any
+    command: ["sh", "-c", "echo no database; exit 3"]
+    restart: always
+    healthcheck: {test: ["CMD", "true"]}
+  other:
+    image: any
+    command: ["sleep", "1000"]
+    healthcheck: {test: ["CMD", "true"]}
+"""
+    )
+    monkeypatch.setattr("saturn_airflow.deployment.restarts._FIRST_PAUSE", 0.001)
+    cluster, said = cluster_of(compose), []
+    (cluster.state / "airflow").mkdir(parents=True)
+    try:
+        for service in cluster.services.values():
+            cluster._launch(service)
+        first = cluster.processes.pid("lasting")
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(SaturnError, match=r"broken ended 12 times in a row(?s:.)*no database"):
+            look_for_ever(cluster.restarts(said.append))
+        assert cluster.processes.pid("lasting") != first
+        assert cluster.processes.ended("lasting") is None
+        assert "lasting ended with exit status -9; it is started again in 0.0 s" in said
+        cluster.processes.kill("broken")
+        os.kill(cluster.processes.pid("other"), signal.SIGKILL)
+        with pytest.raises(SaturnError, match="other ended with exit status -9"):
+            look_for_ever(cluster.restarts(said.append))
+    finally:
+        cluster.stop()
+
+
+def look_for_ever(restarts):
+    while True:
+        restarts.look()
+        time.sleep(0.005)
