@@ -13,6 +13,9 @@ from typing import Any
 
 from celery.worker.control import inspect_command
 
+# Who loads this module is a worker, and takes over from the one that was killed.
+import saturn_airflow.deployment.taking_over  # noqa: F401
+
 COMMAND = "saturn_survey"
 _ANSWER_SECONDS = 8.0
 
