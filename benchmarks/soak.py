@@ -1,0 +1,354 @@
+"""Overlapping sweeps, and faults of every kind at random: `python benchmarks/soak.py --minutes 20 --seed 1`.
+
+On the deployment of docker/compose.yaml as local processes (Celery, Redis, Postgres, MLflow), two nodes of
+two CPU devices. When the time is up nothing more is disturbed, and what runs may end. Then every job must be
+right to the last digit against a training that nothing disturbed, MLflow must have everything once, and no
+process, lease or file may be left. Services that end are started again as `saturn cluster` does it.
+
+Printed: faults by kind; the seconds from a fault until the job trained again (a step done), or until its task
+followed it again where training went on; and the steps that were trained again. Exit status 1 when anything
+was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from machine import describe
+from soak_checks import References, events, left_behind, wrong_in_mlflow, wrong_results
+
+from saturn_airflow.demo.airflow import Airflow
+from saturn_airflow.deployment.local import LocalCluster
+from saturn_airflow.deployment.processes import end_on_signals
+from saturn_airflow.launch import runs
+from saturn_airflow.model.errors import SaturnError
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "benchmarks" / "soak"
+DAG, JOBS = "soaked", ("a-single", "b-single", "c-single", "d-ddp")
+NODES = ("gpu-a", "gpu-b")
+#: What ends a training, what ends the task that follows it, and what ends neither.
+OF_JOBS = ("rank killed", "technique's process killed", "supervisor killed", "task cleared", "task killed")
+OF_NODES = ("worker killed", "worker's main process killed", "node lost for 3 s", "fork server killed")
+OF_SERVICES = {
+    "scheduler": 0.0,
+    "dag-processor": 0.0,
+    "triggerer": 0.0,
+    "redis": 0.0,
+    "postgres": 0.0,
+    "airflow": 15.0,
+    "mlflow": 15.0,
+}
+ENDS_TRAINING = (*OF_JOBS[:4], "node lost for 3 s")
+ENDS_TASK = ("task killed", "worker killed", "worker's main process killed")
+NO_ANSWER = (httpx.HTTPError, SaturnError)
+
+
+@dataclass
+class Fault:
+    """What happened, and to which training.
+
+    :param folder: the job's; None where nothing trained.
+    :param step: its last before.
+    """
+
+    kind: str
+    time: float
+    folder: Path | None
+    step: int
+    was_let_go: bool = False
+    followed_after: float | None = None
+
+
+class Soak:
+    """One soak on one cluster."""
+
+    def __init__(self, cluster: LocalCluster, seed: int, batches: int) -> None:
+        self.cluster, self.batches = cluster, batches
+        self.chance = random.Random(seed)
+        self.airflow = Airflow(cluster.airflow_url, cluster.login)
+        self.restarts = cluster.restarts(self._say)
+        self.sweeps: dict[str, str | None] = {}
+        self.faults: list[Fault] = []
+        self.due: list[tuple[float, str]] = []
+
+    def run(self, minutes: float) -> None:
+        """Disturb for so long, then wait until all sweeps have ended."""
+        self.airflow.wait_for_dag(DAG)
+        end, next_fault = float("inf"), float("inf")
+        while time.monotonic() < end or None in self.sweeps.values():
+            now = time.monotonic()
+            if end == float("inf") and self._training():
+                # What is known of these jobs is measured once, undisturbed: it is about training.
+                end, next_fault = now + 60 * minutes, now
+            if now < end and list(self.sweeps.values()).count(None) < 2:
+                self._trigger()
+            if next_fault < now < end:
+                next_fault = now + self.chance.uniform(6, 14)
+                self._disturb()
+            if now > end + 900:
+                break
+            self._look()
+            time.sleep(0.2)
+
+    def _trigger(self) -> None:
+        run_id = f"sweep-{len(self.sweeps)}"
+        body = {"logical_date": None, "dag_run_id": run_id}
+        try:
+            self.airflow.send("POST", f"/dags/{DAG}/dagRuns", body)
+            self.airflow.send("PATCH", f"/dags/{DAG}", {"is_paused": False})
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != 409:  # it is there already: nobody heard the first answer
+                return
+        except NO_ANSWER:
+            return
+        self.sweeps[run_id] = None
+        self._say(f"{run_id} started")
+
+    def _look(self) -> None:
+        self.restarts.look()
+        for due in [due for due in self.due if due[0] <= time.monotonic()]:
+            self.due.remove(due)
+            self.cluster.processes.revive(due[1])
+        for fault in self.faults:
+            if fault.folder and fault.kind in ENDS_TASK and fault.followed_after is None:
+                followed = _is_locked(fault.folder / "follower")
+                fault.was_let_go |= not followed
+                if fault.was_let_go and followed:
+                    fault.followed_after = time.time() - fault.time
+        for run_id in [name for name, state in self.sweeps.items() if state is None]:
+            try:
+                state = self.airflow.state(DAG, run_id)
+            except NO_ANSWER:
+                continue
+            if state in ("success", "failed"):
+                self.sweeps[run_id] = state
+                self._say(f"{run_id}: {state}")
+
+    def folders(self) -> list[Path]:
+        """Those of all jobs."""
+        return [
+            self.cluster.home / "sweeps" / DAG / run_id / "sweep" / job
+            for run_id in self.sweeps
+            for job in JOBS
+        ]
+
+    def _training(self) -> list[tuple[Path, runs.Run, int]]:
+        """Jobs that train right now, have a checkpoint, and are not near their end: with their last step."""
+        found = []
+        for folder in self.folders():
+            run = runs.attach(folder) if folder.exists() else None
+            if run is None:
+                continue
+            said = [e for e in events(folder) if e["run"] == run.folder.name]
+            if said and said[-1]["event"] in ("step", "checkpoint") and time.time() - said[-1]["time"] < 2:
+                saved, step = [e for e in said if e["event"] == "checkpoint"], said[-1]["step"]
+                if saved and step < self.batches - 30:
+                    found.append((folder, run, step))
+        return found
+
+    def _disturb(self) -> None:
+        training = self._training()
+        kinds = [*(OF_JOBS + OF_NODES if training else ()), *OF_SERVICES]
+        kind = self.chance.choice(kinds)
+        if kind in OF_SERVICES:
+            name = kind
+            if name not in self.cluster.processes.running() or self.cluster.processes.ended(name) is not None:
+                return
+            somebody = training[0] if training else (None, None, 0)
+            self.faults.append(Fault(f"{name} killed", time.time(), somebody[0], somebody[2]))
+            self._kill(name, OF_SERVICES[name])
+            self._say(f"fault {len(self.faults)}: {name} killed")
+            return
+        folder, run, step = self.chance.choice(training)
+        fault = Fault(kind, time.time(), folder, step)
+        try:
+            self._harm(kind, run)
+        except (psutil.Error, OSError, ValueError, StopIteration, *NO_ANSWER) as error:
+            self._say(f"no {kind}: {type(error).__name__} {error}")
+            return
+        self.faults.append(fault)
+        if kind == "node lost for 3 s":
+            node = run.spec.node
+            others = [t for t in training if t[0] != folder and t[1].spec.node == node]
+            self.faults += [Fault(kind, fault.time, f, s) for f, _, s in others]
+        self._say(f"fault {len(self.faults)}: {kind}, {folder.parents[1].name} {folder.name} at step {step}")
+
+    def _say(self, text: str) -> None:
+        print(f"{time.strftime('%X')} {text}", flush=True)
+
+    def _harm(self, kind: str, run: runs.Run) -> None:
+        node = run.spec.node
+        if kind in ("worker killed", "node lost for 3 s"):
+            self.cluster.processes.kill(node, everything=kind.startswith("node"))
+            self.due.append((time.monotonic() + (3 if kind.startswith("node") else 0.5), node))
+        elif kind == "worker's main process killed":
+            os.kill(self.cluster.processes.pid(node), 9)
+        elif kind == "fork server killed":
+            next(_with_words("saturn_airflow.launch.fork_server", self.cluster)).kill()
+        elif kind == "task cleared":
+            self.airflow.clear(DAG, run.spec.holder.split("/")[1], self._task(run))
+        elif kind == "task killed":
+            psutil.Process(int(self._task(run)["pid"])).kill()
+        else:
+            supervisor = psutil.Process(int((run.folder / "alive").read_text()))
+            if kind == "supervisor killed":
+                supervisor.kill()
+                return
+            below = [p for p in supervisor.children() if p.name() != "sh"]
+            below.sort(key=lambda process: process.create_time())
+            (below[0] if kind == "technique's process killed" else self.chance.choice(below[1:])).kill()
+
+    def _kill(self, name: str, seconds: float) -> None:
+        """Kill a service; it is started again after a while, or by the restart policy."""
+        if seconds:
+            self.cluster.processes.kill(name)
+            self.due.append((time.monotonic() + seconds, name))
+        else:
+            os.killpg(self.cluster.processes.pid(name), 3 if name == "postgres" else 9)
+
+    def _task(self, run: runs.Run) -> dict[str, Any]:
+        run_id, name = run.spec.holder.split("/")[1], run.spec.job.name
+        tasks = self.airflow.tasks(DAG, run_id)
+        return next(t for t in tasks if ".train" in t["task_id"] and t["rendered_map_index"] == name)
+
+
+def outcome_of(fault: Fault) -> dict[str, float | None]:
+    """Seconds until the job trained again or was followed again, and the steps that were trained again."""
+    if fault.folder is None:
+        return {"seconds": None, "steps": None}
+    seen = [e for e in events(fault.folder) if e["time"] > fault.time]
+    if fault.kind in ENDS_TRAINING:
+        start = next((e for e in seen if e["event"] == "start"), None)
+        if start is None:
+            return {"seconds": None, "steps": None}
+        step = next((e for e in seen if e["event"] == "step" and e["time"] > start["time"]), start)
+        before = [
+            e["step"] for e in events(fault.folder) if e["event"] == "step" and e["time"] < start["time"]
+        ]
+        return {"seconds": step["time"] - fault.time, "steps": max(before) - start["step"]}
+    if fault.kind in ENDS_TASK:
+        return {"seconds": fault.followed_after, "steps": 0}
+    step = next((e for e in seen if e["event"] == "step"), None)
+    return {"seconds": None if step is None else step["time"] - fault.time, "steps": 0}
+
+
+def table(faults: list[Fault]) -> list[dict[str, Any]]:
+    """A row for each kind of fault."""
+    rows = []
+    for kind in sorted({fault.kind for fault in faults}):
+        outcomes = [outcome_of(fault) for fault in faults if fault.kind == kind]
+        seconds = [o["seconds"] for o in outcomes if o["seconds"] is not None]
+        steps = [o["steps"] for o in outcomes if o["steps"] is not None]
+        what = "followed" if kind in ENDS_TASK else "trained"
+        rows.append(
+            {
+                "fault": kind,
+                "count": len(outcomes),
+                f"seconds_until_{what}_again": _spread(seconds),
+                "steps_trained_again": _spread(steps),
+                "unknown": len(outcomes) - len(seconds),
+            }
+        )
+    return rows
+
+
+def _spread(values: list[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {"median": round(statistics.median(values), 1), "worst": round(max(values), 1)}
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _with_words(words: str, cluster: LocalCluster) -> Any:
+    for name in NODES:
+        for pid in cluster.processes.marked(name):
+            process = psutil.Process(pid)
+            if words in " ".join(process.cmdline()):
+                yield process
+
+
+def main() -> None:
+    """Disturb, check, print, and write the JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=20.0, help="how long faults happen (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the faults (%(default)s)")
+    parser.add_argument("--batches", type=int, default=400, help="of each job, 0.1 s each (%(default)s)")
+    parser.add_argument("--keep", type=Path, help="folder for the cluster, which is then kept")
+    parser.add_argument("--out", type=Path, help="file for the results")
+    args = parser.parse_args()
+    end_on_signals()
+    with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
+        results = soak(args.keep or Path(folder), args)
+    print(json.dumps(results, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
+    raise SystemExit(1 if results["wrong"] else 0)
+
+
+def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """One soak in ``folder``; its results."""
+    temporary = folder / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    cluster = LocalCluster(
+        folder / "cluster",
+        ROOT / "docker" / "compose.yaml",
+        HERE,
+        variables={"NODE_CONCURRENCY": "6", "WORKER_CONCURRENCY": "4", "AIRFLOW_HEARTBEAT_TIMEOUT": "120"},
+        environment={"SOAK_BATCHES": str(args.batches), "TMPDIR": str(temporary)},
+    )
+    os.environ["SOAK_BATCHES"] = str(args.batches)
+    load, began = os.getloadavg()[0], time.monotonic()
+    with cluster:
+        soaking = Soak(cluster, args.seed, args.batches)
+        soaking.run(args.minutes)
+        took = time.monotonic() - began
+        wrong = [
+            f"{run_id} ended as {state}" for run_id, state in soaking.sweeps.items() if state != "success"
+        ]
+        references = References(HERE)
+        for job in soaking.folders():
+            wrong += wrong_results(job, references)
+        wrong += wrong_in_mlflow(cluster, len(soaking.sweeps), len(JOBS), args.batches)
+        wrong += left_behind(cluster, temporary)
+        rows = table(soaking.faults)
+    again = [outcome["steps"] for fault in soaking.faults if (outcome := outcome_of(fault))["steps"]]
+    return {
+        "machine": {**describe(), "load_average_before": round(load, 1)},
+        "seed": args.seed,
+        "minutes": args.minutes,
+        "seconds_in_all": round(took),
+        "faults": len(soaking.faults),
+        "sweeps": len(soaking.sweeps),
+        "jobs": len(soaking.sweeps) * len(JOBS),
+        "steps": len(soaking.sweeps) * len(JOBS) * args.batches,
+        "steps_trained_again": sum(again),
+        "by_kind": rows,
+        "wrong": wrong,
+    }
+
+
+if __name__ == "__main__":
+    main()
