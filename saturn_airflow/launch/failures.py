@@ -83,6 +83,7 @@ class Failure:
     :param whose: whose code raised, where that is known.
     :param rank: the rank that failed first.
     :param peer_lost: it failed because another rank was gone.
+    :param signal: the name of the signal that ended it; empty where none did.
     :param common: jobs that differ in nothing but what the optimizer and its schedule see would fail alike.
     """
 
@@ -92,6 +93,7 @@ class Failure:
     whose: Whose = ""
     rank: int = 0
     peer_lost: bool = False
+    signal: str = ""
     common: bool = False
 
     def to_dict(self) -> dict[str, Any]:

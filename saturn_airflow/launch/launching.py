@@ -33,6 +33,10 @@ from saturn_airflow.model import references
 
 Event = dict[str, Any]
 
+#: Where files of launches are; the folder for temporary files by default. A supervisor names one that goes
+#: with it, however it ends.
+scratch: str | None = None
+
 # After the first failure the others may still say what they saw; where all that failed so far lost a peer,
 # the peer has yet to say why.
 _GRACE_SECONDS = 1.0
@@ -152,7 +156,7 @@ def launch_ranks(
         ``peak_host_bytes`` and ``launch_seconds``.
     :raises RanksFailedError: for the rank that failed first.
     """
-    folder = tempfile.mkdtemp(prefix="saturn-ranks-")
+    folder = tempfile.mkdtemp(prefix="saturn-ranks-", dir=scratch)
     meeting = f"file://{folder}/meeting"
     try:
         settings = (size, meeting, device_type, threads, technique, hang_seconds, time.monotonic(), call)
@@ -178,7 +182,7 @@ class _Member:
 
     def __init__(self, number: int, entry: str, arguments: Sequence[Any], keep_open: Sequence[int]) -> None:
         self.number = number
-        stack, self.stack_path = tempfile.mkstemp(prefix="saturn-stack-")
+        stack, self.stack_path = tempfile.mkstemp(prefix="saturn-stack-", dir=scratch)
         os.close(stack)
         self.pipe, theirs = connection.Pipe()
         what = (entry, tuple(arguments), theirs)
@@ -359,7 +363,9 @@ def _died(member: _Member, kernel_killed: bool) -> Failure:
         reason = f"{what} was killed by the kernel because the host's memory ran out"
         return Failure(status="out_of_memory", reason=reason, rank=member.number)
     hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
-    return Failure(status="lost", reason=f"{what} was killed by {name}{hint}", rank=member.number)
+    return Failure(
+        status="lost", reason=f"{what} was killed by {name}{hint}", rank=member.number, signal=name
+    )
 
 
 def _kernel_kills() -> int:

@@ -10,11 +10,14 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from saturn_airflow.launch.emitted import Told
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.occupied import wait_until_free
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.launch.restarts import Restarts
 from saturn_airflow.model import formats
 from saturn_airflow.model.errors import InvalidSweepError
 
@@ -40,6 +44,10 @@ _TRIAL_GRACE_SECONDS = 5.0
 
 class StoppedError(Exception):
     """The run was asked to stop and ended before it could say more."""
+
+
+class _AskerGoneError(Exception):
+    """The technique's own process is gone, and its ranks with it."""
 
 
 class Supervisor:
@@ -119,8 +127,7 @@ class Supervisor:
                 "parts of split GPUs (MIG) can't train one job together: a process sees but one of them, and "
                 "NCCL connects none"
             )
-        threads = devices.threads_per_device(spec.slots)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
+        os.environ["OMP_NUM_THREADS"] = str(devices.threads_per_device(spec.slots))
         job = spec.job
         warm.prepare(map(str, filter(None, [job.load_model, job.load_dataloader, job.loss_function])))
 
@@ -143,34 +150,61 @@ class Supervisor:
         )
         if occupied := wait_until_free([device.uuid for device in mine if device.uuid], self._poll):
             self.emit({"event": "warning", "message": occupied, "occupied": True})
-        _guard()
+        launching.scratch = tempfile.mkdtemp(prefix="saturn-run-")
+        held.callback(shutil.rmtree, launching.scratch, ignore_errors=True)
+        _guard(launching.scratch)
         held.callback(_end_others)
         os.environ.update(devices.environment(mine))
         # A trial is no training: what the job's code logs meanwhile is logged nowhere.
-        told = Told()
+        os.environ[job_log.VARIABLE] = str(Path(spec.folder, job_log.FILES)) if spec.mode == "train" else ""
+        return self._with_restarts([device.id for device in mine], [*lease.files, state])
 
-        def pass_on(event: dict[str, Any]) -> None:
+    def _with_restarts(self, device_ids: list[int], keep_open: list[int]) -> dict[str, Any]:
+        """Call the technique; again, where a process of training is killed."""
+        leased_at = time.monotonic()
+        if self._spec.most_seconds is not None:
+            self._time_is_up = leased_at + self._spec.most_seconds
+        deadline = leased_at + self._spec.trial_seconds
+        if self._spec.mode == "trial":
+            self._deadline = deadline + _TRIAL_GRACE_SECONDS
+        restarts, told = Restarts(), Told()
+
+        def tell(event: dict[str, Any]) -> None:
             told.hear(event)
+            restarts.note(event)
             self.emit(event)
 
-        os.environ[job_log.VARIABLE] = str(Path(spec.folder, job_log.FILES)) if spec.mode == "train" else ""
-        keep_open = [*lease.files, state]
-        leased_at = time.monotonic()
-        deadline = leased_at + spec.trial_seconds
-        if spec.most_seconds is not None:
-            self._time_is_up = leased_at + spec.most_seconds
-        if spec.mode == "trial":
-            self._deadline = deadline + _TRIAL_GRACE_SECONDS
-        ready_seconds: list[float] = []
+        while True:
+            try:
+                spec = replace(self._spec, batch_count=restarts.batches_left(self._spec.batch_count))
+                result = self._call_technique(spec, device_ids, keep_open, deadline, tell)
+                return {**(told.result() if spec.mode == "train" else {}), **result}
+            except RanksFailedError as error:
+                trains = self._spec.mode == "train"
+                if not trains or self._poll() or not restarts.allow(error.failure):
+                    raise RanksFailedError(restarts.explain(error.failure)) from None
+                _end_others()
+                self.emit({"event": "restarting", "reason": error.failure.reason})
+
+    def _call_technique(
+        self,
+        spec: runs.RunSpec,
+        device_ids: list[int],
+        keep_open: list[int],
+        deadline: float,
+        tell: Callable[[dict[str, Any]], None],
+    ) -> dict[str, Any]:
+        began, ready_seconds = time.monotonic(), list[float]()
 
         def launch_ranks(what: Any, asker_is_alive: Callable[[], bool]) -> Any:
             call, seconds = what
-            ready_seconds.append(time.monotonic() - leased_at)
+            ready_seconds.append(time.monotonic() - began)
             end_by = time.monotonic() + seconds if seconds is not None else float("inf")
 
             def poll() -> bool:
                 if not asker_is_alive():
-                    raise StoppedError("the technique's own process is gone")
+                    # How it ended is told by who launched it.
+                    raise _AskerGoneError
                 if time.monotonic() > end_by:
                     raise RanksFailedError(
                         Failure(status="hung", reason=f"not measured within {seconds:.0f} s")
@@ -183,26 +217,27 @@ class Supervisor:
                     call,
                     spec.devices,
                     device_type="cpu" if spec.kind == "cpu" else "cuda",
-                    threads=threads,
+                    threads=devices.threads_per_device(spec.slots),
                     technique=spec.technique,
                     hang_seconds=spec.hang_seconds,
-                    on_event=pass_on,
+                    on_event=tell,
                     poll=poll,
                     keep_open=keep_open,
                 )
             except RanksFailedError as error:
                 return error.failure
+            except _AskerGoneError:
+                return None
 
         (result,) = launching.launch(
             "saturn_airflow.training.session:drive",
-            [(spec.to_dict(), [device.id for device in mine], deadline)],
-            on_event=pass_on,
+            [(spec.to_dict(), device_ids, deadline)],
+            on_event=tell,
             on_request=launch_ranks,
             poll=self._poll,
             keep_open=keep_open,
         )
-        ready = {"ready_seconds": ready_seconds[0] if ready_seconds else 0.0}
-        return {**ready, **(told.result() if spec.mode == "train" else {}), **result}
+        return {"ready_seconds": ready_seconds[0] if ready_seconds else 0.0, **result}
 
     @contextlib.contextmanager
     def _hold_state(self) -> Any:
@@ -251,9 +286,13 @@ class Supervisor:
         return time.time() - followed > self._spec.outlive_seconds
 
 
-def _guard() -> None:
-    """Leave a guard that ends everything in this process group when this process is gone, however it went."""
-    guard = subprocess.Popen(["/bin/sh", "-c", "read -r _; kill -9 0"], stdin=subprocess.PIPE)
+def _guard(scratch: str) -> None:
+    """Leave a guard that ends everything in this process group when this process is gone, however it went.
+
+    :param scratch: a folder that goes with it.
+    """
+    script = 'read -r _; rm -rf "$0"; kill -9 0'
+    guard = subprocess.Popen(["/bin/sh", "-c", script, scratch], stdin=subprocess.PIPE)
     # The pipe breaks when this process ends; until then nobody writes into it.
     _guards.append(guard)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowException
 
 from saturn_airflow.model.definition import Change, Definition
 from saturn_airflow.model.entries import PlanEntry
@@ -15,6 +14,7 @@ from saturn_airflow.model.status import Status
 from saturn_airflow.operators import wishes
 from saturn_airflow.operators.code_version import as_text, code_version
 from saturn_airflow.operators.context import hide_secrets
+from saturn_airflow.operators.retrying import TryAgainError, cleared_after
 
 if TYPE_CHECKING:
     from saturn_airflow.launch.restarting import Asker, Decision
@@ -25,9 +25,8 @@ def asker_of(entry: PlanEntry, ti: Any, retries: int) -> Asker:
     from saturn_airflow.launch.restarting import Asker
 
     standing = entry.standing or (entry.goes_on[:1] if entry.goes_on else ())
-    # Who clears a task gives it all its tries again, on top of those it had.
-    cleared_after = int(ti.max_tries or 0) - retries
-    return Asker(entry.attempt, ti.try_number, cleared_after, standing)
+    cleared = cleared_after(int(ti.max_tries or 0), retries)
+    return Asker(entry.attempt, ti.try_number, cleared, standing)
 
 
 def decide(context: Context, folder: Path, job: Job, asker: Asker) -> Decision:
@@ -48,7 +47,7 @@ def supersede(folder: Path, why: str, mlflow: str) -> None:
     """Set the training in ``folder`` aside; what it said last, and that it is superseded, goes to MLflow.
 
     :param mlflow: its tracking URI.
-    :raises AirflowException: when it can't be stopped, or its records are just being sent; a retry does it.
+    :raises TryAgainError: when it can't be stopped, or its records are just being sent; a retry does it.
     """
     from saturn_airflow import tracking
     from saturn_airflow.launch import restarting, runs
@@ -58,7 +57,7 @@ def supersede(folder: Path, why: str, mlflow: str) -> None:
     for run in runs.all_of(folder):
         run.stop()
         if run.is_alive():
-            raise AirflowException(f"{run.folder} trains on another machine and has not stopped yet")
+            raise TryAgainError(f"{run.folder} trains on another machine and has not stopped yet")
         run.read_on()
         for event in run.events():
             if job_run is not None and event["event"] != "waiting":
@@ -68,7 +67,7 @@ def supersede(folder: Path, why: str, mlflow: str) -> None:
         job_run.supersede(why, ended=end is not None and end["status"] == Status.FINISHED)
     with tracking.nobody_sends(folder) as nobody:
         if not nobody:
-            raise AirflowException(f"the records of {folder} are being sent to MLflow; they can't move yet")
+            raise TryAgainError(f"the records of {folder} are being sent to MLflow; they can't move yet")
         restarting.set_aside(folder, why)
 
 

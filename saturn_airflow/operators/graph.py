@@ -1,20 +1,11 @@
-"""Pieces of a sweep's graph: how often its tasks are tried, and stages of mapped tasks."""
+"""Pieces of a sweep's graph: stages of mapped tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import (
-    BaseOperator,
-    ExceptionRetryPolicy,
-    RetryAction,
-    RetryRule,
-    TaskGroup,
-    TriggerRule,
-    XComArg,
-)
+from airflow.sdk import BaseOperator, TaskGroup, TriggerRule, XComArg
 
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.settings import SweepSettings
@@ -24,33 +15,14 @@ from saturn_airflow.operators.executors import of_node_tasks
 from saturn_airflow.operators.inventory import pool_of, pool_of_short_tasks
 from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.profile_task import ProfileOperator
+from saturn_airflow.operators.retrying import UNLESS_ITS_OWN_FAULT, patience, patience_of_training
 from saturn_airflow.operators.train_task import TrainOperator
 from saturn_airflow.operators.trials_task import PickOperator
 from saturn_airflow.operators.wave_tasks import NextWaveOperator
 from saturn_airflow.profiling.waves import WAVES
 
-#: Tries that each task has for what is not its fault, such as a worker that was restarted: with growing
-#: delays they last through half an hour without an API server.
-_TRIES_FOR_AIRFLOW = 10
 #: The pool of tasks that name none.
 DEFAULT_POOL = "default_pool"
-UNLESS_ITS_OWN_FAULT = ExceptionRetryPolicy(
-    rules=[
-        RetryRule(
-            exception=["airflow.sdk.exceptions.AirflowRuntimeError", "builtins.OSError"],
-            reason="Airflow could not be asked",
-        )
-    ],
-    default=RetryAction.FAIL,
-)
-#: For a task that trains: what it raises itself says that another try is worth it, or else that none is.
-WHERE_IT_SAYS_SO = ExceptionRetryPolicy(
-    rules=[
-        *UNLESS_ITS_OWN_FAULT.rules,
-        RetryRule(exception="airflow.sdk.exceptions.AirflowException", reason="training can go on"),
-    ],
-    default=RetryAction.FAIL,
-)
 
 
 def short(own: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,16 +39,6 @@ def wait_in_pool(group: TaskGroup) -> None:
     for task in group.iter_tasks():
         if isinstance(task, BaseOperator) and pool is not None and task.pool == DEFAULT_POOL:
             task.pool = pool
-
-
-def patience(own_tries: int = 0) -> dict[str, Any]:
-    """How often and when a task is tried again."""
-    return {
-        "retries": own_tries + _TRIES_FOR_AIRFLOW,
-        "retry_delay": timedelta(seconds=5),
-        "retry_exponential_backoff": 2.0,
-        "max_retry_delay": timedelta(minutes=5),
-    }
 
 
 def profile_waves(settings: SweepSettings, trials: BaseOperator, stages: Stages) -> list[Any]:
@@ -139,8 +101,7 @@ def train_tasks(
         label="{{ task.entry.name }}",
         deciding=stages.plan,
         settings=settings,
-        retry_policy=WHERE_IT_SAYS_SO,
-        **patience(settings.retries),
+        **patience_of_training(settings.retries),
         **stages.train,
     )
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model import formats, initial_weights
 from saturn_airflow.model.cluster import Node
@@ -26,6 +26,7 @@ from saturn_airflow.operators.context import (
     user_path,
 )
 from saturn_airflow.operators.following import go_with_parent
+from saturn_airflow.operators.retrying import TryAgainError
 
 ESTIMATE_KEY = "estimate"
 
@@ -120,7 +121,7 @@ class ProfileOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """End the trial now; a retry measures again."""
-        raise AirflowException("the trial was ended before it had measured anything")
+        raise TryAgainError("the trial was ended before it had measured anything")
 
 
 def jobs_of(trial: Trial, context: Context, trials_task: str) -> list[Job]:

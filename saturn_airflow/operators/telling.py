@@ -53,6 +53,8 @@ class Teller:
             self.log.info("Checkpoint at step %d, written in %.1f s", event["step"], event["seconds"])
         elif kind == "warning":
             self.log.warning("%s", event["message"])
+        elif kind == "restarting":
+            self.log.warning("%s; it is started again from the last checkpoint", event["reason"])
         elif kind == "eval":
             self.log.info("Epoch %d: %s", event["epoch"], metrics.in_words(event))
         elif kind == "end" and event.get("traceback"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import Context, ResumableJobMixin
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model import formats, initial_weights
 from saturn_airflow.model.cluster import Node
@@ -35,6 +35,7 @@ from saturn_airflow.operators.context import (
 )
 from saturn_airflow.operators.following import FollowingOperator
 from saturn_airflow.operators.printed import Printed
+from saturn_airflow.operators.retrying import TryAgainError, seconds_until_next_try
 from saturn_airflow.operators.telling import Teller
 from saturn_airflow.plugin.links import MlflowRunLink
 
@@ -91,7 +92,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Train, or follow the training that an earlier try began.
 
-        :raises AirflowException: when training ended without finishing, or this task must go before it; a
+        :raises TryAgainError: when training ended without finishing, or this task must go before it; a
             retry goes on.
         :raises AirflowFailException: when no retry can help: the loss is not a number, memory ran out, the
             job failed too often; or when nobody wants the training any more.
@@ -102,7 +103,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         folder = SweepContext.of(context, self.settings.group).job_folder(job)
         with runs.sole_follower(folder, self.must_go, self._say_who_follows) as alone:
             if not alone:
-                raise AirflowException(f"{job}: an earlier try of this task has not let go of it yet")
+                raise TryAgainError(f"{job}: an earlier try of this task has not let go of it yet")
             self._begin(context, folder)
             self.execute_resumable(context)
         return self._told()
@@ -197,7 +198,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             return
         message = f"{run.spec.job.name} {self._outcome.status.in_words}: {end['reason']}"
         if self._is_worth_a_retry(context, end):
-            raise AirflowException(message)
+            raise TryAgainError(message, seconds_until_next_try(Path(run.spec.folder), end["status"]))
         raise AirflowFailException(message)
 
     def must_let_go(self) -> bool:
@@ -359,7 +360,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             # Nobody hears what this process says, and the next try waits for it to be gone.
             os._exit(1)
         if self.is_wanted(context["ti"]):
-            raise AirflowException(f"{name} trains on without this task; the next try follows it")
+            raise TryAgainError(f"{name} trains on without this task; the next try follows it")
         self.log.info("Airflow does not want this task any more: training writes a checkpoint and ends")
         # What must be known later is said at once: Airflow may end this process before training has ended.
         restarting.conclude(run, self._asker(context), wanted=False)

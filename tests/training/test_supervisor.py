@@ -120,23 +120,45 @@ def test_stopping_checkpoints_and_a_further_run_goes_on(tmp_path: Path) -> None:
     assert losses(events) | losses(more) == losses(straight)
 
 
-def test_a_killed_rank_is_lost_and_the_next_try_goes_on(
+def test_a_killed_rank_is_started_again_from_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMALL_JOBS_MARK", str(tmp_path / "mark"))
     job = small_job("killed_once", data_args={"workers": 1})
     spec = spec_for(tmp_path, job, "ddp", devices=2, checkpoint_batches=10)
-    _, end, events = finish(spec)
-    assert (end["status"], end["rank"]) == ("lost", 0)
-    assert "rank 0 was killed by SIGKILL" in end["reason"]
+    names, end, events = finish(spec)
+    assert (end["status"], end["result"]["steps"]) == ("finished", 50)
+    (again,) = [event for event in events if event["event"] == "restarting"]
+    assert "rank 0 was killed by SIGKILL" in again["reason"]
+    assert [event["step"] for event in events if event["event"] == "start"] == [0, 20]
+    assert names.count("leased") == 1, "it never let go of its devices"
+    steps = [event for event in events if event["event"] == "step"]
+    first = {event["step"]: event["loss"] for event in reversed(steps)}
+    assert first == losses(events), "what was trained again came to the same"
     assert leases.holders(tmp_path / "leases") == {}
 
-    _, end, more = finish(spec)
-    assert end["status"] == "finished"
-    start = next(event for event in more if event["event"] == "start")
-    assert start["step"] == 20
-    both = {step: losses(events)[step] for step in losses(events) if step in losses(more)}
-    assert both == {step: losses(more)[step] for step in both}
+
+def test_the_technique_s_own_process_is_started_again_too(tmp_path: Path) -> None:
+    spec = spec_for(tmp_path, small_job("slow", batches=40), "ddp", devices=2, checkpoint_batches=5)
+    run = runs.start(spec)
+    events = until(run, "checkpoint", 2)
+    # It is the first that the supervisor launched.
+    min(family(run)[1:], key=lambda process: (process.name() == "sh", process.create_time())).kill()
+    events += run.events(poll=0.02)
+    assert (events[-1]["status"], events[-1]["result"]["steps"]) == ("finished", 40)
+    assert [event["event"] for event in events].count("restarting") == 1
+
+
+@pytest.mark.parametrize(("every", "status"), [(3, "finished"), (10, "lost")])
+def test_a_killed_rank_is_not_started_again_for_ever(every: int, status: str, tmp_path: Path) -> None:
+    job = small_job("killed_always", batches=20)
+    _, end, events = finish(spec_for(tmp_path, job, checkpoint_batches=every))
+    starts = [event["event"] for event in events].count("start")
+    assert end["status"] == status, end
+    assert (starts > 4) if status == "finished" else (starts == 4)
+    if status == "lost":
+        assert "rank 0 was killed by SIGSEGV" in end["reason"]
+        assert "it was started again 3 times in a row before it came to another checkpoint" in end["reason"]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +257,8 @@ def test_nothing_survives_the_one_who_started_it(tmp_path: Path) -> None:
     assert end["result"]["checkpoint"], "it had time to save what it had"
 
 
-def test_nothing_survives_its_supervisor(tmp_path: Path) -> None:
+def test_nothing_survives_its_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     run = runs.start(spec_for(tmp_path, small_job("with_helper", batches=5000), "ddp", devices=2))
     until(run, "step", 3)
     processes = family(run)
@@ -249,6 +272,7 @@ def test_nothing_survives_its_supervisor(tmp_path: Path) -> None:
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
     assert leases.holders(tmp_path / "leases") == {}
+    assert not list(tmp_path.glob("saturn-*")), "files for as long as it ran"
 
 
 def test_a_run_goes_on_without_its_starter_and_is_found_again(tmp_path: Path) -> None:

@@ -149,3 +149,11 @@ def killed_once(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return squared(outputs, targets)
+
+
+def killed_always(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Whoever gets to its fifth batch is killed there."""
+    killed_always.calls = getattr(killed_always, "calls", 0) + 1  # type: ignore[attr-defined]
+    if killed_always.calls == 5:  # type: ignore[attr-defined]
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return squared(outputs, targets)

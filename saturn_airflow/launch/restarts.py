@@ -1,0 +1,52 @@
+"""When a run whose processes were killed starts them again by itself, from the last checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from saturn_airflow.launch.failures import Failure
+
+#: How often in a row they are killed before they have come to another checkpoint; then the run has failed.
+MOST_WITHOUT_PROGRESS = 3
+
+
+class Restarts:
+    """Counts how often processes were killed since the last checkpoint.
+
+    Only what a signal ended is started again. What the job's own code raises is a matter of the job's
+    retries, and a process that the kernel killed because memory ran out would meet the same end.
+    """
+
+    def __init__(self) -> None:
+        self._since_checkpoint = 0
+        self._first_step: int | None = None
+        self._saved_step: int | None = None
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Look at what training says: a checkpoint is progress."""
+        if event["event"] == "checkpoint":
+            self._since_checkpoint, self._saved_step = 0, event.get("step")
+        elif event["event"] == "start" and self._first_step is None:
+            self._first_step = event.get("step")
+
+    def batches_left(self, batch_count: int | None) -> int | None:
+        """Of the batches that the run is to train for, those that no checkpoint has yet."""
+        if batch_count is None or self._first_step is None or self._saved_step is None:
+            return batch_count
+        return max(0, batch_count - (self._saved_step - self._first_step))
+
+    def allow(self, failure: Failure) -> bool:
+        """Whether to start again after ``failure``; counts it."""
+        if failure.status != "lost" or not failure.signal:
+            return False
+        self._since_checkpoint += 1
+        return self._since_checkpoint <= MOST_WITHOUT_PROGRESS
+
+    def explain(self, failure: Failure) -> Failure:
+        """``failure``, which ends the run, with how often it was tried."""
+        if self._since_checkpoint <= MOST_WITHOUT_PROGRESS:
+            return failure
+        times = f"{MOST_WITHOUT_PROGRESS} times in a row before it came to another checkpoint"
+        return replace(failure, reason=f"{failure.reason}; it was started again {times}")

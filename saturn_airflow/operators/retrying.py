@@ -1,0 +1,122 @@
+"""How often, and how soon, the tasks of a sweep are tried again."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import Context, ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk.definitions.retry_policy import RetryDecision
+from airflow.sdk.exceptions import AirflowException
+
+from saturn_airflow.model.status import Status
+
+#: Tries that a short task has for what is not its fault, such as a worker that was restarted: with growing
+#: delays they last through half an hour without an API server.
+_TRIES_FOR_AIRFLOW = 10
+#: The same of a task that trains: each outage takes some, and Airflow gives none back.
+TRIES_OF_A_TRAINING = 1000
+#: Seconds until the next try of a training that ended without a word of its task's.
+_UNTOLD_SECONDS = 3.0
+#: Seconds before the first further try, and the most, by how training ended; each further end of the same
+#: kind doubles them. Data that can't be reached for a moment is the commonest failure of a job's own code.
+_FIRST_SECONDS = {Status.LOST: 1.0, Status.STOPPED: 1.0}
+_FIRST_SECONDS_OF_FAILURES, _MOST_SECONDS = 5.0, 300.0
+
+
+class TryAgainError(AirflowException):
+    """Another try can go on, or begin again.
+
+    :param seconds: when.
+    """
+
+    def __init__(self, message: str, seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class WhenItSaysSo(ExceptionRetryPolicy):
+    """What a task raises itself says that another try is worth it, and when."""
+
+    def evaluate(
+        self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
+    ) -> RetryDecision:
+        """Whether and when to try again."""
+        if isinstance(exception, TryAgainError):
+            return RetryDecision.retry(timedelta(seconds=exception.seconds), "the task says so")
+        return super().evaluate(exception, try_number, max_tries, context)
+
+
+_AIRFLOW = RetryRule(
+    exception=["airflow.sdk.exceptions.AirflowRuntimeError", "builtins.OSError"],
+    reason="Airflow could not be asked",
+)
+UNLESS_ITS_OWN_FAULT = WhenItSaysSo(rules=[_AIRFLOW], default=RetryAction.FAIL)
+#: For tasks that train: Airflow's own errors in following it, too.
+OF_A_TRAINING = WhenItSaysSo(
+    rules=[
+        _AIRFLOW,
+        RetryRule(exception="airflow.sdk.exceptions.AirflowException", reason="training can go on"),
+    ],
+    default=RetryAction.FAIL,
+)
+
+
+def patience() -> dict[str, Any]:
+    """How often and when a task is tried again that needs no device, or measures."""
+    return {
+        "retries": _TRIES_FOR_AIRFLOW,
+        "retry_delay": timedelta(seconds=5),
+        "retry_exponential_backoff": 2.0,
+        "max_retry_delay": timedelta(minutes=5),
+    }
+
+
+def patience_of_training(own_tries: int) -> dict[str, Any]:
+    """How often and when a task is tried again that trains.
+
+    Airflow knows one number of tries for all that may happen in days, and delays that grow with that number.
+    So the number is large and the delay is short; what counts against a job is counted by its runs.
+
+    :param own_tries: those that the job has for failures of its own.
+    """
+    return {
+        "retry_policy": OF_A_TRAINING,
+        "retries": own_tries + TRIES_OF_A_TRAINING,
+        "retry_delay": timedelta(seconds=_UNTOLD_SECONDS),
+    }
+
+
+def cleared_after(max_tries: int, retries: int) -> int:
+    """The last try of a task that trains before somebody cleared it; 0 where nobody did.
+
+    Who clears a task gives it all its tries again, on top of those it had.
+
+    :param retries: those that the task has in this version.
+    """
+    if max_tries < retries >= TRIES_OF_A_TRAINING:
+        # An earlier version gave it fewer.
+        retries += _TRIES_FOR_AIRFLOW - TRIES_OF_A_TRAINING
+    return max(0, max_tries - retries)
+
+
+def seconds_until_next_try(folder: Path, status: str) -> float:
+    """How long to wait before a job's training is tried again that ended with ``status``.
+
+    It grows with ends of the same kind, one after another, that brought no checkpoint.
+
+    :param folder: the state of the job in its sweep.
+    """
+    from saturn_airflow.launch import runs
+
+    in_a_row = 0
+    for run in reversed(runs.all_of(folder)):
+        end = run.end
+        if end is None or end["status"] != status:
+            break
+        in_a_row += 1
+        if any(event["event"] == "checkpoint" for event in run.so_far()):
+            break
+    first = _FIRST_SECONDS.get(Status(status), _FIRST_SECONDS_OF_FAILURES)
+    return min(_MOST_SECONDS, first * 2.0 ** min(max(in_a_row - 1, 0), 10))

@@ -1,0 +1,62 @@
+"""When a task is tried again, and how soon."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from airflow.sdk import RetryAction
+
+from saturn_airflow.operators import retrying
+from saturn_airflow.operators.retrying import OF_A_TRAINING, UNLESS_ITS_OWN_FAULT, TryAgainError
+
+
+@pytest.mark.parametrize("policy", [UNLESS_ITS_OWN_FAULT, OF_A_TRAINING])
+def test_a_task_says_itself_when_it_is_tried_again(policy):
+    said = policy.evaluate(TryAgainError("later", 7.0), 800, 1000)
+    assert (said.action, said.retry_delay) == (RetryAction.RETRY, timedelta(seconds=7))
+    assert policy.evaluate(ConnectionResetError(), 1, 10).action == RetryAction.RETRY
+    assert policy.evaluate(ValueError(), 1, 10).action == RetryAction.FAIL
+
+
+@pytest.mark.parametrize(
+    ("max_tries", "own", "last"),
+    [
+        (1002, 2, 0),
+        (1007, 2, 5),  # cleared at its fifth try
+        (12, 2, 0),  # made by the version that gave ten tries
+        (15, 2, 3),  # and cleared under it
+        (0, 0, 0),
+    ],
+)
+def test_who_cleared_a_task_is_known_under_the_tries_of_both_versions(max_tries, own, last):
+    retries = retrying.patience_of_training(own)["retries"]
+    assert retrying.cleared_after(max_tries, retries) == last
+
+
+def a_run(folder, number, status, *, saved=False):
+    run = folder / "runs" / f"{number:04}"
+    run.mkdir(parents=True)
+    (run / "alive").touch()
+    said = [{"event": "checkpoint", "step": 1}] if saved else []
+    said.append({"event": "end", "status": status})
+    (run / "events.jsonl").write_text("".join(json.dumps({"time": 1.0, **e}) + "\n" for e in said))
+
+
+def test_delays_start_at_seconds_and_grow_with_ends_of_the_same_kind_alone(tmp_path):
+    def delay(status):
+        return retrying.seconds_until_next_try(tmp_path, status)
+
+    for number in range(1, 13):
+        a_run(tmp_path, number, "lost", saved=True)
+    assert delay("lost") <= 2, "each of them got on"
+    for number in range(13, 16):
+        a_run(tmp_path, number, "lost")
+    grown = delay("lost")
+    assert grown > 4
+    a_run(tmp_path, 16, "failed")
+    assert delay("failed") == 5, "a job's first own failure does not wait for what others did"
+    for number in range(17, 40):
+        a_run(tmp_path, number, "failed")
+    assert delay("failed") == 300
