@@ -96,7 +96,7 @@ class Soak:
             if now < end and list(self.sweeps.values()).count(None) < 2:
                 self._trigger()
             if next_fault < now < end:
-                next_fault = now + self.chance.uniform(6, 14)
+                next_fault = now + self.chance.uniform(8, 16)
                 self._disturb()
             if now > end + 900:
                 break
@@ -161,8 +161,8 @@ class Soak:
 
     def _disturb(self) -> None:
         training = self._training()
-        kinds = [*(OF_JOBS + OF_NODES if training else ()), *OF_SERVICES]
-        kind = self.chance.choice(kinds)
+        of_jobs = training and self.chance.random() < 0.65
+        kind = self.chance.choice(OF_JOBS + OF_NODES if of_jobs else tuple(OF_SERVICES))
         if kind in OF_SERVICES:
             name = kind
             if name not in self.cluster.processes.running() or self.cluster.processes.ended(name) is not None:
