@@ -10,18 +10,16 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import devices, failures, job_log, launching, leases, runs, warm
+from saturn_airflow.launch import devices, failures, job_log, launching, leases, runs, scratch, warm
 from saturn_airflow.launch.emitted import Told
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.occupied import wait_until_free
@@ -150,8 +148,7 @@ class Supervisor:
         )
         if occupied := wait_until_free([device.uuid for device in mine if device.uuid], self._poll):
             self.emit({"event": "warning", "message": occupied, "occupied": True})
-        launching.scratch = tempfile.mkdtemp(prefix="saturn-run-")
-        held.callback(shutil.rmtree, launching.scratch, ignore_errors=True)
+        launching.scratch = held.enter_context(scratch.folder())
         _guard(launching.scratch)
         held.callback(_end_others)
         os.environ.update(devices.environment(mine))
@@ -286,13 +283,13 @@ class Supervisor:
         return time.time() - followed > self._spec.outlive_seconds
 
 
-def _guard(scratch: str) -> None:
+def _guard(folder: str) -> None:
     """Leave a guard that ends everything in this process group when this process is gone, however it went.
 
-    :param scratch: a folder that goes with it.
+    :param folder: one that goes with it.
     """
     script = 'read -r _; rm -rf "$0"; kill -9 0'
-    guard = subprocess.Popen(["/bin/sh", "-c", script, scratch], stdin=subprocess.PIPE)
+    guard = subprocess.Popen(["/bin/sh", "-c", script, folder], stdin=subprocess.PIPE)
     # The pipe breaks when this process ends; until then nobody writes into it.
     _guards.append(guard)
 
