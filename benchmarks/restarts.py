@@ -1,7 +1,7 @@
 """From a killed process of a training to its next step: `python benchmarks/restarts.py`. Without Airflow.
 
 A small job that sleeps a tenth of a second per batch, with a checkpoint every two seconds, loses a rank, or
-the process of its technique, again and again; its supervisor starts them again. Printed: the seconds until the
+the process of its technique, again and again; its supervisor starts them again. Printed: seconds until the
 first step after the last checkpoint was done, and the steps that were trained again.
 """
 
