@@ -27,6 +27,12 @@ def load_model(job: Job) -> nn.Module:
     rng.seed(job.hparams.seed, "model")
     with of_the_job(f"load_model {job.load_model!r}"), job_log.loading():
         model = references.load(str(job.load_model))(**job.model_args)
+    if isinstance(getattr(model, "model", None), nn.Module) and hasattr(model, "compute_loss"):
+        raise JobError(
+            f"load_model {job.load_model!r} returned a {type(model).__name__}, which trains by itself; "
+            "return its model, and say its arguments as the job's hyper-parameters (docs/training_step.md has"
+            " a table)"
+        )
     if not isinstance(model, nn.Module):
         raise JobError(
             f"load_model {job.load_model!r} returned a {type(model).__name__}, not a torch.nn.Module"

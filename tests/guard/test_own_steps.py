@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ranks
 def job(model: str, **fields: Any) -> Job:
     return Job(
         model.lower(),
-        load_model=f"own_step_jobs:{model}",
+        load_model=model if ":" in model else f"own_step_jobs:{model}",
         load_dataloader="own_step_jobs:rows",
         own_step=True,
         **{"hparams": HParams(precision="float64"), **fields},
@@ -38,6 +38,8 @@ def test_says_whether_steps_are_those_of_one_device() -> None:
         Cell(job(name), technique, size) for technique, size in (("single", 1), ("ddp", 2)) for name in EXACT
     ]
     cells += [Cell(job("EMA", **evaluated), "ddp", 2)]
+    cells += [Cell(job("lightning_jobs:Classifier", **evaluated), "ddp", 2)]
+    cells += [Cell(job("lightning_jobs:GAN"), "ddp", 2)]
     told = verdicts(cells)
     assert dict(zip(cells_named(cells), told, strict=True)) == dict.fromkeys(cells_named(cells), "exact")
 

@@ -85,6 +85,7 @@ class OwnLooks(Looks):
             if off is not None:
                 comparing.put_off_by_rounding(model, off)
             before = weights(self._names)
+            training.place(batch)
             rng.seed(training.hparams.seed, "step", training.step, 0, 0)
             with gradients_as_seen(training.own.optimizers, self._names) as gradients:
                 if alone:

@@ -37,6 +37,7 @@ class OwnPlainLoop:
     def step(self, batch: Any) -> Step:
         """Train on one whole batch."""
         model = self._own.model
+        self._own.number = self._number
         if self._number == 0:
             hooks.call(model, "on_train_epoch_start")
         before = {name: singles(p) for p, name in self._names.items()}

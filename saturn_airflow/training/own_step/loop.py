@@ -95,6 +95,7 @@ class OwnStepTraining(Training):
         if self.beyond:
             self.own.hold_schedulers()
         rng.seed(self.hparams.seed, "step", self.step, 0, self.parallel.share)
+        self.place(batch)
         if batch.position.batch == 0:
             hooks.call(self.parallel.model, "on_train_epoch_start")
         loss, self.logged = self.take(batch)
@@ -112,6 +113,7 @@ class OwnStepTraining(Training):
         """Take the step on this rank's share of a batch, together with the others: the loss and what was
         logged, means over the batch."""
         (micro_batch,) = batch.micro_batches
+        self.place(batch)
         with _sharing(self.parallel, micro_batch.samples, batch.samples):
             taken = self.own.take(micro_batch.data, batch.position.batch, schedule=not self.beyond)
         values = torch.stack([_part(self.parallel, value) for value in (taken.loss, *taken.logged.values())])
@@ -119,6 +121,10 @@ class OwnStepTraining(Training):
             dist.all_reduce(values)
         loss, *logged = values.tolist()
         return loss, dict(zip(taken.logged, logged, strict=True))
+
+    def place(self, batch: GlobalBatch) -> None:
+        """Tell the model where training stands."""
+        self.own.epoch, self.own.number = batch.position.epoch, self.step
 
     def _agreed(self, *flags: bool) -> tuple[bool, ...]:
         """Whether each of the flags is set on any rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from saturn_airflow.model.metrics import TAKEN
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision
 from saturn_airflow.training.optim import optimizers
-from saturn_airflow.training.own_step import hooks
+from saturn_airflow.training.own_step import hooks, lightning
 from saturn_airflow.training.own_step.configured import Scheduled, configured
 
 # What is the loss where a step returns none, by what was logged.
@@ -47,9 +48,18 @@ class OwnStep:
 
     def __init__(self, job: Job, parallel: Parallel, total_steps: int | None) -> None:
         self.model = model = parallel.model
-        self._hparams = hparams = job.hparams
+        self.hparams = hparams = job.hparams
         self._device = parallel.ranks.device
-        self._load_model = str(job.load_model)
+        self.total_steps = total_steps
+        self.is_first = parallel.ranks.is_first
+        #: Where training stands: the epoch, and the step of all, from 0.
+        self.epoch = self.number = 0
+        self.automatic = bool(getattr(model, "automatic_optimization", True))
+        #: Numbers that the model logged by ``self.log`` since they were taken out.
+        self.log: dict[str, torch.Tensor] = {}
+        self._steps = self._epochs = 0
+        if lightning.is_lightning(model):
+            lightning.attach(model, self)
         self.schedulers: list[Scheduled]
         if hooks.is_own(model, "configure_optimizers"):
             self.optimizers, self.schedulers = configured(model, job, total_steps)
@@ -59,17 +69,16 @@ class OwnStep:
             self.optimizers = [optimizer]
             scheduler = optimizers.scheduler_of(hparams, optimizer, total_steps)
             self.schedulers = [] if scheduler is None else [Scheduled(scheduler, per_epoch=False)]
-        self.automatic = bool(getattr(model, "automatic_optimization", True))
-        #: Numbers that the model logged by ``self.log`` since they were taken out.
-        self.log: dict[str, torch.Tensor] = {}
-        self._steps = self._epochs = 0
+        self._check()
+
+    def _check(self) -> None:
         if self.automatic and len(self.optimizers) > 1:
             raise JobError(
                 f"configure_optimizers returned {len(self.optimizers)} optimizers: set "
                 "automatic_optimization = False on the model, and call zero_grad, backward and step in "
                 "training_step"
             )
-        if not self.automatic and hparams.clip_grad_norm is not None:
+        if not self.automatic and self.hparams.clip_grad_norm is not None:
             raise JobError(
                 "clip_grad_norm is for the step that Saturn takes; with automatic_optimization = False "
                 "call torch.nn.utils.clip_grad_norm_ in training_step"
@@ -81,11 +90,11 @@ class OwnStep:
         :param schedule: whether schedulers are stepped, where Saturn does it.
         :raises JobError: when the step raises, or returns no loss.
         """
-        batch = precision.place(batch, self._device, self._hparams.precision)
+        batch = precision.place(batch, self._device, self.hparams.precision)
         if hooks.call(self.model, "on_train_batch_start", batch, batch_idx) == -1:
             raise JobError("on_train_batch_start returned -1, which skips batches; return None")
-        with of_the_job("training_step"), precision.autocast(self._hparams.precision, self._device):
-            returned = self.model.training_step(batch, batch_idx)  # type: ignore[operator]
+        with of_the_job("training_step"), precision.autocast(self.hparams.precision, self._device):
+            returned = _call_step(self.model.training_step, batch, batch_idx)
         taken = self._taken(returned, "training_step")
         if self.automatic:
             self._optimize(taken.loss)
@@ -97,14 +106,19 @@ class OwnStep:
 
     def evaluate(self, batch: Any, batch_idx: int) -> Taken:
         """What the model's ``validation_step`` says of a batch; a loss of NaN where it says nothing of it."""
-        batch = precision.place(batch, self._device, self._hparams.precision)
-        with of_the_job("validation_step"), precision.autocast(self._hparams.precision, self._device):
-            returned = self.model.validation_step(batch, batch_idx)  # type: ignore[operator]
+        batch = precision.place(batch, self._device, self.hparams.precision)
+        with of_the_job("validation_step"), precision.autocast(self.hparams.precision, self._device):
+            returned = _call_step(self.model.validation_step, batch, batch_idx)
         return self._taken(returned, "validation_step")
 
     def end_epoch(self, metrics: Mapping[str, float | None]) -> None:
         """After an epoch's batches and its evaluation, whose ``metrics`` a scheduler may follow."""
         hooks.call(self.model, "on_train_epoch_end")
+        if logged := self.logged():
+            raise JobError(
+                f"on_train_epoch_end logged {sorted(logged)[0]!r}; log it in training_step, by step, or in "
+                "the validation's hooks"
+            )
         self._epochs += 1
         if not self.automatic:
             return
@@ -155,9 +169,9 @@ class OwnStep:
         optimizer.zero_grad(set_to_none=True)
         with of_the_job("the backward pass of training_step's loss"):
             loss.backward()  # type: ignore[no-untyped-call]
-        if self._hparams.clip_grad_norm is not None:
+        if self.hparams.clip_grad_norm is not None:
             trained = [p for p in self.model.parameters() if p.grad is not None]
-            nn.utils.clip_grad_norm_(trained, self._hparams.clip_grad_norm)
+            nn.utils.clip_grad_norm_(trained, self.hparams.clip_grad_norm)
         with of_the_job(f"optimizer {type(optimizer).__name__}"):
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -195,6 +209,14 @@ class OwnStep:
         """What the model logged by ``self.log`` since this was asked last."""
         logged, self.log = dict(self.log), {}
         return logged
+
+
+def _call_step(step: Any, batch: Any, batch_idx: int) -> Any:
+    """A step need not ask for the batch's number."""
+    takes = inspect.signature(step).parameters.values()
+    places = [p for p in takes if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    alone = len(places) == 1 and not any(p.kind is p.VAR_POSITIONAL for p in takes)
+    return step(batch) if alone else step(batch, batch_idx)
 
 
 def _named_freely(logged: Mapping[str, torch.Tensor], what: str) -> dict[str, torch.Tensor]:

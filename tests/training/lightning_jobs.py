@@ -1,0 +1,122 @@
+"""LightningModules as people write them."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from own_step_jobs import net, rows
+from torch import nn
+from torch.nn import functional
+
+__all__ = ["rows"]
+
+
+class Classifier(pl.LightningModule):
+    """Automatic optimization, a schedule by steps that asks for all of them, and logged numbers."""
+
+    def __init__(self, lr: float = 1e-2) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        loss = functional.mse_loss(self(x), y) * (1 + 0.1 * self.current_epoch + 0.01 * self.global_step)
+        self.log("train_loss", loss, prog_bar=True, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_loss", functional.mse_loss(self(x), y))
+        self.log_dict({"val_mae": functional.l1_loss(self(x), y)})
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
+        total = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=total)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class GAN(pl.LightningModule):
+    """Manual optimization, with two optimizers, one of which is toggled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator, self.critic = net(seed=1), net(1, seed=2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        g, c = self.optimizers()
+        real, noise = batch
+        c.zero_grad()
+        c_loss = self.critic(self.generator(noise).detach()).mean() - self.critic(real).mean()
+        self.manual_backward(c_loss)
+        self.clip_gradients(c, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
+        c.step()
+        self.toggle_optimizer(g)
+        g_loss = -self.critic(self.generator(noise)).mean()
+        g.zero_grad()
+        self.manual_backward(g_loss)
+        g.step()
+        self.untoggle_optimizer(g)
+        if self.trainer.sanity_checking:
+            raise RuntimeError("this is no check")
+        self.lr_schedulers().step()
+        self.log_dict({"c_loss": c_loss, "g_loss": g_loss}, prog_bar=True)
+        return g_loss
+
+    def configure_optimizers(self) -> Any:
+        g = torch.optim.Adam(self.generator.parameters(), lr=1e-2)
+        c = torch.optim.SGD(self.critic.parameters(), lr=1e-2)
+        return [g, c], [torch.optim.lr_scheduler.ExponentialLR(g, 0.95)]
+
+
+class Setting(Classifier):
+    def setup(self, stage: str) -> None: ...
+
+
+class Asking(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch, batch_idx) * self.trainer.datamodule.scale
+
+
+class LoggingEpochs(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", loss, on_epoch=True)
+        return loss
+
+
+class Gathering(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch, batch_idx) + self.all_gather(batch[0]).sum()
+
+
+def transformers_trainer() -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    return Trainer(net(), TrainingArguments(tempfile.mkdtemp(), use_cpu=True, report_to=[]))
+
+
+def fitted(name: str, epochs: int) -> tuple[nn.Module, pl.Trainer]:
+    """The model as Lightning's own Trainer trains it."""
+    model = {"Classifier": Classifier, "GAN": GAN}[name]()
+    trainer = pl.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    evaluated = {"val_dataloaders": rows()} if name == "Classifier" else {}
+    trainer.fit(model, rows(), **evaluated)
+    return model, trainer

@@ -1,0 +1,63 @@
+"""LightningModules beside Lightning's own Trainer, on the same batches."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from test_loop import launch, request
+from test_own_step import off
+
+from saturn_airflow.model.jobs import HParams, Job
+
+pytestmark = pytest.mark.ranks
+
+EPOCHS = 3
+
+
+def job(model: str, *, evaluated: bool = True) -> Job:
+    return Job(
+        model.lower(),
+        load_model=f"lightning_jobs:{model}",
+        load_dataloader="lightning_jobs:rows",
+        load_eval_dataloader="lightning_jobs:rows" if evaluated else None,
+        own_step=True,
+        hparams=HParams(epochs=EPOCHS, precision="float64"),
+    )
+
+
+def test_trains_as_lightnings_trainer_does(tmp_path: Path) -> None:
+    import lightning_jobs
+
+    jobs = [job("Classifier"), job("GAN", evaluated=False)]
+    alone = [request(one, tmp_path / f"single-{one.name}", batch_count=7) for one in jobs]
+    assert {told["result"]["status"] for told in launch(alone)[0]} == {"stopped"}
+    # From the checkpoint of one device, on two.
+    both = [request(one, tmp_path / f"single-{one.name}", "ddp") for one in jobs]
+    told = launch(both, 2)[0]
+    for one, result in zip(jobs, told, strict=True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, trainer = lightning_jobs.fitted(
+                {"classifier": "Classifier", "gan": "GAN"}[one.name], EPOCHS
+            )
+        assert off(tmp_path / f"single-{one.name}", model) < 1e-11
+        if one.name == "classifier":
+            metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val")}
+            assert result["result"]["metrics"] == pytest.approx(metrics, abs=1e-12)
+            assert result["result"]["eval_loss"] == pytest.approx(metrics["val_loss"], abs=1e-12)
+
+
+def test_what_is_not_honoured_is_refused_by_name() -> None:
+    refused = {
+        "Setting": "with setup, which Saturn does not call; do it in load_model",
+        "Asking": "self.trainer.datamodule is Lightning's",
+        "LoggingEpochs": "self.log('train_loss', on_epoch=True) in training_step",
+        "Gathering": "self.all_gather is Lightning's",
+        "transformers_trainer": "returned a Trainer, which trains by itself; return its model",
+    }
+    told = launch([request(job(name)) for name in refused])[0]
+    for (name, says), one in zip(refused.items(), told, strict=True):
+        assert one["error"] == "JobError", name
+        assert says in one["says"]
