@@ -213,6 +213,27 @@ def select(rule: Selection, histories: Histories, going: Sequence[str], metric: 
     return Selected(dropped)
 
 
+def what_doomed(
+    dropped: Sequence[str], histories: Histories, going: Sequence[str], metric: str
+) -> dict[str, str]:
+    """In words, what each of the ``dropped`` had, and what those had by then that stay of the ``going``."""
+    staying = [histories[job] for job in going if job not in dropped]
+    return {job: _what_doomed(histories[job], staying, metric) for job in dropped}
+
+
+def _what_doomed(history: History, staying: Sequence[History], metric: str) -> str:
+    if not history:
+        return f"it has no {metric}"
+    epochs = max(history)
+    others = [value_at(other, epochs) for other in staying]
+    known = sorted(value for value in others if value is not None and math.isfinite(value))
+    told = f"{metric} {history[epochs]:.4g} after {epochs:g} epoch{'' if epochs == 1 else 's'}"
+    if not known:
+        return told
+    span = f"{known[0]:.4g}" if known[0] == known[-1] else f"{known[0]:.4g} to {known[-1]:.4g}"
+    return f"{told}; those that stay had {span} by then"
+
+
 def value_at(history: History, epochs: float) -> float | None:
     """The metric at the last measurement up to ``epochs``; None for a job that has not come so far."""
     if max(history, default=0.0) < epochs:

@@ -55,6 +55,8 @@ class PlanOperator(ListingOperator):
     def __init__(self, *, settings: SweepSettings, profile_tasks: list[str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.settings = settings
+        #: What the pages are told besides the plan.
+        self.also_told: dict[str, Any] = {"compared_by": {"metric": settings.metric, "mode": settings.better}}
         self.profile_tasks = profile_tasks
         self.mlflow_url: str | None = None
         #: What is planned, and what is known of it, once that was read.
@@ -90,6 +92,7 @@ class PlanOperator(ListingOperator):
 
         planned, unplanned = to_plan(learned, estimates, refusals, self.settings.profile, self.left_out)
         ti.xcom_push("unplanned", unplanned)
+        self.also_told |= {"jobs": len(jobs), "not_planned": len(unplanned)}
         for entry in unplanned:
             self.log.error("%s is left out: %s", entry["job"], entry["reason"])
         if not planned:
@@ -177,6 +180,7 @@ class PlanOperator(ListingOperator):
             **cluster.to_dict(),
             "current_practice": practice.makespan,
             LEFT_OUT_KEY: self.left_out,
+            **self.also_told,
         }
         if self.ends_by is not None:
             found["deadline"] = {"at": self.ends_by, "planned": self.meets_deadline}

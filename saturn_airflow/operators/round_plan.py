@@ -85,7 +85,7 @@ class RoundPlanOperator(PlanOperator):
         from saturn_airflow.planning.online.adoption import what_is_left
         from saturn_airflow.planning.online.execution import Situation
 
-        rung = self._rung({})
+        rung = self.also_told["rung"] = self._rung({})
         situation = Situation({job.name: self._goal(job.name, rung) for job in problem.jobs})
         self._problem, self._left = problem, what_is_left(problem, situation)
         self._decision = self._decide(problem, None, situation, 0.0)
@@ -145,7 +145,7 @@ class RoundPlanOperator(PlanOperator):
         if not going and not dropped and not _finished_alone(progress, statuses):
             raise AirflowSkipException("every job is done")
         _stop(progress, dropped)
-        rung = self._rung({job: progress[job] for job in going})
+        rung = self.also_told["rung"] = self._rung({job: progress[job] for job in going})
         situation = situation_of(progress, {job: self._goal(job, rung) for job in going})
         if situation.left:
             known = learned(problem, progress, estimates, jobs, self.log.info)
@@ -190,7 +190,8 @@ class RoundPlanOperator(PlanOperator):
             seen_off = self._without_place(before[job], made, len(result))
             result.append(replace(seen_off, goes_on=run.spec.priority))
         for job in dropped:
-            reason = f"pruned after {progress[job].steps} batches, before round {self.number}"
+            when = f"pruned after {progress[job].steps} batches, before round {self.number}"
+            reason = f"{dropped[job]}: {when}"
             self.log.warning("%s is %s", job, reason)
             result.append(replace(self._without_place(before[job], made, len(result)), pruned=reason))
         return [entry.to_dict() for entry in result]
@@ -264,15 +265,15 @@ class RoundPlanOperator(PlanOperator):
             if p.status != Status.FINISHED and job not in over and job not in pruned
         ]
 
-    def _drop(self, progress: Mapping[str, Progress], going: Sequence[str]) -> list[str]:
+    def _drop(self, progress: Mapping[str, Progress], going: Sequence[str]) -> dict[str, str]:
         rule = self.settings.selection
         if rule is None:
-            return []
+            return {}
         histories = {job: p.history.get(rule.metric, {}) for job, p in progress.items()}
         found = selection.select(rule, histories, going, rule.metric)
         for warning in found.warnings:
             self.log.error("%s", warning)
-        return list(found.pruned)
+        return selection.what_doomed(found.pruned, histories, going, rule.metric)
 
     def _goal(self, name: str, rung: float) -> float:
         """The share of its batches that a job is to have trained at the end of the round."""

@@ -34,6 +34,7 @@ from saturn_airflow.operators.context import (
     user_path,
 )
 from saturn_airflow.operators.following import FollowingOperator
+from saturn_airflow.operators.live import live_of
 from saturn_airflow.operators.printed import Printed
 from saturn_airflow.operators.retrying import TryAgainError, seconds_until_next_try
 from saturn_airflow.operators.telling import Teller
@@ -311,11 +312,13 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
     def _pass_on(self, context: Context, run: Run) -> dict[str, Any] | None:
         """Tell MLflow and the log what the run says; how it ended, None if this task must go before that."""
         run.read_on()
+        live = live_of(context["ti"], self.entry, run.spec.folder)
         teller = Teller(self.log, f"{list(self.entry.device_ids)} of {self.entry.node}")
         printed = Printed(run.log, teller.job_prints)
 
         def must_let_go() -> bool:
             printed.look()
+            live.tell_now_and_again()
             return self.must_let_go()
 
         end = None
@@ -324,9 +327,11 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
                 printed.close()
                 end = event
             teller.tell(event)
+            live.hear([event])
             self.watch(event)
             if event["event"] != "waiting":
                 self._mlflow(context).follow(event)
+        live.close()
         return end or run.end
 
     def _mlflow(self, context: Context) -> JobRun:

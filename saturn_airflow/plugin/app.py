@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.templating import Jinja2Templates
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 
-from saturn_airflow.plugin import PREFIX
+from saturn_airflow.plugin import PREFIX, changes
 from saturn_airflow.plugin.choice import job_choice
-from saturn_airflow.plugin.overview import sweep_page, sweep_state
-from saturn_airflow.plugin.queries import DETAILS, Record, read_run, read_sweeps
+from saturn_airflow.plugin.listing import listed
+from saturn_airflow.plugin.overview import sweep_page
+from saturn_airflow.plugin.queries import DETAILS, Record, read_run
+from saturn_airflow.plugin.sweeps import read_sweeps
 from saturn_airflow.plugin.web_internals import (
     DagAccessEntity,
     GetUserDep,
@@ -54,6 +56,7 @@ def readable_runs(user: GetUserDep) -> PermittedDagRunFilter:
 
 
 ReadableRuns = Annotated[PermittedDagRunFilter, Depends(readable_runs)]
+Limit = Annotated[int, Query(ge=1, le=200)]
 #: The page shows what Airflow shows as DAG runs, task instances and XComs: it takes the right to see all.
 may_read_sweeps = [
     Depends(requires_access_dag("GET", entity))
@@ -79,23 +82,48 @@ def plan_page(request: Request, dag_id: str, run_id: str) -> HTMLResponse:
     return page(request, "plan.html", dag_id=dag_id, run_id=run_id)
 
 
+@app.get("/compare/{dag_id}", dependencies=may_read_sweeps)
+def compare_page(request: Request, dag_id: str) -> HTMLResponse:
+    """The page that compares two sweeps of a DAG."""
+    return page(request, "compare.html", dag_id=dag_id)
+
+
 @app.get("/data/sweeps", dependencies=may_read_sweeps)
-def sweeps(session: SessionDep, readable: ReadableRuns) -> Response:
+def sweeps(request: Request, session: SessionDep, readable: ReadableRuns, limit: Limit = 50) -> Response:
     """The latest sweeps the user may see."""
-    return listed(read_sweeps(session, readable))
+    return unless_known(request, {"sweeps": listed(read_sweeps(session, readable, limit=limit))})
 
 
 @app.get("/data/sweeps/{dag_id}", dependencies=may_read_sweeps)
-def dag_sweeps(session: SessionDep, readable: ReadableRuns, dag_id: str) -> Response:
+def dag_sweeps(
+    request: Request, session: SessionDep, readable: ReadableRuns, dag_id: str, limit: Limit = 50
+) -> Response:
     """A DAG's latest sweeps."""
-    return listed(read_sweeps(session, readable, dag_id))
+    return unless_known(request, {"sweeps": listed(read_sweeps(session, readable, dag_id, limit))})
 
 
 @app.get("/data/plan/{dag_id}/{run_id:path}", dependencies=may_read_sweeps)
-def plan(session: SessionDep, dag_id: str, run_id: str, sweep: str | None = None) -> Response:
-    """All the page shows of a sweep; without ``sweep``, of the run's first."""
-    record = read_run(session, dag_id, run_id)
-    return JSONResponse(sweep_page(*_sweep_of(record, sweep), time.time()))
+def plan(
+    request: Request,
+    session: SessionDep,
+    dag_id: str,
+    run_id: str,
+    sweep: str | None = None,
+    since: float | None = None,
+) -> Response:
+    """All the page shows of a sweep; without ``sweep``, of the run's first.
+
+    :param since: the answer has the curves that were told of after it, in seconds since the epoch.
+    """
+    now = time.time()
+    # Before all else: what changes while this reads counts as news for the next question.
+    tag = changes.etag(changes.mark(session, dag_id, run_id, now), sweep)
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"ETag": tag})
+    record, group = _sweep_of(read_run(session, dag_id, run_id), sweep)
+    curves, at = changes.curves(session, dag_id, run_id, group, since)
+    shown = {**sweep_page(record, group, now), "curves": curves, "curves_at": at}
+    return JSONResponse(shown, headers={"ETag": tag})
 
 
 @app.get("/data/job/{dag_id}/{run_id:path}", dependencies=may_read_sweeps)
@@ -136,12 +164,12 @@ async def harden(request: Request, call_next: Any) -> Response:
     return response
 
 
-def listed(sweeps: list[dict[str, Any]]) -> JSONResponse:
-    """The list's answer."""
-    states = [sweep_state(sweep["state"], sweep.pop("report", None)) for sweep in sweeps]
-    return JSONResponse(
-        {"sweeps": [{**sweep, "state": state} for sweep, state in zip(sweeps, states, strict=True)]}
-    )
+def unless_known(request: Request, content: dict[str, Any]) -> Response:
+    """The answer, or that it is the same as before."""
+    tag = changes.etag(content)
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"ETag": tag})
+    return JSONResponse(content, headers={"ETag": tag})
 
 
 def page(request: Request, name: str, status: int = 200, **values: str) -> HTMLResponse:

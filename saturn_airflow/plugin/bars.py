@@ -20,6 +20,7 @@ class Bar:
 
     :param superseded_at: when the next round's plan took the place of this one's.
     :param before: the job's bar in an earlier round.
+    :param progress: how far the job has come, as its task told last.
     :param held: seconds it had its devices; less than from start to end where it was interrupted.
     """
 
@@ -30,6 +31,7 @@ class Bar:
     before: Bar | None = None
     task: Task | None = None
     outcome: Mapping[str, Any] = field(default_factory=dict)
+    progress: Mapping[str, Any] = field(default_factory=dict)
     status: str = "waiting"
     reason: str | None = None
     start: float | None = None
@@ -61,6 +63,17 @@ class Bar:
     def is_going(self) -> bool:
         """Whether it trains now."""
         return self.status == "running"
+
+    def left(self, is_to_stop: bool) -> float | None:
+        """Seconds to the job's last step from when that was told; None where nothing says.
+
+        :param is_to_stop: to where it stops in this round instead, if it does.
+        """
+        now = self.progress
+        eta, step, total, stop = (now.get(key) for key in ("eta_seconds", "step", "total", "stops_at"))
+        if eta is None or not is_to_stop or not stop or not total or total <= step:
+            return None if eta is None else float(eta)
+        return float(max(0.0, eta * (min(stop, total) - step) / (total - step)))
 
     def to_dict(self, origin: float) -> dict[str, Any]:
         """This bar as JSON-ready data; times are seconds since ``origin``."""
@@ -109,7 +122,20 @@ class Round:
 
     def to_dict(self, origin: float) -> dict[str, Any]:
         """This round as JSON-ready data."""
-        return {"number": self.number, "start": self.zero - origin, "makespan": self.plan.makespan}
+        ends = [bar.end for bar in self.bars if bar.end is not None]
+        is_over = bool(ends) and not any(bar.expected_end is not None for bar in self.bars)
+        return {
+            "number": self.number,
+            "start": self.zero - origin,
+            "makespan": self.plan.makespan,
+            "rung": self.rung,
+            "took": max(ends) - self.zero if is_over else None,
+        }
+
+    @property
+    def rung(self) -> float | None:
+        """The epochs that its plan takes jobs to; None where it takes them to their end."""
+        return self.values.get("rung")
 
 
 def read_rounds(record: Record, group: str, now: float) -> list[Round]:
@@ -132,6 +158,10 @@ def read_rounds(record: Record, group: str, now: float) -> list[Round]:
         outcomes = dict(_outcomes(record, train, made_at))
         bars = [Bar(number, a, outcome=outcomes.get(a.job, {}), before=before.get(a.job)) for a in ordered]
         _find_tasks(bars, train)
+        for bar in bars:
+            told = record.progress.get((bar.task.task_id, bar.task.map_index)) if bar.task else None
+            if told is not None and told.attempt == made_at:
+                bar.progress = told.now
         held: set[Device] = set()
         freed: dict[Device, float] = {}
         for bar in bars:
@@ -211,8 +241,9 @@ def _settle(bar: Bar, held: set[Device], freed: Mapping[Device, float], is_live:
         bar.reason = outcome.get("reason")
         _ran(bar)
     else:
-        bar.status = "skipped" if task.state in ("skipped", "removed") else "lost"
-        bar.reason = None if bar.status == "skipped" else "its train task left no outcome; the log says why"
+        skipped = "skipped" if is_live else "not run"
+        bar.status = skipped if task.state in ("skipped", "removed") else "lost"
+        bar.reason = None if bar.status == skipped else "its train task left no outcome; the log says why"
 
 
 def _ran(bar: Bar) -> None:
@@ -242,7 +273,9 @@ def _expect(bars: Sequence[Bar], now: float) -> None:
     for bar in bars:
         seconds = bar.assignment.seconds
         if bar.is_going:
-            bar.expected_end = max(now, (bar.start or now) + seconds)
+            left = bar.left(is_to_stop=True)
+            ends = (bar.start or now) + seconds if left is None else bar.progress["time"] + left
+            bar.expected_end = max(now, ends)
         elif bar.status in ("waiting", "waiting for devices", "retrying"):
             bar.expected_end = max([now, *(free.get(device, 0.0) for device in bar.devices)]) + seconds
         else:

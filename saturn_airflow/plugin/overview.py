@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from saturn_airflow.plugin.bars import Bar, Round, finite, read_rounds, report_of
-from saturn_airflow.plugin.queries import ENDED, MLFLOW_LINK, PLAN, STAGES, TRIALS, Record, Task
+from saturn_airflow.plugin.queries import ENDED, MLFLOW_LINK, PLAN, PROFILE, STAGES, TRIALS, Record, Task
 
 
 def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
@@ -20,8 +20,9 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
     origin = rounds[0].zero if rounds else record.start or now
     nodes = _nodes(rounds)
     stages = list(_stages(record, group))
+    state = sweep_state(record.state, stages[-1]["state"], stages[0]["state"], bool(result))
     return {
-        "state": sweep_state(record.state, stages[-1]["state"]),
+        "state": state,
         "live": record.is_live,
         "sweep": group,
         "sweeps": record.groups,
@@ -29,10 +30,16 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
         "now": now - origin,
         "stages": stages,
         "rounds": [round.to_dict(origin) for round in rounds],
+        "rounds_most": len(record.of(group, PLAN)),
         "nodes": nodes,
         "jobs": _jobs(record, group, rounds, result, origin),
-        "totals": _totals(rounds, nodes, now, origin),
+        "totals": {
+            **_totals(rounds, nodes, now, origin),
+            "is_comparable": _is_comparable(rounds, state),
+        },
         "best": result.get("best"),
+        "compared_by": _compared_by(rounds, result),
+        "registered": result.get("registered"),
         "profiling": next(
             (value for _, value in record.all_values(record.of(group, PLAN), "profiling")), None
         ),
@@ -42,14 +49,34 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
     }
 
 
-def sweep_state(run: str, report: str | None) -> str:
+def sweep_state(run: str, report: str | None, trials: str | None, has_result: bool) -> str:
     """How a sweep stands, which is not how its DAG run does.
 
     :param run: the DAG run's state.
-    :param report: the state of the report, as a task's or as a stage's.
+    :param report: the state of the report, as a task's or as a stage's; so is ``trials``.
+    :param has_result: whether the report has left one.
+    :returns: ``success``, ``failed``, ``skipped`` (it never began), ``cancelled`` (somebody ended it before
+        it could report), or the run's state while it goes on.
     """
-    ended = {"done": "success", "success": "success", "failed": "failed", "upstream_failed": "failed"}
-    return ended.get(report or "", "skipped" if report == "skipped" else run)
+    if report in ("failed", "upstream_failed"):
+        return "failed"
+    if report in ("done", "success") and (has_result or run in ("queued", "running")):
+        return "success"
+    if trials in ("skipped", "removed"):
+        return "skipped"
+    return run if run in ("queued", "running") and report != "skipped" else "cancelled"
+
+
+def _is_comparable(rounds: Sequence[Round], state: str) -> bool:
+    """Whether what all took is to be compared with the first plan: not where that was for less, or others."""
+    return state != "cancelled" and all(round.rung is None for round in rounds)
+
+
+def _compared_by(rounds: Sequence[Round], result: Mapping[str, Any]) -> dict[str, Any]:
+    """The metric that jobs are compared by, None where that is not settled yet, and its mode."""
+    said = (rounds[0].values.get("compared_by") if rounds else None) or {}
+    metric = (result.get("best") or {}).get("metric") or said.get("metric")
+    return {"metric": metric, "mode": said.get("mode") or "min"}
 
 
 def _jobs(
@@ -63,6 +90,7 @@ def _jobs(
     jobs = []
     for name, bars in by_job.items():
         last = next((bar for bar in reversed(bars) if bar.task and bar.status != "skipped"), bars[-1])
+        told: Mapping[str, Any] = next((bar.progress for bar in reversed(bars) if bar.progress), {})
         # A round that drops a job has no place for it in its plan.
         dropped = next((o for r in rounds if (o := r.outcomes.get(name)) and o["status"] == "pruned"), None)
         jobs.append(
@@ -72,22 +100,57 @@ def _jobs(
                 "reason": dropped["reason"] if dropped else last.reason,
                 "bars": [bar.to_dict(origin) for bar in bars],
                 "start": next((b.start for b in bars if b.start is not None), bars[0].planned_start) - origin,
-                # Later plans have what was left of it.
-                "planned": bars[0].assignment.seconds,
+                "planned": _planned_seconds(bars, rounds),
                 "actual": sum(held) if (held := [b.held for b in bars if b.held is not None]) else None,
-                "loss": last.outcome.get("loss"),
-                "eval_loss": last.outcome.get("eval_loss"),
-                "metrics": last.outcome.get("metrics") or {},
+                "metrics": _metrics(last.outcome, told),
+                "progress": _progress(told, last, origin),
                 "task": last.task and _task(last.task),
                 "mlflow": _mlflow(record, [bar.task for bar in reversed(bars) if bar.task]),
             }
         )
-    told = {job["name"] for job in jobs}
+    seen = {job["name"] for job in jobs}
     for name, status, reason in _left_out(record, group, result):
-        if name not in told:
-            told.add(name)
-            jobs.append({"name": name, "status": status, "reason": reason, "bars": []})
+        if name not in seen:
+            seen.add(name)
+            task = _task(_who_says(record, group, name))
+            jobs.append({"name": name, "status": status, "reason": reason, "bars": [], "task": task})
     return jobs
+
+
+def _planned_seconds(bars: Sequence[Bar], rounds: Sequence[Round]) -> float:
+    """What the plans gave a job, those that went to a rung added up; later plans have what was left of it."""
+    seconds = 0.0
+    for bar in bars:
+        seconds += bar.assignment.seconds
+        if rounds[bar.round - 1].rung is None:
+            break
+    return seconds
+
+
+def _metrics(outcome: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """The last value of each metric: of the outcome, else of what was told while the job trained."""
+    found = {"loss": told.get("loss"), **(told.get("metrics") or {})}
+    ended = {name: outcome.get(name) for name in ("loss", "epoch_loss", "eval_loss")}
+    ended |= outcome.get("metrics") or {}
+    found |= {name: value for name, value in ended.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _progress(told: Mapping[str, Any], last: Bar, origin: float) -> dict[str, Any] | None:
+    """How far a job has come; ``ends`` is when it is done, where that is known, and it trains now."""
+    if not told:
+        return None
+    left = last.left(is_to_stop=False)
+    ends = told["time"] + left - origin if last.is_going and left is not None else None
+    shown = ("step", "total", "stops_at", "epoch", "samples_per_second")
+    return {**{key: told.get(key) for key in shown}, "at": told["time"] - origin, "ends": ends}
+
+
+def _who_says(record: Record, group: str, job: str) -> Task:
+    """The task whose log says most of a job that was not planned: a trial of it that failed, or the plan."""
+    trials = [t for t in record.of(group, PROFILE) if (t.name or "").startswith(f"{job} ")]
+    trials.sort(key=lambda task: task.state == "failed")
+    return [*record.of(group, PLAN)[:1], *trials][-1]
 
 
 def _task(task: Task) -> dict[str, Any]:
@@ -142,6 +205,7 @@ def _totals(
         "current_practice": first.values.get("current_practice"),
         "planned_utilisation": _share(planned, first.plan.makespan * devices),
         "elapsed": elapsed,
+        "goes_on": ends_later,
         "expected": max(expected, default=None),
         "utilisation": _share(busy, (elapsed or 0.0) * devices),
     }

@@ -6,19 +6,17 @@ are not seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, func, or_, select, tuple_
+from sqlalchemy import and_, or_, select
 
 from saturn_airflow.plugin.web_internals import XCOM_RETURN_KEY, DagRun, TaskInstance, XComModel
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
-
-    from saturn_airflow.plugin.web_internals import PermittedDagRunFilter
 
 TRIALS, PROFILE, PLAN, TRAIN, REPORT = STAGES = ("trials", "profile", "plan", "train", "report")
 #: By their class names the tasks of a sweep are known in the database, with rounds and without.
@@ -26,6 +24,7 @@ STAGE_OF = {f"{prefix}{stage.title()}Operator": stage for stage in STAGES for pr
 #: States in which nothing more comes of a task by itself.
 ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 MLFLOW_LINK = "_link_MlflowRunLink"
+PROGRESS = "progress"
 #: What the page shows of all jobs, and what it shows of one.
 OVERVIEW = ("plan", "unplanned", "attempt", "outcome", "profiling", MLFLOW_LINK)
 DETAILS = ("jobs", "choices")
@@ -50,10 +49,23 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What a train task told of its job while it trained.
+
+    :param attempt: when the plan was made that the task belongs to, in seconds since the epoch.
+    :param now: how far the job has come.
+    """
+
+    attempt: float
+    now: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Record:
     """One DAG run as the database has it.
 
     :param values: XComs by task, map index and key.
+    :param progress: what train tasks told last of how far their jobs have come, by task and map index.
     """
 
     dag_id: str
@@ -63,6 +75,7 @@ class Record:
     end: float | None
     tasks: tuple[Task, ...] = ()
     values: dict[tuple[str, int, str], Any] = field(default_factory=dict)
+    progress: dict[tuple[str, int], Told] = field(default_factory=dict)
 
     @property
     def is_live(self) -> bool:
@@ -96,7 +109,7 @@ def read_run(session: Session, dag_id: str, run_id: str, keys: Sequence[str] = O
         the plan's is.
     """
     run = session.execute(
-        select(DagRun.state, DagRun.start_date, DagRun.end_date).where(
+        select(DagRun.state, DagRun.start_date, DagRun.end_date, DagRun.id).where(
             DagRun.dag_id == dag_id, DagRun.run_id == run_id
         )
     ).one_or_none()
@@ -127,8 +140,7 @@ def read_run(session: Session, dag_id: str, run_id: str, keys: Sequence[str] = O
     returns = PLAN if keys is DETAILS else REPORT
     values = session.execute(
         select(XComModel.task_id, XComModel.map_index, XComModel.key, XComModel.value).where(
-            XComModel.dag_id == dag_id,
-            XComModel.run_id == run_id,
+            XComModel.dag_run_id == run[3],
             XComModel.task_id.in_({task.task_id for task in tasks}),
             or_(
                 XComModel.key.in_(keys),
@@ -147,133 +159,20 @@ def read_run(session: Session, dag_id: str, run_id: str, keys: Sequence[str] = O
         seconds(run[2]),
         tasks,
         {(row[0], row[1], row[2]): row[3] for row in values},
+        _progress(session, run[3]) if keys is OVERVIEW else {},
     )
 
 
-def read_sweeps(
-    session: Session, readable: PermittedDagRunFilter, dag_id: str | None = None, limit: int = 50
-) -> list[dict[str, Any]]:
-    """The latest sweeps of the DAGs the user may read, the newest first.
-
-    :param dag_id: those of one DAG only. Without it, a DAG counts once a sweep of it has listed its trials.
-    """
-    query = (
-        select(
-            DagRun.dag_id,
-            DagRun.run_id,
-            DagRun.state,
-            DagRun.start_date,
-            DagRun.end_date,
-            TaskInstance.task_id,
-        )
-        .join(TaskInstance, and_(TaskInstance.dag_id == DagRun.dag_id, TaskInstance.run_id == DagRun.run_id))
-        .where(TaskInstance.operator == "TrialsOperator")
-        .order_by(DagRun.run_after.desc(), DagRun.id.desc(), TaskInstance.task_id)
-        .limit(limit)
-    )
-    if dag_id is None:
-        # The key is indexed, the operator's name is not: in a large deployment that counts.
-        having = select(XComModel.dag_id).where(XComModel.key == "sweep").distinct()
-        query = query.where(DagRun.dag_id.in_(having))
-    else:
-        query = query.where(DagRun.dag_id == dag_id)
-    sweeps = [
-        {
-            "dag_id": row[0],
-            "run_id": row[1],
-            "state": str(row[2]),
-            "start": seconds(row[3]),
-            "end": seconds(row[4]),
-            "sweep": row[5].removesuffix(".trials"),
-            "jobs": {},
-        }
-        for row in session.execute(readable.to_orm(query))
-    ]
-    if not sweeps:
-        return []
-    owners: Owners = {}
-    for sweep in sweeps:
-        owners.setdefault((sweep["dag_id"], sweep["run_id"]), []).append(sweep)
-    for key, is_report, state, count in _states(session, owners):
-        for sweep in _owning(owners, key):
-            if is_report:
-                sweep["report"] = state
-            else:
-                sweep["jobs"][state] = sweep["jobs"].get(state, 0) + count
-    for key, figures in _figures(session, owners):
-        for sweep in _owning(owners, key):
-            # The first round's plan is what the sweep was planned to take.
-            sweep.update({name: value for name, value in figures.items() if name not in sweep})
-    return sweeps
-
-
-TaskKey = tuple[str, str, str]
-Owners = dict[tuple[str, str], list[dict[str, Any]]]
-
-
-def _owning(owners: Owners, key: TaskKey) -> Iterator[dict[str, Any]]:
-    dag_id, run_id, task_id = key
-    for sweep in owners[dag_id, run_id]:
-        if task_id.startswith(sweep["sweep"] + "."):
-            yield sweep
-
-
-def _states(session: Session, owners: Owners) -> Iterator[tuple[TaskKey, bool, str, int]]:
-    """How many instances of each train task, and of each report, are in which state."""
-    reports = [name for name, stage in STAGE_OF.items() if stage == REPORT]
-    train = [name for name, stage in STAGE_OF.items() if stage == TRAIN]
+def _progress(session: Session, run: int) -> dict[tuple[str, int], Told]:
+    # The curves are left in the database: they are most of it, and were mostly seen before.
+    # As a number: databases shorten it when they write it as JSON.
+    attempt, now = XComModel.value["attempt"].as_float(), XComModel.value["now"]
     rows = session.execute(
-        select(
-            TaskInstance.dag_id,
-            TaskInstance.run_id,
-            TaskInstance.task_id,
-            TaskInstance.operator,
-            TaskInstance.state,
-            func.count(),
-        )
-        .where(
-            tuple_(TaskInstance.dag_id, TaskInstance.run_id).in_(list(owners)),
-            or_(
-                TaskInstance.operator.in_(reports),
-                and_(TaskInstance.operator.in_(train), TaskInstance.map_index >= 0),
-            ),
-        )
-        .group_by(
-            TaskInstance.dag_id,
-            TaskInstance.run_id,
-            TaskInstance.task_id,
-            TaskInstance.operator,
-            TaskInstance.state,
+        select(XComModel.task_id, XComModel.map_index, attempt, now).where(
+            XComModel.dag_run_id == run, XComModel.key == PROGRESS
         )
     )
-    for dag, run, task, operator, state, count in rows:
-        yield (dag, run, task), operator in reports, state or "waiting", count
-
-
-def _figures(session: Session, owners: Owners) -> Iterator[tuple[TaskKey, dict[str, Any]]]:
-    """Of each sweep's plan and report the figures only: the database takes them out of the JSON."""
-    wanted = {
-        "plan": ("makespan", "lower_bound", "gap", "current_practice"),
-        XCOM_RETURN_KEY: ("actual_seconds", "utilisation", "best"),
-    }
-    for key, names in wanted.items():
-        stage = "plan" if key == "plan" else "report"
-        rows = session.execute(
-            select(
-                XComModel.dag_id,
-                XComModel.run_id,
-                XComModel.task_id,
-                *(XComModel.value[name] for name in names),
-            )
-            .where(
-                tuple_(XComModel.dag_id, XComModel.run_id).in_(list(owners)),
-                XComModel.key == key,
-                XComModel.task_id.endswith(f".{stage}", autoescape=True),
-            )
-            .order_by(XComModel.task_id)
-        )
-        for dag, run, task, *values in rows:
-            yield (dag, run, task), dict(zip(names, values, strict=True))
+    return {(row[0], row[1]): Told(row[2], dict(row[3])) for row in rows if isinstance(row[3], Mapping)}
 
 
 def seconds(moment: datetime | None) -> float | None:

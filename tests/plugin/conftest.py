@@ -95,6 +95,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         site = Site(services, airflow, folder / "gate")
         large().write(site.database)
         secret().write(site.database)
+        for night in nights():
+            night.write(site.database)
         airflow.wait_for_dag("watched_sweep", timeout=180)
         site.run_id = airflow.trigger("watched_sweep")
         yield site
@@ -112,6 +114,24 @@ def large() -> Sweep:
     ]
     broken = {names[3]: "the loss is nan at step 41"}
     return Sweep("large", names, 32, 8, utc_now() - timedelta(seconds=1500), at=1500, broken=broken)
+
+
+def nights() -> list[Sweep]:
+    """Two nights of a DAG; in the second a job is new, and another is not planned."""
+    names = ["gpt2-small", "gpt2-medium"]
+    first = utc_now() - timedelta(days=2)
+    return [
+        Sweep("nights", names, 1, 2, first, run_id="night-1"),
+        Sweep(
+            "nights",
+            [*names, "gpt2-new"],
+            1,
+            2,
+            first + timedelta(days=1),
+            run_id="night-2",
+            unplanned={"gpt2-huge": "it fits nowhere"},
+        ),
+    ]
 
 
 def secret() -> Sweep:

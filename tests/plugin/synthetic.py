@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ class Sweep:
     """A sweep to write down.
 
     :param at: the seconds of the plan at which it stands; None when it has ended.
+    :param cancelled: whether somebody marked its DAG run as failed then.
+    :param registered: what its report says of the registry.
     :param team: the team that its DAG's bundle belongs to.
     """
 
@@ -45,9 +48,12 @@ class Sweep:
     team: str | None = None
     broken: dict[str, str] = field(default_factory=dict)
     unplanned: dict[str, str] = field(default_factory=dict)
+    run_id: str = RUN
+    cancelled: bool = False
+    registered: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.dag_id)
+        self.random = random.Random(f"{self.dag_id} {self.run_id}")
         self.plan = self._plan()
         self.made = self.began.timestamp()
 
@@ -75,12 +81,14 @@ class Sweep:
         """Write it into the database at ``url``."""
         engine = create_engine(url)
         with Session(engine) as session:
-            self._write_dag(session)
+            if session.get(DagModel, self.dag_id) is None:
+                self._write_dag(session)
             session.execute(insert(DagRun).values(self._run()))
-            run = session.scalar(select(DagRun.id).where(DagRun.dag_id == self.dag_id))
+            mine = DagRun.dag_id == self.dag_id, DagRun.run_id == self.run_id
+            run = session.scalar(select(DagRun.id).where(*mine))
             tasks, xcoms = self._tasks()
             session.execute(insert(TaskInstance), tasks)
-            common = {"dag_run_id": run, "dag_id": self.dag_id, "run_id": RUN}
+            common = {"dag_run_id": run, "dag_id": self.dag_id, "run_id": self.run_id}
             session.execute(insert(XComModel), [{**common, **xcom} for xcom in xcoms])
             session.commit()
         engine.dispose()
@@ -98,14 +106,16 @@ class Sweep:
         session.flush()
 
     def _run(self) -> dict[str, Any]:
-        ended = self.at is None
+        ended = self.at is None or self.cancelled
+        end = self.plan.makespan if self.at is None else self.at
+        state = "failed" if self.cancelled or self.broken else "success"
         return {
             "dag_id": self.dag_id,
-            "run_id": RUN,
+            "run_id": self.run_id,
             "run_type": "manual",
-            "state": "success" if ended else "running",
+            "state": state if ended else "running",
             "start_date": self.began - timedelta(minutes=4),
-            "end_date": self.began + timedelta(seconds=self.plan.makespan) if ended else None,
+            "end_date": self.began + timedelta(seconds=end) if ended else None,
             "run_after": self.began,
             "logical_date": self.began,
         }
@@ -118,7 +128,7 @@ class Sweep:
             tasks.append(
                 {
                     "dag_id": self.dag_id,
-                    "run_id": RUN,
+                    "run_id": self.run_id,
                     "task_id": f"sweep.{task_id}",
                     "map_index": index,
                     "operator": f"{operator}Operator",
@@ -137,7 +147,8 @@ class Sweep:
         entries = [self._entry(a) for a in ordered]
         link = {"_link_MlflowRunLink": "https://mlflow.example.com/#/experiments/1/runs/parent"}
         jobs = [
-            {"name": name, "load_model": "shop.models:gpt2", "hparams": {"lr": 0.001}} for name in self.names
+            {"name": name, "load_model": "shop.models:gpt2", "hparams": {"lr": 0.001}}
+            for name in [*self.names, *self.unplanned]
         ]
         task(
             "trials",
@@ -157,6 +168,11 @@ class Sweep:
             for n in range(self.nodes)
         ]
         values = {**self.plan.to_dict(), "nodes": nodes, "current_practice": 2.1 * self.plan.makespan}
+        values |= {
+            "compared_by": {"metric": None, "mode": "min"},
+            "jobs": len(self.names) + len(self.unplanned),
+        }
+        values["not_planned"] = len(self.unplanned)
         task(
             "plan",
             "Plan",
@@ -171,15 +187,21 @@ class Sweep:
             return_value=entries,
         )
         outcomes = self._train(ordered, task)
-        if self.at is None:
-            best = min((o for o in outcomes if o["status"] == "finished"), key=lambda o: o["loss"])
+        if self.cancelled:
+            task("report", "Report", "skipped")
+        elif self.at is None:
+            best = min((o for o in outcomes if o["status"] == "finished"), key=lambda o: o["eval_loss"])
+            left_out = [{"job": j, "status": "not_planned", "reason": r} for j, r in self.unplanned.items()]
             result = {
-                "best": {"job": best["job"], "metric": "epoch_loss", "value": best["loss"]},
-                "jobs": outcomes,
+                "best": {"job": best["job"], "metric": "eval_loss", "value": best["eval_loss"]},
+                "jobs": [*outcomes, *left_out],
+                "failed": [*self.broken, *self.unplanned],
+                "pruned": [],
+                "registered": self.registered,
                 "actual_seconds": max(o["ended_at"] for o in outcomes) - self.made,
                 "utilisation": 0.93,
             }
-            task("report", "Report", "success", return_value=result)
+            task("report", "Report", "failed" if self.broken else "success", return_value=result)
         else:
             task("report", "Report", None)
         return tasks, xcoms
@@ -197,25 +219,35 @@ class Sweep:
             end = start + a.seconds * (0.4 if reason else self.random.uniform(0.85, 1.2))
             free.update(dict.fromkeys(devices, end))
             if self.at is not None and start > self.at:
-                task(f"train.{a.node}", "Train", None, index)
-            elif self.at is not None and end > self.at:
-                task(f"train.{a.node}", "Train", "running", index, start, name=a.job)
-            else:
-                outcome = {
-                    "job": a.job,
-                    "attempt": self.made,
-                    "status": "failed" if reason else "finished",
-                    "reason": reason,
-                    "started_at": self.made + start,
-                    "ended_at": self.made + end,
-                    "actual_seconds": end - start,
-                    "planned_seconds": a.seconds,
-                    "loss": self.random.uniform(1, 3),
-                }
-                outcomes.append(outcome)
-                state = "failed" if reason else "success"
-                link = {"_link_MlflowRunLink": f"https://mlflow.example.com/#/experiments/1/runs/{index}"}
-                task(f"train.{a.node}", "Train", state, index, start, end, a.job, outcome=outcome, **link)
+                task(f"train.{a.node}", "Train", "skipped" if self.cancelled else None, index)
+                continue
+            is_over = self.at is None or end <= self.at
+            share = 1.0 if is_over and not reason else 0.4 if reason else (self.at - start) / (end - start)
+            told = progress(a.job, self.made, share, self.made + start, a.seconds, self.run_id)
+            outcome = {
+                "job": a.job,
+                "attempt": self.made,
+                "status": "failed" if reason else "finished",
+                "reason": reason,
+                "started_at": self.made + start,
+                "ended_at": self.made + end,
+                "actual_seconds": end - start,
+                "planned_seconds": a.seconds,
+                "loss": told["now"]["loss"],
+                "eval_loss": told["now"]["metrics"]["eval_loss"],
+            }
+            if not is_over and self.cancelled:
+                outcome |= {"status": "stopped", "reason": "the task was stopped"}
+                outcome |= {"ended_at": self.made + self.at, "actual_seconds": self.at - start}
+                end = self.at
+            if not is_over and not self.cancelled:
+                task(f"train.{a.node}", "Train", "running", index, start, name=a.job, progress=told)
+                continue
+            outcomes.append(outcome)
+            state = "success" if outcome["status"] == "finished" else "failed"
+            link = {"_link_MlflowRunLink": f"https://mlflow.example.com/#/experiments/1/runs/{index}"}
+            pushed = {"outcome": outcome, "progress": told, **link}
+            task(f"train.{a.node}", "Train", state, index, start, end, a.job, **pushed)
         return outcomes
 
     def _entry(self, a: Assignment) -> dict[str, Any]:
@@ -258,6 +290,27 @@ class Sweep:
 
     def _at(self, seconds: float | None) -> datetime | None:
         return None if seconds is None else self.began + timedelta(seconds=seconds)
+
+
+def progress(
+    job: str, attempt: float, share: float, began: float, seconds: float, seed: str = "", total: int = 960
+) -> dict[str, Any]:
+    """What a job's train task tells when it has trained ``share`` of its steps; 60 are an epoch."""
+    draw = random.Random(f"{job} {seed}")
+    floor, fall, noise = draw.uniform(0.4, 2.2), draw.uniform(2, 9), draw.uniform(0.01, 0.08)
+    step = max(1, round(share * total))
+
+    def loss(at: float) -> float:
+        return floor + 2.5 * math.exp(-fall * at / total) + draw.gauss(0, noise)
+
+    curve = [[round(step * (i + 1) / 48), round(loss(step * (i + 1) / 48), 4)] for i in range(min(48, step))]
+    evals = [[at, round(loss(at) + 0.1 + 0.2 * (at / total) ** 3, 4)] for at in range(60, step + 1, 60)]
+    metrics = {"eval_loss": evals[-1][1]} if evals else {"eval_loss": None}
+    now = {"time": began + share * seconds, "step": step, "total": total, "stops_at": None}
+    now |= {"epoch": step // 60, "loss": curve[-1][1], "lr": 3e-4, "samples_per_second": 412.5}
+    now |= {"eta_seconds": (1 - share) * seconds, "metrics": metrics}
+    curves = {"loss": curve, "eval_loss": evals}
+    return {"format": 1, "job": job, "attempt": attempt, "now": now, "curves": curves}
 
 
 def node_name(number: int) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timezone
 
 import pytest
 from playwright.sync_api import expect
 from synthetic import RUN
 
 from saturn_airflow.plugin import PREFIX, SaturnPlugin
-from saturn_airflow.plugin.queries import read_run, read_sweeps
+from saturn_airflow.plugin.changes import mark
+from saturn_airflow.plugin.queries import read_run
+from saturn_airflow.plugin.sweeps import read_sweeps
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 LARGE = f"/saturn/plan/large/{RUN}"
@@ -98,13 +101,42 @@ def test_queries_do_not_grow_with_the_jobs(site):
             said.clear()
             assert read_run(session, dag_id, RUN) is not None
             counts.append(len(said))
-        assert counts == [3, 3]
+        assert counts == [4, 4]
+        said.clear()
+        assert mark(session, "large", RUN, 0.0)
+        assert len(said) == 3
         for dag_ids in ({"large", "secret"}, {"secret"}):
             said.clear()
             assert len(read_sweeps(session, PermittedDagRunFilter(dag_ids))) == len(dag_ids)
             assert len(said) == 4
         assert read_sweeps(session, PermittedDagRunFilter(set())) == []
     engine.dispose()
+
+
+def test_a_page_that_knows_all_is_told_so_and_only_of_new_curves(site):
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import create_engine, update
+    from sqlalchemy.orm import Session
+
+    client, path = site.client("ada"), f"/saturn/data/plan/secret/{RUN}"
+    first = client.get(path)
+    known = {"If-None-Match": first.headers["ETag"]}
+    at = first.json()["curves_at"]
+    assert list(first.json()["curves"]) == ["hidden-job"]
+    assert first.json()["curves"]["hidden-job"]["loss"]
+    again = client.get(path, headers=known, params={"since": at})
+    assert (again.status_code, again.content) == (304, b"")
+    assert site.client("victor").get(path, headers=known).status_code == 403
+    assert client.get(path, params={"since": at + 60}).json()["curves"] == {}
+
+    engine = create_engine(site.database)
+    with Session(engine) as session:
+        later = datetime.fromtimestamp(at + 100, tz=timezone.utc)
+        session.execute(update(XComModel).where(XComModel.dag_id == "secret").values(timestamp=later))
+        session.commit()
+    engine.dispose()
+    news = client.get(path, headers=known, params={"since": at + 60})
+    assert (news.status_code, list(news.json()["curves"])) == (200, ["hidden-job"])
 
 
 def test_what_is_known_of_a_job_is_asked_for_by_name(site):

@@ -8,8 +8,9 @@ import pytest
 
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.plugin.choice import job_choice
-from saturn_airflow.plugin.overview import sweep_page
-from saturn_airflow.plugin.queries import Record, Task
+from saturn_airflow.plugin.listing import listed
+from saturn_airflow.plugin.overview import sweep_page, sweep_state
+from saturn_airflow.plugin.queries import Record, Task, Told
 
 MADE, NOW = 1000.0, 1100.0
 NODES = [{"name": "a", "devices": 2, "kind": "cpu"}, {"name": "idle", "devices": 4, "kind": "cpu"}]
@@ -19,7 +20,7 @@ class Run:
     """A DAG run put together by hand."""
 
     def __init__(self, state="running"):
-        self.state, self.tasks, self.values = state, [], {}
+        self.state, self.tasks, self.values, self.progress = state, [], {}, {}
         self.task("trials", "trials", "success")
 
     def task(self, task_id, stage, state, index=-1, start=None, end=None, name=None, **pushed):
@@ -36,10 +37,13 @@ class Run:
         pushed = {"outcome": {"job": job, "attempt": MADE, **outcome}} if outcome else {}
         self.task(f"{prefix}train", "train", state, index, start, name=job, **pushed)
 
+    def told(self, index, prefix="", attempt=MADE, **now):
+        self.progress[f"sweep.{prefix}train", index] = Told(attempt, now)
+
     def page(self, now=NOW):
-        found = sweep_page(
-            Record("dag", "run", self.state, 900.0, None, tuple(self.tasks), self.values), "sweep", now
-        )
+        tasks = tuple(self.tasks)
+        record = Record("dag", "run", self.state, 900.0, None, tasks, self.values, self.progress)
+        found = sweep_page(record, "sweep", now)
         json.dumps(found, allow_nan=False)
         return found
 
@@ -125,7 +129,14 @@ def test_reasons_of_failed_lost_and_unplanned_jobs():
     assert (run.job("bad")["status"], run.job("bad")["reason"]) == ("failed", "sample 600 is damaged")
     assert run.job("gone")["status"] == "lost"
     assert "log" in run.job("gone")["reason"]
-    assert run.job("huge") == {"name": "huge", "status": "not planned", "reason": "fits nowhere", "bars": []}
+    huge = run.job("huge")
+    assert (huge["status"], huge["reason"], huge["bars"]) == ("not planned", "fits nowhere", [])
+    assert huge["task"]["id"] == "sweep.plan"
+    run.task("profile.wave_1", "profile", "failed", 3, name="huge fsdp x 2")
+    assert (run.job("huge")["task"]["id"], run.job("huge")["task"]["map_index"]) == (
+        "sweep.profile.wave_1",
+        3,
+    )
 
 
 def test_a_retry_keeps_what_was_trained_before_it():
@@ -288,3 +299,81 @@ def test_choices_are_told_and_their_absence_too():
     del run.values["sweep.plan", -1, "choices"]
     assert job_choice(record, "sweep", "job")["rounds"][0]["choice"] is None
     assert job_choice(record, "sweep", "other") is None
+
+
+def test_a_running_job_shows_what_its_task_told_last():
+    run = Run()
+    run.plan(on("job", 0, 50), on("next", 50, 90))
+    run.train(0, "running", "job", start=1000)
+    run.train(1, None)
+    now = {"time": 1090.0, "step": 30, "total": 120, "stops_at": None, "epoch": 1, "loss": 0.7}
+    run.told(0, eta_seconds=60.0, metrics={"eval_loss": 0.5}, **now)
+    job = run.job("job")
+    assert job["metrics"] == {"loss": 0.7, "eval_loss": 0.5}
+    assert (job["progress"]["step"], job["progress"]["total"], job["progress"]["ends"]) == (30, 120, 150)
+    # Not when it was planned to end: so late is it, and so late is who waits for its device.
+    assert [job["bars"][0]["expected_end"] for job in run.page()["jobs"]] == [150, 190]
+    run.told(0, attempt=1.0, **now)
+    assert run.job("job")["progress"] is None, "it was told under a plan made before"
+
+
+def test_a_job_that_stops_at_a_rung_is_expected_to_end_there():
+    run = Run()
+    run.plan(on("job", 0, 50), prefix="round_1.")
+    run.train(0, "running", "job", "round_1.", start=1000)
+    now = {"time": 1090.0, "step": 30, "total": 120, "epoch": 0, "loss": 0.7, "eta_seconds": 90.0}
+    run.told(0, "round_1.", stops_at=60, **now)
+    job = run.job("job")
+    assert (job["bars"][0]["expected_end"], job["progress"]["ends"]) == (120, 180)
+
+
+def test_plans_to_rungs_are_added_up_and_not_compared_with_all():
+    run = two_rounds()
+    assert run.page()["totals"]["is_comparable"]
+    assert run.job("stays")["planned"] == 100
+    for number, rung in ((1, 1), (2, None)):
+        run.values[f"sweep.round_{number}.plan", -1, "plan"]["rung"] = rung
+    page = run.page()
+    assert not page["totals"]["is_comparable"]
+    assert run.job("stays")["planned"] == 140
+    assert [(r["rung"], r["took"]) for r in page["rounds"]] == [(1, 50), (None, None)]
+    assert page["rounds_most"] == 2
+
+
+@pytest.mark.parametrize(
+    ("run", "report", "trials", "has_result", "state"),
+    [
+        ("running", None, "success", False, "running"),
+        ("success", "success", "success", True, "success"),
+        ("running", "success", "success", False, "success"),
+        ("failed", "failed", "success", True, "failed"),
+        ("failed", "skipped", "success", False, "cancelled"),
+        ("failed", None, "success", False, "cancelled"),
+        ("success", "success", "success", False, "cancelled"),
+        ("success", "skipped", "skipped", False, "skipped"),
+    ],
+)
+def test_how_a_sweep_stands(run, report, trials, has_result, state):
+    assert sweep_state(run, report, trials, has_result) == state
+
+
+def test_a_cancelled_sweep_is_not_compared_with_its_plan():
+    run = Run("failed")
+    run.plan(on("job", 0, 50), on("next", 50, 90))
+    run.train(0, "failed", "job", status="stopped", reason="stopped", started_at=1000, ended_at=1020)
+    run.train(1, "skipped")
+    run.task("report", "report", "skipped")
+    page = run.page()
+    assert (page["state"], page["totals"]["is_comparable"]) == ("cancelled", False)
+    assert [job["status"] for job in page["jobs"]] == ["stopped", "not run"]
+
+
+def test_the_list_counts_jobs_and_not_tasks():
+    common = {"dag_id": "d", "run_id": "r", "sweep": "s", "trials": "success", "state": "success"}
+    ended = {**common, "report": "success", "actual_seconds": 9.0, "jobs": 33, "not_planned": 30}
+    ended |= {"failed": [str(i) for i in range(30)], "pruned": [], "tasks": {"": {"success": 3}}}
+    going = {**common, "state": "running", "jobs": 8, "tasks": {"round_1": {"success": 8}, "round_2": {}}}
+    going["tasks"]["round_2"] = {"success": 1, "waiting": 3}
+    first, second = (sweep["jobs"] for sweep in listed([ended, going]))
+    assert first == {"all": 33, "not_planned": 30, "pruned": 0, "failed": 0, "finished": 3}
+    assert second == {"all": 4, "not_planned": 0, "round": 2, "finished": 1, "failed": 0}

@@ -144,6 +144,7 @@ export class Chart {
     const chosen = item.job.name === this.chosen;
     const opacity = seen ? 1 : 0.13;
     const failed = kind === "actual" && toneOf(item.bar.status) === "bad";
+    const isDropped = toneOf(item.job.status) === "pruned";
     const style =
       kind === "planned"
         ? {
@@ -154,7 +155,7 @@ export class Chart {
             opacity,
           }
         : {
-            fill: color,
+            fill: isDropped ? echarts.color.modifyAlpha(color, 0.45) : color,
             stroke: chosen ? css("--ink") : failed ? FAILED : css("--card"),
             lineWidth: chosen || failed ? 2 : row < 8 ? 0 : 1,
             ...(failed ? { decal: { ...HATCH, dashArrayY: [3, 5], color: FAILED } } : {}),
@@ -215,7 +216,8 @@ export class Chart {
     if (rounds.length === 1 && totals.value === null) {
       found.push(at(totals.lower_bound, `proven bound ${duration(totals.lower_bound)}`, "dotted", muted, true));
     }
-    found.push(at(last.start + last.makespan, `planned end ${duration(last.start + last.makespan)}`, "dashed", ink, false));
+    const name = last.rung === null ? "planned end" : `round ${last.number}, planned to`;
+    found.push(at(last.start + last.makespan, `${name} ${duration(last.start + last.makespan)}`, "dashed", ink, rounds.length > 1));
     if (live && now >= 0) found.push(at(now, "now", "solid", css("--accent"), false));
     for (const round of rounds.slice(1)) found.push(at(round.start, `round ${round.number}`, "solid", muted, false));
     return { symbol: "none", silent: true, animation: false, data: [...found, ...this.moves(ink)] };

@@ -37,6 +37,7 @@ export const STATUS = {
   skipped: "waiting",
   pruned: "pruned",
   stopped: "pruned",
+  cancelled: "pruned",
 };
 
 export const toneOf = (status) => STATUS[status] ?? "bad";

@@ -5,21 +5,24 @@ const part = encodeURIComponent;
 
 export class Refused extends Error {}
 
-async function get(path, query = {}) {
-  const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null));
+// What the server says; null where that is what it said with `tag`, and else under `tag` what to ask with next time.
+async function get(path, query = {}, tag = null) {
+  const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null && value !== undefined));
   const answer = await fetch(`${at.root}/data/${path}${asked.size ? `?${asked}` : ""}`, {
-    headers: { accept: "application/json" },
+    headers: { accept: "application/json", ...(tag ? { "if-none-match": tag } : {}) },
+    cache: "no-store",
   });
-  if (answer.ok) return answer.json();
+  if (answer.status === 304) return null;
+  if (answer.ok) return { ...(await answer.json()), tag: answer.headers.get("etag") };
   if (answer.status === 401) throw new Refused("Your login has ended. Load Airflow's page again to log in.");
   if (answer.status === 403) throw new Refused("You may not see the sweeps of this DAG.");
   if (answer.status === 404) throw new Refused((await answer.json()).detail);
   throw new Error(`Airflow answered with ${answer.status}`);
 }
 
-export const getPlan = (sweep) => get(`plan/${part(at.dag)}/${part(at.run)}`, { sweep });
+export const getPlan = (sweep, since, tag, run = at.run) => get(`plan/${part(at.dag)}/${part(run)}`, { since, sweep }, tag);
 export const getJob = (sweep, job) => get(`job/${part(at.dag)}/${part(at.run)}`, { sweep, job });
-export const getSweeps = () => get(at.dag ? `sweeps/${part(at.dag)}` : "sweeps");
+export const getSweeps = (limit, tag) => get(at.dag ? `sweeps/${part(at.dag)}` : "sweeps", { limit }, tag);
 
 // Asks now and again, while somebody looks, and has the answer drawn, for as long as `draw` says that it is worth
 // asking again. Whatever goes wrong is said. Returns how to ask at once: an answer that was under way is dropped then.

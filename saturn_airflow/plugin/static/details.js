@@ -1,5 +1,6 @@
 // All of one job: what was chosen for it and why, what it became.
 import { colorOf, toneOf } from "./colors.js";
+import { curveCharts } from "./curve.js";
 import { fill, fillEach, h } from "./dom.js";
 import { bytes, devices, duration, number, percent, strategy } from "./format.js";
 import { isWebAddress, logAddress } from "./links.js";
@@ -12,10 +13,11 @@ export class Details {
     this.reason = h("p", { class: "why bad" });
     this.facts = h("dl", { class: "facts" });
     this.links = h("nav", { "aria-label": "Of this job" });
+    this.curves = h("div", { class: "curves" });
     this.rounds = h("div");
     this.rest = h("div");
     const close = h("button", { type: "button", class: "close", onclick: onClose, "aria-label": "Close the details" }, "×");
-    element.append(h("header", { class: "toolbar" }, this.title, this.status, h("span", { class: "spring" }), close), this.reason, this.facts, this.links, this.rounds, this.rest);
+    element.append(h("header", { class: "toolbar" }, this.title, this.status, h("span", { class: "spring" }), close), this.reason, this.links, this.curves, this.facts, this.rounds, this.rest);
     element.addEventListener("keydown", (event) => event.key === "Escape" && onClose());
   }
 
@@ -28,15 +30,16 @@ export class Details {
     this.title.focus();
   }
 
-  // job: of the page; known: what the server knows besides, a refusal in words, or null while it is asked.
+  // job: of the page; curves: its own; known: what the server knows besides, a refusal in words, or null while it is asked.
   // What stays the same is not drawn again: the focus, the place and what was unfolded are left as they are.
-  draw(job, known) {
+  draw(job, known, curves) {
     this.element.hidden = false;
     fill(this.title, job.name, () => job.name);
     fill(this.status, job.status, () => h("span", { class: `chip ${toneOf(job.status)}` }, job.status.replaceAll("_", " ")));
     this.reason.hidden = !job.reason;
     fill(this.reason, job.reason, () => job.reason);
     fillEach(this.facts, facts(job), ([name, value, color]) => [h("dt", {}, name), h("dd", {}, color && h("span", { class: "swatch", color }), value)]);
+    fill(this.curves, curves ?? null, () => curveCharts(curves));
     fill(this.links, [job.task, job.mlflow], () => links(job));
     const { rounds, description } = known?.rounds ? known : { rounds: [] };
     fillEach(this.rounds, rounds, (round) => this.round(round));
@@ -113,12 +116,10 @@ function facts(job) {
   const lines = job.bars.map((one) => [job.bars.length > 1 ? `round ${one.round}` : "runs under", `${strategy(one)} on ${devices(one)}`, colorOf(one.technique)]);
   if (bar) lines.push(["planned", `${duration(job.planned)}, from ${duration(job.bars[0].planned_start)} on`]);
   if (bar && job.actual !== null) lines.push(["actual", `${duration(job.actual)}, from ${duration(Math.max(0, job.start))} on${bar.going ? ", goes on" : ""}`]);
-  for (const metric of ["eval_loss", "loss"]) {
-    if (typeof job[metric] === "number") lines.push([metric.replace("_", " "), number(job[metric])]);
-  }
   for (const [metric, value] of Object.entries(job.metrics ?? {})) {
-    if (typeof value === "number") lines.push([metric, number(value)]);
+    if (typeof value === "number") lines.push([metric.replaceAll("_", " "), number(value)]);
   }
+  if (job.progress) lines.push(["progress", `step ${job.progress.step}${job.progress.total ? ` of ${job.progress.total}` : ""}, epoch ${job.progress.epoch + 1}${bar?.going && job.progress.samples_per_second ? `, ${number(job.progress.samples_per_second)} samples/s` : ""}`]);
   if (job.task) lines.push(["tries", String(job.task.try_number)]);
   return lines;
 }

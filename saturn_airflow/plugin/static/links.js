@@ -8,6 +8,9 @@ export const runAddress = (dag = at.dag, run = at.run) => `${at.airflow}/dags/${
 
 export const planAddress = (dag, run, sweep) => `${at.root}/plan/${part(dag)}/${part(run)}?sweep=${part(sweep)}`;
 
+export const compareAddress = (dag, sweep, before, after) =>
+  `${at.root}/compare/${part(dag)}?${new URLSearchParams(Object.entries({ sweep, before, after }).filter(([, value]) => value))}`;
+
 // A task's page opens with its log.
 export function logAddress(task) {
   const mapped = task.map_index >= 0 ? `/mapped/${task.map_index}` : "";

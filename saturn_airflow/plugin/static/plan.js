@@ -4,13 +4,19 @@ import { colorOf, toneOf } from "./colors.js";
 import { getJob, getPlan, poll } from "./data.js";
 import { Details } from "./details.js";
 import { byId, fill, h, say } from "./dom.js";
-import { devices, duration, number, percent, signed, strategy } from "./format.js";
-import { isWebAddress, runAddress } from "./links.js";
+import { devices, strategy } from "./format.js";
+import { compareAddress, isWebAddress, runAddress } from "./links.js";
+import { advanced, bestOf, countsOf, inWords, metricOf } from "./sweep.js";
+import { drawTotals } from "./totals.js";
 import { Table } from "./table.js";
 
 const SECONDS = 3;
+const at = document.documentElement.dataset;
 const ask = { sweep: asked(), node: "", layers: "both", search: "", hidden: new Set(), chosen: null, known: null };
+// What the server said last, and what that is by now.
+let said = null;
 let page = null;
+let curves = {};
 let heard = 0;
 
 const chart = new Chart(byId("chart"), choose);
@@ -28,26 +34,38 @@ function asked() {
   }
 }
 
+// found: null where nothing has changed but the time.
 function hear(found) {
-  if (page && page.sweep !== found.sweep) forget();
-  page = found;
+  if (found && page && page.sweep !== found.sweep) forget();
+  if (found) curves = { ...curves, ...found.curves };
+  page = found ?? advanced(said.answer, (Date.now() - said.at) / 1000);
   heard = Date.now();
   draw();
   say(notice());
-  if (ask.chosen && page.live) learn(ask.chosen);
+  // Only what was drawn is known: what could not be is asked for anew.
+  if (found) said = { answer: found, at: heard, tag: found.tag, since: found.curves_at };
+  if (ask.chosen && found && page.live) learn(ask.chosen);
   return page.live;
 }
 
 // What was chosen in one sweep means nothing in another.
 function forget() {
   Object.assign(ask, { chosen: null, known: null, node: "" });
+  said = null;
+  curves = {};
 }
 
 function notice() {
   if (page.unreadable) return "The plan is kept by a custom XCom backend, where this page can't read it.";
-  const said = Object.entries(page.left_out).map(([node, why]) => `${node} takes no part: ${why}.`);
-  if (page.totals.deadline?.planned === false) said.push("The deadline can't be met: all is planned to end as early as possible.");
-  if (page.rounds.length) return said.join(" ");
+  const told = Object.entries(page.left_out).map(([node, why]) => `${node} takes no part: ${why}.`);
+  if (page.totals.deadline?.planned === false) told.push("The deadline can't be met: all is planned to end as early as possible.");
+  const counts = countsOf(page.jobs);
+  if (page.state === "cancelled") told.unshift(`Cancelled: ${inWords(counts)}.`);
+  if (page.state === "failed") {
+    const failed = page.jobs.filter((job) => toneOf(job.status) === "bad").map((job) => job.name);
+    if (failed.length) told.unshift(`${failed.length} of ${page.jobs.length} jobs came to nothing: ${failed.slice(0, 4).join(", ")}${failed.length > 4 ? " …" : ""}.`);
+  }
+  if (page.rounds.length) return told.join(" ");
   return page.live ? "There is no plan yet." : "No plan was made; the logs of the tasks say why.";
 }
 
@@ -55,7 +73,7 @@ function draw() {
   byId("content").hidden = false;
   drawTop();
   drawStages();
-  drawTotals();
+  drawTotals(byId("totals"), page, choose);
   drawLegend();
   drawJobs();
 }
@@ -66,10 +84,11 @@ function drawJobs() {
   byId("chart").closest("section").hidden = !planned;
   byId("jobs").hidden = !page.jobs.length;
   if (planned) chart.draw(page, { ...ask, shown });
-  table.draw(page.jobs, shown, ask.chosen);
+  const metric = metricOf(page);
+  table.draw(page.jobs, shown, ask.chosen, { metric, curves, best: page.best?.job ?? bestOf(page.jobs, metric)?.name, now: page.now });
   fill(byId("count"), [shown.size, page.jobs.length], () => (shown.size < page.jobs.length ? `${shown.size} of ${page.jobs.length}` : String(page.jobs.length)));
   const job = page.jobs.find((one) => one.name === ask.chosen);
-  if (job) details.draw(job, ask.known);
+  if (job) details.draw(job, ask.known, curves[job.name]);
   else details.close();
 }
 
@@ -92,6 +111,7 @@ function drawTop() {
   fill(byId("sweep"), page.sweeps, () => page.sweeps.map((name) => h("option", { value: name }, name)));
   byId("sweep").value = page.sweep;
   fill(byId("links"), page.mlflow, () => [
+    h("a", { href: compareAddress(at.dag, page.sweep, null, at.run) }, "Compare"),
     window.parent === window && h("a", { href: runAddress() }, "DAG run"),
     isWebAddress(page.mlflow) && h("a", { href: page.mlflow, target: "_blank", rel: "noopener", "data-leave": true }, "MLflow run"),
   ]);
@@ -116,36 +136,6 @@ function drawStages() {
       ),
     ),
   );
-}
-
-function drawTotals() {
-  const { totals, rounds, jobs, best, live } = page;
-  const counts = {};
-  for (const job of jobs) counts[job.status] = (counts[job.status] ?? 0) + 1;
-  const cards = [];
-  const card = (name, value, ...notes) => cards.push(h("div", {}, h("dt", {}, name), h("dd", {}, value), ...notes.filter(Boolean).map((note) => h("dd", { class: "note" }, note))));
-  fill(byId("totals"), [totals, counts, best, live], () => {
-    if (rounds.length) {
-      const saved = totals.current_practice ? 1 - totals.makespan / totals.current_practice : null;
-      card("Planned makespan", duration(totals.makespan), saved !== null && `${duration(totals.current_practice)} one after another on whole nodes`);
-      const gap = totals.gap !== null && `gap ${percent(totals.gap, 1)}: no plan is better by more`;
-      if (totals.value === null) card("Proven bound", duration(totals.lower_bound), gap);
-      else card(`Planned ${totals.objective.replace("-", " ")}`, duration(totals.value), gap);
-      card(
-        live && totals.expected ? "So far" : "Actual makespan",
-        duration(totals.elapsed),
-        live && totals.expected ? `expected to end at ${duration(totals.expected)}` : totals.elapsed !== null && `${signed(totals.elapsed / totals.makespan - 1)} against the plan`,
-      );
-      card("Devices busy", percent(totals.elapsed === null ? totals.planned_utilisation : totals.utilisation), `planned ${percent(totals.planned_utilisation)} of ${totals.devices} devices`);
-    }
-    const told = Object.entries(counts)
-      .sort((a, b) => b[1] - a[1])
-      .map(([status, count]) => `${count} ${status.replaceAll("_", " ")}`);
-    if (jobs.length) card("Jobs", String(jobs.length), told.join(", "));
-    if (page.profiling) card("Measured", `${page.profiling.trials} trials`, `in ${duration(page.profiling.seconds)}; ${page.profiling.known} estimates were known before`);
-    if (best) card("Best job", h("button", { type: "button", class: "name", onclick: () => choose(best.job) }, best.job), `${best.metric.replaceAll("_", " ")} ${number(best.value)}`);
-    return cards;
-  });
 }
 
 function drawLegend() {
@@ -222,4 +212,4 @@ byId("later").addEventListener("click", () => chart.view(1, 0.3));
 byId("zoom-reset").addEventListener("click", () => chart.showAll());
 document.addEventListener("theme", () => page && draw());
 setInterval(tick, 1000);
-const askNow = poll({ ask: () => getPlan(ask.sweep), draw: hear, say, seconds: SECONDS });
+const askNow = poll({ ask: () => getPlan(ask.sweep, said?.since, said?.tag), draw: hear, say, seconds: SECONDS });

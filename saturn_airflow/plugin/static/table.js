@@ -1,8 +1,10 @@
 // The table of jobs: the chart in words, for reading, sorting and the keyboard.
 import { colorOf, toneOf } from "./colors.js";
 import { fill, h } from "./dom.js";
-import { devices, duration, signed, strategy } from "./format.js";
+import { sparkline } from "./curve.js";
+import { devices, duration, number, percent, signed, strategy } from "./format.js";
 import { isWebAddress, logAddress } from "./links.js";
+import { shareOf, valueOf } from "./sweep.js";
 
 const last = (job) => job.bars.at(-1);
 // How far a job that has ended was from its plan, as a share; null where that says nothing.
@@ -12,14 +14,17 @@ function offBy(job) {
 
 const SORTS = {
   name: (job) => job.name,
-  status: (job) => job.status,
+  status: (job) => [job.status, String(1 - (shareOf(job) ?? 0))].join(),
   strategy: (job) => (last(job) ? strategy(last(job)) : "~"),
-  place: (job) => (last(job) ? [last(job).node, ...last(job).device_ids.map((id) => String(id).padStart(4, "0"))].join() : "~"),
+  metric: (job, { metric }) => valueOf(job, metric) ?? (metric.mode === "max" ? -Infinity : Infinity),
   start: (job) => job.start ?? Infinity,
   planned: (job) => job.planned ?? Infinity,
   actual: (job) => job.actual ?? Infinity,
   off: (job) => offBy(job) ?? Infinity,
 };
+
+// The cells behind a job's name.
+const CELLS = ["status", "metric number", "curve", "strategy", "start number", "planned number", "actual number", "off number", "open"];
 
 export class Table {
   constructor(element, onChoose) {
@@ -30,7 +35,8 @@ export class Table {
     for (const head of element.querySelectorAll("th[data-sort]")) {
       head.firstElementChild.addEventListener("click", () => {
         const by = head.dataset.sort;
-        this.sort = { by, down: this.sort.by === by && !this.sort.down };
+        const first = by === "metric" && this.told.metric.mode === "max";
+        this.sort = { by, down: this.sort.by === by ? !this.sort.down : first };
         for (const other of element.querySelectorAll("th[data-sort]")) other.removeAttribute("aria-sort");
         head.setAttribute("aria-sort", this.sort.down ? "descending" : "ascending");
         this.order();
@@ -38,13 +44,15 @@ export class Table {
     }
   }
 
-  draw(jobs, shown, chosen) {
-    this.jobs = jobs;
+  // told: the metric that counts, the curves and the best job by name, and the time.
+  draw(jobs, shown, chosen, told) {
+    Object.assign(this, { jobs, told });
+    const head = this.body.parentElement.querySelector("[data-sort=metric] button");
+    head.textContent = told.metric.metric.replaceAll("_", " ");
     for (const job of jobs) {
       let row = this.rows.get(job.name);
       if (!row) {
-        row = h("tr", {}, h("th", { scope: "row" }), ...Array.from({ length: 8 }, () => h("td")));
-        for (const index of [4, 5, 6, 7]) row.cells[index].className = "number";
+        row = h("tr", {}, h("th", { scope: "row" }), ...CELLS.map((name) => h("td", { class: name })));
         this.rows.set(job.name, row);
       }
       this.write(row, job);
@@ -63,7 +71,7 @@ export class Table {
   order() {
     const key = SORTS[this.sort.by];
     const sorted = [...this.jobs].sort((a, b) => {
-      const [x, y] = [key(a), key(b)];
+      const [x, y] = [key(a, this.told), key(b, this.told)];
       return x < y ? -1 : x > y ? 1 : 0;
     });
     if (this.sort.down) sorted.reverse();
@@ -75,21 +83,26 @@ export class Table {
 
   write(row, job) {
     const bar = last(job);
-    const [name, status, how, where, start, planned, actual, off, open] = row.cells;
-    fill(name, [job.name, job.reason], () => [
+    const { metric, curves, best, now } = this.told;
+    const [name, status, value, curve, how, start, planned, actual, off, open] = row.cells;
+    const reason = inShort(job.reason);
+    fill(name, [job.name, reason], () => [
       h("button", { type: "button", class: "name", onclick: () => this.onChoose(job.name) }, job.name),
-      job.reason && h("p", { class: "reason" }, job.reason),
+      reason && h("p", { class: "reason", title: job.reason }, reason),
     ]);
-    fill(status, job.status, () => h("span", { class: `chip ${toneOf(job.status)}` }, job.status.replaceAll("_", " ")));
-    fill(how, job.bars.map(strategy), () => (bar ? this.strategies(job) : "–"));
-    fill(where, job.bars.map(devices), () => (bar ? devices(bar) : "–"));
+    const left = job.progress?.ends === undefined || job.progress?.ends === null ? null : Math.max(0, job.progress.ends - now);
+    const share = shareOf(job);
+    fill(status, [job.status, share, left && duration(left)], () => [h("span", { class: `chip ${toneOf(job.status)}` }, job.status.replaceAll("_", " ")), share === null ? null : progress(job, share, left)]);
+    const found = valueOf(job, metric);
+    fill(value, [found, job.name === best], () => [job.name === best && h("span", { class: "best", title: "the best" }, "★ "), number(found)]);
+    fill(curve, [curves[job.name], metric.metric, job.status === "pruned"], () => sparkline(curves[job.name], metric.metric) ?? "");
+    fill(how, job.bars.map((one) => strategy(one) + devices(one)), () => (bar ? this.strategies(job) : "–"));
     fill(start, job.start, () => duration(bar && Math.max(0, job.start)));
     fill(planned, job.planned, () => duration(job.planned));
-    fill(actual, job.actual, () => duration(job.actual));
+    fill(actual, duration(job.actual), () => duration(job.actual));
     fill(off, offBy(job), () => signed(offBy(job)));
     fill(open, [job.task, job.mlflow], () => [
       job.task && h("a", { href: logAddress(job.task), "data-leave": true, "aria-label": `Log of ${job.name}` }, "Log"),
-      job.task && h("a", { href: `${logAddress(job.task)}/details`, "data-leave": true, "aria-label": `Task of ${job.name}` }, "Task"),
       isWebAddress(job.mlflow) &&
         h("a", { href: job.mlflow, target: "_blank", rel: "noopener", "data-leave": true, "aria-label": `MLflow run of ${job.name}` }, "MLflow"),
     ]);
@@ -98,10 +111,24 @@ export class Table {
   strategies(job) {
     const bar = last(job);
     const before = job.bars.slice(0, -1).filter((one, index) => strategy(one) !== strategy(job.bars[index + 1]) || devices(one) !== devices(job.bars[index + 1]));
+    const moves = before.map((one) => `${strategy(one)} on ${devices(one)}`).join(", ");
     return [
       h("span", { class: "swatch", color: colorOf(bar.technique) }),
       strategy(bar),
-      before.length ? h("span", { class: "muted" }, ` moved from ${before.map((one) => `${strategy(one)} on ${devices(one)}`).join(", ")}`) : null,
+      h("p", { class: "place" }, devices(bar), before.length ? h("span", { title: `moved from ${moves}` }, ` moved${before.length > 1 ? ` ${before.length} times` : ""}`) : null),
     ];
   }
+}
+
+// Of a traceback, what was raised: its last line.
+function inShort(reason) {
+  if (!reason?.includes("\n")) return reason;
+  const lines = reason.trim().split("\n");
+  return lines[0].startsWith("Traceback") ? lines.at(-1) : lines[0];
+}
+
+function progress(job, share, left) {
+  const { step, total } = job.progress;
+  const text = `${percent(share)}${!left ? "" : `, ${duration(left)} left`}`;
+  return h("div", { class: `trained ${job.status === "running" ? "" : "ended"}`, title: `step ${step} of ${total}` }, h("span", { class: "meter", "aria-hidden": "true" }, h("span", { share: percent(share, 1).replace(" ", "") })), h("small", {}, text));
 }

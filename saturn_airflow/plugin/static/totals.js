@@ -1,0 +1,67 @@
+// The figures of a sweep at a glance.
+import { h, fill } from "./dom.js";
+import { duration, number, percent, signed } from "./format.js";
+import { bestOf, countsOf, inWords, metricOf, valueOf } from "./sweep.js";
+
+// page: of the server; choose: called with the name of a job that is clicked.
+export function drawTotals(element, page, choose) {
+  const { totals, rounds, jobs, live } = page;
+  const metric = metricOf(page);
+  const best = page.best ?? (bestOf(jobs, metric) && { job: bestOf(jobs, metric).name, metric: metric.metric, value: valueOf(bestOf(jobs, metric), metric) });
+  const counts = countsOf(jobs);
+  const minute = live ? Math.floor(totals.elapsed ?? 0) : totals.elapsed;
+  fill(element, [{ ...totals, elapsed: minute }, counts, best, live, rounds, page.registered], () => {
+    const cards = [];
+    const card = (name, value, ...notes) => cards.push(h("div", {}, h("dt", {}, name), h("dd", {}, value), ...notes.filter(Boolean).map((note) => h("dd", { class: "note" }, note))));
+    if (best) {
+      const pick = h("button", { type: "button", class: "name", onclick: () => choose(best.job) }, best.job);
+      card(page.best ? "Best job" : live ? "Leading so far" : "Best of what there is", pick, `${words(best.metric)} ${number(best.value)}`, registered(page.registered));
+    }
+    if (jobs.length) {
+      const ended = jobs.filter((job) => job.status === "finished").length;
+      card("Jobs", ended ? `${ended} of ${jobs.length}` : String(jobs.length), inWords(counts));
+    }
+    if (rounds.length && page.rounds_most > 1) roundsCard(page, card);
+    if (rounds.length) timeCards(page, card);
+    if (page.profiling) {
+      const known = page.profiling.known ? `; ${page.profiling.known} estimates were known before` : "";
+      card("Measured", `${page.profiling.trials} trials`, `in ${duration(page.profiling.seconds)}${known}`);
+    }
+    return cards;
+  });
+}
+
+const words = (name) => name.replaceAll("_", " ");
+
+function registered(said) {
+  if (!said) return null;
+  return said.version ? `${said.name} version ${said.version} @${said.alias}: ${said.reason}` : `not registered: ${said.reason}`;
+}
+
+function roundsCard({ rounds, rounds_most: most, live }, card) {
+  const told = rounds.map(({ number: round, makespan, rung, took }) => {
+    const goal = rung === null ? "" : `, to epoch ${rung}`;
+    return `${round}${goal}: ${duration(makespan)}${took === null ? "" : ` → ${duration(took)}`}`;
+  });
+  card(live ? "Round" : "Rounds", live ? `${rounds.length} of ${most}` : `${rounds.length}`, "planned → took", ...told.slice(-4));
+}
+
+function timeCards({ totals, rounds, live, state, rounds_most: most }, card) {
+  const compare = totals.is_comparable;
+  const goesOn = live && totals.expected !== null;
+  const last = rounds.at(-1);
+  const isLate = goesOn && totals.expected - totals.elapsed < 1;
+  const end = last.rung === null ? "expected to end at" : `round ${last.number} ends at about`;
+  const against = compare && totals.elapsed !== null ? `${signed(totals.elapsed / totals.makespan - 1)} against the plan` : null;
+  if (state === "cancelled") card("Stopped after", duration(totals.elapsed), compare || rounds.length === 1 ? `of ${duration(totals.makespan)} that were planned` : null);
+  else if (goesOn) card("So far", duration(totals.elapsed), isLate ? "later than expected" : `${end} ${duration(totals.expected)}`, last.rung !== null && rounds.length < most && "further rounds follow");
+  else card(live ? "So far" : "Actual makespan", duration(totals.elapsed), live ? "the next round is being planned" : against);
+  const saved = totals.current_practice && compare ? `${duration(totals.current_practice)} one after another on whole nodes` : null;
+  const gap = totals.gap === null ? null : `gap ${percent(totals.gap, 1)}, bound ${duration(totals.lower_bound)}`;
+  if (!rounds.some((round) => round.rung !== null)) {
+    if (totals.value === null) card("Planned makespan", duration(totals.makespan), saved, gap);
+    else card(`Planned ${totals.objective.replace("-", " ")}`, duration(totals.value), `makespan ${duration(totals.makespan)}`, totals.gap !== null && `gap ${percent(totals.gap, 1)}`);
+  }
+  const planned = compare || rounds.length === 1 ? `planned ${percent(totals.planned_utilisation)} of ${totals.devices} devices` : `of ${totals.devices} devices`;
+  card("Devices busy", percent(totals.elapsed === null ? totals.planned_utilisation : totals.utilisation), planned);
+}
