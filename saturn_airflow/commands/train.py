@@ -114,6 +114,11 @@ def _checked_devices(args: argparse.Namespace, job: Job) -> int:
         raise SaturnError(f"--batches {args.batches}: give a number of at least 1")
     if args.devices is not None and args.devices < 1:
         raise SaturnError(f"--devices {args.devices}: give a number of at least 1")
+    if type(technique).execute is not library.BaseTechnique.execute:
+        raise SaturnError(
+            f"technique {args.technique!r} trains by itself, in its execute, which can't be run by hand; "
+            "train the job under another one to look at its code"
+        )
     devices: int = args.devices or (1 if library.why_not(technique, job, 1) is None else 2)
     if reason := library.why_not(technique, job, devices):
         raise SaturnError(f"{args.technique} x {devices} can't train {job.name!r}: {reason}")

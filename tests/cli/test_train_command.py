@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from saturn_airflow import library
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import ranks
@@ -203,6 +204,21 @@ def test_what_can_not_be_trained_is_one_line(
     complaints = [line for line in capsys.readouterr().err.splitlines() if line.startswith("saturn train:")]
     assert len(complaints) == 1
     assert said in complaints[0]
+
+
+def test_a_technique_that_trains_by_itself_is_not_run_by_hand(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from saturn_airflow.cli import main
+
+    class Alone(library.BaseTechnique):
+        def execute(self, *args: object, **named: object) -> None:
+            raise AssertionError
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(library, "_registered", {"alone": Alone})
+    assert main(["train", "mine", "good", "--dags", str(folder), "--technique", "alone"]) == 2
+    assert "technique 'alone' trains by itself, in its execute" in capsys.readouterr().err
 
 
 def test_mlflow_has_it_where_that_is_asked_for(folder: Path) -> None:
