@@ -29,7 +29,7 @@ COMMANDS = {
     "plan": "plan the jobs of a problem file, and say what the plan is worth",
     "pools": "make the Airflow pools in which tasks of sweeps wait",
     "restart": "say whether jobs of a DAG run start from scratch or go on when they are cleared",
-    "simulate": "run the jobs of a problem file on paper, with wrong estimates, failures and rounds",
+    "simulate": "run a problem file, or sweeps that arrive, on paper: wrong estimates, failures, rounds",
     "sweeps": "list the sweeps MLflow knows, or show the jobs of one",
     "train": "train one job of a DAG in this process, where breakpoints work",
     "undrain": "let plans use drained nodes again",

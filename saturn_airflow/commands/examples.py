@@ -61,6 +61,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "saturn simulate benchmarks/instances/txt-2x8.json": "what rounds gain when estimates are off by 20%",
         "saturn simulate benchmarks/instances/txt-2x8.json --selection halving": "with losing jobs dropped",
         "saturn simulate benchmarks/instances/txt-8-4-4.json --fail-node NODE@0.5": "with a node lost",
+        "saturn simulate --arrivals week.json --noise 0.2": "sweeps that arrive at one cluster over days",
     },
     "sweeps": {
         "saturn sweeps": "the latest sweeps",

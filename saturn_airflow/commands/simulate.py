@@ -1,4 +1,4 @@
-"""``saturn simulate FILE``: run a sweep on paper, to choose its rounds before paying for them."""
+"""``saturn simulate FILE``: run a sweep, or sweeps that arrive, on paper, before paying for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("file", help="a planning problem (JSON)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", nargs="?", help="a planning problem (JSON)")
+    what.add_argument(
+        "--arrivals",
+        metavar="FILE",
+        help="sweeps that arrive over days at one cluster (JSON, docs/sharing.md); of the other options only "
+        "--noise, --shape, --seed, --checkpoint, --launch and --json count",
+    )
     parser.add_argument("--rounds", type=int, default=4, metavar="K", help="rounds at the most (4)")
     when = parser.add_mutually_exclusive_group()
     when.add_argument("--every", type=float, metavar="MIN", help="a round ends after so many minutes")
@@ -63,6 +70,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print."""
+    if args.arrivals is not None:
+        from saturn_airflow.commands import simulate_arrivals
+
+        return simulate_arrivals.run(args)
     from saturn_airflow.planning.online import simulation
 
     problem = Problem.read(args.file)

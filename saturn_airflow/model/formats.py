@@ -27,6 +27,8 @@ FORMATS = {
     "progress": 1,
     "a wish": 1,
     "a drain": 1,
+    "a shared cluster": 1,
+    "a file of arrivals": 1,
 }
 FORMAT, WRITTEN_BY = "format", "written_by"
 

@@ -38,6 +38,21 @@ class Assignment:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where and how a job runs."""
+
+    technique: str
+    devices: int
+    node: str
+    device_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, assignment: Assignment) -> Place:
+        """The place a plan gives a job."""
+        return cls(assignment.technique, assignment.devices, assignment.node, assignment.device_ids)
+
+
+@dataclass(frozen=True)
 class Plan:
     """A valid schedule with a proven bound.
 

@@ -11,23 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.model.plan import Assignment, Place, Plan
 from saturn_airflow.model.problem import Option, Problem
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where and how a job runs."""
-
-    technique: str
-    devices: int
-    node: str
-    device_ids: tuple[int, ...]
-
-    @classmethod
-    def of(cls, assignment: Assignment) -> Place:
-        """The place a plan gives a job."""
-        return cls(assignment.technique, assignment.devices, assignment.node, assignment.device_ids)
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,21 @@ class Seen(NamedTuple):
 
 
 def corrected(problem: Problem, seen: Iterable[Seen], like: Mapping[str, str] | None = None) -> Problem:
-    """``problem`` with the seconds that are to be expected after what was seen. Set-ups stay as they are.
+    """``problem`` with the seconds to be expected after what was seen; see :func:`corrected_jobs`."""
+    return dataclasses.replace(problem, jobs=corrected_jobs(problem.jobs, seen, like))
+
+
+def corrected_jobs(
+    jobs: tuple[PlannedJob, ...], seen: Iterable[Seen], like: Mapping[str, str] | None = None
+) -> tuple[PlannedJob, ...]:
+    """``jobs`` with the seconds that are to be expected after what was seen. Set-ups stay as they are.
 
     :param like: by job, what jobs of the same make have in common; jobs with equal strategies, if not given.
     """
     known = _latest(seen)
     if not known:
-        return problem
-    makes = like or {job.name: _make(job) for job in problem.jobs}
+        return jobs
+    makes = like or {job.name: _make(job) for job in jobs}
     weights = _solve(
         [[_shared(a, b, makes) + (NOISE if a is b else 0.0) for b in known] for a in known],
         [math.log(s.factor) for s in known],
@@ -59,7 +66,7 @@ def corrected(problem: Problem, seen: Iterable[Seen], like: Mapping[str, str] | 
         log = sum(_shared(asked, s, makes) * weight for s, weight in zip(known, weights, strict=True))
         return option.setup + (option.seconds[kind] - option.setup) * math.exp(log)
 
-    jobs = [
+    return tuple(
         dataclasses.replace(
             job,
             options=tuple(
@@ -67,9 +74,8 @@ def corrected(problem: Problem, seen: Iterable[Seen], like: Mapping[str, str] | 
                 for o in job.options
             ),
         )
-        for job in problem.jobs
-    ]
-    return dataclasses.replace(problem, jobs=tuple(jobs))
+        for job in jobs
+    )
 
 
 def _latest(seen: Iterable[Seen]) -> list[Seen]:

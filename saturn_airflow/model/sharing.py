@@ -1,0 +1,203 @@
+"""A cluster that several sweeps share: what remains of each, what runs where, and rules of turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from saturn_airflow.model import formats
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.plan import Place
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
+
+
+@dataclass(frozen=True)
+class SharedJob:
+    """What is known of a job that is not done. Times are seconds of one clock, such as that of the epoch.
+
+    :param job: its strategies with the seconds that are expected of them now, and the nodes it may run on.
+    :param left: the share of its batches that is still to be trained.
+    :param place: where it runs; None while it waits.
+    :param since: when it was launched there.
+    :param setting_up: seconds that it still needs there until it trains.
+    :param leaving: it was told to write a checkpoint and give way; when its devices are free.
+    :param stopped: when it was last told so.
+    """
+
+    job: PlannedJob
+    left: float = 1.0
+    place: Place | None = None
+    since: float = 0.0
+    setting_up: float = 0.0
+    leaving: float | None = None
+    stopped: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The job's name, unique in its sweep."""
+        return self.job.name
+
+    @property
+    def option(self) -> Option:
+        """The strategy that it runs under."""
+        assert self.place is not None, "the job does not run"
+        wanted = self.place.technique, self.place.devices
+        return next(o for o in self.job.options if (o.technique, o.devices) == wanted)
+
+    def to_dict(self) -> dict[str, Any]:
+        """This job as JSON-ready data."""
+        place = None if self.place is None else dataclasses.asdict(self.place)
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**own, "job": self.job.to_dict(), "place": place}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SharedJob:
+        """The job that :meth:`to_dict` described."""
+        place = data.get("place")
+        if place is not None:
+            place = Place(**{**formats.known_fields(Place, place), "device_ids": tuple(place["device_ids"])})
+        own = formats.known_fields(cls, data)
+        return cls(**{**own, "job": PlannedJob.from_dict(data["job"]), "place": place})
+
+
+@dataclass(frozen=True)
+class SharedSweep:
+    """A sweep that is not done.
+
+    :param jobs: those that are not done.
+    :param arrived: when.
+    :param alone: the least seconds it would have taken from then on with the cluster to itself; see
+        :func:`least_seconds`.
+    :param priority: sweeps of a higher one go first.
+    :param deadline: when it is to be done.
+    :param preempt: whether its running jobs may be stopped at a checkpoint, to go on later or elsewhere.
+    """
+
+    name: str
+    jobs: tuple[SharedJob, ...]
+    arrived: float
+    alone: float
+    priority: float = 0.0
+    team: str = ""
+    deadline: float | None = None
+    preempt: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """This sweep as JSON-ready data."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**own, "jobs": [job.to_dict() for job in self.jobs]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SharedSweep:
+        """The sweep that :meth:`to_dict` described."""
+        own = formats.known_fields(cls, data)
+        return cls(**{**own, "jobs": tuple(SharedJob.from_dict(job) for job in data["jobs"])})
+
+
+@dataclass(frozen=True)
+class SharedCluster:
+    """All of a deployment at one moment.
+
+    :param now: the moment, in seconds.
+    :param nodes: those that are up. What runs on others is lost: its jobs wait.
+    :param busy: by node and device, when it is free of what is no job of these sweeps: a trial, a stranger.
+    :param used: by team, device-seconds of late, for their shares.
+    """
+
+    now: float
+    nodes: tuple[Node, ...]
+    sweeps: tuple[SharedSweep, ...]
+    busy: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    used: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each node's devices."""
+        return {node.name: node.kind for node in self.nodes}
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return sum(node.devices for node in self.nodes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """This state as JSON-ready data."""
+        return {
+            **formats.stamp("a shared cluster"),
+            "now": self.now,
+            "nodes": [node.to_dict() for node in self.nodes],
+            "sweeps": [sweep.to_dict() for sweep in self.sweeps],
+            "busy": [[*device, until] for device, until in self.busy.items()],
+            "used": dict(self.used),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SharedCluster:
+        """The state that :meth:`to_dict` described.
+
+        :raises NewerFormatError: when a newer version wrote it.
+        """
+        formats.check(data, "a shared cluster", "the state of the cluster")
+        return cls(
+            data["now"],
+            tuple(Node(**formats.known_fields(Node, node)) for node in data["nodes"]),
+            tuple(SharedSweep.from_dict(sweep) for sweep in data["sweeps"]),
+            {(node, device): until for node, device, until in data.get("busy", [])},
+            dict(data.get("used", {})),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingRules:
+    """By which rules sweeps take turns.
+
+    :param checkpoint: seconds that a job takes to write its checkpoint and leave.
+    :param win: how many times what it costs a stop or a change of width must win.
+    :param quiet: seconds for which a job that was stopped is not stopped again.
+    :param largest_stretch: a sweep that is about to take this many times what it would take alone goes first.
+    :param shares: by team, its share of the devices when others want them too. Teams not named share alike
+        what is left.
+    :param look_every: seconds after which to look again while somebody waits.
+    :param off_by: plan anew when a job is off by more than this share of what it was expected to take.
+    """
+
+    checkpoint: float = 20.0
+    win: float = 3.0
+    quiet: float = 900.0
+    largest_stretch: float = 10.0
+    shares: Mapping[str, float] = field(default_factory=dict)
+    look_every: float = 600.0
+    off_by: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint", "win", "quiet", "off_by"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise InvalidSweepError(f"{name} is {value!r}; give a finite number, 0 or more")
+        if not self.largest_stretch >= 1:
+            raise InvalidSweepError(f"largest_stretch is {self.largest_stretch!r}; give 1 or more")
+        if not self.look_every > 0:
+            raise InvalidSweepError(f"look_every is {self.look_every!r}; give seconds, more than 0")
+        if any(not 0 < share <= 1 for share in self.shares.values()) or sum(self.shares.values()) > 1 + 1e-9:
+            raise InvalidSweepError(
+                f"shares are {dict(self.shares)!r}; each is above 0, and together they are at most 1"
+            )
+
+
+def least_seconds(jobs: tuple[PlannedJob, ...], nodes: tuple[Node, ...]) -> float:
+    """What a sweep takes at the least with these nodes to itself: its longest job, or all its device-seconds.
+
+    :raises InvalidSweepError: when a job fits on no node.
+    """
+    Problem("sweep", nodes, jobs)
+    longest = area = 0.0
+    for job in jobs:
+        fitting = [(o, n) for o in job.options for n in nodes if Problem.fits(job, o, n)]
+        longest = max(longest, min(o.seconds[n.kind] for o, n in fitting))
+        area += min(o.seconds[n.kind] * o.devices for o, n in fitting)
+    return max(longest, area / sum(node.devices for node in nodes))

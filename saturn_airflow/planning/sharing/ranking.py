@@ -1,0 +1,107 @@
+"""In which order sweeps have their turns.
+
+Least remaining work first (device-seconds under the thriftiest strategies) is the order that makes the mean
+of completion times small where work can be stopped (Schrage 1968 for one machine). Above it stand priorities,
+then sweeps whose deadline would be missed otherwise, then those that wait out of proportion, so that nobody
+starves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.problem import PlannedJob, Problem, Way
+from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
+
+#: A deadline is pressing when the time to it is less than this many times what the sweep needs at the least.
+_PRESSING = 1.5
+#: How far a team's use may push its sweeps back: their work counts for as many times as much.
+_MOST_PUSHED = 4.0
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A sweep's turn: the least goes first.
+
+    :param work: device-seconds that it still needs at the least, weighted by its team's use.
+    """
+
+    priority: float
+    pressing: float
+    overdue: float
+    work: float
+    arrived: float
+    name: str
+
+    @cached_property
+    def key(self) -> tuple[float, float, float, float, float, str]:
+        """What is compared."""
+        return (-self.priority, self.pressing, self.overdue, self.work, self.arrived, self.name)
+
+
+def ways_on(job: PlannedJob, node: Node) -> tuple[Way, ...]:
+    """The strategies under which ``job`` may run on ``node``, narrow and slow first."""
+    if job.nodes is not None and node.name not in job.nodes:
+        return ()
+    ways = job.ways.get(node.kind, ())
+    if not ways or ways[-1].devices <= node.devices:
+        return ways
+    return tuple(way for way in ways if way.devices <= node.devices)
+
+
+def remaining_area(job: SharedJob, nodes: tuple[Node, ...]) -> float:
+    """Device-seconds that ``job`` needs at the least; 0 where no node is up for it."""
+    return min((way.area(job.left) for node in nodes for way in ways_on(job.job, node)), default=0.0)
+
+
+def remaining_seconds(job: SharedJob, nodes: tuple[Node, ...]) -> float:
+    """Seconds that ``job`` needs at the least; 0 where no node is up for it."""
+    return min((way.seconds(job.left) for node in nodes for way in ways_on(job.job, node)), default=0.0)
+
+
+def kinds_of(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """One node of each kind and size, where no job is bound to a node."""
+    return tuple({(node.kind, node.devices): node for node in nodes}.values())
+
+
+def rank(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules, push: Mapping[str, float]) -> Rank:
+    """The turn of ``sweep``."""
+    bound = any(job.job.nodes is not None for job in sweep.jobs)
+    nodes = cluster.nodes if bound else kinds_of(cluster.nodes)
+    work = sum(remaining_area(job, nodes) for job in sweep.jobs)
+    needs = max(
+        max((remaining_seconds(job, nodes) for job in sweep.jobs), default=0.0),
+        work / max(1, cluster.devices),
+    )
+    pressing = 1.0
+    if sweep.deadline is not None and cluster.now < sweep.deadline <= cluster.now + _PRESSING * needs:
+        pressing = 0.0
+    overdue = 1.0
+    if sweep.alone > 0 and cluster.now - sweep.arrived + needs > rules.largest_stretch * sweep.alone:
+        overdue = 0.0
+    return Rank(
+        sweep.priority, pressing, overdue, work * push.get(sweep.team, 1.0), sweep.arrived, sweep.name
+    )
+
+
+def pushes(cluster: SharedCluster, rules: SharingRules) -> dict[str, float]:
+    """By team, how many times its work counts: more for those that used more than their share of late."""
+    total = sum(cluster.used.values())
+    teams = {sweep.team for sweep in cluster.sweeps}
+    if not rules.shares or not total or len(teams) < 2:
+        return {}
+    others = [team for team in sorted(teams | set(cluster.used)) if team not in rules.shares]
+    rest = max(0.0, 1 - sum(rules.shares.values())) / max(1, len(others))
+    found = {}
+    for team in teams:
+        over = cluster.used.get(team, 0.0) / total / max(rules.shares.get(team, rest), 1e-3)
+        found[team] = min(max(over, 1.0), _MOST_PUSHED)
+    return found
+
+
+def fits_nowhere(job: SharedJob, nodes: tuple[Node, ...]) -> bool:
+    """Whether no node that is up suits ``job``."""
+    return not any(Problem.fits(job.job, option, node) for option in job.job.options for node in nodes)

@@ -1,0 +1,354 @@
+"""A shared cluster over time, on paper: sweeps arrive, jobs run and end; at each event it is decided anew.
+
+The same loop foretells when what is active ends, and replays sweeps that arrive over days. Only training is
+made up: decisions are those of :func:`saturn_airflow.planning.sharing.turns.decide`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.plan import Place
+from saturn_airflow.model.problem import Option, PlannedJob
+from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
+from saturn_airflow.planning.online.learning import Seen, corrected_jobs
+from saturn_airflow.planning.sharing.turns import Decision, decide
+
+#: Seconds, and the share of its training, after which the speed of a job is known.
+_SEEN_SECONDS, _SEEN_SHARE = 60.0, 0.02
+#: Shares of a job, and seconds, that are nothing.
+_NOTHING = 1e-9
+_SOON = 1e-6
+
+Key = tuple[str, str]
+Decide = Callable[[SharedCluster, SharingRules], Decision]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A job on its devices without a break, from its launch until they are free again.
+
+    :param trained: the share of its batches that was trained.
+    """
+
+    sweep: str
+    job: str
+    place: Place
+    start: float
+    end: float
+    trained: float
+
+
+@dataclass(frozen=True)
+class NodeChange:
+    """A node that goes, or comes.
+
+    :param node: its name where it goes; the node itself where it comes.
+    """
+
+    at: float
+    node: Node | str
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What happened.
+
+    :param done: by sweep, when its last job was done.
+    :param ran: in order of end.
+    :param stops: how often a running job was told to give way.
+    :param decisions: how often it was decided.
+    :param left: what was not done when nothing could go on.
+    """
+
+    done: Mapping[str, float]
+    ran: tuple[Ran, ...]
+    stops: int
+    decisions: int
+    left: SharedCluster
+
+
+class _Live:
+    """A job that is not done: what is known of it, and what is true."""
+
+    __slots__ = ("actual", "at", "began", "known", "left", "net", "rest", "sees_at", "shared", "trains_at")
+
+    def __init__(self, shared: SharedJob, actual: PlannedJob, now: float) -> None:
+        self.shared, self.actual = shared, actual
+        self.known: set[tuple[str, int]] = set()
+        self.at = self.trains_at = self.began = now
+        self.left = self.rest = shared.left
+        self.net = self.sees_at = math.inf
+
+    def launch(self, place: Place, kind: str, now: float, setting_up: float | None = None) -> None:
+        """It begins to run in ``place``."""
+        wanted = place.technique, place.devices
+        option = next(o for o in self.actual.options if (o.technique, o.devices) == wanted)
+        setup = option.setup if setting_up is None else setting_up
+        self.net = option.seconds[kind] - option.setup
+        self.at, self.trains_at = now, now + setup
+        self.began, self.left = now, self.rest
+        self.sees_at = math.inf
+        if wanted not in self.known:
+            self.sees_at = self.trains_at + max(_SEEN_SECONDS, _SEEN_SHARE * self.net)
+        self.shared = dataclasses.replace(self.shared, place=place, since=now, setting_up=setup, leaving=None)
+
+    def advance(self, now: float) -> None:
+        """Train until ``now``."""
+        if self.shared.leaving is None:
+            self.rest = max(0.0, self.rest - max(0.0, now - max(self.at, self.trains_at)) / self.net)
+        self.at = now
+
+    def view(self) -> SharedJob:
+        """What is known of it at this moment."""
+        if self.shared.place is not None:
+            setting_up = max(0.0, self.trains_at - self.at)
+            self.shared = dataclasses.replace(self.shared, left=self.rest, setting_up=setting_up)
+        return self.shared
+
+    def leave(self, now: float, checkpoint: float) -> None:
+        """It writes its checkpoint, and is gone after so many seconds."""
+        self.shared = dataclasses.replace(self.shared, leaving=now + checkpoint, stopped=now)
+
+    @property
+    def next_event(self) -> float:
+        """When something is going to happen to it."""
+        if self.shared.leaving is not None:
+            return self.shared.leaving
+        return min(max(self.at, self.trains_at) + self.rest * self.net, self.sees_at)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has trained all."""
+        return self.rest <= _NOTHING and self.at >= self.trains_at
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A sweep that arrives.
+
+    :param sweep: with the seconds that are expected.
+    :param actual: its jobs with those that they really take; as expected, if not given.
+    """
+
+    sweep: SharedSweep
+    actual: tuple[PlannedJob, ...] | None = None
+
+
+def replay(
+    arrivals: Sequence[Arrival],
+    nodes: tuple[Node, ...],
+    rules: SharingRules,
+    *,
+    begin: SharedCluster | None = None,
+    actual: Mapping[Key, PlannedJob] | None = None,
+    changes: Sequence[NodeChange] = (),
+    learn: bool = True,
+    checkpoint_every: float = 600.0,
+    by: Decide = decide,
+) -> Replay:
+    """Run what is there, and what arrives, to the end.
+
+    :param begin: what is there at the beginning.
+    :param actual: what jobs of ``begin`` really take, where that is not as expected.
+    :param learn: whether speeds that are seen correct what is expected of a job.
+    :param checkpoint_every: seconds between checkpoints: what a lost node costs at the most.
+    :param by: how it is decided what runs next.
+    """
+    return _Replay(
+        sorted(arrivals, key=lambda a: (a.sweep.arrived, a.sweep.name)),
+        nodes,
+        rules,
+        sorted(changes, key=lambda c: c.at),
+        learn,
+        checkpoint_every,
+        by,
+    ).run(begin, actual or {})
+
+
+class _Replay:
+    def __init__(
+        self,
+        arrivals: list[Arrival],
+        nodes: tuple[Node, ...],
+        rules: SharingRules,
+        changes: list[NodeChange],
+        learn: bool,
+        checkpoint_every: float,
+        by: Decide,
+    ) -> None:
+        self.arrivals, self.nodes, self.rules, self.changes = arrivals[::-1], nodes, rules, changes[::-1]
+        self.learn, self.checkpoint_every, self.by = learn, checkpoint_every, by
+        self.sweeps: dict[str, SharedSweep] = {}
+        self.live: dict[str, dict[str, _Live]] = {}
+        self.running: dict[Key, _Live] = {}
+        self.busy: dict[tuple[str, int], float] = {}
+        self.used: dict[str, float] = {}
+        self.done: dict[str, float] = {}
+        self.ran: list[Ran] = []
+        self.seen: dict[str, list[Seen]] = {}
+        self.estimated: dict[str, tuple[PlannedJob, ...]] = {}
+        self.stops = self.decisions = 0
+        self.now = 0.0
+        self.look_again: float | None = None
+
+    def run(self, begin: SharedCluster | None, actual: Mapping[Key, PlannedJob]) -> Replay:
+        if begin is not None:
+            self.now, self.busy, self.used = begin.now, dict(begin.busy), dict(begin.used)
+            for sweep in begin.sweeps:
+                self._add(
+                    sweep, {job.name: actual.get((sweep.name, job.name), job.job) for job in sweep.jobs}
+                )
+            self._decide()
+        while self.live or self.arrivals:
+            then = self._next()
+            if then == math.inf:
+                break
+            self._advance(then)
+            if self._happens():
+                self._decide()
+        return Replay(self.done, tuple(self.ran), self.stops, self.decisions, self._state())
+
+    def _add(self, sweep: SharedSweep, actual: Mapping[str, PlannedJob]) -> None:
+        self.sweeps[sweep.name] = sweep
+        self.live[sweep.name] = {}
+        kinds = {node.name: node.kind for node in self.nodes}
+        for job in sweep.jobs:
+            if job.place is not None and job.place.node not in kinds:
+                job = dataclasses.replace(job, place=None, leaving=None, setting_up=0.0)
+            live = _Live(job, actual[job.name], self.now)
+            self.live[sweep.name][job.name] = live
+            if job.place is not None:
+                leaving = job.leaving
+                live.launch(job.place, kinds[job.place.node], self.now, job.setting_up)
+                live.shared = dataclasses.replace(live.shared, since=job.since, leaving=leaving)
+                self.running[sweep.name, job.name] = live
+
+    def _next(self) -> float:
+        found = [live.next_event for live in self.running.values()]
+        if self.arrivals:
+            found.append(self.arrivals[-1].sweep.arrived)
+        if self.changes:
+            found.append(self.changes[-1].at)
+        if self.look_again is not None and (found or self.busy):
+            found.append(self.look_again)
+        found += [until for until in self.busy.values() if until > self.now]
+        return max(self.now, min(found, default=math.inf))
+
+    def _advance(self, then: float) -> None:
+        for (sweep, _), live in self.running.items():
+            place = live.shared.place
+            assert place is not None
+            team = self.sweeps[sweep].team
+            self.used[team] = self.used.get(team, 0.0) + place.devices * (then - self.now)
+            live.advance(then)
+        self.now = then
+
+    def _happens(self) -> bool:
+        """Note what happens now; whether that is worth a new decision."""
+        worth = self.look_again is not None and self.now >= self.look_again - _SOON
+        for key, live in list(self.running.items()):
+            if live.shared.leaving is not None:
+                if live.shared.leaving <= self.now + _SOON:
+                    self._off(key, live)
+                    worth = True
+            elif live.done:
+                self._off(key, live)
+                self._job_done(key)
+                worth = True
+            elif live.sees_at <= self.now + _SOON:
+                worth = self._see(key, live) or worth
+        while self.changes and self.changes[-1].at <= self.now:
+            self._change(self.changes.pop())
+            worth = True
+        while self.arrivals and self.arrivals[-1].sweep.arrived <= self.now:
+            arrival = self.arrivals.pop()
+            actual = arrival.actual or tuple(job.job for job in arrival.sweep.jobs)
+            self._add(arrival.sweep, {job.name: job for job in actual})
+            worth = True
+        ended = [device for device, until in self.busy.items() if until <= self.now]
+        for device in ended:
+            del self.busy[device]
+        return worth or bool(ended)
+
+    def _off(self, key: Key, live: _Live) -> None:
+        """``live`` has left its devices."""
+        place = live.shared.place
+        assert place is not None
+        self.ran.append(Ran(*key, place, live.began, self.now, live.left - live.rest))
+        live.shared = dataclasses.replace(
+            live.shared, left=live.rest, place=None, leaving=None, setting_up=0.0
+        )
+        live.sees_at = math.inf
+        del self.running[key]
+
+    def _job_done(self, key: Key) -> None:
+        jobs = self.live[key[0]]
+        del jobs[key[1]]
+        if not jobs:
+            del self.live[key[0]]
+            self.done[key[0]] = self.now
+
+    def _see(self, key: Key, live: _Live) -> bool:
+        """The speed of ``live`` is known; whether it is off by more than the set share."""
+        live.sees_at = math.inf
+        place = live.shared.place
+        assert place is not None
+        live.known.add((place.technique, place.devices))
+        if not self.learn:
+            return False
+        kind = next(node.kind for node in self.nodes if node.name == place.node)
+        sweep = key[0]
+        first = self.estimated.setdefault(sweep, tuple(job.job for job in self.sweeps[sweep].jobs))
+        option = _option(next(job for job in first if job.name == key[1]), place)
+        factor = live.net / (option.seconds[kind] - option.setup)
+        now_expected = _option(live.shared.job, place)
+        off = live.net / (now_expected.seconds[kind] - now_expected.setup)
+        seen = self.seen.setdefault(sweep, [])
+        if abs(factor - 1) < _NOTHING and not seen:
+            return False
+        seen.append(Seen(key[1], place.technique, place.devices, kind, factor))
+        for job in corrected_jobs(first, seen):
+            if job.name in self.live[sweep]:
+                other = self.live[sweep][job.name]
+                other.shared = dataclasses.replace(other.shared, job=job)
+        return abs(off - 1) > self.rules.off_by
+
+    def _change(self, change: NodeChange) -> None:
+        if isinstance(change.node, Node):
+            self.nodes = (*self.nodes, change.node)
+            return
+        self.nodes = tuple(node for node in self.nodes if node.name != change.node)
+        for key, live in list(self.running.items()):
+            if live.shared.place is not None and live.shared.place.node == change.node:
+                lost = (self.now - live.began) % self.checkpoint_every / live.net
+                live.rest = min(live.left, live.rest + lost)
+                self._off(key, live)
+
+    def _state(self) -> SharedCluster:
+        sweeps = tuple(
+            dataclasses.replace(self.sweeps[name], jobs=tuple(live.view() for live in jobs.values()))
+            for name, jobs in self.live.items()
+        )
+        return SharedCluster(self.now, self.nodes, sweeps, dict(self.busy), dict(self.used))
+
+    def _decide(self) -> None:
+        self.decisions += 1
+        state = self._state()
+        found = self.by(state, self.rules)
+        self.look_again = found.look_again
+        for turn in found.stops:
+            self.running[turn.sweep, turn.job].leave(self.now, self.rules.checkpoint)
+            self.stops += 1
+        for turn in found.starts:
+            live = self.live[turn.sweep][turn.job]
+            live.launch(turn.place, state.kinds[turn.place.node], self.now)
+            self.running[turn.sweep, turn.job] = live
+
+
+def _option(job: PlannedJob, place: Place) -> Option:
+    return next(o for o in job.options if (o.technique, o.devices) == (place.technique, place.devices))

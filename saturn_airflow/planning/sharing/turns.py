@@ -1,0 +1,229 @@
+"""What runs next, where and under which strategy: one decision for all sweeps together.
+
+Devices are given away in two passes. First each sweep, in its turn, gets devices for each of its jobs: as
+many as are thrifty when others wait behind it, more when few do. What runs stays, unless somebody before it
+in the order needs its devices and it still has several times as long to go as a stop costs. Then the
+devices that are left widen whoever gains most seconds per device, weighted towards sweeps that end soon
+(:mod:`saturn_airflow.planning.sharing.widening`).
+
+A decision depends on the state alone: whoever decides anew from the same state decides the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from saturn_airflow.model.plan import Place
+from saturn_airflow.model.problem import Way
+from saturn_airflow.model.sharing import SharedCluster, SharingRules
+from saturn_airflow.planning.sharing.devices import Devices, Entry
+from saturn_airflow.planning.sharing.ranking import kinds_of, pushes, rank, ways_on
+from saturn_airflow.planning.sharing.widening import widen
+
+#: A device-second is worth this much for each sweep that waits behind, shared out among all devices: what a
+#: wide job takes too much delays all of them, and those that are still to arrive.
+_PRICE = 10.0
+#: A job's seconds count for its sweep by this power of its share of the longest job's: who ends early anyway
+#: need not be wide.
+_CRITICAL = 4
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A job's place."""
+
+    sweep: str
+    job: str
+    place: Place
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done now.
+
+    :param starts: jobs to launch: all their devices are free.
+    :param stops: running jobs that are to write their checkpoint and give way.
+    :param next: jobs that are to start once devices are free which somebody is leaving.
+    :param look_again: when to decide anew if nothing happens until then; None: not before something does.
+    """
+
+    starts: tuple[Turn, ...] = ()
+    stops: tuple[Turn, ...] = ()
+    next: tuple[Turn, ...] = ()
+    look_again: float | None = None
+
+
+def decide(cluster: SharedCluster, rules: SharingRules) -> Decision:
+    """What runs next.
+
+    Jobs that fit on no node that is up wait. Those that run on a node that is not up are taken to be lost:
+    they wait, too, with what is left of them.
+    """
+    return _Deciding(cluster, rules).run()
+
+
+class _Choice(NamedTuple):
+    """A place for a job. Compared field by field.
+
+    :param cost: seconds, and device-seconds at their price.
+    :param loss: device-seconds that stopping ``victims`` costs.
+    :param spare: devices of the node that stay idle.
+    """
+
+    cost: float
+    loss: float
+    spare: int
+    node: str
+    way: Way
+    victims: tuple[Entry, ...]
+
+
+class _Room(NamedTuple):
+    """What may be had of a node.
+
+    :param held: devices of ``behind``.
+    :param behind: running jobs that may be stopped, the last in turn first.
+    """
+
+    idle: int
+    held: int
+    behind: list[Entry]
+
+    def victims(self, devices: int) -> tuple[Entry, ...]:
+        """Who is to give way for so many devices."""
+        chosen: list[Entry] = []
+        wanted = devices - self.idle
+        for other in self.behind:
+            if wanted <= 0:
+                break
+            assert other.job.place is not None
+            chosen.append(other)
+            wanted -= other.job.place.devices
+        return tuple(chosen)
+
+
+class _Deciding:
+    def __init__(self, cluster: SharedCluster, rules: SharingRules) -> None:
+        self.cluster, self.rules = cluster, rules
+        push = pushes(cluster, rules)
+        ranked = [(rank(cluster, sweep, rules, push), sweep) for sweep in cluster.sweeps]
+        ranked.sort(key=lambda pair: pair[0].key)
+        self.sweeps = [[Entry(sweep, job, found) for job in sweep.jobs] for found, sweep in ranked]
+        self.entries = [entry for entries in self.sweeps for entry in entries]
+        self.devices = Devices.of(cluster, self.entries)
+        self.of_kinds = kinds_of(cluster.nodes)
+        self.rooms: dict[str, _Room] = {}
+        for entry in self.entries:
+            entry.ready = cluster.now if entry.job.leaving is None else entry.job.leaving
+            if self.devices.runs(entry):
+                assert entry.job.place is not None
+                entry.way = _way_of(entry, cluster.kinds[entry.job.place.node])
+
+    def run(self) -> Decision:
+        for number, entries in enumerate(self.sweeps, 1):
+            waiting = [entry for entry in entries if not self._keeps(entry)]
+            sizes = {id(entry): self._thrifty_seconds(entry) for entry in waiting}
+            longest = max(sizes.values(), default=0.0)
+            price = _PRICE * (len(self.sweeps) - number) / max(1, self.cluster.devices)
+            for entry in sorted(waiting, key=lambda entry: (-sizes[id(entry)], entry.job.name)):
+                critical = (sizes[id(entry)] / longest) ** _CRITICAL if longest else 1.0
+                self._place(entry, max(1.0 / len(entries), critical), price)
+        widen(self.cluster, self.rules, self.devices, self.sweeps)
+        return self._decision()
+
+    def _keeps(self, entry: Entry) -> bool:
+        """Whether ``entry`` goes on where it runs."""
+        if not self.devices.keep(entry):
+            return False
+        assert entry.target is not None
+        self.rooms.pop(entry.target.node, None)
+        return True
+
+    def _thrifty_seconds(self, entry: Entry) -> float:
+        nodes = self.cluster.nodes if entry.job.job.nodes is not None else self.of_kinds
+        found = [way for node in nodes for way in ways_on(entry.job.job, node)]
+        left = entry.job.left
+        return min(((way.area(left), way.seconds(left)) for way in found), default=(0.0, 0.0))[1]
+
+    def _place(self, entry: Entry, critical: float, price: float) -> None:
+        """Give ``entry`` devices, if any are to be had."""
+        best: _Choice | None = None
+        for node in self.cluster.nodes:
+            room = self._room(node.name)
+            for way in ways_on(entry.job.job, node):
+                if way.devices > room.idle + room.held:
+                    break
+                cost = way.seconds(entry.job.left) * (critical + price * way.devices)
+                if best is not None and cost > best.cost:
+                    continue
+                victims = room.victims(way.devices)
+                loss = sum(self._cost_of_stop(victim) for victim in victims)
+                found = _Choice(cost, loss, max(0, room.idle - way.devices), node.name, way, victims)
+                if best is None or found[:4] < best[:4]:
+                    best = found
+        if best is None:
+            if entry.rank.overdue == 0 or entry.rank.pressing == 0:
+                self._reserve(entry)
+            return
+        for victim in best.victims:
+            self.devices.stop(victim, self.cluster.now + self.rules.checkpoint)
+        self.devices.claim(entry, best.node, best.way)
+        self.rooms.pop(best.node)
+
+    def _room(self, node: str) -> _Room:
+        """What may be had of ``node``. All that is not decided yet is behind whose turn it is."""
+        if node not in self.rooms:
+            behind = [other for other in self.devices.held(node) if self._gives_way(other)]
+            behind.sort(key=lambda other: other.rank.key, reverse=True)
+            held = sum(other.job.place.devices for other in behind if other.job.place is not None)
+            self.rooms[node] = _Room(len(self.devices.idle(node)), held, behind)
+        return self.rooms[node]
+
+    def _gives_way(self, other: Entry) -> bool:
+        assert other.way is not None
+        cost = self.rules.checkpoint + other.way.setup
+        return other.may_stop(self.cluster.now, self.rules) and other.seconds_here() > self.rules.win * cost
+
+    def _cost_of_stop(self, victim: Entry) -> float:
+        assert victim.way is not None
+        return victim.way.devices * (self.rules.checkpoint + victim.way.setup)
+
+    def _reserve(self, entry: Entry) -> None:
+        """Keep idle devices of the node free that is going to have enough of them first."""
+        best: tuple[float, str, int] | None = None
+        for node in self.cluster.nodes:
+            free = sorted(self.devices.expected_free(node.name))
+            for way in ways_on(entry.job.job, node):
+                end = free[way.devices - 1] + way.seconds(entry.job.left)
+                if end < math.inf and (best is None or (end, node.name, way.devices) < best):
+                    best = (end, node.name, way.devices)
+        if best is not None:
+            self.devices.keep_free(best[1], best[2])
+            self.rooms.pop(best[1], None)
+
+    def _decision(self) -> Decision:
+        starts, stops, following = [], [], []
+        waits = False
+        for entry in self.entries:
+            if entry.stays:
+                continue
+            waits = True
+            if self.devices.runs(entry):
+                assert entry.job.place is not None
+                stops.append(Turn(*entry.key, entry.job.place))
+            if entry.target is None:
+                continue
+            turn = Turn(*entry.key, entry.target)
+            if entry.ready <= self.cluster.now and self.devices.free_now(entry.target):
+                starts.append(turn)
+            else:
+                following.append(turn)
+        again = self.cluster.now + self.rules.look_every if waits else None
+        return Decision(tuple(starts), tuple(stops), tuple(following), again)
+
+
+def _way_of(entry: Entry, kind: str) -> Way:
+    option = entry.job.option
+    return Way(option.devices, option.seconds[kind] - option.setup, option.setup, option)

@@ -1,0 +1,86 @@
+"""Devices that nobody needs widen whoever gains most by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from saturn_airflow.model.problem import Way
+from saturn_airflow.model.sharing import SharedCluster, SharingRules
+from saturn_airflow.planning.sharing.devices import Devices, Entry
+from saturn_airflow.planning.sharing.ranking import ways_on
+
+#: What seconds of a job count for at least that is not its sweep's last.
+_NOT_LAST = 0.1
+_LAST = 4
+
+
+class _Gain(NamedTuple):
+    """What a job wins by more devices.
+
+    :param score: seconds per device, weighted.
+    """
+
+    score: float
+    node: str
+    way: Way
+
+
+def widen(
+    cluster: SharedCluster, rules: SharingRules, devices: Devices, sweeps: Sequence[Sequence[Entry]]
+) -> None:
+    """Give the idle devices to those who gain most, one after another.
+
+    A job that has not started may go to another node for it. One that runs must be stopped, so only where its
+    sweep may be, and where it wins several times what that costs.
+    """
+    idle = {node.name: len(devices.idle(node.name)) for node in cluster.nodes}
+    placed = [entry for entries in sweeps for entry in entries if entry.target is not None]
+    ends = {entries[0].sweep.name: _end(entries) for entries in sweeps if entries}
+    by_name = {entries[0].sweep.name: entries for entries in sweeps if entries}
+    while any(idle.values()):
+        gains = [
+            (gain, entry)
+            for entry in placed
+            if (gain := _gain(cluster, rules, entry, idle, ends[entry.sweep.name])) is not None
+        ]
+        if not gains:
+            return
+        gain, entry = max(gains, key=lambda found: (found[0].score, found[1].key))
+        if entry.stays:
+            devices.stop(entry, cluster.now + rules.checkpoint)
+        else:
+            devices.give_back(entry)
+        devices.claim(entry, gain.node, gain.way)
+        idle = {node.name: len(devices.idle(node.name)) for node in cluster.nodes}
+        ends[entry.sweep.name] = _end(by_name[entry.sweep.name])
+
+
+def _end(entries: Sequence[Entry]) -> float:
+    """Seconds until the last job of a sweep ends that is to run now."""
+    return max((entry.seconds() for entry in entries if entry.target is not None), default=0.0)
+
+
+def _gain(
+    cluster: SharedCluster, rules: SharingRules, entry: Entry, idle: dict[str, int], end: float
+) -> _Gain | None:
+    assert entry.target is not None
+    if entry.stays and not entry.may_stop(cluster.now, rules):
+        return None
+    left, has, present = entry.job.left, entry.target.devices, entry.seconds()
+    # What ends first weighs most, as do those that end last in their sweep.
+    weight = max(_NOT_LAST, (present / end) ** _LAST if end else 1.0) / max(entry.rank.work, 1.0)
+    best: _Gain | None = None
+    for node in cluster.nodes:
+        free = idle[node.name] + (has if node.name == entry.target.node else 0)
+        for way in ways_on(entry.job.job, node):
+            if not has < way.devices <= free:
+                continue
+            cost = rules.checkpoint + way.setup if entry.stays else 0.0
+            won = present - way.seconds(left) - (rules.checkpoint if entry.stays else 0.0)
+            if won <= rules.win * cost:
+                continue
+            score = won * weight / (way.devices - has)
+            if best is None or score > best.score:
+                best = _Gain(score, node.name, way)
+    return best
