@@ -53,6 +53,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="40 sweeps at a load of 0.7, exact estimates")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N")
     parser.add_argument("--out", type=Path, help="where to write the results (JSON)")
+    parser.add_argument(
+        "--only", nargs="+", choices=RULES, help="measure these rules anew, keep what --out has of the others"
+    )
     parser.add_argument("--table", action="store_true", help="print the results there are, run nothing")
     args = parser.parse_args()
     if args.table:
@@ -67,8 +70,15 @@ def main() -> int:
         for rule in RULES
         if not (off and rule == "bound")
     ]
+    kept: dict[Any, dict[str, Any]] = {}
+    if args.only:
+        for row in json.loads(args.out.read_text())["by_seed"]:
+            key = (number, *(row.pop(name) for name in ("load", "seed", "estimates_off", "rule")))
+            if key[-1] not in args.only:
+                kept[key] = row
+    anew = [key for key in asked if key not in kept]
     with ProcessPoolExecutor(args.processes) as pool:
-        figures = dict(zip(asked, pool.map(measure, asked), strict=True))
+        figures = kept | dict(zip(anew, pool.map(measure, anew), strict=True))
 
     def over_seeds(load: float, off: float) -> dict[str, Any]:
         keys = [key for key in figures if (key[1], key[3]) == (load, off)]

@@ -159,7 +159,8 @@ class SharingRules:
     :param checkpoint: seconds that a job takes to write its checkpoint and leave.
     :param win: how many times what it costs a stop or a change of width must win.
     :param quiet: seconds for which a job that was stopped is not stopped again.
-    :param largest_stretch: a sweep that is about to take this many times what it would take alone goes first.
+    :param largest_stretch: a sweep that is about to take this many times what it would take alone goes first
+        among those of its priority, and before all others at a fifth more.
     :param shares: by team, its share of the devices when others want them too. Teams not named share alike
         what is left.
     :param look_every: seconds after which to look again while somebody waits.

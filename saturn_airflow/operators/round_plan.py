@@ -17,7 +17,7 @@ from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.plan import Place, Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import MAKESPAN
 from saturn_airflow.model.status import OVER, Status
@@ -380,7 +380,7 @@ def situation_of(progress: Mapping[str, Progress], goals: Mapping[str, float]) -
     :param goals: the share of its batches that each is to have trained at the end of the round; with 1 it is
         to end, too, which takes a while after its last batch.
     """
-    from saturn_airflow.planning.online.execution import Place, Situation
+    from saturn_airflow.planning.online.execution import Situation
 
     left, running = {}, {}
     for job, goal in goals.items():

@@ -217,6 +217,19 @@ def test_priority_goes_before_work_and_a_long_wait_before_both_of_a_priority() -
     ] == ["long"]
 
 
+def test_who_starves_goes_before_higher_priorities() -> None:
+    urgent = sweep("urgent", 90.0, job("slow", 9000.0, 4), priority=1.0)
+    small = sweep("small", 0.0, job("quick", 10.0, 4))
+    for waited, first in ((5.5, "urgent"), (6.5, "small")):
+        now = waited * small.alone
+        cluster = SharedCluster(now, NODES[:1], (urgent, dataclasses.replace(small, arrived=small.alone)))
+        assert [t.sweep for t in decide(cluster, RULES).starts] == [first]
+    late = dataclasses.replace(small, arrived=small.alone)
+    waits = decide(SharedCluster(5.5 * small.alone, NODES[:1], (urgent, late)), RULES).look_again
+    assert waits is not None
+    assert waits < 5.5 * small.alone + RULES.look_every
+
+
 def test_a_team_that_used_more_than_its_share_waits() -> None:
     x = sweep("x", 90.0, job("j", 100.0, 4), team="x")
     y = sweep("y", 90.0, job("j", 150.0, 4), team="y")

@@ -8,6 +8,7 @@ starves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,10 @@ from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, 
 
 #: A deadline is pressing when the time to it is less than this many times what the sweep needs at the least.
 _PRESSING = 1.5
+#: Seconds by which a moment is surely over.
+_SOON = 1e-3
+#: How many times the largest stretch a sweep may take until it goes before those of higher priority.
+_STARVING = 1.2
 #: How far a team's use may push its sweeps back: their work counts for as many times as much.
 _MOST_PUSHED = 4.0
 
@@ -26,20 +31,27 @@ _MOST_PUSHED = 4.0
 class Rank:
     """A sweep's turn: the least goes first.
 
+    :param starving: 0 where it has waited so far out of proportion that it goes before higher priorities.
+    :param pressing: 0 where its deadline would be missed otherwise.
+    :param overdue: 0 where it is about to exceed the largest stretch.
     :param work: device-seconds that it still needs at the least, weighted by its team's use.
+    :param changes: when it is overdue or starving, if it still waits then.
     """
 
+    starving: float
     priority: float
     pressing: float
     overdue: float
     work: float
     arrived: float
     name: str
+    changes: float = math.inf
 
     @cached_property
-    def key(self) -> tuple[float, float, float, float, float, str]:
+    def key(self) -> tuple[float, float, float, float, float, float, str]:
         """What is compared."""
-        return (-self.priority, self.pressing, self.overdue, self.work, self.arrived, self.name)
+        order = (self.starving, -self.priority, self.pressing, self.overdue, self.work, self.arrived)
+        return (*order, self.name)
 
 
 def ways_on(job: PlannedJob, node: Node) -> tuple[Way, ...]:
@@ -69,8 +81,8 @@ def kinds_of(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def rank(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules, push: Mapping[str, float]) -> Rank:
     """The turn of ``sweep``."""
-    bound = any(job.job.nodes is not None for job in sweep.jobs)
-    nodes = cluster.nodes if bound else kinds_of(cluster.nodes)
+    tied = any(job.job.nodes is not None for job in sweep.jobs)
+    nodes = cluster.nodes if tied else kinds_of(cluster.nodes)
     work = sum(remaining_area(job, nodes) for job in sweep.jobs)
     needs = max(
         max((remaining_seconds(job, nodes) for job in sweep.jobs), default=0.0),
@@ -79,12 +91,13 @@ def rank(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules, push: 
     pressing = 1.0
     if sweep.deadline is not None and cluster.now < sweep.deadline <= cluster.now + _PRESSING * needs:
         pressing = 0.0
-    overdue = 1.0
-    if sweep.alone > 0 and cluster.now - sweep.arrived + needs > rules.largest_stretch * sweep.alone:
-        overdue = 0.0
-    return Rank(
-        sweep.priority, pressing, overdue, work * push.get(sweep.team, 1.0), sweep.arrived, sweep.name
-    )
+    stretch = (cluster.now - sweep.arrived + needs) / sweep.alone if sweep.alone > 0 else 0.0
+    overdue = 0.0 if stretch > rules.largest_stretch else 1.0
+    starving = 0.0 if stretch > _STARVING * rules.largest_stretch else 1.0
+    work *= push.get(sweep.team, 1.0)
+    bound = (_STARVING if overdue == 0 else 1.0) * rules.largest_stretch * sweep.alone
+    changes = math.inf if starving == 0 else sweep.arrived + bound - needs + _SOON
+    return Rank(starving, sweep.priority, pressing, overdue, work, sweep.arrived, sweep.name, changes)
 
 
 def pushes(cluster: SharedCluster, rules: SharingRules) -> dict[str, float]:

@@ -164,7 +164,7 @@ class _Deciding:
                 if best is None or found[:4] < best[:4]:
                     best = found
         if best is None:
-            if entry.rank.overdue == 0 or entry.rank.pressing == 0:
+            if min(entry.rank.starving, entry.rank.overdue, entry.rank.pressing) == 0:
                 self._reserve(entry)
             return
         for victim in best.victims:
@@ -205,11 +205,11 @@ class _Deciding:
 
     def _decision(self) -> Decision:
         starts, stops, following = [], [], []
-        waits = False
+        waits: list[float] = []
         for entry in self.entries:
             if entry.stays:
                 continue
-            waits = True
+            waits.append(max(entry.rank.changes, self.cluster.now + 1.0))
             if self.devices.runs(entry):
                 assert entry.job.place is not None
                 stops.append(Turn(*entry.key, entry.job.place))
@@ -220,7 +220,7 @@ class _Deciding:
                 starts.append(turn)
             else:
                 following.append(turn)
-        again = self.cluster.now + self.rules.look_every if waits else None
+        again = min(self.cluster.now + self.rules.look_every, *waits) if waits else None
         return Decision(tuple(starts), tuple(stops), tuple(following), again)
 
 
