@@ -1,11 +1,11 @@
-# make install | demo | cluster | cluster-demo | test | test-families | test-cuda | test-fast | lint | docs | clean
+# make install | demo | cluster | cluster-demo | test | test-families | test-cuda | test-fast | lint | lines | docs | clean
 PYTHON ?= python3
 STATE ?= .saturn
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo cluster cluster-demo test what-tests-need test-deployments test-packages test-families test-cuda test-fast lint docs clean
+.PHONY: lines install demo cluster cluster-demo test what-tests-need test-deployments test-packages test-families test-cuda test-fast lint docs clean
 
 install: $(STAMP)
 
@@ -61,6 +61,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# How much code there is, and which files and functions are above the limits.
+lines:
+	@$(PYTHON) .ci/lines
 
 # The documentation as a site in site/; a link that leads nowhere is an error.
 docs: install

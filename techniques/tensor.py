@@ -126,7 +126,7 @@ def _check_heads(model: nn.Module, plan: Mapping[str, str], devices: int) -> Non
     """Attention is computed for whole heads, unless its projections are gathered before."""
     from saturn_airflow.launch.request import DoesNotFit
 
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     if not any(cut == "colwise" and "att" in pattern for pattern, cut in plan.items()) and any(

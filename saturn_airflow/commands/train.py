@@ -68,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
             parameters=_parameters(args.parameters),
             folder=str(args.folder.absolute()) if args.folder else "",
             batch_count=args.batches,
-            technique_folders=context.technique_folders(),
             initial_weights=weights,
             here=True,
         )

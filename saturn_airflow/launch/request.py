@@ -38,7 +38,6 @@ class TrainRequest:
     :param checkpoint_seconds: save a checkpoint when the last one is this old; None for never by time.
     :param checkpoint_batches: save a checkpoint every so many global batches; None for never by count.
     :param keep_checkpoints: how many of the newest checkpoints stay.
-    :param technique_folders: folders of the user's techniques, searched before those that come with Saturn.
     :param definition: what the checkpoints belong to, :meth:`Definition.to_dict`.
     :param goes_on_from: the hash of another definition whose checkpoints are taken all the same.
     :param measure: None to train. For a trial: nothing is written, nothing is loaded, the first
@@ -59,7 +58,6 @@ class TrainRequest:
     checkpoint_seconds: float | None = 60.0
     checkpoint_batches: int | None = None
     keep_checkpoints: int = 2
-    technique_folders: tuple[str, ...] = ()
     measure: Measure | None = None
     alike: tuple[Mapping[str, Any], ...] = ()
     definition: Mapping[str, Any] = field(default_factory=dict)

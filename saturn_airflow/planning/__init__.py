@@ -1,5 +1,5 @@
 """The planner: models in Pyomo, solved by HiGHS. Imports neither torch, Airflow nor MLflow."""
 
-from saturn_airflow.planning.planner import replan, solve
+from saturn_airflow.planning.planner import solve
 
-__all__ = ["replan", "solve"]
+__all__ = ["solve"]

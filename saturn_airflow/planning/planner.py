@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.plan import Plan
@@ -13,10 +12,9 @@ from saturn_airflow.planning.clock import Clock, LookClock
 from saturn_airflow.planning.incumbent import Incumbent, SolveProgress
 from saturn_airflow.planning.instances.instance import group
 from saturn_airflow.planning.instances.schedule import assignments, makespan
-from saturn_airflow.planning.instances.schedule import left_shift as shift
 from saturn_airflow.planning.minimise import minimise_makespan, minimise_other
 from saturn_airflow.planning.objectives import MAKESPAN, checked
-from saturn_airflow.planning.online.replanning import carry_on, remaining, worth_it
+from saturn_airflow.planning.online.replanning import carry_on
 
 _FINISHING = 0.02
 
@@ -85,44 +83,3 @@ def _check(time_limit: float, gap: float, processes: int) -> None:
         raise InvalidSweepError(f"the gap is {gap!r}; give a share such as 0.01 for one per cent, from 0")
     if processes < 1:
         raise InvalidSweepError(f"processes is {processes!r}; give at least 1")
-
-
-def replan(
-    problem: Problem,
-    previous: Plan,
-    *,
-    progress: Mapping[str, float],
-    running: Mapping[str, tuple[str, int]] | None = None,
-    switch: float = 0.0,
-    time_limit: float = 10.0,
-    gap: float = 0.0,
-    seed: int = 0,
-    processes: int = 1,
-    on_progress: Callable[[SolveProgress], None] | None = None,
-) -> Plan:
-    """Plan what is left of ``problem``: the previous plan carried on, unless another gains enough.
-
-    Seconds count from now. The problem may have changed since: other seconds, other nodes.
-
-    :param previous: the plan that is being run.
-    :param progress: share of its batches that each job has trained; jobs at 1 are done.
-    :param running: technique and number of devices of the jobs that run now; they pay no set-up to go on.
-    :param switch: seconds that changing plans costs: writing checkpoints, stopping, launching.
-    :raises InvalidSweepError: when nothing is left to plan.
-    """
-    left = remaining(problem, progress, running or {})
-    instance = group(left)
-    schedule = [shift(instance, node, row) for node, row in enumerate(carry_on(instance, previous))]
-    new = solve(
-        left,
-        time_limit=time_limit,
-        gap=gap,
-        seed=seed,
-        processes=processes,
-        previous=previous,
-        on_progress=on_progress,
-    )
-    carried = dataclasses.replace(
-        new, makespan=makespan(instance, schedule), assignments=assignments(instance, schedule)
-    )
-    return new if worth_it(new, carried, switch) else carried

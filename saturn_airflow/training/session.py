@@ -258,7 +258,6 @@ class Session:
             checkpoint_seconds=spec.checkpoint_seconds,
             checkpoint_batches=spec.checkpoint_batches,
             keep_checkpoints=spec.keep_checkpoints,
-            technique_folders=spec.technique_folders,
             measure=measure,
             alike=tuple(job.to_dict() for job in spec.alike) if measure is not None else (),
             definition=spec.definition,

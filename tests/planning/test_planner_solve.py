@@ -11,9 +11,8 @@ from planning_problems import INSTANCES, assert_valid
 
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.problem import Problem
-from saturn_airflow.planning import replan, solve
+from saturn_airflow.planning import solve
 from saturn_airflow.planning.incumbent import SolveProgress
-from saturn_airflow.planning.online.replanning import remaining
 from saturn_airflow.planning.presenting import baselines
 from saturn_airflow.planning.presenting.explaining import explain
 
@@ -86,31 +85,6 @@ def test_a_previous_plan_is_carried_over_to_what_is_left() -> None:
     changed = dataclasses.replace(problem, nodes=problem.nodes[1:], jobs=(*problem.jobs[10:], late))
     plan = solve(changed, time_limit=0.5, previous=previous)
     assert_valid(changed, plan)
-
-
-def test_replanning_changes_a_plan_only_for_more_than_it_costs() -> None:
-    data = read("mix50-8x8").to_dict()
-    for job in data["jobs"]:
-        for strategy in job["strategies"]:
-            strategy["setup"] = 100.0
-    problem = Problem.from_dict(data)
-    previous = solve(problem, time_limit=1.0)
-    half = previous.makespan / 2
-    progress = {a.job: min(1.0, max(0.0, (half - a.start) / a.seconds)) for a in previous.assignments}
-    running = {a.job: (a.technique, a.devices) for a in previous.assignments if a.start < half < a.end}
-    # All goes as planned, and changing costs a lot: carried on, each job ends when it was to end.
-    kept = replan(problem, previous, progress=progress, running=running, switch=1e9, time_limit=0.5)
-    assert kept.makespan == pytest.approx(half, rel=0.01)
-    left = {a.job for a in kept.assignments}
-    assert left == {a.job for a in previous.assignments if a.end > half}
-    strategies = {a.job: (a.technique, a.devices, a.node) for a in previous.assignments}
-    assert all(strategies[a.job] == (a.technique, a.devices, a.node) for a in kept.assignments)
-    # Half the nodes are gone: now it pays to change.
-    fewer = dataclasses.replace(problem, nodes=problem.nodes[:4])
-    changed = replan(fewer, previous, progress=progress, switch=1.0, time_limit=2.0)
-    assert {a.node for a in changed.assignments} == {node.name for node in problem.nodes[:4]}
-    assert_valid(remaining(fewer, progress, {}), changed)
-    assert changed.gap < 0.2
 
 
 def test_priorities_and_releases() -> None:

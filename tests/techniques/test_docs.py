@@ -41,10 +41,7 @@ def test_the_one_method_example_trains(examples: list[str], tmp_path: Path) -> N
     assert set(examples) <= set(library.names())
     a_job = job(hparams=HParams(lr=1e-2))
     strategies = [Strategy("ddp", 2), Strategy("half_gradients", 2)]
-    requests = [
-        (train_request(a_job, s, tmp_path / s.technique, technique_folders=(str(tmp_path),)), 2)
-        for s in strategies
-    ]
+    requests = [(train_request(a_job, s, tmp_path / s.technique), 2) for s in strategies]
     ddp, own = run(requests)
     losses, _ = deviation(ddp, own)
     assert 0 < losses < 0.05

@@ -98,11 +98,6 @@ def _left_of(job: PlannedJob, option: Option, left: float, running: Mapping[str,
     return dataclasses.replace(option, seconds=seconds, setup=setup)
 
 
-def worth_it(new: Plan, carried: Plan, switch: float) -> bool:
-    """Whether to leave ``carried`` for ``new``: it must gain more than the ``switch`` seconds of changing."""
-    return new.makespan + switch < carried.makespan
-
-
 def _with(instance: Instance, schedule: Schedule, job: int) -> list[tuple[float, Schedule]]:
     """``schedule`` with ``job`` at the end of each node under each mode, and when it ends there."""
     found = []
