@@ -30,7 +30,7 @@ class RunSpec:
     :param priority: smaller goes first where devices are waited for: when the plan was made (seconds since
         the epoch), place in the plan.
     :param holder: who holds the devices, in words for people.
-    :param mode: ``"train"``, or ``"trial"`` to measure.
+    :param mode: ``"train"``, ``"trial"`` to measure, or ``"score"`` to evaluate the weights that there are.
     :param batch_count: global batches to train for in this run; None for all that are left.
     :param checkpoint_seconds: save a checkpoint when the last one is this old.
     :param checkpoint_batches: save a checkpoint every so many global batches.
@@ -66,7 +66,7 @@ class RunSpec:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     priority: tuple[float, int] = (0.0, 0)
     holder: str = ""
-    mode: Literal["train", "trial"] = "train"
+    mode: Literal["train", "trial", "score"] = "train"
     batch_count: int | None = None
     checkpoint_seconds: float | None = 60.0
     checkpoint_batches: int | None = None

@@ -87,9 +87,9 @@ def check(reference: str, what: str) -> None:
     :raises InvalidSweepError: when the module is not found, or its source defines no such name.
     """
     module_name, _, name = reference.partition(":")
-    spec = _find_spec(module_name)
+    spec = find_spec(module_name)
     if spec is None:
-        if module_name.split(".")[0] == "torch" and _find_spec("torch") is None:
+        if module_name.split(".")[0] == "torch" and find_spec("torch") is None:
             return
         raise InvalidSweepError(
             f"{what}: there is no module {module_name!r} (of {reference!r}); "
@@ -107,7 +107,7 @@ def parameters(reference: str) -> tuple[str, ...] | None:
     None where the source does not tell: a class, something imported or decorated, or ``**kwargs``.
     """
     module_name, _, name = reference.partition(":")
-    spec = _find_spec(module_name) if name else None
+    spec = find_spec(module_name) if name else None
     tree = _source(spec.origin) if spec is not None else None
     found = [node for node in tree.body if name in _defined_by(node)] if tree is not None else []
     if len(found) != 1 or not isinstance(found[0], ast.FunctionDef) or found[0].decorator_list:
@@ -132,7 +132,7 @@ def _defined_by(statement: ast.stmt) -> set[str]:
     )
 
 
-def _find_spec(module_name: str) -> importlib.machinery.ModuleSpec | None:
+def find_spec(module_name: str) -> importlib.machinery.ModuleSpec | None:
     """Like importlib.util.find_spec, but without importing the parent packages."""
     path: Any = None
     spec: importlib.machinery.ModuleSpec | None = None

@@ -64,3 +64,30 @@ def not_registered(
         "champion": None,
         "reason": reason,
     }
+
+
+def compared(against: Mapping[str, Any], best: Mapping[str, Any], mode: str) -> dict[str, Any]:
+    """The champion beside the best job on the same data.
+
+    :returns: ``version``, ``metric``, ``value``, ``best`` (value), and ``beaten_by``: by how much the best is
+        better; negative where it is worse.
+    """
+    better = against["value"] - best["value"] if mode == "min" else best["value"] - against["value"]
+    return {
+        "version": against["version"],
+        "metric": best["metric"],
+        "value": against["value"],
+        "best": best["value"],
+        "beaten_by": better,
+    }
+
+
+def in_words(champion: Mapping[str, Any]) -> str:
+    """What :func:`compared` found, as a line for people."""
+    by, value = champion["beaten_by"], champion["value"]
+    share = f" ({abs(by / value):.1%})" if value else ""
+    verdict = "beats it by" if by > 0 else "does not beat it, and is worse by"
+    return (
+        f"champion: version {champion['version']} has {champion['metric']} {value:.4f} on this sweep's data; "
+        f"the best has {champion['best']:.4f}, which {verdict} {abs(by):.4g}{share}"
+    )

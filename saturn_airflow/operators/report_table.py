@@ -7,6 +7,7 @@ from typing import Any
 
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.status import Status
+from saturn_airflow.operators.choosing import in_words
 
 
 def table(result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
@@ -70,6 +71,8 @@ def _endings(result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str
     lines = []
     if best := result["best"]:
         lines.append(f"best: {best['job']} ({best['metric']} {best['value']:.4f}) {best['model_uri'] or ''}")
+    if champion := result.get("champion"):
+        lines.append(in_words(champion))
     if registered := result.get("registered"):
         version = registered["version"]
         what = f"version {version} @{registered['alias']}" if version else "nothing new"

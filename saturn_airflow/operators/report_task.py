@@ -18,11 +18,14 @@ from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
+from saturn_airflow.operators import wishes
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
-from saturn_airflow.operators.choosing import best_of, not_registered, why_no_best
+from saturn_airflow.operators.champion_task import scored
+from saturn_airflow.operators.choosing import best_of, compared, not_registered, why_no_best
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
+    home,
     mlflow_uri,
     pull_all,
     pull_from_trials,
@@ -42,10 +45,10 @@ class ReportOperator(BaseOperator):
     """Close the sweep's run and hand its result to the next task.
 
     The result is a mapping: ``best`` (job, metric, value, model_uri, run_id), ``jobs`` (one outcome per
-    job), ``failed``, ``pruned`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``, ``gap``,
-    ``utilisation``, ``gpu_hours`` (device-hours), ``deadline`` (where there was one: when, and whether it
-    was met), ``registered`` (what came of ``register_as``), ``mlflow_url`` and more. It is pushed before the
-    task fails for failed jobs.
+    job), ``failed``, ``pruned`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``,
+    ``gap``, ``utilisation``, ``gpu_hours`` (device-hours), ``deadline`` (where there was one: when, and
+    whether it was met), ``champion`` (scored anew), ``registered`` (what came of ``register_as``),
+    ``mlflow_url`` and more. It is pushed before the task fails for failed jobs.
     """
 
     operator_extra_links = (MlflowRunLink(),)
@@ -56,12 +59,14 @@ class ReportOperator(BaseOperator):
         settings: SweepSettings,
         plan_task: str,
         train_tasks: list[str],
+        scoring_tasks: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.settings = settings
         self.plan_task = plan_task
         self.train_tasks = train_tasks
+        self.scoring_tasks = list(scoring_tasks)
         self.mlflow_url: str | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -110,12 +115,15 @@ class ReportOperator(BaseOperator):
         if reason := why_no_best(every, self.settings.metric):
             self.log.warning("%s", reason)
         tracking.estimate_store.update(uri, speeds, sweep.folder, speed_versions(), jobs=job_names(jobs))
+        against = scored(context, self.scoring_tasks)
+        if against is not None and against["value"] is not None and result["best"]:
+            result["champion"] = compared(against, result["best"], self.settings.better)
         run.log_report(result)
         too_many = len(result["failed"]) > self.settings.allowed_failures
         run.close(Status.FAILED if too_many else Status.FINISHED)
         if (name := self.settings.register_as) and (best := result["best"]) and not too_many:
             missing = not_registered(name, best, every)
-            result["registered"] = missing or run.register(name, best, self.settings.better)
+            result["registered"] = missing or self.register(context, run, name, best, against)
         self.mlflow_url = result["mlflow_url"] = run.url
 
         self.log.info("%s", table(result, every))
@@ -128,8 +136,25 @@ class ReportOperator(BaseOperator):
                 f"(allowed_failures={self.settings.allowed_failures}):\n{reasons}"
             )
         for asset in self.outlets:
-            context["outlet_events"][asset].extra = {"best": result["best"], "failed": result["failed"]}
+            told = {key: result.get(key) for key in ("best", "failed", "registered")}
+            context["outlet_events"][asset].extra = finite(told)
         return dict(finite(result))
+
+    def register(
+        self,
+        context: Context,
+        run: SweepRun,
+        register_as: str,
+        best: dict[str, Any],
+        against: dict[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Register the best model if it beats the champion, and this is no backfill."""
+        if not wishes.registers(context):
+            why = f"a backfill registers nothing unless its conf says so: {wishes.REGISTER_EXAMPLE}"
+            name, _, alias = register_as.partition("@")
+            nothing = {"version": None, "champion": None, "reason": why}
+            return {"name": name, "alias": alias or "champion", **nothing}
+        return run.register(register_as, best, self.settings.better, against, home() / "registry")
 
     def trained(
         self, context: Context, attempt: float, entries: list[PlanEntry]

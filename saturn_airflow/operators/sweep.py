@@ -37,6 +37,7 @@ from saturn_airflow.model.settings import (
     SweepSettings,
 )
 from saturn_airflow.model.stages import Stages
+from saturn_airflow.operators.champion_graph import champion_scored
 from saturn_airflow.operators.context import use_techniques_folder
 from saturn_airflow.operators.graph import one_plan, profile_waves, short, wait_in_pool
 from saturn_airflow.operators.inventory import deployed_cluster
@@ -189,29 +190,28 @@ class SaturnSweepOperator(TaskGroup):
                 **short(stages.plan),
             )
             waves = profile_waves(settings, trials, stages)
-            at_the_end = {
+            at_the_end: dict[str, Any] = {
                 "task_id": "report",
                 "outlets": [asset],
                 "trigger_rule": TriggerRule.ALL_DONE,
                 **short(stages.report),
             }
-            report: ReportOperator
             if settings.rounds.most == 1:
                 plan, train = one_plan(settings, waves, stages)
-                trained = [task.task_id for task in train]
-                report = ReportOperator(
-                    settings=settings, plan_task=plan.task_id, train_tasks=trained, **at_the_end
-                )
-                train >> report
+                plans, before = [plan], train
             else:
                 plans, train, watching = rounds_of(settings, waves, stages)
-                report = RoundReportOperator(
-                    settings=settings,
-                    plan_tasks=[task.task_id for task in plans],
-                    train_tasks=[task.task_id for task in train],
-                    **at_the_end,
-                )
-                [*plans, *train, *watching] >> report
+                before = [*plans, *train, *watching]
+            planned, trained = ([task.task_id for task in tasks] for tasks in (plans, train))
+            trials.plan_task = planned[0]
+            scoring = champion_scored(settings, planned, train, stages)
+            at_the_end |= {"train_tasks": trained, "scoring_tasks": [task.task_id for task in scoring]}
+            report: ReportOperator
+            if settings.rounds.most == 1:
+                report = ReportOperator(settings=settings, plan_task=planned[0], **at_the_end)
+            else:
+                report = RoundReportOperator(settings=settings, plan_tasks=planned, **at_the_end)
+            [*before, *scoring] >> report
         wait_in_pool(self)
         self.report = report
         self.asset = asset

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
 from saturn_airflow.model import metrics
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job, check_jobs
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.operators import first_weights, wishes
+from saturn_airflow.operators import first_weights, measuring, wishes
 from saturn_airflow.operators.context import (
     SweepContext,
     home,
@@ -55,6 +56,8 @@ class TrialsOperator(ListingOperator):
         self.jobs = jobs
         self.settings = settings
         self.mlflow_url: str | None = None
+        #: The task that uses what was measured.
+        self.plan_task: str | None = None
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """List the trials."""
@@ -86,6 +89,7 @@ class TrialsOperator(ListingOperator):
             trials = listed(wave, knowledge, attempt)
         except InvalidSweepError as error:
             raise AirflowFailException(str(error)) from None
+        self._wait_for_another(context, sweep, {trial["fingerprint"] for trial in trials})
 
         run = tracking.open_sweep(
             uri,
@@ -117,6 +121,15 @@ class TrialsOperator(ListingOperator):
             len(trials),
         )
         return trials
+
+    def _wait_for_another(self, context: Context, sweep: SweepContext, fingerprints: set[str]) -> None:
+        """Come back later where another run of this DAG measures the same just now."""
+        if not fingerprints or self.settings.profile != "auto" or self.plan_task is None:
+            return
+        if other := measuring.who_measures(context, sweep, self.plan_task, fingerprints):
+            self.log.info("%s is measuring some of these jobs: waiting for its plan", other)
+            again = timedelta(seconds=measuring.LOOK_AGAIN_SECONDS)
+            raise AirflowRescheduleException(datetime.now(timezone.utc) + again)  # type: ignore[no-untyped-call]
 
     def _wave(self, knowledge: Knowledge) -> list[Key]:
         from saturn_airflow.profiling import waves

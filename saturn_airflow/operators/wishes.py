@@ -1,6 +1,7 @@
-"""What the user wants of jobs that are cleared: the DAG run's conf says it under ``saturn``.
+"""What the user wants of one DAG run: its conf says it under ``saturn``.
 
-``{"saturn": {"from_scratch": ["job-a"], "go_on": true}}``: true for all jobs, or the names of some.
+``{"saturn": {"from_scratch": ["job-a"], "go_on": true}}``, of jobs that are cleared: true for all, or the
+names of some. ``{"saturn": {"register": true}}``: a backfill registers its best model, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from saturn_airflow.launch.restarting import FROM_SCRATCH, GO_ON, Wish
 from saturn_airflow.model.errors import InvalidSweepError
 
 KEY = "saturn"
+REGISTER = "register"
+REGISTER_EXAMPLE = '{"saturn": {"register": true}}'
 _HOW = 'give it such as {"saturn": {"from_scratch": ["job-a"], "go_on": true}}'
 
 
@@ -38,6 +41,17 @@ def check(conf: Mapping[str, Any] | None, jobs: Collection[str]) -> None:
             )
 
 
+def registers(context: Context) -> bool:
+    """Whether the task's DAG run may register a model: a backfill only where that was asked for.
+
+    Its runs are of days gone by, and several at once.
+    """
+    run = context.get("dag_run")
+    given = (conf_of(context) or {}).get(KEY)
+    asked = isinstance(given, Mapping) and given.get(REGISTER) is True
+    return asked or str(getattr(run, "run_type", "")).rpartition(".")[2].lower() != "backfill"
+
+
 def conf_of(context: Context) -> Mapping[str, Any] | None:
     """The conf of the task's DAG run."""
     run = context.get("dag_run")
@@ -49,9 +63,14 @@ def _wishes(conf: Mapping[str, Any] | None) -> dict[Wish, Any]:
     if not isinstance(given, Mapping):
         raise InvalidSweepError(f"the DAG run's conf: {KEY} is {given!r:.80}; {_HOW}")
     known: tuple[Wish, ...] = (FROM_SCRATCH, GO_ON)
-    if unknown := [key for key in given if key not in known]:
+    if unknown := [key for key in given if key not in (*known, REGISTER)]:
         raise InvalidSweepError(
-            f"the DAG run's conf: there is no {KEY}.{unknown[0]}; known are {' and '.join(known)}; {_HOW}"
+            f"the DAG run's conf: there is no {KEY}.{unknown[0]}; known are {', '.join(known)} "
+            f"and {REGISTER}; {_HOW}"
+        )
+    if given.get(REGISTER, False) not in (True, False):
+        raise InvalidSweepError(
+            f"the DAG run's conf: {KEY}.{REGISTER} is {given[REGISTER]!r:.80}; it is true or false"
         )
     wishes = {name: _jobs_of(name, given[name]) for name in known if given.get(name, False) is not False}
     # Who is named gets what is said of him, whatever is said of all.

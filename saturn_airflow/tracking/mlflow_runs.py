@@ -12,6 +12,7 @@ from typing import Any
 
 from saturn_airflow.model import formats
 from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.folders import slug
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.tracking import machine, models, parameters, unique
 from saturn_airflow.tracking.events import Event, Recorder
@@ -148,6 +149,10 @@ class SweepRun(_Run):
             self.tag({"mlflow.loggedArtifacts": json.dumps([{"path": "jobs.json", "type": "table"}])})
         if best := result.get("best"):
             self.tag({f"saturn.best.{key}": best.get(key) for key in ("job", "metric", "value", "model_uri")})
+            self.log_metrics({"best_value": best.get("value")})
+        if champion := result.get("champion"):
+            names = {"champion_value": "value", "champion_beaten_by": "beaten_by"}
+            self.log_metrics({name: champion[key] for name, key in names.items()})
         self.flush()
 
     def run_of(self, job: str, training: int = 1) -> str | None:
@@ -164,19 +169,31 @@ class SweepRun(_Run):
             return None
         return str(run.info.run_id) if run is not None else None
 
-    def register(self, register_as: str, best: Mapping[str, Any], mode: str = "min") -> dict[str, Any]:
+    def register(
+        self,
+        register_as: str,
+        best: Mapping[str, Any],
+        mode: str = "min",
+        against: Mapping[str, Any] | None = None,
+        locks: Path | None = None,
+    ) -> dict[str, Any]:
         """Register the best job's model, if it beats the registered model's champion.
 
         :param register_as: ``"name"`` or ``"name@alias"``; the alias is ``champion`` unless said.
         :param best: ``job``, ``metric`` and ``value``.
         :param mode: whether the metric is better small (``"min"``) or large (``"max"``).
+        :param against: the champion on the data that ``best`` was evaluated on: ``version``, and ``value`` or
+            ``why`` it has none; None where it was not scored on these.
+        :param locks: a folder that all who register share, who then do it one after the other.
         :returns: ``name``, ``alias``, ``version`` (None where nothing was registered), ``champion`` (what it
             was measured against: ``version``, ``value``) and ``reason``. While MLflow is away nothing is
             registered yet; that is done when what waits is sent.
         """
         name, alias = models.parse_name(register_as)
         record = {"kind": "register", "name": name, "alias": alias, "mode": mode}
-        measured = {key: best[key] for key in ("job", "metric", "value")}
+        measured = {key: best[key] for key in ("job", "metric", "value")} | {"against": against}
+        if locks is not None:
+            measured["lock"] = self._outbox.place_of(locks / f"{slug(name)}.lock")
         self._outbox.append({**record, **measured, "sweep": self.description["key"]})
         self.flush()
         if found := self._sender.registered:

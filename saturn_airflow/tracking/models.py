@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import platform
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,8 +27,10 @@ log = logging.getLogger(__name__)
 CHAMPION = "champion"
 #: Where a job's model lies among its run's artifacts.
 FOLDER = "model"
-#: Makes a model of the folder again, for ``mlflow.pyfunc.load_model``.
-_LOADER = "saturn_airflow.training.pyfunc"
+# What makes a model of the folder again, for ``mlflow.pyfunc.load_model``: a module among the code that the
+# model carries, or this package's, of models that were exported before they carried any.
+_CODE, _LOADER, _LOADER_BEFORE = "code", "saturn_model", "saturn_airflow.training.pyfunc"
+_REQUIREMENTS, _ENVIRONMENT = "requirements.txt", "python_env.yaml"
 _METRIC_TAG, _VALUE_TAG = "saturn.metric", "saturn.value"
 
 
@@ -62,12 +66,25 @@ def log_model(uri: str, run_id: str, path: Path, to: str, inputs: Sequence[Mappi
 
     client = server.client(uri)
     model = Model(artifact_path=to, run_id=run_id, signature=_signature(inputs))
-    pyfunc.add_to_model(model, loader_module=_LOADER)
     with server.answers(), server.uploading(), tempfile.TemporaryDirectory() as folder:
-        described = Path(folder, "MLmodel")
-        model.save(str(described))
+        if (path / _CODE).is_dir():
+            pyfunc.add_to_model(model, loader_module=_LOADER, code=_CODE, python_env=_ENVIRONMENT)
+            _describe_environment(path, Path(folder))
+        else:
+            pyfunc.add_to_model(model, loader_module=_LOADER_BEFORE)
+        model.save(str(Path(folder, "MLmodel")))
         client.log_artifacts(run_id, str(path), to)
-        client.log_artifact(run_id, str(described), to)
+        client.log_artifacts(run_id, folder, to)
+
+
+def _describe_environment(path: Path, folder: Path) -> None:
+    """Write what MLflow makes an environment of, https://mlflow.org/docs/latest/ml/model/#model-dependencies."""
+    import mlflow
+
+    needed = (path / _REQUIREMENTS).read_text() if (path / _REQUIREMENTS).exists() else ""
+    Path(folder, _REQUIREMENTS).write_text(f"mlflow=={mlflow.__version__}\n{needed}")
+    environment = f"python: {platform.python_version()}\ndependencies:\n- -r {_REQUIREMENTS}\n"
+    Path(folder, _ENVIRONMENT).write_text(environment)
 
 
 def _signature(inputs: Sequence[Mapping[str, Any]]) -> ModelSignature | None:
@@ -82,40 +99,91 @@ def _signature(inputs: Sequence[Mapping[str, Any]]) -> ModelSignature | None:
     return ModelSignature(inputs=Schema(specs)) if specs else None
 
 
-def register(uri: str, experiment_id: str, record: Mapping[str, Any]) -> dict[str, Any]:
+def register(
+    uri: str, experiment_id: str, record: Mapping[str, Any], lock: Path | None = None
+) -> dict[str, Any]:
     """Register a job's model under an alias if it beats the champion; otherwise leave all as it is.
 
-    The champion's value is the metric of the run it came from. Two sweeps that register under one name at the
-    same moment may both beat the champion; the alias is then that of the later.
+    The champion's value is the one it was scored with on the sweep's own data; where it was not to be scored,
+    or became champion since, the metric of the run it came from. Who registers under one name at once does it
+    in turn where they share a ``lock``; where they don't, a champion that changed meanwhile is measured, too.
 
-    :param record: ``name``, ``alias``, ``sweep`` (its key), ``job``, ``metric``, ``value``, ``mode``.
+    :param record: ``name``, ``alias``, ``sweep`` (its key), ``job``, ``metric``, ``value``, ``mode``; and
+        ``against``: the champion's ``version``, and its ``value`` or ``why`` it could not be scored.
+    :param lock: a file.
     :returns: ``name``, ``alias``, ``version`` (None where nothing was registered), ``champion`` (the version
-        it was measured against, and its value), ``reason``.
+        it was measured against, its value, and whether it was ``scored`` anew), ``beaten_by``, ``reason``.
     :raises MlflowAwayError: when MLflow does not answer or does not have the model yet.
     :raises RecordRefusedError: when it will never have it.
     """
     client = server.client(uri)
-    name, job = record["name"], record["job"]
-    with server.answers():
+    with server.answers(), contextlib.ExitStack() as held:
+        if lock is not None:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(server.locked(lock))
         run_id = _trained_run(uri, client, experiment_id, record)
-        champion = version_of(client, name, CHAMPION)
-        mine = _registered_before(client, name, run_id)
-        found: dict[str, Any] = {"name": name, "alias": record["alias"], "version": None, "champion": None}
-        if champion is not None and champion.run_id != run_id:
-            value = _value_of(client, champion, record["metric"])
-            found["champion"] = {"version": str(champion.version), "value": value}
-            if reason := _why_not(record, champion, value):
-                return {**found, "reason": reason}
-        if mine is None:
-            if _get_model(client, name) is None:
-                client.create_registered_model(name)
-            source = f"runs:/{run_id}/{FOLDER}"
-            tags = {_METRIC_TAG: record["metric"], _VALUE_TAG: repr(record["value"]), "saturn.job": job}
-            mine = client.create_model_version(name, source, run_id, tags=tags)
-        client.set_registered_model_alias(name, record["alias"], mine.version)
-    beaten = f", which beats version {champion.version}" if found["champion"] and champion else ""
-    reason = f"{job}: {record['metric']} {record['value']:.6g}{beaten}"
-    return {**found, "version": str(mine.version), "reason": reason}
+        made = None
+        while True:
+            champion = version_of(client, record["name"], CHAMPION)
+            found, beats = _measured(client, record, champion, run_id)
+            mine = _registered_before(client, record["name"], run_id)
+            if not beats:
+                if made is not None:  # before there was another champion
+                    client.delete_model_version(record["name"], made.version)
+                return found
+            if mine is None:
+                mine = made = _new_version(client, record, run_id, found)
+            now = version_of(client, record["name"], CHAMPION)
+            if (now and now.version) == (champion and champion.version):
+                client.set_registered_model_alias(record["name"], record["alias"], mine.version)
+                return {**found, "version": str(mine.version)}
+
+
+def _measured(
+    client: MlflowClient, record: Mapping[str, Any], champion: ModelVersion | None, run_id: str
+) -> tuple[dict[str, Any], bool]:
+    """What to say of the model beside the champion, and whether it beats it."""
+    found = {"name": record["name"], "alias": record["alias"], "version": None, "champion": None}
+    mine = f"{record['job']}: {record['metric']} {record['value']:.6g}"
+    if champion is None or champion.run_id == run_id:
+        return {**found, "reason": mine}, True
+    who = f"version {champion.version} ({CHAMPION})"
+    against = record.get("against") or {}
+    # Of which version, if any, MLflow was away too early to say.
+    same = against.get("version") in (None, str(champion.version))
+    value, why = against.get("value") if same else None, against.get("why") if same else None
+    scored = value is not None
+    if value is None and why is None:
+        value = _value_of(client, champion, record["metric"])
+        why = None if value is not None else f"it has no {record['metric']} to be measured against"
+    found["champion"] = {"version": str(champion.version), "value": value, "scored": scored}
+    if value is None:
+        return {**found, "reason": f"{who} stays: {why}"}, False
+    by = value - record["value"] if record["mode"] == "min" else record["value"] - value
+    found["beaten_by"] = by
+    data = "on the same data" if scored else "when it was trained, on the data of then"
+    beats = by > 0 or math.isnan(value)
+    verdict = f"beats {who} by {by:.4g}" if beats else f"does not beat {who}"
+    return {**found, "reason": f"{mine} {verdict}: {value:.6g} {data}"}, beats
+
+
+def _new_version(
+    client: MlflowClient, record: Mapping[str, Any], run_id: str, found: Mapping[str, Any]
+) -> ModelVersion:
+    name, champion = record["name"], found["champion"] or {}
+    if _get_model(client, name) is None:
+        try:
+            client.create_registered_model(name)
+        except Exception as error:  # somebody else was first
+            if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
+                raise
+    tags = {_METRIC_TAG: record["metric"], _VALUE_TAG: repr(record["value"]), "saturn.job": record["job"]}
+    if champion:
+        tags |= {"saturn.champion": champion["version"], "saturn.champion_value": repr(champion["value"])}
+        tags["saturn.beaten_by"] = repr(found["beaten_by"])
+    if came_from := client.get_run(run_id).data.params.get("init_from"):
+        tags["saturn.init_from"] = came_from
+    return client.create_model_version(name, f"runs:/{run_id}/{FOLDER}", run_id, tags=tags)
 
 
 def _trained_run(uri: str, client: MlflowClient, experiment_id: str, record: Mapping[str, Any]) -> str:
@@ -129,18 +197,6 @@ def _trained_run(uri: str, client: MlflowClient, experiment_id: str, record: Map
             raise MlflowAwayError(f"the model of {job!r} has not arrived yet")
         raise RecordRefusedError(f"the run of {job!r} ended without a model")
     return run_id
-
-
-def _why_not(record: Mapping[str, Any], champion: ModelVersion, value: float | None) -> str | None:
-    who = f"version {champion.version} ({CHAMPION})"
-    if value is None:
-        return f"{who} has no {record['metric']} to be measured against"
-    better = record["value"] < value if record["mode"] == "min" else record["value"] > value
-    if better or math.isnan(value):
-        return None
-    return (
-        f"{record['job']} has {record['metric']} {record['value']:.6g} and does not beat {who}: {value:.6g}"
-    )
 
 
 def _value_of(client: MlflowClient, version: ModelVersion, metric: str) -> float | None:

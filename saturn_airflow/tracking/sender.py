@@ -254,7 +254,8 @@ class Sender:
 
     def _register(self, record: Record) -> None:
         try:
-            found = models.register(self.uri, self._state["experiment_id"], record)
+            lock = self.outbox.at(record["lock"]) if record.get("lock") else None
+            found = models.register(self.uri, self._state["experiment_id"], record, lock)
         except RecordRefusedError as error:
             found = {"name": record["name"], "alias": record["alias"], "version": None, "champion": None}
             found["reason"] = str(error)

@@ -21,9 +21,12 @@ from saturn_airflow.model import references
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.initial_weights import WEIGHTS
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training import model_code, pyfunc
 from saturn_airflow.training.checkpoints import read_weights
 
-JOB = "job.json"
+JOB, REQUIREMENTS = "job.json", "requirements.txt"
+#: The folder of the code that makes the model, and the module in it that MLflow calls.
+CODE, LOADER = "code", "saturn_model.py"
 #: The folder for the adapters of a model of PEFT's, and what the names of its weights begin with.
 ADAPTER, _OF_PEFT = "adapter", "base_model."
 # What makes the models that are being loaded just now: a load_model may load another one.
@@ -31,7 +34,7 @@ _making: ContextVar[tuple[str, ...]] = ContextVar("making", default=())
 
 
 def export_model(checkpoint: str | Path, job: Job, folder: str | Path) -> Path:
-    """Write the model of a checkpoint to ``folder``: its weights and the job that trained it.
+    """Write the model of a checkpoint to ``folder``: its weights, its job, and the user's code.
 
     Weights have the names they have in the job's model, tied ones the first of their names. The file is
     whole or not there. Called by one process alone; the weights must fit into its memory.
@@ -86,6 +89,9 @@ def _whole(folder: Path, job: Job) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     yield temporary
     (temporary / JOB).write_text(json.dumps(job.to_dict(), indent=2))
+    requirements = model_code.carry(str(job.load_model), temporary / CODE)
+    (temporary / REQUIREMENTS).write_text("\n".join(requirements) + "\n")
+    shutil.copyfile(pyfunc.__file__, temporary / CODE / LOADER)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
 

@@ -1,15 +1,20 @@
-"""What ``mlflow.pyfunc.load_model`` calls to make a job's trained model of its folder again."""
+"""What ``mlflow.pyfunc.load_model`` calls to make a job's trained model of its folder again.
+
+A copy of this file goes with each model, as ``code/saturn_model.py``, so it imports nothing of this package.
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_model as load_tensors
 from torch import nn
-
-from saturn_airflow.training.exports import load_exported
 
 
 class Predictor:
@@ -37,8 +42,12 @@ class Predictor:
 
 
 def _load_pyfunc(path: str) -> Predictor:
-    """The model that was exported to the folder ``path``."""
-    return Predictor(load_exported(path))
+    """The model that was exported to the folder ``path``, by the code that is on the module path."""
+    job = json.loads(Path(path, "job.json").read_text())
+    module, _, name = job["load_model"].partition(":")
+    model: nn.Module = getattr(importlib.import_module(module), name)(**job.get("model_args", {}))
+    load_tensors(model, str(Path(path, "model.safetensors")))
+    return Predictor(model.eval())
 
 
 def _tensor(value: Any) -> torch.Tensor:

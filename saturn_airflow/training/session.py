@@ -31,6 +31,7 @@ __all__ = ["DoesNotFit", "Session"]
 Parameters = Mapping[str, Any]
 _LOOP = "saturn_airflow.training.loop:train"
 _GUARDED = "saturn_airflow.training.guarding.guarded:measure"
+_SCORE = "saturn_airflow.training.scoring:score"
 _GUARD_ALONE = "saturn_airflow.training.guarding.guarded:check"
 # With less time left no further job is guarded in a trial; its training will begin with that.
 _LEAST_SECONDS_TO_GUARD = 15.0
@@ -290,6 +291,8 @@ def drive(
         raise RanksFailedError(failure) from None
     if reason := technique.why_not_initial_weights(spec.job):
         raise DoesNotFit(reason)
+    if spec.mode == "score":
+        return dict(session.launch(_SCORE, session._request(spec.parameters, None))[0])
     if spec.mode == "train":
         verdict = _verdict_before_training(session, spec, technique)
         with _remembering_refusals(session, spec, technique):

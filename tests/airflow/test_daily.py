@@ -1,4 +1,4 @@
-"""The example of daily retraining, two nights of it: the second starts from what the first registered."""
+"""The example of daily retraining: a night starts from what the one before registered, and has to beat it."""
 
 from __future__ import annotations
 
@@ -27,3 +27,26 @@ def test_the_second_night_starts_from_the_first_nights_champion(deployment, nigh
     assert came_from == [{"scratch"}, {"models:/digits_daily/1"}]
     first, second = (night["best"]["value"] for night in nights)
     assert second < 0.8 * first
+
+
+def test_the_champion_is_scored_anew_on_the_nights_data_before_it_is_beaten(deployment, nights):
+    first, second = nights
+    assert (first["registered"]["version"], first["registered"]["champion"]) == ("1", None)
+    # The data are the same every night here, so the champion has the value that it had.
+    scored = second["champion"]
+    assert (scored["version"], scored["metric"]) == ("1", "eval_loss")
+    assert scored["value"] == pytest.approx(first["best"]["value"], rel=1e-4)
+    assert scored["beaten_by"] == pytest.approx(scored["value"] - second["best"]["value"])
+    assert second["registered"]["version"] == "2"
+    assert second["registered"]["champion"]["scored"] is True
+    client = MlflowClient(deployment.services.mlflow_url)
+    tags = client.get_model_version_by_alias("digits_daily", "champion").tags
+    assert (tags["saturn.champion"], tags["saturn.init_from"]) == ("1", "models:/digits_daily/1")
+    assert float(tags["saturn.beaten_by"]) == pytest.approx(scored["beaten_by"])
+
+    # The trend over the nights, as MLflow's table and charts of the sweeps have it.
+    experiment = client.get_experiment_by_name("warm_start")
+    found = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time"])
+    sweeps = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
+    assert [run.data.metrics["best_value"] for run in sweeps] == [n["best"]["value"] for n in nights]
+    assert sweeps[1].data.metrics["champion_beaten_by"] == pytest.approx(scored["beaten_by"])

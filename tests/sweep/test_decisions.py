@@ -18,11 +18,7 @@ from saturn_airflow.operators import context
 from saturn_airflow.operators.actual_speeds import actual_speeds
 from saturn_airflow.operators.choosing import best_of, why_no_best
 from saturn_airflow.operators.plan_task import before, why_nowhere
-from saturn_airflow.operators.report_task import (
-    estimate_errors,
-    of_every_job,
-    summarize,
-)
+from saturn_airflow.operators.report_task import estimate_errors, of_every_job, summarize
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of, total_batches
 from saturn_airflow.profiling.trials import device_counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +35,10 @@ def test_who_is_named_gets_what_is_said_of_him(conf: Any, wanted: dict[str, Any]
     ("conf", "says"),
     [
         ({"saturn": "go_on"}, "saturn is 'go_on'; give it such as"),
-        ({"saturn": {"scratch": True}}, "there is no saturn.scratch; known are from_scratch and go_on"),
+        (
+            {"saturn": {"scratch": True}},
+            "no saturn.scratch; known are from_scratch, go_on and register",
+        ),
         ({"saturn": {"go_on": "a"}}, "saturn.go_on is 'a'; give it such as"),
         ({"saturn": {"go_on": [1]}}, "saturn.go_on is [1]"),
         (
@@ -50,3 +54,18 @@ def test_a_conf_that_can_not_be_meant_is_told_in_one_message(conf: Any, says: st
         wishes.check(conf, JOBS)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("run_type", "conf", "registers"),
+    [
+        ("scheduled", {}, True),
+        ("manual", None, True),
+        ("backfill", {}, False),
+        ("backfill", {"saturn": {"go_on": True}}, False),
+        ("backfill", {"saturn": {"register": True}}, True),
+    ],
+)
+def test_a_backfill_registers_only_where_it_is_asked_to(run_type: str, conf: object, registers: bool) -> None:
+    context: Any = {"dag_run": SimpleNamespace(run_type=run_type, conf=conf)}
+    assert wishes.registers(context) is registers

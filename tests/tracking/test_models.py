@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -56,7 +59,7 @@ def test_only_what_beats_the_champion_is_registered(uri: str, name: str, tmp_pat
     for number, loss in (("2", 0.5), ("3", 0.7)):
         kept = sweep_of(uri, tmp_path / number, a=loss).register(name, best("a", loss))
         assert kept["version"] is None
-        assert kept["champion"] == {"version": "1", "value": 0.5}
+        assert kept["champion"] == {"version": "1", "value": 0.5, "scored": False}
         assert "does not beat version 1" in kept["reason"]
     better = sweep_of(uri, tmp_path / "4", b=0.4)
     assert better.register(name, best("b", 0.4))["version"] == "2"
@@ -102,6 +105,69 @@ def test_a_champion_without_the_metric_stays(embedded_uri: str, name: str, tmp_p
     )
     assert other["version"] is None
     assert "has no epoch_loss" in other["reason"]
+
+
+def test_what_counts_is_the_champions_score_on_tonights_data(
+    embedded_uri: str, name: str, tmp_path: Path
+) -> None:
+    sweep_of(embedded_uri, tmp_path / "1", a=0.5).register(name, best("a", 0.5))
+    against: dict[str, Any] = {"version": "1", "value": 0.3, "why": None}
+    # Tonight's data are easier: 0.4 is less than 0.5 was, and worse than the champion.
+    kept = sweep_of(embedded_uri, tmp_path / "2", a=0.4).register(name, best("a", 0.4), "min", against)
+    assert (kept["version"], kept["champion"]) == (None, {"version": "1", "value": 0.3, "scored": True})
+    assert kept["beaten_by"] == pytest.approx(-0.1)
+    # They are harder: 0.6 is more than 0.5 was, and better than the champion.
+    against["value"] = 0.7
+    taken = sweep_of(embedded_uri, tmp_path / "3", a=0.6).register(name, best("a", 0.6), "min", against)
+    assert (taken["version"], taken["beaten_by"]) == ("2", pytest.approx(0.1))
+    tags = client(embedded_uri).get_model_version(name, "2").tags
+    assert (tags["saturn.champion"], tags["saturn.champion_value"]) == ("1", "0.7")
+
+    for why in ({"version": "2", "value": None, "why": "out of memory"}, {"version": None, "why": "away"}):
+        another = sweep_of(embedded_uri, tmp_path / str(why["why"]), a=0.1)
+        stays = another.register(name, best("a", 0.1), "min", why)
+        assert stays["version"] is None
+        assert stays["reason"] == f"version 2 (champion) stays: {why['why']}"
+    # Who became champion since has the value it was registered with.
+    late = sweep_of(embedded_uri, tmp_path / "4", a=0.5).register(name, best("a", 0.5), "min", against)
+    assert (late["version"], late["champion"]) == ("3", {"version": "2", "value": 0.6, "scored": False})
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["with a lock", "of two deployments"])
+def test_of_two_that_register_at_once_the_better_is_the_champion(
+    embedded_uri: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    sweeps = {"worse": sweep_of(embedded_uri, tmp_path / "w", worse=0.5)}
+    sweeps["better"] = sweep_of(embedded_uri, tmp_path / "b", better=0.4)
+    decided, measured = threading.Barrier(2), models._measured
+    turns: dict[str, int] = {}
+
+    def slowly(mlflow: Any, record: Any, *others: Any) -> Any:
+        found = measured(mlflow, record, *others)
+        turns[record["job"]] = turns.get(record["job"], 0) + 1
+        if turns[record["job"]] == 1:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                decided.wait(1.0)  # both have seen that there is no champion, unless they take turns
+            time.sleep(1.5 * (record["job"] == "worse"))  # and the worse is the last to say it is it
+        return found
+
+    monkeypatch.setattr(models, "_measured", slowly)
+    found: dict[str, Any] = {}
+
+    def register(job: str, value: float) -> None:
+        locks = tmp_path / ("locks" if shared else f"locks-{job}")
+        found[job] = sweeps[job].register(name, best(job, value), locks=locks)
+
+    threads = [threading.Thread(target=register, args=one) for one in (("worse", 0.5), ("better", 0.4))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    champion = client(embedded_uri).get_model_version_by_alias(name, "champion")
+    assert champion.tags["saturn.job"] == "better", found
+    if not shared:
+        assert "does not beat" in found["worse"]["reason"]
+        assert len(client(embedded_uri).search_model_versions(f"name = '{name}'")) == 1
 
 
 def test_a_champion_whose_run_is_gone_is_measured_by_its_tags(
