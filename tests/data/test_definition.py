@@ -28,6 +28,7 @@ WITH_EFFECT: dict[str, Any] = {
     "batch_dim": 1,
     "couples_batch": True,
     "init_from": "models:/digits/3",
+    "own_step": True,
 }
 WITHOUT_EFFECT: dict[str, Any] = {
     "name": "b",
@@ -38,6 +39,8 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "exact": True,
     "metrics": {"f1": "m:f1"},
     "init_missing": "scratch",
+    "on_step": "m:f",
+    "on_epoch": "m:f",
 }
 
 
@@ -66,6 +69,7 @@ def test_where_and_how_fast_a_job_trains_and_what_is_measured_does_not(field: st
 def test_every_hyper_parameter_counts(field: str) -> None:
     others = {"epochs": 2, "optimizer": "o:f", "lr": 0.3, "parameter_groups": "p:f", "lr_scheduler": "s:f"}
     others |= {"precision": "bf16", "compile": True, "clip_grad_norm": 1.0}
+    others |= {"early_stopping": {"patience": 2, "metric": "epoch_loss"}}
     value = others.get(field, {"x": 1} if field.endswith("_args") else 5)
     hparams = HParams(**{"lr": 0.1, field: value})
     assert Definition.of(JOB).changes(Definition.of(dataclasses.replace(JOB, hparams=hparams)))

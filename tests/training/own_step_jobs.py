@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from saturn_airflow.training.whole_batch import whole_batch
 
-WIDTH, SAMPLES = 6, 22
+WIDTH, SAMPLES = 6, 21
 
 
 def rows(batch_size: int = 4) -> DataLoader[Any]:
