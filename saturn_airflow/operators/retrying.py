@@ -6,8 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Context, ExceptionRetryPolicy, RetryAction, RetryRule
-from airflow.sdk.definitions.retry_policy import RetryDecision
+from airflow.sdk import Context, ExceptionRetryPolicy, RetryAction, RetryDecision, RetryRule
 from airflow.sdk.exceptions import AirflowException
 
 from saturn_airflow.model.status import Status

@@ -65,7 +65,7 @@ def module_level() -> None:
         (lambda: HParams(accumulate=0), "accumulate is 0"),
         (lambda: HParams(seed=-1), "seed is -1"),
         (lambda: HParams(clip_grad_norm=0), "clip_grad_norm is 0; it must be above 0"),
-        (lambda: HParams(precision="fp8"), "choose one of float32, bf16, float64"),
+        (lambda: HParams(precision="fp8"), "choose one of float32, tf32, bf16, float64"),
         (lambda: HParams(compile="yes"), "compile is 'yes'"),
         (lambda: HParams(optimizer_args={"f": print}), "must fit in JSON"),
     ],

@@ -10,9 +10,23 @@ from airflow.sdk import DAG, RetryAction
 from airflow.sdk.exceptions import AirflowException
 
 from saturn_airflow import Cluster, Job, Node, SaturnSweepOperator
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.errors import InvalidSweepError
 
 JOB = Job("small", load_model="json:loads", load_dataloader="json:loads")
+ENTRY = PlanEntry(
+    job=JOB,
+    technique="single",
+    devices=1,
+    node="local",
+    device_ids=(0,),
+    start=0.0,
+    end=1.0,
+    kind="cpu",
+    fingerprint="f",
+    attempt=1.0,
+    position=0,
+).to_dict()
 
 
 def trains(rounds: int, **arguments: Any) -> list[Any]:
@@ -20,7 +34,7 @@ def trains(rounds: int, **arguments: Any) -> list[Any]:
     with DAG("d", schedule=None, default_args=arguments.pop("default_args", {})) as dag:
         cluster = Cluster(Node("local", 1, kind="cpu"))
         SaturnSweepOperator(task_id="sweep", jobs=[JOB], cluster=cluster, rounds=rounds, **arguments)
-    return [task.unmap({"entry": {}}) for task in dag.tasks if task.task_id.endswith(".train")]
+    return [task.unmap({"entry": ENTRY}) for task in dag.tasks if task.task_id.endswith(".train")]
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
