@@ -107,9 +107,8 @@ class Random(nn.Module):
             for number, block in enumerate(blocks):
                 self.add_module(f"block{number}", block)
         else:
-            self.blocks = (
-                nn.ModuleList if self.holder == "list" or "returns a pair" in sorts else nn.Sequential
-            )(blocks)
+            in_list = self.holder == "list" or "returns a pair" in sorts
+            self.blocks = nn.ModuleList(blocks) if in_list else nn.Sequential(*blocks)
         self.count = len(blocks)
         self.last = nn.Linear(WIDTH, CLASSES)
         self._freeze(description["frozen"])
