@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
 
+    from saturn_airflow.model.settings import SweepSettings
+
 
 class MlflowRunLink(BaseOperatorLink):
     """From a task of a sweep to its MLflow run, where MLflow has a UI to link to."""
@@ -35,5 +37,6 @@ class PlanLink(BaseOperatorLink):
         """The address of the plan page of the task's sweep."""
         base = conf.get("api", "base_url", fallback="").rstrip("/")
         dag, run = quote(ti_key.dag_id, safe=""), quote(ti_key.run_id, safe="")
-        sweep = quote(getattr(operator, "group", ""), safe="")
+        settings: SweepSettings = operator.settings  # type: ignore[attr-defined]
+        sweep = quote(settings.group, safe="")
         return f"{base}/dags/{dag}/runs/{run}/plugin/{self.route}?sweep={sweep}"
