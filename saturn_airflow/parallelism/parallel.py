@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -60,13 +60,30 @@ class Parallel:
         self.decided: dict[str, Any] = {}
         self.optimizer_kernels = optimizer_kernels
         self._whole_batch = whole_batch_of(model)
+        self._places: list[tuple[str, dict[str, nn.Parameter | None], str]] | None = None
+
+    def settle(self) -> None:
+        """From now on no module comes or goes, and parameters keep their names: looking for them through the
+        whole model several times a step would take longer than many a step's computation."""
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        places: dict[str, tuple[str, dict[str, nn.Parameter | None], str]] = {}
+        for module in self.model.modules():
+            for key, parameter in module._parameters.items():
+                if (name := names.get(id(parameter))) is not None:
+                    places.setdefault(name, (name, module._parameters, key))
+        # A model may name parameters that no module holds.
+        if len(places) == len(names):
+            self._places = [places[name] for name in names.values()]
 
     def prepare(self, objective: Objective, batch: Any, samples: int) -> None:
         """Look at a first micro-batch, before the optimizer is made; called if :attr:`wants_example`."""
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """This rank's trainable parameters by name, each once."""
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        named: Iterable[tuple[str, nn.Parameter | None]] = self.model.named_parameters()
+        if self._places is not None:
+            named = [(name, holder.get(key)) for name, holder, key in self._places]
+        return {name: p for name, p in named if p is not None and p.requires_grad}
 
     def backward(
         self, objective: Objective, batch: Any, samples: int, scale: float, last: bool

@@ -160,6 +160,7 @@ class Training:
         can_differ = looks.can_differ(self.parallel, job, request.technique, request.parameters)
         if request.measure is None and can_differ:
             self.looks = self._make_looks(bare)
+        self.parallel.settle()
         self.first_step = self.step
         self.saved_step = self.step if self.checkpoint else -1
         self.tried_step, self.tried_at = self.step, time.perf_counter()
@@ -285,7 +286,7 @@ class Training:
             seconds.append(took)
             if done >= warmups:
                 timed_since = min(timed_since, began)
-            told = {**reporting.step(self, batch, took, seconds[warmups:]), **self._further()}
+            told = {**reporting.step(self, batch, seconds, warmups), **self._further()}
             self.ranks.emit("step", **told)
             self.inputs = self.inputs or self._inputs(batch)
             if measure is not None:

@@ -15,12 +15,17 @@ if TYPE_CHECKING:
     from saturn_airflow.training.loop import Training
 
 
-def step(training: Training, batch: GlobalBatch, took: float, seconds: list[float]) -> dict[str, Any]:
+# Steps by which the time that is left is told.
+_RECENT = 50
+
+
+def step(training: Training, batch: GlobalBatch, seconds: list[float], warmups: int) -> dict[str, Any]:
     """What the ``step`` event tells of the step on ``batch``.
 
-    :param took: seconds of this step.
-    :param seconds: of the steps in this call, without the first.
+    :param seconds: of each step in this call, this one the last.
+    :param warmups: how many of them tell nothing of the next.
     """
+    took, recent = seconds[-1], seconds[max(warmups, len(seconds) - _RECENT) :]
     left = None if training.total is None else training.total - training.step
     return {
         "step": training.step,
@@ -29,7 +34,7 @@ def step(training: Training, batch: GlobalBatch, took: float, seconds: list[floa
         "seconds": took,
         "samples_per_second": batch.samples / took,
         "lr": float(training.optimizer.param_groups[0]["lr"]),
-        "eta_seconds": None if left is None else left * statistics.median((seconds or [took])[-50:]),
+        "eta_seconds": None if left is None else left * statistics.median(recent or [took]),
     }
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
 from saturn_airflow.training.guarding.plain import Step
-from saturn_airflow.training.guarding.samples import Samples, sample
+from saturn_airflow.training.guarding.samples import Samples, samples
 from saturn_airflow.training.ranks import Ranks
 
 # Differences that are told; there may be hundreds.
@@ -29,16 +29,13 @@ class HasFormat(Protocol):
 
 def gradients_of(parallel: Parallel, aliases: Mapping[str, str]) -> Samples:
     """This rank's gradients by the first names of their parameters; every rank must ask together."""
-    return {
-        aliases.get(name, name): None if p.grad is None else sample(p.grad)
-        for name, p in parallel.trainable().items()
-    }
+    return samples({aliases.get(name, name): p.grad for name, p in parallel.trainable().items()})
 
 
 def buffers_of(parallel: Parallel, aliases: Mapping[str, str]) -> Samples:
     """This rank's buffers, of those that checkpoints have."""
     kept = parallel.model.state_dict(keep_vars=True)
-    return {aliases.get(n, n): sample(b) for n, b in parallel.model.named_buffers() if n in kept}
+    return samples({aliases.get(n, n): b for n, b in parallel.model.named_buffers() if n in kept})
 
 
 def put_together(

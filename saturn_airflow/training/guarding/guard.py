@@ -190,7 +190,7 @@ class Guard:
                 loss, counted = math.nan, None
         stateful = frozenset[str]().union(*(stateful_of(one, names) for one in optimizers))
         buffers = comparing.buffers_of(parallel, self._aliases)
-        weights = {name: singles(p) for p, name in names.items()}
+        weights = singles({name: p for p, name in names.items()})
         return Step(loss, counted, gradients, {}, weights, buffers, stateful)
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.plain import Step, stateful_of
-from saturn_airflow.training.guarding.samples import Sample, Samples, Singles, sample, singles
+from saturn_airflow.training.guarding.samples import Sample, Samples, Singles, samples, singles
 from saturn_airflow.training.own_step import hooks
 from saturn_airflow.training.own_step.stepping import OwnStep
 from saturn_airflow.training.ranks import Ranks
@@ -40,11 +41,11 @@ class OwnPlainLoop:
         self._own.number = self._number
         if self._number == 0:
             hooks.call(model, "on_train_epoch_start")
-        before = {name: singles(p) for p, name in self._names.items()}
+        before = weights(self._names)
         with gradients_as_seen(self.optimizers, self._names) as gradients:
             taken = self._own.take(batch, self._number, schedule=False)
         self._number += 1
-        after = {name: singles(p) for p, name in self._names.items()}
+        after = weights(self._names)
         return Step(float(taken.loss), None, gradients, before, after, buffers(model), self._stateful())
 
     def evaluate(self, batch: Any) -> float:
@@ -68,11 +69,8 @@ def gradients_as_seen(
     gradients: dict[str, Sample | None] = {}
 
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter in names:
-                    gradient = parameter.grad
-                    gradients[names[parameter]] = None if gradient is None else sample(gradient)
+        given = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        gradients.update(samples({names[p]: p.grad for p in given if p in names}))
 
     hooks = [optimizer.register_step_pre_hook(look) for optimizer in optimizers]
     try:
@@ -85,9 +83,9 @@ def gradients_as_seen(
 def buffers(model: nn.Module) -> Samples:
     """Those that checkpoints have."""
     kept = model.state_dict(keep_vars=True)
-    return {name: sample(b) for name, b in model.named_buffers() if name in kept}
+    return samples({name: b for name, b in model.named_buffers() if name in kept})
 
 
 def weights(names: Mapping[Any, str]) -> Singles:
     """Elements of the parameters."""
-    return {name: singles(p) for p, name in names.items()}
+    return singles({name: p for p, name in names.items()})

@@ -19,7 +19,7 @@ from saturn_airflow.model import references
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision
-from saturn_airflow.training.guarding.samples import Samples, Singles, sample, singles
+from saturn_airflow.training.guarding.samples import Samples, Singles, samples, singles
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim import optimizers
@@ -103,7 +103,7 @@ class PlainLoop:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if self._job.hparams.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self._job.hparams.clip_grad_norm)
-        gradients = {self._names[p]: None if p.grad is None else sample(p.grad) for p in parameters}
+        gradients = samples({self._names[p]: p.grad for p in parameters})
         return float(loss.detach()), counted, gradients
 
     def step(self, batch: Any) -> Step:
@@ -119,12 +119,12 @@ class PlainLoop:
         return Step(loss, counted, gradients, before, self._last, self.buffers(), stateful)
 
     def _weights(self) -> Singles:
-        return {name: singles(p) for p, name in self._names.items()}
+        return singles({name: p for p, name in self._names.items()})
 
     def buffers(self) -> Samples:
         """Those that checkpoints have."""
         kept = self.model.state_dict(keep_vars=True)
-        return {name: sample(b) for name, b in self.model.named_buffers() if name in kept}
+        return samples({name: b for name, b in self.model.named_buffers() if name in kept})
 
 
 def stateful_of(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]) -> frozenset[str]:

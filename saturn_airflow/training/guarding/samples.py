@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from saturn_airflow.training.guarding.gathering import dense
 
 _WHOLE = 1024  # tensors of up to this many elements are kept whole
 _PICKED, _BLOCKS = 512, 64
@@ -44,8 +45,21 @@ Samples = Mapping[str, Sample | None]
 Singles = Mapping[str, torch.Tensor]
 
 
-def sample(tensor: torch.Tensor) -> Sample:
-    """The sample of ``tensor``; of a sharded one every rank must ask together."""
+def samples(tensors: Mapping[str, torch.Tensor | None]) -> dict[str, Sample | None]:
+    """The samples of ``tensors``; where some are sharded every rank must ask together."""
+    there = {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
+    found = dict(zip(there, map(_sample, dense(there.values())), strict=True))
+    return {name: found.get(name) for name in tensors}
+
+
+def singles(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The elements of ``tensors`` that their samples have; where some are sharded every rank must ask
+    together."""
+    found = map(_singles, dense(tensor.detach() for tensor in tensors.values()))
+    return dict(zip(tensors, found, strict=True))
+
+
+def _sample(tensor: torch.Tensor) -> Sample:
     flat = _flat(tensor)
     exact = not flat.is_floating_point()
     norm = float(torch.linalg.vector_norm(flat.double() if exact else flat, dtype=torch.float64))
@@ -59,8 +73,7 @@ def sample(tensor: torch.Tensor) -> Sample:
     return Sample(values, len(picked), norm, count, len(values) / count, exact)
 
 
-def singles(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of ``tensor`` that its sample has; of a sharded one every rank must ask together."""
+def _singles(tensor: torch.Tensor) -> torch.Tensor:
     flat = _flat(tensor)
     return _copied(flat) if flat.numel() <= _WHOLE else _picked(flat)
 
@@ -74,23 +87,5 @@ def _copied(values: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    flat = whole(tensor.detach()).reshape(-1)
+    flat = tensor.reshape(-1)
     return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` in one dense piece; of a sharded one every rank must ask together."""
-    if isinstance(tensor, DTensor):
-        local = tensor.to_local()
-        home = tensor.device_mesh.device_type
-        if local.device.type != home:
-            # What was offloaded is gathered where the mesh is.
-            tensor = DTensor.from_local(
-                local.to(home),
-                tensor.device_mesh,
-                tensor.placements,
-                shape=tensor.shape,
-                stride=tensor.stride(),
-            )
-        return tensor.full_tensor()
-    return tensor.to_dense() if tensor.is_sparse else tensor

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from saturn_airflow.parallelism.module_state import copied
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.training.guarding.samples import whole
+from saturn_airflow.training.guarding.gathering import dense
 from saturn_airflow.training.model_attributes import Attributes
 
 Tensors = dict[str, torch.Tensor]
@@ -56,13 +56,16 @@ def gathered(parallel: Parallel) -> Tensors:
     """
     ranks = parallel.ranks
     here = _named(parallel)
+    split = {name: tensor.detach() for name, tensor in here.items() if isinstance(tensor, DTensor)}
     kept: Tensors = {}
+    for name, tensor in zip(split, dense(split.values()), strict=True):
+        if ranks.is_first:
+            kept[name] = tensor.cpu()
     for name, owner, shape, dtype in _owners(here, ranks.size):
+        if name in split:
+            continue
         tensor = here[name].detach() if name in here else torch.empty(shape, dtype=dtype)
-        if isinstance(tensor, DTensor):
-            tensor = whole(tensor)
-            tensor = tensor.cpu() if ranks.is_first else tensor
-        elif owner and ranks.rank == owner:
+        if owner and ranks.rank == owner:
             dist.send(_bytes(tensor.cpu()), 0)
         elif owner and ranks.is_first:
             dist.recv(received := _bytes(tensor), owner)
