@@ -67,7 +67,10 @@ def _chosen(given: argparse.Namespace) -> list[Cell]:
         cells = [*also, *(cell for cell in sample(cells, given.sample, given.seed) if cell not in also)]
     shard, shards = map(int, given.shard.split("/"))
     done = {row["cell"] for row in read(given.results)} if given.results else set()
-    return [cell for cell in cells[shard::shards] if cell.name not in done]
+    # A family's cells stay together: they share their truths.
+    number_of = {name: number for number, name in enumerate(dict.fromkeys(c.recipe.family for c in cells))}
+    own = [cell for cell in cells if number_of[cell.recipe.family] % shards == shard]
+    return [cell for cell in own if cell.name not in done]
 
 
 def sample(cells: list[Cell], count: int, seed: int) -> list[Cell]:
