@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 import random
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,18 +15,20 @@ import numpy as np
 import torch
 from torch import nn
 
+from saturn_airflow.training.optim import plain_values
+
 # What every module has of its own; ``forward`` is there where something was put around it.
 _INTERNALS = frozenset([*vars(nn.Module()), "forward", "_compiled_call_impl"])
 _IMMUTABLE = frozenset({int, float, str, bool, type(None), bytes, torch.dtype, torch.device, torch.Size})
-_CONTAINERS = (list, tuple, set, dict, OrderedDict, deque)
-_COPYABLE = (np.ndarray, random.Random, np.random.Generator, np.random.RandomState)
+_CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, Counter, defaultdict, deque)
+_COPYABLE = (np.ndarray, bytearray, random.Random, np.random.Generator, np.random.RandomState)
 
 
 class ModuleState:
     """Buffers and attributes of modules, and the random generators, as they are now.
 
-    Tensors, numpy arrays, generators and Python's own containers are copied. Other objects are remembered as
-    such: what changes inside of them is not seen.
+    Tensors, numpy arrays, generators, Python's own containers and dataclasses of the job are copied.
+    Other objects are remembered as such: what changes inside of them is not seen.
 
     :param modules: each once.
     """
@@ -34,27 +38,45 @@ class ModuleState:
         memo: dict[int, Any] = {}
         self._entries = [copied(_entries(holder), memo) for holder in self._holders()]
         self._generators = _generators()
+        self._says = [module for module in self._modules if says_its_state(module)]
+        self._said = self._what_is_said()
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """The remembered state inside, the one before after: changes that are made inside are lost."""
         now = [_entries(holder) for holder in self._holders()]
-        generators = _generators()
+        generators, said = _generators(), self._what_is_said()
         memo: dict[int, Any] = {}
         try:
             for holder, entries in zip(self._holders(), self._entries, strict=True):
                 _replace(holder, copied(entries, memo))
+            self._say(self._said)
             _set_generators(self._generators)
             yield
         finally:
             for holder, entries in zip(self._holders(), now, strict=True):
                 _replace(holder, entries)
+            self._say(said)
             _set_generators(generators)
+
+    def _what_is_said(self) -> list[Any]:
+        return [plain_values.encode(module.get_extra_state(), "it") for module in self._says]
+
+    def _say(self, said: Iterable[Any]) -> None:
+        for module, state in zip(self._says, said, strict=True):
+            module.set_extra_state(plain_values.decode(state))
 
     def _holders(self) -> Iterator[dict[str, Any]]:
         for module in self._modules:
             yield module._buffers
             yield vars(module)
+
+
+def says_its_state(module: nn.Module) -> bool:
+    """Whether a module tells by ``get_extra_state`` what it keeps, in numbers or other plain values."""
+    if type(module).get_extra_state is nn.Module.get_extra_state:
+        return False
+    return "unknown" not in plain_values.try_encode({"": module.get_extra_state()})
 
 
 def copied(value: Any, memo: dict[int, Any], *, tensors: bool = True) -> Any:
@@ -77,6 +99,12 @@ def copied(value: Any, memo: dict[int, Any], *, tensors: bool = True) -> Any:
         result = value.clone_state()
     elif type(value) in _CONTAINERS:
         result = _copied_container(value, memo, tensors)
+    elif type(value) is itertools.count:
+        result = copy.copy(value)
+    elif dataclasses.is_dataclass(value) and (fields := plain_values.fields_of(value)) is not None:
+        result = object.__new__(type(value))
+        for name, item in fields.items():
+            object.__setattr__(result, name, copied(item, memo, tensors=tensors))
     else:
         return value
     # The value is kept too, so that its id is not given to another one.
@@ -85,8 +113,11 @@ def copied(value: Any, memo: dict[int, Any], *, tensors: bool = True) -> Any:
 
 
 def _copied_container(value: Any, memo: dict[int, Any], tensors: bool) -> Any:
+    if isinstance(value, defaultdict):
+        pairs = ((key, copied(item, memo, tensors=tensors)) for key, item in value.items())
+        return defaultdict(value.default_factory, pairs)
     if isinstance(value, dict):
-        return type(value)((key, copied(item, memo, tensors=tensors)) for key, item in value.items())
+        return type(value)({key: copied(item, memo, tensors=tensors) for key, item in value.items()})
     items = [copied(item, memo, tensors=tensors) for item in value]
     return deque(items, value.maxlen) if isinstance(value, deque) else type(value)(items)
 

@@ -17,12 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    RandomSampler,
-)
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from saturn_airflow.launch import job_log
 from saturn_airflow.launch.users_code import of_the_job
@@ -32,8 +27,10 @@ from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.model.references import Reference
 from saturn_airflow.training import layout as layouts
 from saturn_airflow.training import rng
+from saturn_airflow.training.counters import Counters
 from saturn_airflow.training.layout import Layout, MicroBatch
 from saturn_airflow.training.loaders import any_sample, aside, collates_each_alone, is_table
+from saturn_airflow.training.seeded_samples import Keys, SeededSamples
 
 
 class Position(NamedTuple):
@@ -98,6 +95,14 @@ class Data(Protocol):
         """
         ...
 
+    def kept(self, position: Position) -> Any:
+        """What the data's own objects count, so that one can go on from ``position``; JSON-ready."""
+        ...
+
+    def go_on(self, kept: Any) -> None:
+        """Continue with what :meth:`kept` told."""
+        ...
+
     def few(self, sizes: Sequence[int]) -> Data:
         """The same data in as many batches as there are ``sizes``, of no more than so many samples.
 
@@ -146,7 +151,15 @@ def total_steps(hparams: HParams, data: Data) -> int | None:
     return hparams.epochs * data.batches_per_epoch if data.batches_per_epoch is not None else None
 
 
-class _Table:
+class _KeepsNothing:
+    def kept(self, position: Position) -> Any:
+        return None
+
+    def go_on(self, kept: Any) -> None:
+        pass
+
+
+class _Table(_KeepsNothing):
     """Data of known length whose samples are fetched by index.
 
     Each rank fetches only its own samples, unless they are collated by a function of the job's own: what that
@@ -155,8 +168,8 @@ class _Table:
 
     def __init__(self, loader: DataLoader[Any], job: Job, name: str, in_order: bool) -> None:
         self._loader = loader
-        self._samples = _SeededSamples(loader.dataset, job.hparams.seed)
-        self._aside = _SeededSamples(aside(loader), job.hparams.seed)
+        self._samples = SeededSamples(loader.dataset, job.hparams.seed)
+        self._aside = SeededSamples(aside(loader), job.hparams.seed)
         self._by_sample = collates_each_alone(loader.collate_fn)
         self._batch_dim = job.batch_dim
         self._seed = job.hparams.seed
@@ -183,7 +196,7 @@ class _Table:
         fetched = iter(
             DataLoader(
                 self._samples,
-                batch_sampler=_Keys(self._keys(start, cut, limit)),
+                batch_sampler=Keys(self._keys(start, cut, limit)),
                 num_workers=self._loader.num_workers,
                 collate_fn=self._loader.collate_fn,
                 pin_memory=self._loader.pin_memory,
@@ -265,35 +278,6 @@ class _Table:
         return torch.randperm(self._size, generator=rng.generator(self._seed, "order", epoch))
 
 
-class _Keys:
-    """A batch sampler that is run through once."""
-
-    def __init__(self, keys: Iterator[list[tuple[int, int]]]) -> None:
-        self._keys = keys
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return self._keys
-
-
-class _SeededSamples(Dataset[Any]):
-    """A dataset whose random augmentations follow from (seed, epoch, index), not from who fetches when."""
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
-
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        epoch, index = key
-        rng.seed(self._seed, "sample", epoch, index)
-        return self._dataset[index]
-
-    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
-        samples = [self[key] for key in keys]
-        # What is drawn when they are collated, such as masks, follows from which samples they are.
-        rng.seed(self._seed, "collate", *itertools.chain.from_iterable(keys))
-        return samples
-
-
 class _Stream:
     """Data that can only be run through: every rank sees all of it and takes its shares."""
 
@@ -303,6 +287,8 @@ class _Stream:
         self._batch_dim = job.batch_dim
         self._layout: Layout | None = None
         self._begun: list[GlobalBatch] = []
+        self._counters = Counters(loader)
+        self._at_begin: tuple[int, Any] = (-1, None)
         self._seed = job.hparams.seed
         self._name = name
         try:
@@ -320,7 +306,8 @@ class _Stream:
     def beginning(self, count: int) -> list[GlobalBatch]:
         """The first batches, whole; kept until one goes through them, for starting workers takes long."""
         if len(self._begun) < count:
-            self._begun = list(itertools.islice(self._endless(Position(), Cut()), count))
+            with self._counters.put_back():
+                self._begun = list(itertools.islice(self._endless(Position(), Cut()), count))
         begun = self._begun[:count]
         try:
             return copy.deepcopy(begun)  # a model may change its inputs
@@ -330,6 +317,13 @@ class _Stream:
 
     def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
         return _dealt(self.batches(Position(), Cut(), limit), share, shares)
+
+    def kept(self, position: Position) -> Any:
+        epoch, counted = self._at_begin
+        return counted if epoch == position.epoch else self._counters.values()
+
+    def go_on(self, kept: Any) -> None:
+        self._counters.set(kept)
 
     @property
     def layout(self) -> Layout:
@@ -369,6 +363,8 @@ class _Stream:
         loader = self._loader if self._loader is not None else self._make()
         if isinstance(loader, DataLoader) and loader.generator is not None:
             loader.generator.manual_seed(rng.generator(self._seed, "order", epoch).initial_seed())
+        if self._loader is not None:
+            self._at_begin = epoch, self._counters.values()
         source = iter(loader)
         # An iterator runs out once, so the next epoch needs a new one.
         self._loader = None if source is loader else loader
@@ -382,7 +378,7 @@ class _Stream:
             yield Position(epoch, number), data, upcoming is nothing
 
 
-class _Few:
+class _Few(_KeepsNothing):
     """The first samples of each of the first batches of a stream."""
 
     def __init__(self, data: _Stream, sizes: Sequence[int]) -> None:

@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,8 +41,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from saturn_airflow.model import formats
 from saturn_airflow.model.definition import Change, Definition
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.training import model_attributes, storing
-from saturn_airflow.training.optim import group_state
+from saturn_airflow.training import storing
+from saturn_airflow.training.beside_tensors import About, of_all
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State, Tensors
 
@@ -54,28 +54,6 @@ _HASH = "sha256"
 
 class CheckpointError(JobError):
     """A checkpoint that can't be written or read."""
-
-
-class _About(NamedTuple):
-    """What a rank's part of a checkpoint has besides tensors."""
-
-    numbers: dict[str, dict[str, Any]]
-    groups: group_state.Values
-    common: dict[str, Any]
-    own: dict[str, Any]
-    attributes: model_attributes.Attributes
-    dtypes: dict[str, str]
-
-    @classmethod
-    def of(cls, state: State) -> _About:
-        return cls(
-            state.optimizer_numbers(),
-            state.groups.values(),
-            state.common_numbers(),
-            state.own.values(),
-            state.attributes.values(),
-            state.dtypes(),
-        )
 
 
 class Checkpoints:
@@ -108,6 +86,8 @@ class Checkpoints:
         self._goes_on_from = goes_on_from
         #: How the definition has changed since the checkpoint was written that :meth:`load` has read.
         self.changes: list[Change] = []
+        #: What the last checkpoint lacks, and why, by its name.
+        self.forgotten: dict[str, str] = {}
         self._beside = ranks.device.type == "cuda" if beside is None else beside
         # What is said while training goes on must not get between what training says.
         self._group = dist.new_group(backend="gloo") if self._beside and ranks.size > 1 else None
@@ -149,7 +129,7 @@ class Checkpoints:
             self._warn(f"{error}; training goes on")
         began = time.perf_counter()
         tensors = storing.apart({**state.model_tensors(), **state.optimizer_tensors()})
-        about = _About.of(state)
+        about = About.of(state)
         extra = copy.deepcopy(dict(extra))
         # What lies in the host's memory already, as with spill and offload, would be there twice.
         beside = self._beside and not (self._ranks.device.type == "cuda" and _mostly_on_host(tensors))
@@ -188,7 +168,7 @@ class Checkpoints:
         if error is not None:
             raise error
 
-    def _write(self, step: int, tensors: Tensors, about: _About, extra: Mapping[str, Any], sure: int) -> Path:
+    def _write(self, step: int, tensors: Tensors, about: About, extra: Mapping[str, Any], sure: int) -> Path:
         final = self._folder / f"step-{step:08d}"
         temporary = self._folder / f".saving-step-{step:08d}"
         with self._explained():
@@ -273,7 +253,7 @@ class Checkpoints:
                 "folder, or say that it is to go on all the same"
             )
 
-    def _contents(self, tensors: Tensors, about: _About) -> tuple[dict[str, int], dict[str, Any]]:
+    def _contents(self, tensors: Tensors, about: About) -> tuple[dict[str, int], dict[str, Any]]:
         """Bytes of every tensor of all ranks, and the manifest without what is known later."""
         shapes_here = {name: list(t.shape) for name, t in tensors.items()}
         sizes_here = {name: t.numel() * t.element_size() for name, t in tensors.items()}
@@ -284,19 +264,15 @@ class Checkpoints:
             shapes.update(shapes_there)
             sizes.update(sizes_there)
         abouts = [about for *_, about in everyones]
+        self.forgotten = {name: why for about in abouts for name, why in about.forgotten.items()}
         described = {} if self._definition is None else {"definition": self._definition.to_dict()}
         return sizes, {
             **formats.stamp(_FORMAT),
+            **of_all(abouts),
             **described,
             "provenance": {"saturn_airflow": formats.version(), "torch": torch.__version__},
             "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "optimizer_shapes": {n: shape for n, shape in shapes.items() if n.startswith("optimizer.")},
-            "optimizer_numbers": {n: value for about in abouts for n, value in about.numbers.items()},
-            "optimizer_groups": group_state.merged([about.groups for about in abouts]),
-            "optimizer_common": abouts[0].common,
-            "optimizer_attributes": abouts[0].own,
-            "model_attributes": model_attributes.merged(about.attributes for about in abouts),
-            "dtypes": {name: dtype for about in abouts for name, dtype in about.dtypes.items()},
         }
 
     def _read(self, path: Path, state: State, manifest: Mapping[str, Any]) -> None:
@@ -323,6 +299,9 @@ class Checkpoints:
             state.groups.set(groups)
         state.own.set(manifest.get("optimizer_attributes", {}))
         state.attributes.set(manifest.get("model_attributes", {}))
+        if state.globals is not None:
+            state.globals.set(manifest.get("job_globals", {}))
+        self.forgotten = manifest.get("forgotten", {})
 
     def _found(self) -> list[Path]:
         """The checkpoints there are, newest first."""

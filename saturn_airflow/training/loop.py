@@ -20,7 +20,6 @@ from saturn_airflow.launch import job_log
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.launch.users_code import common_to_alike, each_of_the_job
 from saturn_airflow.model.definition import Definition
-from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, blocks, unsupported
 from saturn_airflow.parallelism.changing_buffers import ChangingBuffers
@@ -39,6 +38,7 @@ from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.callbacks import Callbacks
 from saturn_airflow.training.evaluating import Evaluation
 from saturn_airflow.training.guarding import looks, whole
+from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.loading import check_equal_everywhere, load_model
 from saturn_airflow.training.losses import decompose, rules
 from saturn_airflow.training.losses.objective import Objective
@@ -125,6 +125,7 @@ class Training:
         initial_weights.start_from(model, job, request.initial_weights)
         look(self, model)
         bare = whole.bare(model) if request.measure is None and ranks.is_first else None
+        self._users = UsersState(job, model)  # which looking ahead does not change
         self._parallelize(technique, model)
         self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)
         self.evaluation: Evaluates | None = None
@@ -142,6 +143,7 @@ class Training:
         self.inputs: list[dict[str, Any]] = []
         #: The last step of which it was seen that nothing differs from one device.
         self.looked = 0
+        self.told: set[str] = set()
         self.checkpoint: str | None = None
         self.checkpoints: checkpoints.Checkpoints | None = None
         if request.measure is None and request.folder:
@@ -205,7 +207,7 @@ class Training:
 
     def _parallelize(self, technique: library.BaseTechnique, model: nn.Module) -> None:
         request, ranks = self.request, self.ranks
-        with common_to_alike():
+        with common_to_alike(), self._users.put_back():
             if self.hparams.compile:
                 blocks.compile_blocks(model)
             returned = technique.parallelize(model, ranks, **request.parameters)
@@ -219,15 +221,17 @@ class Training:
         """Make what trains and evaluates the model, and its state."""
         self.optimizer = optimizers.make_optimizer(self.hparams, self.groups, self.parallel)
         group_state, own_state = GroupState(self.optimizer), OwnState(self.optimizer)
-        self.state = state.State(self.parallel, self.optimizer, self.aliases, group_state, own_state)
-        self.objective, objective = decompose.objectives(
-            self.parallel, self.objective, self.data, self.eval_data, self.job, self.request.technique
-        )
+        with self._users.put_back():
+            self.objective, objective = decompose.objectives(
+                self.parallel, self.objective, self.data, self.eval_data, self.job, self.request.technique
+            )
         if self.eval_data is not None:
-            with common_to_alike():
+            with common_to_alike(), self._users.put_back():
                 self.evaluation = Evaluation(
                     self.job, self.parallel, objective, self.eval_data, self.ranks, self.cut
                 )
+        kept = resuming.job_globals(self)
+        self.state = state.State(self.parallel, self.optimizer, self.aliases, group_state, own_state, kept)
 
     def _schedule(self) -> None:
         """Make the scheduler, as it is after the steps that are done."""
@@ -423,6 +427,7 @@ class Training:
             try:
                 self.checkpoints.save(step, self.state, extra, saved, sure=extra["looked"])
                 self.saved_step = step
+                resuming.tell(self, "is not in the checkpoint", self.checkpoints.forgotten)
             except checkpoints.CheckpointError as error:
                 if final:
                     raise
@@ -437,14 +442,8 @@ class Training:
             return
         path, extra = found
         self.checkpoint = str(path)
-        resuming.go_on(self, extra)
         self._set_own_extra(extra)
-        if saved.changes and self.finished:
-            changes = "; ".join(map(str, saved.changes))
-            raise JobError(
-                f"checkpoint {path} is at the end of a training under another definition ({changes}), and "
-                "nothing is left to train: start the job from scratch"
-            )
+        resuming.go_on(self, saved, extra)
 
     def _own_extra(self) -> dict[str, Any]:
         """What else a checkpoint is to have, JSON-ready."""

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import operator
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from saturn_airflow.parallelism.module_state import copied
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.parallelism.module_state import copied, says_its_state
 from saturn_airflow.training.optim import plain_values
 
 #: By a module's name, values by the attribute's.
 Attributes = dict[str, dict[str, Any]]
 
-_OWN = frozenset(vars(nn.Module()))
-_MOST = 64  # items of a container
-_LARGEST = 4096  # numbers of a tensor that a checkpoint keeps: what is larger is a result, no memory
+_MOST = 2**14  # items of a container
+_LOOKED_AT = 64  # items of a container that no checkpoint can hold
+_DEEP = 4  # attributes of attributes of ... that are looked at where nothing can be kept
+#: What :meth:`ModelAttributes.values` calls what a module says of itself.
+EXTRA = "get_extra_state()"
 
 
 def plain_attributes(model: nn.Module) -> Attributes:
-    """The numbers, strings, tensors and small containers that modules hold as attributes."""
+    """The attributes of modules that a checkpoint can hold, or a copy of a moment."""
     found: Attributes = {}
     for prefix, module in model.named_modules():
-        own = {key: value for key, value in vars(module).items() if key not in _OWN and _is_plain(value)}
+        own = {key: value for key, value in _own(module) if is_plain(value)}
         found[prefix] = copied(own, {})
     return found
 
@@ -51,29 +58,74 @@ class ModelAttributes:
         self._model = model
         self._device = device
         self.given = plain_attributes(model)
+        self._others = other_attributes(model)
+        self._objects = self._encoded_objects()
 
-    def values(self) -> Attributes:
-        """What has changed, JSON-ready."""
-        now = changed(self.given, plain_attributes(self._model))
-        return {
-            prefix: {
-                key: plain_values.encode(value, key) for key, value in own.items() if _can_be_kept(value)
-            }
-            for prefix, own in now.items()
-            if own
-        }
+    def values(self) -> tuple[Attributes, dict[str, str]]:
+        """What has changed, JSON-ready, and why what else has changed can't be kept, by its name."""
+        found: Attributes = {}
+        why_not: dict[str, str] = {}
+        modules = dict(self._model.named_modules())
+        says = {prefix for prefix, module in modules.items() if says_its_state(module)}
+        now = {**changed(self.given, plain_attributes(self._model))}
+        for prefix, objects in self.objects().items():
+            own = {key: vars(modules[prefix])[key] for key in objects if key != EXTRA}
+            now.setdefault(prefix, {}).update(own)
+        now |= {prefix: {EXTRA: modules[prefix].get_extra_state()} for prefix in says}
+        for prefix, own in now.items():
+            for key, value in own.items():
+                try:
+                    found.setdefault(prefix, {})[key] = plain_values.encode(value, "it")
+                except JobError as error:
+                    why_not[name_of(prefix, key)] = str(error)
+        for prefix, others in other_attributes(self._model).items():
+            for key, summary in others.items() if prefix not in says else ():
+                if self._others.get(prefix, {}).get(key) != summary:
+                    kind = type(vars(modules[prefix])[key]).__name__
+                    why_not[name_of(prefix, key)] = f"it is a {kind}, which no checkpoint can hold"
+        return {prefix: own for prefix, own in found.items() if own}, why_not
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with what :meth:`values` told, as far as the modules are on this rank."""
-        modules = dict(self._model.named_modules())
-        for prefix, own in values.items():
-            if (module := modules.get(prefix)) is not None:
-                there = {*module._parameters, *module._buffers, *module._modules}
-                found = {key: plain_values.decode(value) for key, value in own.items() if key not in there}
-                module.__dict__.update({key: self._placed(value) for key, value in found.items()})
+        put(self._model, values, self._device)
 
-    def _placed(self, value: Any) -> Any:
-        return value.to(self._device) if isinstance(value, torch.Tensor) else value
+    def objects(self) -> Attributes:
+        """The objects of the job's own classes that have changed, and what modules say, JSON-ready."""
+        modules = self._model.named_modules()
+        found: Attributes = {
+            prefix: {EXTRA: plain_values.encode(module.get_extra_state(), "it")}
+            for prefix, module in modules
+            if says_its_state(module)
+        }
+        for prefix, objects in self._encoded_objects().items():
+            given = self._objects.get(prefix, {})
+            changed_ones = {key: encoded for key, encoded in objects.items() if given.get(key) != encoded}
+            found.setdefault(prefix, {}).update(changed_ones)
+        return found
+
+    def _encoded_objects(self) -> Attributes:
+        """Objects of the job's own classes, which may change inside."""
+        found: Attributes = {}
+        for prefix, module in self._model.named_modules():
+            for key, value in _own(module):
+                if plain_values.fields_of(value) is not None and is_plain(value, objects=True):
+                    found.setdefault(prefix, {})[key] = plain_values.try_encode(value)
+        return found
+
+
+def put(model: nn.Module, values: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
+    """Give the modules of ``model`` the attributes that :class:`ModelAttributes` told."""
+    modules = dict(model.named_modules())
+    for prefix, own in values.items():
+        if (module := modules.get(prefix)) is None:
+            continue
+        there = {*module._parameters, *module._buffers, *module._modules}
+        for key, value in own.items():
+            if key == EXTRA:
+                module.set_extra_state(plain_values.decode(value))
+            elif key not in there:
+                found = plain_values.restored(vars(module).get(key), value)
+                module.__dict__[key] = found.to(device) if isinstance(found, torch.Tensor) else found
 
 
 def merged(parts: Iterable[Attributes]) -> Attributes:
@@ -85,27 +137,85 @@ def merged(parts: Iterable[Attributes]) -> Attributes:
     return found
 
 
-def _is_plain(value: Any) -> bool:
+def other_attributes(model: nn.Module) -> Attributes:
+    """What can be seen of the attributes that no checkpoint can hold, to be compared with another time."""
+    found: Attributes = {}
+    memo: dict[int, Any] = {}
+    for prefix, module in model.named_modules():
+        others = {key: value for key, value in _own(module) if not is_plain(value, objects=True)}
+        found[prefix] = {key: seen(value, memo) for key, value in others.items()}
+    return found
+
+
+def name_of(prefix: str, key: str) -> str:
+    """An attribute as messages call it."""
+    return f"{prefix}.{key}" if prefix else key
+
+
+def is_plain(value: Any, *, objects: bool = False, left: list[int] | None = None) -> bool:
+    """Whether a checkpoint can hold it.
+
+    :param objects: of the job's own classes, too, besides dataclasses.
+    """
+    left = [_MOST] if left is None else left
+    left[0] -= 1
+    if left[0] < 0 or isinstance(value, nn.Parameter | DTensor | nn.Module):
+        return False
     if isinstance(value, torch.Tensor):
-        return not isinstance(value, nn.Parameter | DTensor)
-    if isinstance(value, list | tuple):
-        return _is_short(value) and all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return _is_short(value) and all(map(_is_plain, value.values()))
-    return value is None or isinstance(value, bool | int | float | str)
+        return type(value) is torch.Tensor and value.layout == torch.strided
+    named = isinstance(value, tuple) and hasattr(value, "_fields")
+    if named or type(value) in (list, tuple, set, frozenset, deque):
+        return all(is_plain(item, objects=objects, left=left) for item in value)
+    if isinstance(value, Mapping):
+        return plain_values.is_mapping(value) and all(
+            is_plain(part, objects=objects, left=left) for item in value.items() for part in item
+        )
+    if (fields := plain_values.fields_of(value)) is not None:
+        known = objects or plain_values.is_dataclass(value)
+        return known and all(is_plain(item, objects=objects, left=left) for item in fields.values())
+    return plain_values.is_scalar(value)
 
 
-def _is_short(value: Sequence[Any] | Mapping[Any, Any]) -> bool:
-    return len(value) <= _MOST
+def _own(module: nn.Module) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in list(vars(module).items()) if key not in plain_values.OF_MODULES]
 
 
-def _can_be_kept(value: Any) -> bool:
-    """Whether a checkpoint can hold it: no tensor of a graph, and no result of the last batch."""
+def seen(value: Any, memo: dict[int, Any], deep: int = _DEEP) -> Any:
+    """A summary that is another one if something that can be seen has changed.
+
+    :param memo: what was looked at already, by id.
+    :param deep: how far to look into what ``value`` holds.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if isinstance(value, torch.Tensor):
-        dense = value.layout == torch.strided and not value.is_complex()
-        return dense and not value.requires_grad and value.numel() <= _LARGEST
-    if isinstance(value, list | tuple):
-        return all(map(_can_be_kept, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _can_be_kept(item) for key, item in value.items())
-    return True
+        return ("tensor", id(value), value._version)
+    if (
+        isinstance(value, nn.Module | type | types.ModuleType)
+        or callable(value)
+        or id(value) in memo
+        or not deep
+    ):
+        return type(value).__name__
+    memo[id(value)] = value
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        return frame and (frame.f_lasti, seen(dict(frame.f_locals), memo, deep - 1))
+    if isinstance(value, Iterator):
+        return operator.length_hint(value, -1), seen(_reduced(value), memo, deep - 1)
+    if isinstance(value, Mapping):
+        parts = [(str(key), part) for key, part in itertools.islice(value.items(), _LOOKED_AT)]
+    elif isinstance(value, list | tuple | deque):
+        parts = [("", part) for part in itertools.islice(value, _LOOKED_AT)]
+    else:
+        parts = list(itertools.islice(getattr(value, "__dict__", {}).items(), _LOOKED_AT))
+    length = len(value) if isinstance(value, Sized) else 0
+    return [length, *((key, seen(part, memo, deep - 1)) for key, part in parts)]
+
+
+def _reduced(value: Any) -> Any:
+    """What an iterator of Python's own tells of where it stands."""
+    try:
+        return value.__reduce__()[1:]
+    except Exception:
+        return None

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.batches import Position
+from saturn_airflow.training.checkpoints import Checkpoints
+from saturn_airflow.training.job_globals import JobGlobals
 
 if TYPE_CHECKING:
     from saturn_airflow.training.loop import Training
@@ -24,16 +27,28 @@ def stand(training: Training) -> dict[str, Any]:
         "own_metrics": training.own_metrics,
         "lr": [float(group["lr"]) for group in training.optimizer.param_groups],
         "plateau": training.plateau.to_dict(),
+        "data": training.data.kept(training.position),
         "technique": training.request.technique,
         "devices": training.ranks.size,
         "looked": training.step if training.looks is None else training.looked,
     }
 
 
-def go_on(training: Training, extra: Mapping[str, Any]) -> None:
-    """Have ``training`` go on from where it stood."""
+def job_globals(training: Training) -> JobGlobals | None:
+    """The global variables of the job's code, where ``training`` writes checkpoints."""
+    saves = training.request.measure is None and training.request.folder
+    return JobGlobals(training.job, training.parallel.model) if saves else None
+
+
+def go_on(training: Training, saved: Checkpoints, extra: Mapping[str, Any]) -> None:
+    """Have ``training`` go on from where it stood.
+
+    :param extra: as :func:`stand` told, which ``saved`` has read.
+    :raises JobError: when nothing is left to train for what is another definition by now.
+    """
     training.step = extra["step"]
     training.position = Position(extra["epoch"], extra["batch"])
+    training.data.go_on(extra.get("data"))
     training.epoch_sum, training.epoch_batches = extra["epoch_sum"], extra["epoch_batches"]
     # Before anybody looked again, the trial's comparison was all there was.
     training.looked = extra.get("looked", training.step)
@@ -47,4 +62,27 @@ def go_on(training: Training, extra: Mapping[str, Any]) -> None:
         training.warn(
             f"{before[0]} x {before[1]} trained up to step {training.step}, and was last compared with one "
             f"device at step {training.looked}; {now[0]} x {now[1]} goes on from there"
+        )
+    tell(training, "was not in the checkpoint that training goes on from", saved.forgotten)
+    if saved.changes and training.finished:
+        changes = "; ".join(map(str, saved.changes))
+        raise JobError(
+            f"checkpoint {training.checkpoint} is at the end of a training under another definition "
+            f"({changes}), and nothing is left to train: start the job from scratch"
+        )
+
+
+def tell(training: Training, what: str, forgotten: Mapping[str, str]) -> None:
+    """Tell once what a resumed training begins anew with.
+
+    :param what: has become of it.
+    :param forgotten: why it can't be kept, by its name.
+    """
+    new = {name: why for name, why in forgotten.items() if name not in training.told}
+    training.told |= new.keys()
+    if new:
+        words = "; ".join(f"{name!r} ({why})" for name, why in new.items())
+        training.warn(
+            f"what training changes {what}: {words}. No step has read it so far that was compared with "
+            "one device's; if later ones do, keep it in a buffer, or let get_extra_state() return it"
         )

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import storing
+from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import ModelAttributes
 from saturn_airflow.training.optim import plain_values
 from saturn_airflow.training.optim.group_state import GroupState
@@ -26,6 +27,7 @@ class State:
         tied weights have several.
     :param groups: what the optimizer keeps in its groups, and
     :param own: as attributes of its own.
+    :param kept: the global variables of the job's code, where there is any.
     """
 
     def __init__(
@@ -35,12 +37,14 @@ class State:
         aliases: Mapping[str, str],
         groups: GroupState,
         own: OwnState,
+        kept: JobGlobals | None = None,
     ) -> None:
         self._optimizer = optimizer
         self.groups = groups
         self.own = own
         #: What the model's modules keep as attributes.
         self.attributes = ModelAttributes(parallel.model, parallel.ranks.device)
+        self.globals = kept
         self._module = parallel.model
         self._aliases = aliases
         self._parameters = {aliases[name]: p for name, p in parallel.model.named_parameters()}

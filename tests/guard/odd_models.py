@@ -27,6 +27,19 @@ class Blocks(nn.Module):
         return self.leave(x if self.extra is None else self.extra(x))
 
 
+class CountsPasses(nn.Module):
+    """It counts its passes, for something that begins much later, and notes how large the last batch was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes, self.last = 0, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        self.last = len(x)
+        return x if self.passes < 10_000 else 2 * x
+
+
 class Unused(nn.Module):
     """It has a parameter that nothing depends on."""
 
@@ -102,6 +115,7 @@ EXTRAS = {
     "coupled from zero": CoupledFromZero,
     "nothing": lambda: None,
     "unused": Unused,
+    "counts passes": CountsPasses,
     "norm": lambda: nn.BatchNorm1d(8),
     "drops": Drops,
     "drop path": DropPath,
@@ -127,6 +141,20 @@ def vectors(batch_size: int = 6, samples: int = 20) -> DataLoader[Any]:
 def sum_loss(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     counted = targets != -100
     return cross_entropy(outputs, targets.clamp(min=0), reduction="none")[counted].sum(), counted.sum()
+
+
+def partly_labelled() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of which the first sample of the second has no target."""
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(8, 6, 6, generator=generator)
+    targets = torch.randint(0, 4, (8, 6), generator=generator)
+    targets[1, 0] = -100
+    return list(zip(inputs, targets, strict=True))
+
+
+def labelled_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """No number where no sample has a target."""
+    return cross_entropy(outputs, targets)
 
 
 def mean_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

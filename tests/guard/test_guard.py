@@ -40,6 +40,22 @@ WRONG: dict[str, tuple[Cell, str]] = {
         Cell(job(model_args={"extra": "norm"}), "ForwardTwice"),
         "the buffer 'extra.running_mean' is off by",
     ),
+    "a counter": (
+        Cell(job(model_args={"extra": "counts passes"}), "ForwardTwice"),
+        "the attribute 'extra.passes' is 3 on one device and 6 here",
+    ),
+    "what begins at zero, after a batch without labels": (
+        Cell(
+            job(
+                model_args={"extra": "coupled from zero"},
+                load_dataloader="odd_models:partly_labelled",
+                loss_function="odd_models:labelled_loss",
+            ),
+            "ddp",
+            2,
+        ),
+        "the loss of step 2",
+    ),
     "means of means": (Cell(job(), "MeanOfMeans", 2), "MeanOfMeans x 2 changes the result"),
     "an evaluation": (
         Cell(job(load_eval_dataloader="odd_models:vectors"), "EvaluatesOldWeights"),
@@ -101,6 +117,21 @@ RIGHT: dict[str, tuple[Cell, str]] = {
     "masks that are not evaluated": (
         Cell(job(model_args={"extra": "drops"}, load_eval_dataloader="odd_models:vectors"), "ddp", 2),
         "distribution",
+    ),
+    **{
+        f"a counter under {technique}": (
+            Cell(job(model_args={"extra": "counts passes"}), technique, devices),
+            "exact",
+        )
+        for technique, devices in [("single", 1), ("spill", 1), ("ddp", 2), ("fsdp", 2)]
+    },
+    "a batch without labels": (
+        Cell(
+            job(load_dataloader="odd_models:partly_labelled", loss_function="odd_models:labelled_loss"),
+            "ddp",
+            2,
+        ),
+        "exact",
     ),
     "a hook": (Cell(job(model_args={"extra": "halved gradient"}), "ddp", 2), "exact"),
     "pairs": (Cell(job(loss_function="odd_models:sum_loss"), "ddp", 2), "exact"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ TOLERANCES = {
 }
 
 
+# Steps in all of which a number must grow to be a counter.
+_STEPS_OF_COUNTERS = 3
+
+
 @dataclass(frozen=True)
 class Difference:
     """Something that is not as on one device.
@@ -68,6 +73,7 @@ class Comparison:
         self._eps = torch.finfo(number_format).eps
         self._steps = 0
         self._firm: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, list[int]] = {}
 
     def of(self, expected: Step, got: Step) -> list[Difference]:
         """What differs in the next step; ``got`` holds what this rank has."""
@@ -79,8 +85,8 @@ class Comparison:
         ]
 
     def buffers(self, expected: Step, got: Step) -> dict[str, Difference | None]:
-        """Of each buffer that this rank holds, how it differs."""
-        found: dict[str, Difference | None] = {}
+        """Of each buffer, and of each counter among attributes, that this rank holds, how it differs."""
+        found = self._counters(expected, got)
         for name, buffer in got.buffers.items():
             as_it_should = expected.buffers.get(name)
             if as_it_should is None or buffer is None or buffer.values.shape != as_it_should.values.shape:
@@ -93,6 +99,19 @@ class Comparison:
                 if buffer.count == 1:
                     how = f"is {as_it_should.values.item():g} on one device and {buffer.values.item():g} here"
             found[name] = None if off <= allowed else Difference(f"the buffer {name!r}", how, 3)
+        return found
+
+    def _counters(self, expected: Step, got: Step) -> dict[str, Difference | None]:
+        """Counters are numbers that grow in every step: others may be notes of a batch."""
+        found: dict[str, Difference | None] = {}
+        for name, count in expected.counts.items():
+            counts = self._counts.setdefault(name, [])
+            counts.append(count)
+            grows = all(one < other for one, other in itertools.pairwise(counts))
+            if len(counts) >= _STEPS_OF_COUNTERS and grows and name in got.counts:
+                how = f"is {count} on one device and {got.counts[name]} here"
+                same = got.counts[name] == count
+                found[f"attribute {name}"] = None if same else Difference(f"the attribute {name!r}", how, 3)
         return found
 
     def evaluations(self, expected: float, got: float) -> list[Difference]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -31,8 +32,9 @@ from saturn_airflow.training import rng, state
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position, total_steps
 from saturn_airflow.training.guarding import comparing
 from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
+from saturn_airflow.training.guarding.forgetting import Watched
 from saturn_airflow.training.guarding.own_plain import OwnPlainLoop, gradients_as_seen
-from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
+from saturn_airflow.training.guarding.plain import PlainLoop, Step, counts_of, stateful_of
 from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.guarding.samples import Sample, singles
 from saturn_airflow.training.precision import exact
@@ -54,7 +56,9 @@ class PlainSteps:
     """What the plain loop did.
 
     :param sizes: samples of each step's batch.
-    :param steps: none where the loss is not a number.
+    :param skipped: the numbers of those batches of which the loss is no number, as where no sample has a
+        label: nobody takes steps on them.
+    :param steps: on the others.
     :param number_format: the lowest one that anything was computed in.
     :param drew: whether it would have drawn random numbers.
     :param random_losses: of further steps in which it drew what ``single`` draws, where that can be told,
@@ -65,6 +69,7 @@ class PlainSteps:
 
     sizes: Sequence[int]
     device: str
+    skipped: set[int] = field(default_factory=set)
     steps: list[Step] = field(default_factory=list)
     number_format: torch.dtype = torch.float64
     drew: bool = False
@@ -145,7 +150,7 @@ class Guard:
         sizes = self._plain.sizes
         upcoming = self._data.few(sizes).batches(Position(), cut, len(sizes))
         with of_the_job(f"load_dataloader {self.job.load_dataloader!r}"):
-            batches = list(upcoming)
+            batches = [batch for number, batch in enumerate(upcoming) if number not in self._plain.skipped]
         comparison = Comparison(self._plain.number_format)
         taken: list[float] = []
         found: list[Difference] = []
@@ -191,7 +196,9 @@ class Guard:
         stateful = frozenset[str]().union(*(stateful_of(one, names) for one in optimizers))
         buffers = comparing.buffers_of(parallel, self._aliases)
         weights = singles({name: p for p, name in names.items()})
-        return Step(loss, counted, gradients, {}, weights, buffers, stateful)
+        # Where accumulate makes several passes of a batch, counters of passes are not those of batches.
+        counts = counts_of(parallel.model) if self.job.hparams.accumulate == 1 else {}
+        return Step(loss, counted, gradients, {}, weights, buffers, stateful, counts)
 
     @contextmanager
     def _gradients_of(
@@ -229,7 +236,7 @@ class Guard:
         """
         model = self._load()
         comparing.put_off_by_rounding(model, self._plain.number_format)
-        other = PlainSteps(self._plain.sizes, self._plain.device)
+        other = PlainSteps(self._plain.sizes, self._plain.device, self._plain.skipped)
         device = torch.device(self._plain.device)
         _take_plain_steps(other, self.job, model, self._load, device, self._data, self._eval_data)
         comparison = Comparison(self._plain.number_format)
@@ -324,12 +331,14 @@ def _take_plain_steps(
     data: Data,
     eval_data: Data | None,
 ) -> None:
-    try:
-        _take_steps(plain, job, model, load, device, data, eval_data, hooks=True)
-    except JobError as error:
-        if "saved tensor hooks" not in str(error):  # which torch.func's gradients don't bear
-            raise
-        _take_steps(plain, job, model, load, device, data, eval_data, hooks=False)
+    hooks, done = True, False
+    while not done:
+        try:
+            done = _take_steps(plain, job, model, load, device, data, eval_data, hooks=hooks)
+        except JobError as error:
+            if not hooks or "saved tensor hooks" not in str(error):  # which torch.func's gradients don't bear
+                raise
+            hooks = False
 
 
 def _take_steps(
@@ -342,31 +351,45 @@ def _take_steps(
     eval_data: Data | None,
     *,
     hooks: bool,
-) -> None:
+) -> bool:
+    """Take the steps; whether all losses were numbers. Where one was not, its batch is to be skipped."""
     few, count = data.few(plain.sizes), len(plain.sizes)
     with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
-        batches = list(few.batches(Position(), Cut(), count))
+        upcoming = enumerate(few.batches(Position(), Cut(), count))
+        batches = {number: batch for number, batch in upcoming if number not in plain.skipped}
+    random = [batches.pop(number) for number in range(count - len(_RANDOM), count) if number in batches]
     loop = _plain_loop(job, _copied(model, load).to(device), device, data)
-    steps = []
+    watched = Watched(job, loop.model, device) if isinstance(loop, PlainLoop) else None
+    steps: list[Step] = []
     with still() as what, comparing.noting_formats(plain, model, hooks=hooks):
-        for number, batch in enumerate(batches[: -len(_RANDOM)]):
-            rng.seed(job.hparams.seed, "step", number, 0, 0)
+        for number, batch in batches.items():
+            rng.seed(job.hparams.seed, "step", len(steps), 0, 0)
             step = loop.step(batch.micro_batches[0].data)
             if not math.isfinite(step.loss):
-                break
+                if job.own_step:  # which may have kept something of it
+                    break
+                plain.skipped.add(number)
+                return False
             steps.append(step)
+        forgotten = watched.forgotten() if watched is not None and len(steps) > 1 else {}
     plain.steps = steps
     plain.drew = what.drew
-    # After a loss that is no number the weights are not those of the last step.
-    if eval_data is not None and len(steps) == len(batches) - len(_RANDOM):
+    if eval_data is not None and steps and len(steps) == len(batches):
         with of_the_job(f"load_eval_dataloader {job.load_eval_dataloader!r}"):
             some = eval_data.few(plain.sizes[:1]).first()
         with still():
             plain.evaluation = loop.evaluate(some.data)
     if plain.drew and job.hparams.accumulate == 1:
-        for number, batch in enumerate(batches[-len(_RANDOM) :], len(steps)):
+        for number, batch in enumerate(random, len(steps)):
             rng.seed(job.hparams.seed, "step", number, 0, 0)
             plain.random_losses.append(loop.step(batch.micro_batches[0].data).loss)
+    if forgotten and watched is not None and isinstance(loop, PlainLoop):
+        one = next(iter(batches.values())).micro_batches[0].data
+        plain.steps = []  # so that what this raises is what the guard raises
+        with still():
+            watched.refuse_what_is_missed(forgotten, functools.partial(loop.gradients, one))
+        plain.steps = steps
+    return True
 
 
 def _plain_loop(job: Job, model: nn.Module, device: torch.device, data: Data) -> PlainLoop | OwnPlainLoop:

@@ -93,7 +93,7 @@ class Looks:
         self._aliases = aliases
         self._ranks = training.ranks
         # As they were before a checkpoint changed them.
-        self._attributes = training.state.attributes.given
+        self._attributes = training.state.attributes
         self._frozen = {p: p._version for p in training.parallel.model.parameters() if not p.requires_grad}
         # The plain loop computes alone what the ranks compute together, and the technique once more.
         steps = look_steps(training.total, self._ranks.size + 2, training.hparams.seed)
@@ -239,11 +239,12 @@ class Looks:
     ) -> None:
         training, device = self._training, self._ranks.device
         attributes = model_attributes.changed(
-            self._attributes, model_attributes.plain_attributes(training.parallel.model)
+            self._attributes.given, model_attributes.plain_attributes(training.parallel.model)
         )
         with self._undone(), torch.compiler.set_stance("force_eager"), still():
             model = whole.bare(self._bare) if self._bare is not None else None
             model = whole.filled(model or load_model(training.job), weights, attributes)
+            model_attributes.put(model, self._attributes.objects(), device)
             if off:
                 comparing.put_off_by_rounding(model, plain.number_format)
             if plain.samples < of:

@@ -7,8 +7,9 @@ batch, its loss goes backward, gradients are clipped, the optimizer steps.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class Step:
     :param weights: after it.
     :param buffers: after the step.
     :param stateful: names of parameters that the optimizer keeps something of.
+    :param counts: whole numbers that modules keep as attributes.
     """
 
     loss: float
@@ -46,6 +48,7 @@ class Step:
     weights: Singles
     buffers: Samples
     stateful: frozenset[str]
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class PlainLoop:
@@ -111,12 +114,15 @@ class PlainLoop:
         before = self._last or self._weights()
         optimizer = self.optimizer
         loss, counted, gradients = self.gradients(batch)
+        if not math.isfinite(loss):
+            return Step(loss, counted, gradients, before, before, {}, frozenset())
         with of_the_job(f"optimizer {self._job.hparams.optimizer!r}"):
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         stateful = stateful_of(optimizer, self._names)
         self._last = self._weights()
-        return Step(loss, counted, gradients, before, self._last, self.buffers(), stateful)
+        counts = counts_of(self.model)
+        return Step(loss, counted, gradients, before, self._last, self.buffers(), stateful, counts)
 
     def _weights(self) -> Singles:
         return singles({name: p for p, name in self._names.items()})
@@ -131,3 +137,13 @@ def stateful_of(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]) -> f
     """Names of parameters that ``optimizer`` keeps something of."""
     kept = (p for p, state in optimizer.state.items() if any(v is not None for v in state.values()))
     return frozenset(names[p] for p in kept if p in names)
+
+
+def counts_of(model: nn.Module) -> dict[str, int]:
+    """The whole numbers that modules keep as attributes."""
+    return {
+        f"{prefix}.{key}" if prefix else key: value
+        for prefix, module in model.named_modules()
+        for key, value in vars(module).items()
+        if type(value) is int
+    }

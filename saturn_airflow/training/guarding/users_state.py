@@ -5,20 +5,23 @@ A loss function that counts its calls in a global variable must not count those 
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.optim import plain_values
 
 _LARGEST = 4096  # items of a container, or numbers of a tensor: what is larger is data, no state
 _OTHERS = ("torch", "transformers", "torchvision", "saturn_airflow")
-_CONTAINERS = (list, dict, set, OrderedDict, deque)
+_CONTAINERS = (list, dict, set, OrderedDict, Counter, deque)
 
 
 class UsersState:
@@ -28,11 +31,15 @@ class UsersState:
     """
 
     def __init__(self, job: Job, model: nn.Module) -> None:
-        self._names = _python_modules(job, model)
+        self._names = python_modules(job, model)
+        self._generators: list[tuple[Any, Any]] = []
         self._containers: list[tuple[Any, Any]] = []
-        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._tensors: list[tuple[Any, Any]] = []
         seen = set(map(id, model.modules()))
         waiting: list[Any] = [vars(sys.modules[name]) for name in self._names]
+        # Containers of modules are the model's; objects may be anybody's.
+        held = (value for module in model.modules() for value in vars(module).values())
+        waiting += [value for value in held if type(value).__module__ in self._names]
         while waiting:
             value = waiting.pop()
             if id(value) in seen:
@@ -41,8 +48,13 @@ class UsersState:
             if isinstance(value, torch.Tensor):
                 if not isinstance(value, nn.Parameter) and value.numel() <= _LARGEST:
                     self._tensors.append((value, value.detach().clone()))
+            elif isinstance(value, np.ndarray):
+                if value.size <= _LARGEST and value.flags.writeable:
+                    self._tensors.append((value, value.copy()))
+            elif (state := plain_values.generator_state(value)) is not None:
+                self._generators.append((value, state))
             elif type(value) in _CONTAINERS:
-                self._containers.append((value, type(value)(value)))
+                self._containers.append((value, copy.copy(value)))
                 waiting += [item for item in _items(value) if self._is_state(item)]
             elif hasattr(value, "__dict__"):
                 waiting.append(vars(value))
@@ -55,24 +67,27 @@ class UsersState:
         finally:
             for container, then in self._containers:
                 _restore(container, then)
+            for generator, state in self._generators:
+                plain_values.set_generator_state(generator, state)
             with torch.no_grad():
                 for tensor, then in self._tensors:
-                    tensor.copy_(then)
+                    tensor[...] = then
 
     def _is_state(self, value: Any) -> bool:
         if type(value) in _CONTAINERS:
             return len(value) <= _LARGEST
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor | np.ndarray) or plain_values.generator_state(value) is not None:
             return True
         if isinstance(value, type) or (callable(value) and type(value).__module__ == "builtins"):
             return False
         return isinstance(value, nn.Module) or type(value).__module__ in self._names
 
 
-def _python_modules(job: Job, model: nn.Module) -> set[str]:
-    """Names of the Python modules that hold the code of the job's model and loss."""
+def python_modules(job: Job, model: nn.Module) -> set[str]:
+    """Names of the Python modules that hold the code of the job's model, loss, optimizer and schedule."""
     names = {type(module).__module__ for module in model.modules()}
-    names |= {str(ref).partition(":")[0] for ref in (job.load_model, job.loss_function) if ref}
+    references = (job.load_model, job.loss_function, job.hparams.optimizer, job.hparams.lr_scheduler)
+    names |= {str(ref).partition(":")[0] for ref in references if ref}
     return {name for name in names if name in sys.modules and name.partition(".")[0] not in _OTHERS}
 
 

@@ -19,7 +19,7 @@ from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.parallelism import adapting
 from saturn_airflow.parallelism.own_step_replicas import OwnStepReplicas
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.training import reporting, rng
+from saturn_airflow.training import reporting, resuming, rng
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding.own_looks import OwnLooks
 from saturn_airflow.training.loop import Training
@@ -71,7 +71,7 @@ class OwnStepTraining(Training):
     def _prepare(self) -> None:
         self.own = OwnStep(self.job, self.parallel, self.total)
         self.optimizer = self.own.optimizers[0]
-        self.state = OwnStepState(self.parallel, self.own, self.aliases)
+        self.state = OwnStepState(self.parallel, self.own, self.aliases, resuming.job_globals(self))
         self.logged: dict[str, float] = {}
         if self.eval_data is not None:
             self.evaluation = OwnEvaluation(self.job, self.parallel, self.own, self.eval_data)

@@ -12,6 +12,7 @@ from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import storing
+from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import Attributes, ModelAttributes
 from saturn_airflow.training.optim import plain_values
 from saturn_airflow.training.optim.group_state import GroupState, Values
@@ -29,15 +30,18 @@ class OwnStepState(State):
     """What a checkpoint has of such a job. Of the optimizers it tells them apart by their numbers.
 
     :param own: with its optimizers just made.
+    :param kept: as :class:`State` has it.
     """
 
-    def __init__(self, parallel: Parallel, own: OwnStep, aliases: Mapping[str, str]) -> None:
+    def __init__(
+        self, parallel: Parallel, own: OwnStep, aliases: Mapping[str, str], kept: JobGlobals | None
+    ) -> None:
         self._states = [
             State(parallel, optimizer, aliases, GroupState(optimizer), OwnState(optimizer))
             for optimizer in own.optimizers
         ]
         first = self._states[0]
-        super().__init__(parallel, own.optimizers[0], aliases, first.groups, first.own)
+        super().__init__(parallel, own.optimizers[0], aliases, first.groups, first.own, kept)
         self._step = own
         self.groups = _Groups([state.groups for state in self._states])
         self.own = _Own([state.own for state in self._states])
@@ -164,8 +168,8 @@ class _Strict(ModelAttributes):
         self._known = {id(one) for one in (*own.optimizers, *schedulers)}
         self._at_first = self._seen()
 
-    def values(self) -> Attributes:
-        kept, now = super().values(), self._seen()
+    def values(self) -> tuple[Attributes, dict[str, str]]:
+        (kept, _), now = super().values(), self._seen()
         for name, own in now.items():
             for key, value in own.items():
                 before = self._at_first.get(name, {})
@@ -177,7 +181,7 @@ class _Strict(ModelAttributes):
                         "have it; register tensors with register_buffer, and keep what belongs to one step "
                         "in local variables"
                     )
-        return kept
+        return kept, {}
 
     def _seen(self) -> dict[str, dict[str, Any]]:
         memo: dict[int, Any] = dict.fromkeys(self._known)

@@ -1,0 +1,65 @@
+"""What a checkpoint's manifest holds of a training besides its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from saturn_airflow.model import formats
+from saturn_airflow.training import job_globals, model_attributes
+from saturn_airflow.training.optim import group_state, plain_values
+from saturn_airflow.training.state import State
+
+
+class About(NamedTuple):
+    """What a rank knows.
+
+    :param forgotten: why what has changed besides can't be kept, by its name.
+    """
+
+    numbers: dict[str, dict[str, Any]]
+    groups: group_state.Values
+    common: dict[str, Any]
+    own: dict[str, Any]
+    attributes: model_attributes.Attributes
+    variables: job_globals.Globals
+    forgotten: dict[str, str]
+    dtypes: dict[str, str]
+
+    @classmethod
+    def of(cls, state: State) -> About:
+        attributes, forgotten = state.attributes.values()
+        variables: job_globals.Globals = {}
+        if state.globals is not None:
+            variables, others = state.globals.values()
+            forgotten |= others
+        return cls(
+            state.optimizer_numbers(),
+            state.groups.values(),
+            state.common_numbers(),
+            state.own.values(),
+            attributes,
+            variables,
+            forgotten,
+            state.dtypes(),
+        )
+
+
+def of_all(abouts: Sequence[About]) -> dict[str, Any]:
+    """What stands in the manifest, from what all ranks know."""
+    attributes = model_attributes.merged(about.attributes for about in abouts)
+    variables = abouts[0].variables
+    values = [value for own in attributes.values() for value in own.values()]
+    simple = not variables and all(map(plain_values.is_of_the_first_format, values))
+    return {
+        # Versions that read format 1 alone can go on from all the others.
+        **({formats.FORMAT: 1} if simple else {}),
+        **({"job_globals": variables} if variables else {}),
+        "optimizer_numbers": {n: value for about in abouts for n, value in about.numbers.items()},
+        "optimizer_groups": group_state.merged([about.groups for about in abouts]),
+        "optimizer_common": abouts[0].common,
+        "optimizer_attributes": abouts[0].own,
+        "model_attributes": attributes,
+        "forgotten": {name: why for about in abouts for name, why in about.forgotten.items()},
+        "dtypes": {name: dtype for about in abouts for name, dtype in about.dtypes.items()},
+    }

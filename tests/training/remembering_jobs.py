@@ -1,0 +1,311 @@
+"""Models, losses and data whose steps depend on those before in more ways than by weights and buffers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+
+@dataclass
+class Notes:
+    count: int = 0
+    seen: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    count: int
+
+
+class Pair(NamedTuple):
+    count: int
+    name: str
+
+
+class Tracker:
+    """An object of no particular kind."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.by_name = {"a": Notes()}
+
+    def next(self) -> float:
+        self.count += 1
+        self.by_name["a"].count += 2
+        return self.count + self.by_name["a"].count
+
+
+def _of_array(m: Any, x: torch.Tensor) -> float:
+    m.kept[1] += 1
+    return float(m.kept.sum())
+
+
+def _of_deque(m: Any, x: torch.Tensor) -> float:
+    m.kept.append(len(m.kept) + 1)
+    return sum(m.kept)
+
+
+def _of_set(m: Any, x: torch.Tensor) -> float:
+    m.kept.add(len(m.kept))
+    return len(m.kept)
+
+
+def _of_counter(m: Any, x: torch.Tensor) -> float:
+    m.kept["steps"] += 1
+    return m.kept["steps"]
+
+
+def _of_ordered(m: Any, x: torch.Tensor) -> float:
+    m.kept[len(m.kept)] = 1.5
+    m.kept.move_to_end(0)
+    return next(iter(m.kept)) + len(m.kept)
+
+
+def _of_lists(m: Any, x: torch.Tensor) -> float:
+    m.kept[(1, 2)].append(2)
+    return len(m.kept[1, 2])
+
+
+def _of_notes(m: Any, x: torch.Tensor) -> float:
+    m.kept.count += 1
+    m.kept.seen.append(m.kept.count)
+    return sum(m.kept.seen)
+
+
+def _of_many_notes(m: Any, x: torch.Tensor) -> float:
+    m.kept.append(Notes(len(m.kept)))
+    return sum(notes.count for notes in m.kept)
+
+
+def _of_frozen(m: Any, x: torch.Tensor) -> float:
+    m.kept = Frozen(m.kept.count + 1)
+    return m.kept.count
+
+
+def _of_pair(m: Any, x: torch.Tensor) -> float:
+    m.kept = m.kept._replace(count=m.kept.count + 1)
+    return m.kept.count
+
+
+def _of_large(m: Any, x: torch.Tensor) -> float:
+    m.kept = m.kept + 1e-3
+    return float(m.kept[-1])
+
+
+def _of_last_output(m: Any, x: torch.Tensor) -> float:
+    before = 0.0 if m.kept is None else float(m.kept.detach().sum())
+    m.kept = m.plain(x)
+    return before
+
+
+def _of_bytes(m: Any, x: torch.Tensor) -> float:
+    m.kept.append(1)
+    return len(m.kept)
+
+
+#: What a module keeps, and how it goes on with it: (at the beginning, a number for the next pass).
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], float]]] = {
+    "an array": (lambda: np.zeros(3), _of_array),
+    "a deque": (lambda: deque([1], maxlen=4), _of_deque),
+    "a set": (set, _of_set),
+    "a Counter": (Counter, _of_counter),
+    "an OrderedDict": (OrderedDict, _of_ordered),
+    "a defaultdict": (lambda: defaultdict(list), _of_lists),
+    "a dataclass": (Notes, _of_notes),
+    "a list of dataclasses": (list, _of_many_notes),
+    "a frozen dataclass": (lambda: Frozen(0), _of_frozen),
+    "a named tuple": (lambda: Pair(0, "p"), _of_pair),
+    "an object": (Tracker, lambda m, x: m.kept.next()),
+    "a random.Random": (lambda: random.Random(3), lambda m, x: m.kept.random()),
+    "a numpy Generator": (lambda: np.random.default_rng(3), lambda m, x: m.kept.random()),
+    "a torch Generator": (
+        lambda: torch.Generator().manual_seed(3),
+        lambda m, x: float(torch.empty(1).uniform_(generator=m.kept)),
+    ),
+    "a count": (itertools.count, lambda m, x: next(m.kept)),
+    "a bytearray": (bytearray, _of_bytes),
+    "a large tensor": (lambda: torch.zeros(5000), _of_large),
+    "the last output": (lambda: None, _of_last_output),
+}
+
+
+class Remembers(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.plain = nn.Linear(4, 1)
+        self.kind = kind
+        self.kept = KINDS[kind][0]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plain(x) * (1 + KINDS[self.kind][1](self, x) / 50)
+
+
+def remembers(kind: str) -> nn.Module:
+    torch.manual_seed(1)
+    return Remembers(kind)
+
+
+class SaysItsState(nn.Module):
+    """What it keeps nobody can see, but it tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Linear(4, 1)
+        self.hidden = iter(range(100))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.plain(x) * (1 + next(self.hidden) / 50)
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+        self.hidden = iter(range(self.calls, 100))
+
+
+def says_its_state() -> nn.Module:
+    torch.manual_seed(1)
+    return SaysItsState()
+
+
+class Counts(nn.Module):
+    """It counts for all of its kind."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            type(self).calls += 1
+        return self.plain(x) * (1 + Counts.calls / 50)
+
+
+def counts() -> nn.Module:
+    torch.manual_seed(1)
+    return Counts()
+
+
+def line() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(4, 1)
+
+
+CALLS = 0
+HISTORY: deque[float] = deque(maxlen=3)
+RNG = np.random.default_rng(1)
+
+
+def counting_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    global CALLS
+    CALLS += 1
+    HISTORY.append(CALLS)
+    return mse_loss(outputs, targets) * (1 + sum(HISTORY) / 100 + RNG.random())
+
+
+class Centered(nn.Module):
+    """A loss with a moving average, as of self-distillation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(1))
+        self.calls = 0
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        loss = mse_loss(outputs - self.center, targets) * (1 + self.calls / 50)
+        with torch.no_grad():
+            self.center = 0.9 * self.center + 0.1 * outputs.mean()
+        return loss
+
+
+centered = Centered()
+
+
+class Scheduled:
+    """A loss that is an object."""
+
+    def __init__(self) -> None:
+        self.weight, self.inner = 1.0, nn.MSELoss()
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.weight *= 1.1
+        return self.inner(outputs, targets) * self.weight
+
+
+scheduled = Scheduled()
+
+
+class Shuffled:
+    """It shuffles by an epoch, and by a generator, that it counts itself."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.random = random.Random(5)
+        self.data = torch.randn(12, 4, generator=torch.Generator().manual_seed(2))
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        order = list(range(12))
+        self.random.shuffle(order)
+        for start in range(0, 12, 3):
+            x = self.data[order[start : start + 3]]
+            yield x, x.sum(1, keepdim=True) * self.epoch
+
+
+def shuffled() -> Shuffled:
+    return Shuffled()
+
+
+class Iterates(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Linear(4, 1)
+        self.steps = (0.1 * step for step in range(100))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plain(x) * (1 + next(self.steps))
+
+
+class NotesItsOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Linear(4, 1)
+        self.last: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = SimpleNamespace(outputs=self.plain(x))
+        return self.last.outputs
+
+
+def iterates() -> nn.Module:
+    return Iterates()
+
+
+def notes_its_output() -> nn.Module:
+    return NotesItsOutput()
+
+
+STEPS = iter(range(100))
+
+
+def iterating_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return mse_loss(outputs, targets) * (1 + next(STEPS) / 50)

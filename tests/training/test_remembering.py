@@ -1,0 +1,165 @@
+"""Resumed is uninterrupted for jobs that remember more than weights; what can't be kept is told before."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import remembering_jobs
+import torch
+
+from saturn_airflow.launch.request import TrainRequest
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training import ranks as ranks_module
+from saturn_airflow.training.guarding.guarded import check
+from saturn_airflow.training.loop import train
+from saturn_airflow.training.ranks import Ranks
+
+pytestmark = pytest.mark.ranks
+
+EPOCHS, STOPPED_AT = 3, 6  # of 12 steps, in the middle of an epoch
+
+
+def job(**changes: Any) -> Job:
+    fields = {
+        "load_model": "remembering_jobs:line",
+        "load_dataloader": "remembering_jobs:shuffled",
+        "loss_function": "torch.nn.functional:mse_loss",
+    }
+    settings = {"optimizer": "torch.optim:SGD", "lr": 0.01, "epochs": EPOCHS, "precision": "float64"}
+    return Job("remembers", hparams=HParams(**settings), **{**fields, **changes})
+
+
+def with_loss(name: str) -> Job:
+    return job(loss_function=f"remembering_jobs:{name}")
+
+
+JOBS = {
+    **{
+        kind: job(load_model="remembering_jobs:remembers", model_args={"kind": kind})
+        for kind in remembering_jobs.KINDS
+    },
+    "what a module says": job(load_model="remembering_jobs:says_its_state"),
+    "an attribute of a class": job(load_model="remembering_jobs:counts"),
+    "global variables": with_loss("counting_loss"),
+    "a loss with buffers": with_loss("centered"),
+    "a loss that is an object": with_loss("scheduled"),
+    "a stream that counts epochs": job(),
+}
+
+
+def train_all(requests: list[TrainRequest], ranks: Ranks) -> list[tuple[list[float], list[str]]]:
+    """Losses and warnings of each."""
+    told = []
+    for request in requests:
+        events: list[dict[str, Any]] = []
+        train(request, dataclasses.replace(ranks, _emit=events.append))
+        losses = [event["loss"] for event in events if event["event"] == "step"]
+        told.append((losses, [event["message"] for event in events if event["event"] == "warning"]))
+    return told
+
+
+def requests(folder: Path, batch_count: int | None, technique: str = "single") -> list[TrainRequest]:
+    return [
+        TrainRequest(
+            job=a_job.to_dict(),
+            technique=technique,
+            folder=str(folder / what),
+            batch_count=batch_count,
+            checkpoint_seconds=None,
+        )
+        for what, a_job in JOBS.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[float], list[float]]]:
+    """Of each job, trained in one go and in two processes."""
+    folder = tmp_path_factory.mktemp("remembering")
+    whole = ranks_module.launch(train_all, requests(folder / "whole", None), size=1)[0]
+    first = ranks_module.launch(train_all, requests(folder / "parts", STOPPED_AT), size=1)[0]
+    rest = ranks_module.launch(train_all, requests(folder / "parts", None), size=1)[0]
+    assert not [warnings for _, warnings in (*whole, *first, *rest) if warnings]
+    return {what: (w[0], f[0] + r[0]) for what, w, f, r in zip(JOBS, whole, first, rest, strict=True)}
+
+
+@pytest.mark.parametrize("what", JOBS)
+def test_what_it_remembers_is_resumed(what: str, losses: dict[str, tuple[list[float], list[float]]]) -> None:
+    whole, parts = losses[what]
+    assert len(whole) == 4 * EPOCHS
+    assert parts == whole
+
+
+def plain_losses(a_job: Job) -> list[float]:
+    """A plain loop, which no look ahead disturbs."""
+    model = (
+        getattr(remembering_jobs, str(a_job.load_model).split(":")[1])(**a_job.model_args).double().train()
+    )
+    module, name = str(a_job.loss_function).split(":")
+    loss_of = getattr(remembering_jobs if module == "remembering_jobs" else torch.nn.functional, name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    stream, losses = remembering_jobs.shuffled(), []
+    for _ in range(EPOCHS):
+        for inputs, targets in stream:
+            loss = loss_of(model(inputs.double()), targets.double())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss))
+    return losses
+
+
+def run_plain(ranks: Ranks) -> list[list[float]]:
+    return [plain_losses(a_job) for a_job in JOBS.values()]
+
+
+SHARED = ("an array", "a deque", "an object", "a count", "global variables", "a loss that is an object")
+
+
+def test_looking_ahead_is_not_remembered(
+    tmp_path: Path, losses: dict[str, tuple[list[float], list[float]]]
+) -> None:
+    """Where batches are cut, Saturn looks at the loss of parts before it trains."""
+    plain = dict(zip(JOBS, ranks_module.launch(run_plain, size=1)[0], strict=True))
+    for what, (whole, _) in losses.items():
+        assert whole == pytest.approx(plain[what], rel=1e-9), what
+    shared = [
+        one
+        for one in requests(tmp_path, None, "ddp")
+        if Path(one.folder).name in (*SHARED, "a stream that counts epochs")
+    ]
+    told = ranks_module.launch(train_all, shared, size=2)[0]
+    for one, (found, _) in zip(shared, told, strict=True):
+        assert found == pytest.approx(plain[Path(one.folder).name], rel=1e-9), one.folder
+
+
+def guard(a_job: Job, ranks: Ranks) -> str:
+    try:
+        return str(check(TrainRequest(job=a_job.to_dict(), technique="single"), ranks)["guard"])
+    except JobError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("a_job", "name"),
+    [
+        (job(load_model="remembering_jobs:iterates"), "steps"),
+        (with_loss("iterating_loss"), "remembering_jobs.STEPS"),
+    ],
+)
+def test_what_would_be_lost_is_told_at_the_trial(a_job: Job, name: str) -> None:
+    (told,) = ranks_module.launch(guard, a_job, size=1)
+    assert told.startswith(f"training depends on '{name}', which it changes, and which a job that is resumed")
+    assert "get_extra_state()" in told
+
+
+def test_what_is_made_anew_in_each_step_is_not_missed(tmp_path: Path) -> None:
+    a_job = job(load_model="remembering_jobs:notes_its_output")
+    assert ranks_module.launch(guard, a_job, size=1) == ["exact"]
+    request = dataclasses.replace(requests(tmp_path, 5)[0], job=a_job.to_dict())
+    ((_, saved),) = ranks_module.launch(train_all, [request], size=1)[0]
+    ((_, resumed),) = ranks_module.launch(train_all, [request], size=1)[0]
+    assert ["'last' (it is a SimpleNamespace" in told for told in (saved[0], resumed[0])] == [True, True]
