@@ -188,6 +188,9 @@ def seen(value: Any, memo: dict[int, Any], deep: int = _DEEP) -> Any:
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
+    # What is trained is not what an attribute keeps, as a recurrent network's list of its weights does.
+    if isinstance(value, nn.Parameter | DTensor) or (isinstance(value, torch.Tensor) and value.requires_grad):
+        return "trained"
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value), value._version)
     if (

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 #: The modules of families, in the order of the table.
-ROOMS = ("decoders", "encoders", "seq2seq", "images", "speech", "several", "plain", "oddities")
+ROOMS = ("decoders", "encoders", "seq2seq", "images", "speech", "several", "plain", "oddities", "unseen")
 
 
 @dataclass(frozen=True)
