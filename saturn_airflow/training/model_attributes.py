@@ -193,6 +193,9 @@ def seen(value: Any, memo: dict[int, Any], deep: int = _DEEP) -> Any:
         return "trained"
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value), value._version)
+    if type(value).__module__.partition(".")[0] in plain_values.LIBRARIES:
+        # Such as a configuration, in which transformers notes what it was called with.
+        return type(value).__name__
     if (
         isinstance(value, nn.Module | type | types.ModuleType)
         or callable(value)

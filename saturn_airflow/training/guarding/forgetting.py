@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import ModelAttributes, name_of
+from saturn_airflow.training.optim import plain_values
 
 
 class Watched:
@@ -52,8 +53,9 @@ class Watched:
             if name in self._variables:
                 module, key = next((m, name[len(m) + 1 :]) for m in sys.modules if name.startswith(f"{m}."))
                 holder = sys.modules[module]
-            # A mapping of such is somebody's cache.
-            if holder is not None and not isinstance(vars(holder).get(key, {}), Mapping):
+            value = None if holder is None else vars(holder).get(key)
+            # Anything else may be a cache, which steps read and can do without.
+            if isinstance(value, Iterator) or plain_values.fields_of(value) is not None:
                 undo.append((holder, key, vars(holder)[key]))
                 setattr(holder, key, _Gone(name, why))
         try:
