@@ -38,7 +38,7 @@ def step_until_stopped(folder: str, ranks: Ranks) -> int:
     while not ranks.any(ranks.stop_requested()):
         step += 1
         time.sleep(0.005 * (1 + ranks.rank))
-        ranks.emit("step", step=step)
+        ranks.emit("step", step=step, loss=0.0)
     Path(folder, f"stopped-{ranks.rank}").write_text(str(step))
     return step
 

