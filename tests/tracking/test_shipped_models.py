@@ -111,6 +111,8 @@ def test_mlflow_serves_it(embedded_uri: str, shipped: str, tmp_path: Path) -> No
     environment = elsewhere(tmp_path) | {
         "MLFLOW_TRACKING_URI": embedded_uri,
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        # It looks for uvicorn on the path.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
     with (tmp_path / "serve.log").open("wb") as log:
         server = subprocess.Popen(
