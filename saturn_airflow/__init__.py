@@ -13,6 +13,7 @@ from saturn_airflow.model.errors import InvalidSweepError, JobError, SaturnError
 from saturn_airflow.model.grids import grid
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.samples import loguniform, randint, sample, uniform
 from saturn_airflow.model.selection import MedianStopping, SuccessiveHalving
 from saturn_airflow.moved import understand_old_names
 
@@ -37,7 +38,11 @@ __all__ = [
     "SuccessiveHalving",
     "current_step",
     "grid",
+    "loguniform",
+    "randint",
     "register",
+    "sample",
+    "uniform",
 ]
 
 understand_old_names()

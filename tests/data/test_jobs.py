@@ -113,6 +113,7 @@ def test_grid_fills_names_and_puts_values_where_they_belong():
         ("a-{lr}", {"lr": [1, 1]}, "a value stands twice"),
         ("a-{lr}", {"lr": []}, "lr has no values"),
         ("a-{lr}", {"lr": 3}, "lr is 3; give a list"),
+        ("a-{lr}", {"lr": "{{ params.lrs }}"}, "call grid in an upstream task"),
         ("a-{lr}", {"depth": [3]}, "'depth' is no hyper-parameter"),
         ("a-{depth}", {"lr": [3]}, "has {depth}, which is neither varied nor given"),
     ],
@@ -147,7 +148,7 @@ def test_a_grid_reaches_into_mappings():
     assert [j.name for j in pairs] == ["a-(0.9, 0.5)", "a-(0.8, 0.9)"]
     with pytest.raises(InvalidSweepError, match="leads into 8, which is no mapping"):
         grid(deep, {**values, "model_args.config.depth": [1], "model_args.config.width.x": [1]})
-    with pytest.raises(InvalidSweepError, match="give one Job and lists of values, not a list"):
+    with pytest.raises(InvalidSweepError, match="give one Job and what varies of it, not a list"):
         grid([deep], lr=[1])
 
 
