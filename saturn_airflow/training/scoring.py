@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from saturn_airflow.launch.request import Measure, TrainRequest
-from saturn_airflow.training.loop import Training
+from saturn_airflow.training import loop
 from saturn_airflow.training.ranks import Ranks
 
 
@@ -16,7 +16,7 @@ def score(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     :returns: ``eval_loss``, and ``metrics``: the job's own by name.
     :raises JobError: when it can't be evaluated, or has no evaluation data.
     """
-    training = Training(replace(request, measure=Measure(), folder=""), ranks)
+    training = loop.of(replace(request, measure=Measure(), folder=""), ranks)
     assert training.evaluation is not None, "who asks has made sure that there are evaluation data"
     eval_loss, own = training.evaluation.run()
     return {"eval_loss": eval_loss, "metrics": own}
