@@ -7,6 +7,7 @@ import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -108,6 +109,24 @@ def _of_last_output(m: Any, x: torch.Tensor) -> float:
     return before
 
 
+class Phase(Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+def _of_phase(m: Any, x: torch.Tensor) -> float:
+    m.calls += 1
+    if m.calls == 3:
+        m.kept = Phase.SECOND
+    return float(m.kept.value)
+
+
+def _of_emptied(m: Any, x: torch.Tensor) -> float:
+    m.calls += 1
+    m.kept = m.kept[:0] if m.calls % 3 == 0 else torch.cat([m.kept, x.detach()])
+    return float(len(m.kept) + m.kept.shape[1])
+
+
 def _of_bytes(m: Any, x: torch.Tensor) -> float:
     m.kept.append(1)
     return len(m.kept)
@@ -135,6 +154,8 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], float]]]
     "a count": (itertools.count, lambda m, x: next(m.kept)),
     "a bytearray": (bytearray, _of_bytes),
     "a large tensor": (lambda: torch.zeros(5000), _of_large),
+    "an enumeration": (lambda: Phase.FIRST, _of_phase),
+    "a queue that is emptied": (lambda: torch.zeros(1, 4).double(), _of_emptied),
     "the last output": (lambda: None, _of_last_output),
 }
 
@@ -145,6 +166,7 @@ class Remembers(nn.Module):
         self.plain = nn.Linear(4, 1)
         self.kind = kind
         self.kept = KINDS[kind][0]()
+        self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.plain(x) * (1 + KINDS[self.kind][1](self, x) / 50)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import Enum
 
 import pytest
 import torch
@@ -92,6 +93,40 @@ VALUES = st.recursive(
 def test_plain_values_come_back_as_they_were(value: object) -> None:
     back = plain_values.decode(json.loads(json.dumps(plain_values.encode(value, "it"))))
     assert plain_values.equal(back, value) or repr(back) == repr(value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0, 4), (), (3,), (70, 70)])
+def test_tensors_come_back_in_their_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor = torch.ones(shape, dtype=dtype)
+    back = plain_values.decode(json.loads(json.dumps(plain_values.encode(tensor, "it"))))
+    assert (back.shape, back.dtype) == (tensor.shape, tensor.dtype)
+    assert torch.equal(back, tensor)
+
+
+def test_tensors_come_back_to_the_kind_of_device_they_were_on() -> None:
+    large = plain_values.encode(torch.zeros(5000), "it")
+    for encoded in (plain_values.encode(torch.zeros(2), "it"), large):
+        assert plain_values.decode(encoded).device.type == "cpu"
+        assert plain_values.decode({**encoded, "device": "meta"}).device.type == "meta"
+        if not torch.cuda.is_available():
+            assert plain_values.decode({**encoded, "device": "cuda"}).device.type == "cpu"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_tensors_in_containers_come_back_to_the_gpu() -> None:
+    kept = {"hidden": (torch.ones(2, 3).cuda(), torch.zeros(5000).cuda()), "count": torch.ones(1)}
+    back = plain_values.decode(plain_values.encode(kept, "it"))
+    assert [one.device.type for one in (*back["hidden"], back["count"])] == ["cuda", "cuda", "cpu"]
+
+
+def test_an_enumeration_that_is_not_found_again_is_told() -> None:
+    class Inside(Enum):
+        ONE = 1
+
+    with pytest.raises(JobError, match="is a Inside, which no checkpoint can hold"):
+        plain_values.encode(Inside.ONE, "it")
 
 
 def test_what_json_cannot_hold_is_told() -> None:

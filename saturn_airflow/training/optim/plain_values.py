@@ -36,12 +36,13 @@ _MAPPINGS: dict[str, Callable[..., Any]] = {
     "Counter": Counter,
     "defaultdict": defaultdict,
 }
+_SCALARS = (bool, int, float, str, bytes, bytearray, complex, itertools.count)
 _FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "str": str}
 
 
 def encode(value: Any, what: str) -> Any:
-    """``value`` as JSON can hold it: numbers, strings, None, tensors, arrays, random generators, Python's
-    containers, and dataclasses of them.
+    """``value`` as JSON can hold it: numbers, strings, None, tensors, arrays, random generators, members
+    of enumerations, Python's containers, and dataclasses of them.
 
     :param what: names the value where it can't be held.
     :raises JobError: when it is of another kind, holds itself, or is too large.
@@ -61,17 +62,8 @@ def is_scalar(value: Any) -> bool:
     """Whether ``value`` can be held, and holds no other values."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biufc"
-    plain = value is None or type(value) in (
-        bool,
-        int,
-        float,
-        str,
-        bytes,
-        bytearray,
-        complex,
-        itertools.count,
-    )
-    return plain or isinstance(value, np.generic) or generator_state(value) is not None
+    plain = value is None or type(value) in _SCALARS
+    return plain or isinstance(value, np.generic | Enum) or generator_state(value) is not None
 
 
 def is_mapping(value: Mapping[Any, Any]) -> bool:
@@ -94,6 +86,8 @@ class _Encoder:
     def encode(self, value: Any) -> Any:
         if value is None or type(value) in (bool, int, float, str):
             return value
+        if isinstance(value, Enum):
+            return self._member(value)
         if id(value) in self._inside:
             raise JobError(f"{self._what} holds itself, which no checkpoint can hold")
         self._inside.append(id(value))
@@ -138,10 +132,21 @@ class _Encoder:
         self._count(value.numel() * value.element_size())
         value = value.detach()
         dtype = str(value.dtype).removeprefix("torch.")
+        # Unless it says so, a tensor was in the host's memory.
+        place = {} if value.device.type == "cpu" else {"device": value.device.type}
+        if not value.numel():  # of which numbers do not tell the shape
+            return {"value": [], "dtype": dtype, "shape": list(value.shape), **place}
         if value.numel() <= _AS_NUMBERS and not value.is_complex():
-            return {"value": value.tolist(), "dtype": dtype}
+            return {"value": value.tolist(), "dtype": dtype, **place}
         numbers = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return {"tensor": self._text(numbers), "numbers": dtype, "shape": list(value.shape)}
+        return {"tensor": self._text(numbers), "numbers": dtype, "shape": list(value.shape), **place}
+
+    def _member(self, value: Enum) -> Any:
+        """A member of an enumeration, if it can be found again by its name."""
+        kind = type(value)
+        if _found(_name_of(kind)) is not kind or value.name not in kind.__members__:
+            self._refuse(value)
+        return {"enum": _name_of(kind), "member": value.name}
 
     def _container(self, value: Any) -> Any:
         if type(value) is deque:
@@ -261,7 +266,18 @@ def _restored_module(current: Any, encoded: Mapping[str, Any]) -> Any:
 
 def _decoded_tensor(encoded: Mapping[str, Any]) -> torch.Tensor:
     numbers = torch.frombuffer(bytearray(base64.b64decode(encoded["tensor"])), dtype=torch.uint8)
-    return numbers.view(getattr(torch, encoded["numbers"])).reshape(encoded["shape"])
+    return _placed(numbers.view(getattr(torch, encoded["numbers"])).reshape(encoded["shape"]), encoded)
+
+
+def _decoded_numbers(encoded: Mapping[str, Any]) -> torch.Tensor:
+    tensor = torch.tensor(encoded["value"], dtype=getattr(torch, encoded["dtype"]))
+    return _placed(tensor.reshape(encoded["shape"]) if "shape" in encoded else tensor, encoded)
+
+
+def _placed(tensor: torch.Tensor, encoded: Mapping[str, Any]) -> torch.Tensor:
+    """``tensor`` on a device of the kind that it was on, where there is one."""
+    kind = encoded.get("device", "cpu")
+    return tensor if kind == "cuda" and not torch.cuda.is_available() else tensor.to(kind)
 
 
 def _decoded_array(encoded: Mapping[str, Any]) -> np.ndarray[Any, Any]:
@@ -286,13 +302,23 @@ def _class_of(reference: str, is_such: Callable[[type], bool]) -> Any:
 
     :raises JobError: when it is not there, or is another kind of class by now.
     """
+    found = _found(reference)
+    if not isinstance(found, type) or not is_such(found):
+        raise JobError(f"the checkpoint holds an object of {reference!r}, which is no such class any more")
+    return found
+
+
+def _found(reference: str) -> Any:
     module, _, name = reference.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    if not isinstance(found, type) or not is_such(found):
-        raise JobError(f"the checkpoint holds an object of {reference!r}, which is no such class any more")
     return found
+
+
+def _decoded_member(encoded: Mapping[str, Any]) -> Any:
+    name = encoded["member"]
+    return _class_of(encoded["enum"], lambda cls: issubclass(cls, Enum) and name in cls.__members__)[name]
 
 
 def _decoded_named(encoded: Mapping[str, Any]) -> Any:
@@ -323,7 +349,7 @@ def _decoded_generator(encoded: Mapping[str, Any]) -> Any:
 
 
 _KINDS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "dtype": lambda e: torch.tensor(e["value"], dtype=getattr(torch, e["dtype"])),
+    "dtype": _decoded_numbers,
     "tuple": lambda e: tuple(decode(part) for part in e["tuple"]),
     "tensor": _decoded_tensor,
     "array": _decoded_array,
@@ -333,6 +359,7 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "count": lambda e: itertools.count(*map(decode, e["count"])),
     "object": _decoded_object,
     "named": _decoded_named,
+    "enum": _decoded_member,
     "deque": lambda e: deque(map(decode, e["deque"]), e["maxlen"]),
     "set": lambda e: (frozenset if e["frozen"] else set)(map(decode, e["set"])),
     "pairs": _decoded_pairs,
