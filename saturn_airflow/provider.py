@@ -41,9 +41,9 @@ def get_provider_info() -> dict[str, Any]:
                     ),
                     "leases_folder": _option(
                         "Folder of the locks that keep two processes off one device; local to each machine, "
-                        "the same for all that use its devices. "
-                        "Default: saturn-leases in the folder for temporary files.",
-                        "/run/lock/saturn",
+                        "the same for all that use its devices (docs/security.md for several users). "
+                        "Default: .local/state/saturn/leases in the home folder of the worker's user.",
+                        "/var/lib/saturn-leases",
                     ),
                     "techniques_folder": _option(
                         "Folder, or several with ':' between them, whose files are techniques of your own.",

@@ -63,6 +63,7 @@ def in_words(shown: Mapping[str, Any], now: float) -> str:
         f"waiting for {_age(now - waiter['since'])}: {waiter['who']} (process {waiter['pid']})"
         for waiter in shown["waiters"]
     ]
+    lines += [f"ignored in {shown['folder']}: {what}" for what in shown["ignored"]]
     for device in shown["devices"]:
         if device["strangers"]:
             found = ", ".join(_named(pid) for pid in device["strangers"])

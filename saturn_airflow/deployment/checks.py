@@ -347,6 +347,9 @@ def check_leases(deployment: Deployment) -> Iterator[Finding]:
             fix = "set [saturn] leases_folder to a folder on the node's own disk"
             yield Finding("leases", "problem", text, fix)
             continue
+        for what in said.get("ignored", ()):
+            fix = f"on {name}: find out who put it into {leases['folder']}, and remove it"
+            yield Finding("leases", "warning", f"{name}: {what}", fix)
         for orphan in said["orphans"]:
             pids = " ".join(map(str, orphan["pids"]))
             text = f"{name}: {orphan['device']} is held for {orphan['who']}, whose process is gone"

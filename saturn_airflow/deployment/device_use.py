@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import devices, leases
-from saturn_airflow.launch.leases import Holder
+from saturn_airflow.launch.lease_folder import Holder
 
 
 def device_use(folder: Path | None) -> dict[str, Any]:
@@ -16,7 +16,8 @@ def device_use(folder: Path | None) -> dict[str, Any]:
 
     :param folder: of the device locks; None for the default.
     :returns: ``devices`` (name, id of a GPU on this machine, kind, holder, strangers: ids of processes on it
-        that are not its holder's) and ``waiters``; times are seconds since the epoch.
+        that are not its holder's), ``waiters``, and ``ignored``: what is in the folder
+        and is no lease; times are seconds since the epoch.
     """
     held, processes = leases.holders(folder), devices.gpu_processes()
     gpus = devices.gpus()
@@ -34,6 +35,7 @@ def device_use(folder: Path | None) -> dict[str, Any]:
             for name in names
         ],
         "waiters": [_as_dict(holder) for holder in leases.waiters(folder)],
+        "ignored": leases.ignored(folder),
     }
 
 

@@ -49,7 +49,7 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
     try:
         shown = device_use(leases)
         found["devices"], found["waiters"] = shown["devices"], shown["waiters"]
-        found["orphans"] = _orphans(shown["devices"], leases)
+        found["ignored"], found["orphans"] = shown["ignored"], _orphans(shown["devices"], leases)
     except Exception as error:
         found["leases"]["error"] = str(error)
         found["devices"], found["waiters"], found["orphans"] = [], [], []

@@ -10,35 +10,19 @@ wants them. So nothing is ever held half, which makes a deadlock impossible, and
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
+import logging
 import os
+import pwd
+import stat
 import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from saturn_airflow.launch.lease_folder import FOLDER_VARIABLE, Holder, LeaseFolder, Priority, Ticket
 from saturn_airflow.model.errors import InvalidSweepError
 
-FOLDER_VARIABLE = "SATURN_LEASES_FOLDER"
-Priority = tuple[float, int]
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who holds devices, or waits for them.
-
-    :param who: words for people, such as ``"nightly_retrain/2026-11-21 sweep: job gpt2-small"``.
-    :param pid: of the process that asked.
-    :param since: seconds since the epoch.
-    """
-
-    who: str
-    pid: int
-    since: float
+log = logging.getLogger(__name__)
 
 
 class GivenUpError(Exception):
@@ -67,8 +51,36 @@ class Lease:
 
 
 def default_folder() -> Path:
-    """The folder of the node's leases: on a disk of the node itself, and the same for all who train there."""
-    return Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / "saturn-leases")
+    """The folder of this user's leases on this machine; users who share devices name one of their group's.
+
+    One that an earlier version made for this user in the folder for temporary files goes on being used, since
+    leases may be held in it, for as long as it is there.
+
+    :raises InvalidSweepError: when the user has no home folder.
+    """
+    if configured := os.environ.get(FOLDER_VARIABLE):
+        return Path(configured)
+    earlier = Path(tempfile.gettempdir()) / "saturn-leases"
+    with contextlib.suppress(FileNotFoundError):
+        facts = earlier.lstat()
+        if facts.st_uid == os.geteuid() and stat.S_ISDIR(facts.st_mode):
+            return earlier
+        log.warning(
+            "%s, where earlier versions kept the leases of devices, is another user's and is not used. If "
+            "several users share the devices of this machine, set [saturn] leases_folder (docs/security.md); "
+            "if not, remove it",
+            earlier,
+        )
+    try:
+        home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    except KeyError:
+        home = Path()
+    if not home.is_absolute() or not home.is_dir():
+        raise InvalidSweepError(
+            f"user {os.geteuid()} has no home folder to keep the leases of devices in; set {FOLDER_VARIABLE} "
+            "or [saturn] leases_folder to a folder on this machine's own disk"
+        )
+    return home / ".local" / "state" / "saturn" / "leases"
 
 
 def acquire(
@@ -79,6 +91,7 @@ def acquire(
     priority: Priority = (0.0, 0),
     folder: Path | None = None,
     on_wait: Callable[[list[str]], object] = lambda holders: None,
+    on_ignored: Callable[[str], object] = lambda what: None,
     give_up: Callable[[], bool] = lambda: False,
 ) -> Lease:
     """Wait for devices and hold them.
@@ -88,13 +101,18 @@ def acquire(
     :param count: how many of them, any that are free; None for all of them.
     :param priority: smaller goes first: when the plan was made (seconds since the epoch), place in the plan.
     :param on_wait: called with the words of those waited for, whenever they change.
+    :param on_ignored: called once with each thing in the folder that is not as Saturn writes it, and why.
     :param give_up: asked again and again; when it says True the wait ends.
     :raises GivenUpError: when ``give_up`` said so.
     :raises InvalidSweepError: when there are fewer devices than asked for, or the folder can't be used.
     """
     told: list[str] | None = None
+    told_of = set[str]()
     with contextlib.closing(Waiter(devices, who, count=count, priority=priority, folder=folder)) as waiter:
         while (lease := waiter.take()) is None:
+            for what in waiter.ignored - told_of:
+                on_ignored(what)
+            told_of |= waiter.ignored
             if waiter.blockers != told:
                 told = waiter.blockers
                 on_wait(told)
@@ -106,27 +124,37 @@ def acquire(
 
 def holders(folder: Path | None = None) -> dict[str, Holder]:
     """Who holds which device now, by the device's name."""
-    room = _Room(folder or default_folder())
+    room = LeaseFolder(folder or default_folder())
     with room.gate():
         return room.holders()
 
 
 def names(folder: Path | None = None) -> list[str]:
     """The devices that were ever held."""
-    return _Room(folder or default_folder()).names()
+    return LeaseFolder(folder or default_folder()).names()
 
 
 def waiters(folder: Path | None = None) -> list[Holder]:
     """Who waits for devices, first in line first."""
-    room = _Room(folder or default_folder())
+    room = LeaseFolder(folder or default_folder())
     with room.gate():
         return [ticket.holder for ticket in room.tickets()]
+
+
+def ignored(folder: Path | None = None) -> list[str]:
+    """What is in the folder that is not as Saturn writes it, and why: words for people."""
+    room = LeaseFolder(folder or default_folder())
+    with room.gate():
+        room.holders()
+        room.tickets()
+    return sorted(f"{name}: {why}" for name, why in room.ignored.items())
 
 
 class Waiter:
     """Someone in the line for devices; takes the arguments of :func:`acquire`.
 
     :ivar blockers: words of those it waits for, as of the last :meth:`take`.
+    :ivar ignored: what it found in the folder that is not as Saturn writes it, and why.
     :ivar ahead: how many before it in the line want devices that it wants.
     """
 
@@ -147,8 +175,9 @@ class Waiter:
                 f"{who} asks for {self.need} devices; there are {len(self.wanted)}: {there}"
             )
         self.blockers: list[str] = []
+        self.ignored: set[str] = set()
         self.ahead = 0
-        self._room = _Room(folder or default_folder())
+        self._room = LeaseFolder(folder or default_folder())
         holder = Holder(who, os.getpid(), time.time())
         self._ticket = self._room.new_ticket(priority, holder, self.wanted, self.need)
 
@@ -159,10 +188,10 @@ class Waiter:
             held = room.holders()
             line = [other for other in room.tickets() if other.order < ticket.order]
             mine = _grant(ticket, line, set(held))
-            if mine:
-                files = tuple(room.lock_device(device, ticket.holder) for device in mine)
+            self.ignored = {f"{name}: {why}" for name, why in room.ignored.items()}
+            if mine and (lease := _lock(room, mine, ticket.holder)):
                 ticket.close()
-                return Lease(mine, files)
+                return lease
         users = [held[device].who for device in ticket.wanted if device in held]
         before = [other.holder.who for other in line if set(other.wanted) & set(ticket.wanted)]
         self.ahead = len(before)
@@ -174,7 +203,7 @@ class Waiter:
         self._ticket.close()
 
 
-def _grant(ticket: _Ticket, line: list[_Ticket], held: set[str]) -> tuple[str, ...]:
+def _grant(ticket: Ticket, line: list[Ticket], held: set[str]) -> tuple[str, ...]:
     """The devices that ``ticket`` may take with ``line`` before it; none if it must wait."""
     taken = set(held)
     for other in line:
@@ -185,138 +214,15 @@ def _grant(ticket: _Ticket, line: list[_Ticket], held: set[str]) -> tuple[str, .
     return tuple(mine) if len(mine) == ticket.need else ()
 
 
-class _Room:
-    """The folder with the gate, the devices and the tickets."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        # Everyone who trains on this node shares the folder, whoever they run as.
-        with _open_to_all():
-            try:
-                for part in (folder / "devices", folder / "tickets"):
-                    part.mkdir(parents=True, exist_ok=True)
-                self._gate = self._open(folder / "gate")
-            except OSError as error:
-                raise InvalidSweepError(
-                    f"the folder of device leases {folder} can't be used ({error.strerror}); "
-                    f"set {FOLDER_VARIABLE} to a folder on this node's own disk"
-                ) from None
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
-            os.close(self._gate)
-
-    @contextlib.contextmanager
-    def gate(self) -> Iterator[None]:
-        """Be alone with the room; everything below is for those inside."""
-        fcntl.flock(self._gate, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._gate, fcntl.LOCK_UN)
-
-    def holders(self) -> dict[str, Holder]:
-        """Who holds which device."""
-        found = {}
-        for path in sorted((self._folder / "devices").iterdir()):
-            file = self._open(path)
-            try:
-                if not _try_lock(file):
-                    data = _read(file)
-                    found[path.name] = Holder(**data) if data else Holder("an unknown process", 0, 0.0)
-            finally:
-                os.close(file)
-        return found
-
-    def names(self) -> list[str]:
-        return sorted(path.name for path in (self._folder / "devices").iterdir())
-
-    def lock_device(self, device: str, holder: Holder) -> int:
-        with _open_to_all():
-            file = self._open(self._folder / "devices" / device)
-        locked = _try_lock(file)
-        assert locked, f"{device} was free inside the gate"
-        _write(file, asdict(replace(holder, since=time.time())))
-        return file
-
-    def tickets(self) -> list[_Ticket]:
-        """Tickets of live waiters, first in line first; those of dead ones are removed."""
-        found = []
-        for path in (self._folder / "tickets").iterdir():
-            try:
-                file = self._open(path, create=False)
-            except FileNotFoundError:
-                continue
-            try:
-                if _try_lock(file):
-                    path.unlink(missing_ok=True)
-                    continue
-                data = _read(file)
-            finally:
-                os.close(file)
-            if data is not None:
-                found.append(_Ticket(path, data))
-        return sorted(found, key=lambda ticket: ticket.order)
-
-    def new_ticket(self, priority: Priority, holder: Holder, wanted: tuple[str, ...], need: int) -> _Ticket:
-        data = {"priority": list(priority), "holder": asdict(holder), "wanted": list(wanted), "need": need}
-        path = self._folder / "tickets" / uuid.uuid4().hex
-        with self.gate(), _open_to_all():
-            file = self._open(path)
-            fcntl.flock(file, fcntl.LOCK_EX)
-            _write(file, data)
-        return _Ticket(path, data, file)
-
-    @staticmethod
-    def _open(path: Path, create: bool = True) -> int:
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(path, flags | os.O_CREAT if create else flags, 0o666)
-
-
-class _Ticket:
-    """A waiter's place in the line."""
-
-    def __init__(self, path: Path, data: dict[str, Any], file: int | None = None) -> None:
-        self.holder = Holder(**data["holder"])
-        self.wanted: tuple[str, ...] = tuple(data["wanted"])
-        self.need: int = data["need"]
-        self.order = (*data["priority"], self.holder.since, path.name)
-        self._path = path
-        self._file = file
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._path.unlink(missing_ok=True)
-            os.close(self._file)
-            self._file = None
-
-
-def _try_lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _read(file: int) -> dict[str, Any] | None:
-    try:
-        data: dict[str, Any] = json.loads(os.pread(file, 1 << 20, 0))
-    except ValueError:
-        return None
-    return data
-
-
-def _write(file: int, data: dict[str, Any]) -> None:
-    text = json.dumps(data).encode()
-    os.pwrite(file, text, 0)
-    os.ftruncate(file, len(text))
-
-
-@contextlib.contextmanager
-def _open_to_all() -> Iterator[None]:
-    before = os.umask(0)
-    try:
-        yield
-    finally:
-        os.umask(before)
+def _lock(room: LeaseFolder, devices: tuple[str, ...], holder: Holder) -> Lease | None:
+    """Lock all of them; none where one is held after all, by a process that passed the gate by."""
+    files: list[int] = []
+    with contextlib.ExitStack() as taken:
+        for device in devices:
+            file = room.lock_device(device, holder)
+            if file is None:
+                return None
+            taken.callback(os.close, file)
+            files.append(file)
+        taken.pop_all()
+    return Lease(devices, tuple(files))

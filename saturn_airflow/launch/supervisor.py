@@ -137,6 +137,7 @@ class Supervisor:
                 priority=spec.priority,
                 folder=Path(spec.leases_folder) if spec.leases_folder else None,
                 on_wait=lambda holders: self.emit({"event": "waiting", "for": holders}),
+                on_ignored=lambda what: self.emit({"event": "warning", "message": f"ignored lease: {what}"}),
                 give_up=self._poll,
             )
         except leases.GivenUpError:
