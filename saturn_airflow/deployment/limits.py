@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from saturn_airflow.deployment.findings import Deployment, Finding
 from saturn_airflow.model.cluster import Cluster, Node
 
+#: Seconds. Redis loses what it hands to a worker in the instant of its kill; only a timeout tells Airflow.
+LONGEST_LOST = 120.0
+#: Seconds that a node may take to come back, at least.
+SHORTEST_AWAY = 600.0
+
 
 def check_limits(deployment: Deployment) -> Iterator[Finding]:
     """Airflow lets as many tasks run at once as there are devices, and those that wait behind them."""
@@ -42,9 +47,39 @@ def _low_limits(deployment: Deployment, cluster: Cluster) -> Iterator[Finding]:
             text = f"[{section}] {option} is {limit}; a sweep over all nodes has {total} tasks at once"
             yield Finding("limits", "warning", text, f"set [{section}] {option} to {total} or more")
     if deployment.celery:
+        yield from _lost_messages(deployment)
         options = conf.getsection("celery_broker_transport_options") or {}
         hours = float(options.get("visibility_timeout") or 86400) / 3600
         if hours < 24 * 7:
             text = f"visibility_timeout is {hours:.0f} h; a task that runs longer is handed out again"
             fix = "set [celery_broker_transport_options] visibility_timeout above the longest training"
             yield Finding("limits", "warning", text, fix)
+
+
+def _lost_messages(deployment: Deployment) -> Iterator[Finding]:
+    """How long Airflow waits for a task of which no worker knows, and whether workers make such tasks."""
+    from airflow.sdk import conf
+
+    forgetful = [name for name, said in deployment.nodes.items() if said.get("waits_for_results") is False]
+    if forgetful:
+        text = f"{', '.join(forgetful)}: tasks taken while the database of Celery's results is away are lost"
+        fix = 'add "result_backend_always_retry": true to [celery] extra_celery_config there'
+        yield Finding("limits", "warning", text, fix)
+    if not conf.get("celery", "broker_url", fallback="").startswith(("redis", "sentinel")):
+        return
+    waits = conf.getfloat("scheduler", "task_queued_timeout", fallback=600.0)
+    looks = conf.getfloat("scheduler", "task_queued_timeout_check_interval", fallback=120.0)
+    again = conf.getint("scheduler", "num_stuck_in_queued_retries", fallback=2)
+    text = ""
+    if waits + looks > LONGEST_LOST:
+        text = (
+            f"a task whose message is lost with its killed worker is queued again after {waits + looks:.0f} s"
+        )
+    elif waits * (1 + again) < SHORTEST_AWAY:
+        text = f"a task fails after {waits * (1 + again):.0f} s in queues, such as while its node starts anew"
+    if text:
+        fix = (
+            "set [scheduler] task_queued_timeout = 60, task_queued_timeout_check_interval = 10, "
+            "num_stuck_in_queued_retries = 29"
+        )
+        yield Finding("limits", "warning", text, fix)

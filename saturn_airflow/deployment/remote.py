@@ -22,13 +22,17 @@ _ANSWER_SECONDS = 8.0
 
 @inspect_command(name=COMMAND, args=[("mark", str), ("mlflow", str)])  # type: ignore[untyped-decorator]
 def saturn_survey(state: Any, mark: str, mlflow: str) -> dict[str, Any]:
-    """This worker's machine, as :func:`saturn_airflow.deployment.survey.survey` sees it."""
+    """This worker's machine, as :func:`saturn_airflow.deployment.survey.survey` sees it.
+
+    Besides, ``waits_for_results``: whether a task begins when the database of Celery's results is back.
+    """
     from saturn_airflow.deployment.survey import survey
 
     # Storage that hangs must not hang the worker, which asks for tasks in this thread.
     pool = concurrent.futures.ThreadPoolExecutor(1)
     try:
-        return pool.submit(survey, state.hostname, mark, mlflow).result(_ANSWER_SECONDS)
+        found = pool.submit(survey, state.hostname, mark, mlflow).result(_ANSWER_SECONDS)
+        return {**found, "waits_for_results": bool(state.app.conf.result_backend_always_retry)}
     except concurrent.futures.TimeoutError:
         return {"error": f"no answer within {_ANSWER_SECONDS:.0f} s; does its storage hang?"}
     except Exception as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from saturn_airflow.deployment import pools, survey
 from saturn_airflow.deployment.checks import check_nodes, examine_node
@@ -15,6 +16,7 @@ from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.operators import drains
 from saturn_airflow.operators.inventory import record_pools
 
+COMPOSE = Path(__file__).parents[2] / "docker" / "compose.yaml"
 NODE = Node("gpu-a", 2, kind="cpu")
 
 
@@ -145,3 +147,36 @@ def test_a_worker_with_fewer_slots_than_a_sweep_uses_is_a_problem() -> None:
     found = [f for f in check_limits(deployment) if "gpu-a" in f.text]
     assert [f.level for f in found] == ["problem"]
     assert "--concurrency 4 (or more), and then `saturn pools`" in found[0].fix
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "a task whose message is lost with its killed worker is queued again after 720 s"),
+        (
+            {"TASK_QUEUED_TIMEOUT": "60", "TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "10"},
+            "a task fails after 180 s in queues, such as while its node starts anew",
+        ),
+        ("those of the compose file", None),
+    ],
+)
+def test_how_long_a_lost_message_is_waited_for(
+    settings: dict[str, str] | str, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CELERY__BROKER_URL", "redis://127.0.0.1:9/0")
+    if isinstance(settings, str):
+        given = yaml.safe_load(COMPOSE.read_text())["x-airflow-environment"]
+        start = "AIRFLOW__SCHEDULER__"
+        settings = {name.removeprefix(start): given[name] for name in given if name.startswith(start)}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"AIRFLOW__SCHEDULER__{name}", value)
+    found = [f.text for f in check_limits(Deployment(Cluster(NODE))) if f.fix.startswith("set [scheduler]")]
+    assert found == ([words] if words else [])
+    monkeypatch.setenv("AIRFLOW__CELERY__BROKER_URL", "amqp://127.0.0.1:9")
+    assert not [f for f in check_limits(Deployment(Cluster(NODE))) if f.fix.startswith("set [scheduler]")]
+
+
+def test_workers_that_do_not_wait_for_the_database_of_results_are_named() -> None:
+    surveys = {"gpu-a": {"waits_for_results": False}, "gpu-b": {"waits_for_results": True}}
+    (found,) = (f for f in check_limits(Deployment(Cluster(NODE), nodes=surveys)) if "results" in f.text)
+    assert (found.level, found.text.partition(":")[0]) == ("warning", "gpu-a")

@@ -39,7 +39,8 @@ def doctor(cluster):
 
 
 def test_a_whole_deployment_has_nothing_to_mend(doctor):
-    status, levels = doctor()
+    # The cluster's own gives up early (conftest.py).
+    status, levels = doctor(AIRFLOW__SCHEDULER__NUM_STUCK_IN_QUEUED_RETRIES="29")
     assert (status, levels["problem"], levels["warning"]) == (0, [], [])
     said = "\n".join(levels["ok"])
     for check in ("versions", "airflow", "queues", "nodes", "limits", "storage", "leases", "mlflow"):
