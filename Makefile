@@ -45,8 +45,9 @@ test-packages: install
 	$(BIN)/python -m pytest $(DEPLOYMENTS:%=--ignore=%)
 
 # Every model family under every technique next to a plain loop: about an hour of two cores. Writes docs/families.md.
+# A run that was ended goes on where it stopped, as long as the code is that of the same commit.
 test-families: install
-	PYTHONPATH=tests $(BIN)/python -m families --jobs 2 --write
+	PYTHONPATH=tests $(BIN)/python -m families --jobs 2 --write --results $(STATE)/families-$$(git rev-parse --short HEAD).jsonl
 
 # On a machine with GPUs; a machine without skips them.
 test-cuda: install

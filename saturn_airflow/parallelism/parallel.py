@@ -121,6 +121,12 @@ class Parallel:
     def finish_gradients(self) -> None:
         """Complete the gradients after the last micro-batch."""
 
+    def drop_gradients(self) -> None:
+        """Forget all gradients. The optimizer's own ``zero_grad`` would leave those of parameters that are in
+        none of its groups, for the next step to clip by."""
+        for parameter in self.trainable().values():
+            parameter.grad = None
+
     def scale_gradients(self, factor: float) -> None:
         """Multiply all gradients by ``factor``."""
         gradients = [_local(p.grad) for p in self.trainable().values() if p.grad is not None]

@@ -334,7 +334,7 @@ class Training:
             self.optimizer.step()
         if self.step == self.first_step:
             self.state.own.values()  # what can't be kept is told at once
-        self.optimizer.zero_grad(set_to_none=True)
+        self.parallel.drop_gradients()
         if not self.beyond:
             self.scheduler_step()
         self._advance(batch, loss)

@@ -24,12 +24,13 @@ def main() -> int:
     given = _arguments().parse_args()
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory(prefix="families-") as scratch:
-        results = given.results or Path(scratch, "results.jsonl")
+        given.results = given.results or Path(scratch, "results.jsonl")
+        given.results.parent.mkdir(parents=True, exist_ok=True)
         if given.jobs > 1:
-            _run_shards(given, results, Path(scratch))
+            _run_shards(given)
         else:
-            _run(_chosen(given), results, Path(scratch))
-        rows = read(results)
+            _run(_chosen(given), given.results, Path(scratch))
+        rows = read(given.results)
     print(report.summary(rows))
     if given.write:
         report.write(rows)
@@ -66,7 +67,7 @@ def _chosen(given: argparse.Namespace) -> list[Cell]:
         also = [cell for cell in cells if given.also and re.search(given.also, cell.name)]
         cells = [*also, *(cell for cell in sample(cells, given.sample, given.seed) if cell not in also)]
     shard, shards = map(int, given.shard.split("/"))
-    done = {row["cell"] for row in read(given.results)} if given.results else set()
+    done = {row["cell"] for row in read(given.results)}
     # A family's cells stay together: they share their truths.
     number_of = {name: number for number, name in enumerate(dict.fromkeys(c.recipe.family for c in cells))}
     own = [cell for cell in cells if number_of[cell.recipe.family] % shards == shard]
@@ -99,18 +100,16 @@ def _run(cells: list[Cell], results: Path, folder: Path) -> None:
     run(cells, folder / "cells", note)
 
 
-def _run_shards(given: argparse.Namespace, results: Path, scratch: Path) -> None:
+def _run_shards(given: argparse.Namespace) -> None:
+    """Run parts side by side; each adds its cells to the results as they come, so that none is lost."""
     parts = []
     for shard in range(given.jobs):
         command = [sys.executable, "-m", "families", "--only", given.only, "--shard", f"{shard}/{given.jobs}"]
-        command += ["--results", str(scratch / f"part-{shard}.jsonl")]
+        command += ["--results", str(given.results)]
         command += ["--sample", str(given.sample), "--seed", str(given.seed)] if given.sample else []
         parts.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
     for part in parts:
         part.wait()
-    with results.open("a") as file:
-        for path in sorted(scratch.glob("part-*.jsonl")):
-            file.write(path.read_text())
 
 
 if __name__ == "__main__":

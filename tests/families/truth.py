@@ -64,7 +64,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
             if recipe.clip_grad_norm is not None:
                 clip_grad_norm_(model.parameters(), recipe.clip_grad_norm)
             optimizer.step()
-            optimizer.zero_grad()
+            model.zero_grad()
     return {"losses": losses, "weights": _weights(model)}
 
 

@@ -83,6 +83,10 @@ def points(samples: int = 20, batch_size: int = 8, named: bool = False, nan_at: 
     return DataLoader(TensorDataset(x, y), batch_size=batch_size, shuffle=nan_at is None)
 
 
+def points_in_order() -> Any:
+    return DataLoader(points().dataset, batch_size=8)
+
+
 def triples(batch_size: int = 8) -> Any:
     x = torch.zeros(16, 4)
     return DataLoader(TensorDataset(x, x, x), batch_size=batch_size)
@@ -112,6 +116,11 @@ def loss_raises(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def no_groups(model: nn.Module) -> list[Any]:
     return [{"params": [torch.zeros(1)]}]
+
+
+def last_layer(model: nn.Module) -> list[Any]:
+    """Of a line with a BatchNorm or without: the last layer, though the first has gradients, too."""
+    return [{"params": list(model[-1].parameters())}]
 
 
 class NeedsClosure(torch.optim.SGD):

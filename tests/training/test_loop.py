@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import loop_jobs
 import pytest
 import torch
 
@@ -18,6 +19,8 @@ from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import precision
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.checkpoints import read_weights
+from saturn_airflow.training.guarding.guarded import check
+from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
@@ -96,6 +99,41 @@ def test_reports_its_progress(tmp_path: Path) -> None:
     assert result["seconds"] > result["setup_seconds"] > 0
     assert result["seconds_per_batch"] > 0
     assert result["inputs"] == [{"name": None, "dtype": "float32", "shape": [-1, 4]}]
+
+
+def untrained_gradients(technique: str, folder: str, ranks: Ranks) -> list[Any]:
+    """What the guard says of a job that trains one layer of several, and its losses, stopped in between."""
+    hparams = {
+        "optimizer": "torch.optim:SGD",
+        "parameter_groups": "loop_jobs:last_layer",
+        "clip_grad_norm": 0.05,
+        "epochs": 2,
+    }
+    one = request(job(hparams, load_dataloader="loop_jobs:points_in_order"), folder, technique)
+    events: list[dict[str, Any]] = []
+    watched = dataclasses.replace(ranks, _emit=events.append)
+    verdict = check(one, watched)["guard"]
+    for steps in (2, None):
+        train(dataclasses.replace(one, batch_count=steps), watched)
+    return [verdict, [event["loss"] for event in events if event["event"] == "step"]]
+
+
+def test_gradients_of_parameters_in_no_group_last_one_step(tmp_path: Path) -> None:
+    """They count where gradients are clipped, as everywhere, but those of one step do not reach the next."""
+    model = load_model(job())
+    optimizer = torch.optim.SGD(model[-1].parameters(), lr=0.1)
+    expected = []
+    for _ in range(2):
+        for x, y in loop_jobs.points_in_order():
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            expected.append(float(loss.detach()))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            optimizer.step()
+            model.zero_grad()
+    ((verdict, losses),) = ranks_module.launch(untrained_gradients, "single", str(tmp_path), size=1)
+    assert verdict == "exact"
+    assert losses == pytest.approx(expected, rel=1e-6)
 
 
 def test_says_what_a_model_is_called_with() -> None:

@@ -268,7 +268,7 @@ class Looks:
                 own.parallel.clip_gradients(own.hparams.clip_grad_norm)
             gradients = comparing.gradients_of(own.parallel, self._aliases)
             buffers = comparing.buffers_of(own.parallel, self._aliases)
-            own.optimizer.zero_grad(set_to_none=True)
+            own.parallel.drop_gradients()
         return Step(loss, own.counted, gradients, {}, {}, buffers, self._stateful())
 
     def _noise(self, job: Job, weights: whole.Tensors, data: Any, of: int, plain: PlainTake) -> set[str]:

@@ -118,7 +118,7 @@ class PlainLoop:
             return Step(loss, counted, gradients, before, before, {}, frozenset())
         with of_the_job(f"optimizer {self._job.hparams.optimizer!r}"):
             optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         stateful = stateful_of(optimizer, self._names)
         self._last = self._weights()
         counts = counts_of(self.model)

@@ -170,7 +170,8 @@ class OwnStep:
         with of_the_job("the backward pass of training_step's loss"):
             loss.backward()  # type: ignore[no-untyped-call]
         if self.hparams.clip_grad_norm is not None:
-            trained = [p for p in self.model.parameters() if p.grad is not None]
+            # As Lightning does it: what is in no group has no part in it.
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(trained, self.hparams.clip_grad_norm)
         with of_the_job(f"optimizer {type(optimizer).__name__}"):
             optimizer.step()
