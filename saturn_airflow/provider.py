@@ -39,6 +39,13 @@ def get_provider_info() -> dict[str, Any]:
                         default="30",
                         type_="float",
                     ),
+                    "job_memory": _option(
+                        "How much of a node's host memory the processes of one job may use together: an "
+                        "amount, or a percentage of what the machine or container has; 0 for all they "
+                        "want. What uses more fails, before the node does.",
+                        "64 GB",
+                        default="90%",
+                    ),
                     "leases_folder": _option(
                         "Folder of the locks that keep two processes off one device; local to each machine, "
                         "the same for all that use its devices (docs/security.md for several users). "

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from saturn_airflow.launch import host_memory
 from saturn_airflow.launch.request import Measure
 from saturn_airflow.model import formats
 from saturn_airflow.model.definition import Definition
@@ -53,6 +54,8 @@ class RunSpec:
     :param goes_on_from: the hash of another definition whose checkpoints are taken all the same.
     :param initial_weights: the safetensors file that the job's ``init_from`` means; empty where it has none.
     :param warnings: what the user is to be told first.
+    :param host_memory: how much of the machine's memory its processes may use together: an amount, or a
+        percentage of what the machine has; ``"0"`` for all they want.
     """
 
     job: Job
@@ -87,6 +90,7 @@ class RunSpec:
     goes_on_from: str | None = None
     initial_weights: str = ""
     warnings: tuple[str, ...] = ()
+    host_memory: str = host_memory.DEFAULT
 
     def __post_init__(self) -> None:
         what = f"job {self.job.name!r}"

@@ -22,6 +22,7 @@ from typing import Any
 from saturn_airflow.launch import devices, failures, job_log, launching, leases, runs, scratch, warm
 from saturn_airflow.launch.emitted import Told
 from saturn_airflow.launch.failures import Failure, RanksFailedError
+from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.occupied import wait_until_free
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.restarts import Restarts
@@ -69,6 +70,7 @@ class Supervisor:
         self._deadline = float("inf")
         self._time_is_up = float("inf")
         self._timed_out = False
+        self._memory: Watch | None = None
 
     def run(self) -> None:
         """Do what the spec says and write the end of it."""
@@ -160,6 +162,7 @@ class Supervisor:
     def _with_restarts(self, device_ids: list[int], keep_open: list[int]) -> dict[str, Any]:
         """Call the technique; again, where a process of training is killed."""
         leased_at = time.monotonic()
+        self._memory = Watch(_others, self._spec.host_memory, self._spec.devices / self._spec.slots)
         if self._spec.most_seconds is not None:
             self._time_is_up = leased_at + self._spec.most_seconds
         deadline = leased_at + self._spec.trial_seconds
@@ -263,6 +266,10 @@ class Supervisor:
         if not self._told_to_stop and (self._folder / "stop").exists():
             self._told_to_stop = True
             self._stop_within(self._spec.stop_seconds)
+        if self._memory is not None and (too_much := self._memory.look()):
+            if self._memory.crowded:
+                self.emit({"event": "warning", "message": too_much, "occupied": True})
+            raise RanksFailedError(Failure(status="out_of_memory", reason=too_much))
         if self._stop_by is not None and now > self._stop_by:
             raise StoppedError("did not stop in time when asked to, and was ended; its last checkpoint stays")
         return self._stop_by is not None
@@ -300,13 +307,17 @@ _guards: list[subprocess.Popen[bytes]] = []
 
 def _end_others() -> None:
     """End what is left of this process group but the guard, such as workers of a rank that was killed."""
-    spared = {os.getpid(), *(guard.pid for guard in _guards)}
     deadline = time.monotonic() + _LEFTOVER_SECONDS
-    while (left := _group() - spared) and time.monotonic() < deadline:
+    while (left := _others()) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
+
+
+def _others() -> set[int]:
+    """The processes of this process group but this one and its guard."""
+    return _group() - {os.getpid(), *(guard.pid for guard in _guards)}
 
 
 def _group() -> set[int]:

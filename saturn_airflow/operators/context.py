@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from airflow.sdk import BaseHook, Context, TaskInstanceState, conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowSkipException
 
-from saturn_airflow.model import formats
+from saturn_airflow.model import formats, sizes
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE, slug
 from saturn_airflow.model.outcomes import OUTCOME, Outcome
@@ -78,6 +78,21 @@ def leases_folder() -> str:
 def outlive_seconds() -> float:
     """How long training goes on when no task follows it (``[saturn] outlive_seconds``), in seconds."""
     return float(conf.getfloat("saturn", "outlive_seconds", fallback=1800.0))
+
+
+def job_memory() -> str:
+    """How much of this machine's memory a job may use (``[saturn] job_memory``).
+
+    :raises AirflowFailException: when that is no amount.
+    """
+    from saturn_airflow.launch import host_memory
+
+    allowed = conf.get("saturn", "job_memory", fallback="") or host_memory.DEFAULT
+    try:
+        sizes.bytes_of(allowed, host_memory.SETTING, whole=1.0)
+    except InvalidSweepError as error:
+        raise AirflowFailException(str(error)) from None
+    return allowed
 
 
 def technique_folders() -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
+    job_memory,
     leases_folder,
     pull_from_trials,
     technique_folders,
@@ -102,6 +103,7 @@ class ProfileOperator(BaseOperator):
             leases_folder=leases_folder(),
             technique_folders=technique_folders(),
             path=user_path(),
+            host_memory=job_memory(),
             log=self.log.info,
         )
 

@@ -26,6 +26,7 @@ from saturn_airflow.operators.context import (
     SweepContext,
     finite,
     hide_secrets,
+    job_memory,
     leases_folder,
     mlflow_uri,
     outlive_seconds,
@@ -247,6 +248,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             goes_on_from=self._decision.goes_on_from,
             initial_weights=initial_weights.file_of(sweep.folder, job.init_from),
             warnings=self._warnings,
+            host_memory=job_memory(),
         )
 
     def _seconds_left(self, context: Context, folder: Path) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import runs
+from saturn_airflow.launch import host_memory, runs
 from saturn_airflow.launch.request import Measure
 from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.model import guards
@@ -35,6 +35,7 @@ def measure(
     leases_folder: str | None = None,
     technique_folders: tuple[str, ...] = (),
     path: tuple[str, ...] = (),
+    host_memory: str = host_memory.DEFAULT,
     how: Measure | None = None,
     seconds: float = 120.0,
     log: Callable[[str], object] = lambda line: None,
@@ -51,6 +52,7 @@ def measure(
     :param holder: who holds the devices, in words for people.
     :param priority: as in :class:`~saturn_airflow.launch.runs.RunSpec`.
     :param path: folders of the user's modules.
+    :param host_memory: how much of the machine's memory it may use, as in RunSpec.
     :param how: what to count; where not given two batches to warm up, then five or half a second of them, and
         up to three seconds where they vary.
     :param seconds: how long the trial may take once it has its devices.
@@ -76,6 +78,7 @@ def measure(
         leases_folder=leases_folder,
         technique_folders=technique_folders,
         path=path,
+        host_memory=host_memory,
         measure=how or Measure(least_seconds=_LEAST_SECONDS, precise_seconds=_PRECISE_SECONDS),
         alike=tuple(alike),
         trial_seconds=seconds,

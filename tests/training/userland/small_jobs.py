@@ -157,3 +157,20 @@ def killed_always(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     if killed_always.calls == 5:  # type: ignore[attr-defined]
         os.kill(os.getpid(), signal.SIGSEGV)
     return squared(outputs, targets)
+
+
+_HOARD: list[torch.Tensor] = []
+
+
+class _Hoarding(TensorDataset):
+    """Rows of which each takes 8 MB of memory for good, wherever it is read."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        _HOARD.append(torch.ones(2 << 20))
+        time.sleep(0.002)
+        return super().__getitem__(index)
+
+
+def hoarded(workers: int = 0) -> DataLoader[Any]:
+    inputs = torch.randn(4000, 8, generator=torch.Generator().manual_seed(1))
+    return DataLoader(_Hoarding(inputs, inputs.sum(1, keepdim=True)), batch_size=8, num_workers=workers)

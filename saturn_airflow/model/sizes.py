@@ -1,0 +1,56 @@
+"""Amounts of memory and of disk, as people write them: ``"64 GB"``, or ``"90%"`` of what there is."""
+
+from __future__ import annotations
+
+import re
+
+from saturn_airflow.model.errors import InvalidSweepError
+
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]i?)?b?)", re.IGNORECASE)
+
+
+def parse(text: str, what: str) -> tuple[float, bool]:
+    """The number that ``text`` gives, and whether it is a share of the whole (0.9 for ``"90%"``) or bytes.
+
+    :param what: the setting it is of, for the message.
+    :raises InvalidSweepError: when it is no such amount.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise InvalidSweepError(f"{what} is {text!r}; give an amount such as '64 GB' or '500 GiB'")
+    number, percent, unit = float(found[1]), found[2], (found[3] or "").lower()
+    return (number / 100, True) if percent else (number * _UNITS[unit], False)
+
+
+def bytes_of(text: str, what: str, whole: float | None = None) -> float:
+    """The bytes that ``text`` means.
+
+    :param what: the setting it is of, for the message.
+    :param whole: what a percentage is of, in bytes; None where there is no such thing.
+    :raises InvalidSweepError: when it is no such amount.
+    """
+    number, is_share = parse(text, what)
+    if not is_share:
+        return number
+    if whole is None:
+        raise InvalidSweepError(f"{what} is {text!r}; give an amount such as '500 GB', not a share")
+    return number * whole
+
+
+def shown(count: float) -> str:
+    """``count`` bytes for people."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count / 1e3:.0f} kB"
