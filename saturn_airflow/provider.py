@@ -44,7 +44,7 @@ def get_provider_info() -> dict[str, Any]:
                         "amount, or a percentage of what the machine or container has; 0 for all they "
                         "want. What uses more fails, before the node does.",
                         "64 GB",
-                        default="90%",
+                        default="90%%",
                     ),
                     "leases_folder": _option(
                         "Folder of the locks that keep two processes off one device; local to each machine, "
