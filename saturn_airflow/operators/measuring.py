@@ -37,16 +37,35 @@ def who_measures(
     own = folder / f"{slug(sweep.run_id)}.json"
     with _alone(folder):
         for path in folder.glob("*.json"):
-            note = json.loads(path.read_text())
-            if path == own or not set(note["fingerprints"]) & set(fingerprints):
+            note = _read(path)
+            if path == own:
                 continue
-            late = time.time() - note["since"] > _LONGEST_SECONDS
-            if not late and _has_no_plan_yet(context["ti"], note["run_id"], plan_task):
-                return str(note["run_id"])
-            path.unlink()
-        note = {"run_id": sweep.run_id, "fingerprints": sorted(fingerprints), "since": time.time()}
-        own.write_text(json.dumps(note))
+            if note is None or time.time() - note["since"] > _LONGEST_SECONDS:
+                path.unlink()
+            elif set(note["fingerprints"]) & set(fingerprints):
+                if _has_no_plan_yet(context["ti"], note["run_id"], plan_task):
+                    # Who waits measures nothing: two runs that were cleared would wait for each other.
+                    own.unlink(missing_ok=True)
+                    return str(note["run_id"])
+                path.unlink()
+        _write(own, {"run_id": sweep.run_id, "fingerprints": sorted(fingerprints), "since": time.time()})
     return None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A run's note; None for one that is damaged."""
+    try:
+        note: dict[str, Any] = json.loads(path.read_text())
+    except ValueError:
+        return None
+    return note
+
+
+def _write(path: Path, note: dict[str, Any]) -> None:
+    """Write a note that is whole or not there: a damaged one would be in the way of all later runs."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(note))
+    new.replace(path)
 
 
 def _has_no_plan_yet(ti: Any, run_id: str, plan_task: str) -> bool:

@@ -64,3 +64,31 @@ def test_a_run_that_never_plans_is_not_waited_for(runs: Runs, monkeypatch: pytes
     assert runs.who_measures("paused", "a") is None
     monkeypatch.setattr(measuring, "_LONGEST_SECONDS", -1.0)
     assert runs.who_measures("other", "a") is None
+
+
+def test_a_note_that_its_writer_left_half_written_is_in_nobodys_way(runs: Runs, tmp_path: Path) -> None:
+    runs.plans = {"killed": None}
+    assert runs.who_measures("killed", "a") is None
+    (note,) = tmp_path.glob("measuring/*/*/*.json")
+    note.write_text("")
+    assert runs.who_measures("other", "a") is None
+    assert not note.exists()
+
+
+def test_two_runs_that_were_cleared_do_not_wait_for_each_other(runs: Runs) -> None:
+    runs.plans = {"monday": None, "tuesday": None}
+    assert runs.who_measures("monday", "before") is None
+    assert runs.who_measures("tuesday", "then") is None
+    # Both are cleared, after their jobs were changed to the same ones.
+    assert runs.who_measures("monday", "then") == "tuesday"
+    assert runs.who_measures("tuesday", "before", "then") is None
+
+
+def test_notes_of_runs_long_gone_do_not_pile_up(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day in range(3):
+        assert runs.who_measures(f"day-{day}", f"jobs of {day}") is None
+    monkeypatch.setattr(measuring, "_LONGEST_SECONDS", -1.0)
+    assert runs.who_measures("today", "a") is None
+    assert [path.stem for path in tmp_path.glob("measuring/*/*/*.json")] == ["today"]
