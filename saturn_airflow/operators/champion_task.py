@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,8 @@ _OF_TRAINING = ("loss", "epoch_loss")
 class ChampionOperator(ListingOperator):
     """Fetch the champion, and say which node is to score it: the one that trained the sweep's best job.
 
-    Pushes ``champion``: ``version`` (None where there is none) and ``why`` (it can't be scored, else None);
-    nothing where it need not be scored.
+    Pushes ``champion``: ``version`` (None where there is none), ``why`` (it can't be scored, else None) and
+    ``attempt`` (what its score is known by); nothing where it need not be scored.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class ChampionOperator(ListingOperator):
             self.log.info("%s is of training data: the champion is not scored anew", best["metric"])
             return []
         found, entry = self._entry(context, job, outcomes[job.name])
+        found["attempt"] = time.time()
         context["ti"].xcom_push(CHAMPION_KEY, found)
         if found["why"]:
             self.log.warning("The champion can't be scored: %s", found["why"])
-        return [] if entry is None else [{**entry, "metric": best["metric"], "mine": best["value"]}]
+        told = {"metric": best["metric"], "mine": best["value"], "attempt": found["attempt"]}
+        return [] if entry is None else [{**entry, **told}]
 
     def _entry(
         self, context: Context, job: Job, outcome: Outcome
@@ -94,11 +97,11 @@ class ChampionOperator(ListingOperator):
         version, planned = found["version"], outcome.planned
         assert planned is not None, "a job that has finished had a place in the plan"
         if found["job"] is None:
-            return {
-                "version": version,
-                "why": "it is no model that a sweep has trained",
-            }, None
-        trained = Job.from_dict(found["job"])
+            return {"version": version, "why": "it is no model that a sweep has trained"}, None
+        try:
+            trained = Job.from_dict(found["job"])
+        except SaturnError as error:  # such as a newer version's
+            return {"version": version, "why": f"its job can't be read here: {error}"}, None
         entry = {
             "node": planned.node,
             "name": name,
@@ -111,7 +114,10 @@ class ChampionOperator(ListingOperator):
 
 
 class ScoreOperator(BaseOperator):
-    """Score the champion here. Pushes ``score``: ``version``, and its ``value`` or ``why`` it has none."""
+    """Score the champion here.
+
+    Pushes ``score``: ``version``, its ``value`` or ``why`` it has none, and the ``attempt`` that wanted it.
+    """
 
     def __init__(
         self, *, entry: dict[str, Any], node: dict[str, Any], settings: SweepSettings, **kwargs: Any
@@ -131,7 +137,7 @@ class ScoreOperator(BaseOperator):
         go_with_parent()
         sweep, entry, node = SweepContext.of(context, self.settings.group), self.entry, Node(**self.node)
         what = f"version {entry['version']} of {entry['name']}"
-        pushed = {"version": entry["version"], "value": None, "why": None}
+        pushed = {"version": entry["version"], "value": None, "why": None, "attempt": entry.get("attempt")}
         try:
             found = scoring.score(
                 Job.from_dict(entry["job"]),
@@ -173,13 +179,19 @@ def scored(context: Context, tasks: Sequence[str]) -> dict[str, Any] | None:
     if not tasks:
         return None
     ti, (champion_task, *score_tasks) = context["ti"], tasks
-    found = ti.xcom_pull(task_ids=champion_task, key=CHAMPION_KEY, map_indexes=-1)
+    found, listed = (
+        ti.xcom_pull(task_ids=champion_task, key=key, map_indexes=-1)
+        for key in (CHAMPION_KEY, "return_value")
+    )
     if found is None:
-        return None
+        failed = {"version": None, "value": None, "why": "the task that fetches it failed; see its log"}
+        return failed if listed is None else None
     scores = ti.xcom_pull(task_ids=list(score_tasks), key=SCORE_KEY) or []
-    own = [score for score in scores if score and score["version"] == found["version"]]
+    # Airflow keeps what instances pushed that are no longer there: of other data, or another node's.
+    wanted = found["version"], found.get("attempt")
+    own = [score for score in scores if score and (score["version"], score.get("attempt")) == wanted]
     if own:
-        return dict(own[-1])
+        return {key: own[-1][key] for key in ("version", "value", "why")}
     lost = found["version"] is not None and found["why"] is None
     why = "its task left no score; see its log" if lost else found["why"]
     return {"version": found["version"], "value": None, "why": why}

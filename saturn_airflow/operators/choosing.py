@@ -49,21 +49,18 @@ def why_no_best(outcomes: Sequence[Outcome], metric: str | None) -> str | None:
     )
 
 
-def not_registered(
-    register_as: str, best: Mapping[str, Any], outcomes: Sequence[Outcome]
-) -> dict[str, Any] | None:
-    """What the result says of registering where the best job left no model; None where it left one."""
+def why_no_model(best: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str | None:
+    """Why the best job can't be registered: it left no model; None where it left one."""
     if any(outcome.job == best["job"] and outcome.model for outcome in outcomes):
         return None
+    return f"{best['job']} left no model; a technique that trains by itself calls session.export(model)"
+
+
+def not_registered(register_as: str, why: str) -> dict[str, Any]:
+    """What the result says under ``registered`` where nothing is."""
     name, _, alias = register_as.partition("@")
-    reason = f"{best['job']} left no model; a technique that trains by itself calls session.export(model)"
-    return {
-        "name": name,
-        "alias": alias or "champion",
-        "version": None,
-        "champion": None,
-        "reason": reason,
-    }
+    nothing = {"version": None, "champion": None, "reason": why}
+    return {"name": name, "alias": alias or "champion", **nothing}
 
 
 def compared(against: Mapping[str, Any], best: Mapping[str, Any], mode: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from saturn_airflow.model.status import Status
 from saturn_airflow.operators import wishes
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
 from saturn_airflow.operators.champion_task import scored
-from saturn_airflow.operators.choosing import best_of, compared, not_registered, why_no_best
+from saturn_airflow.operators.choosing import best_of, compared, not_registered, why_no_best, why_no_model
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -47,8 +47,8 @@ class ReportOperator(BaseOperator):
     The result is a mapping: ``best`` (job, metric, value, model_uri, run_id), ``jobs`` (one outcome per
     job), ``failed``, ``pruned`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``,
     ``gap``, ``utilisation``, ``gpu_hours`` (device-hours), ``deadline`` (where there was one: when, and
-    whether it was met), ``champion`` (scored anew), ``registered`` (what came of ``register_as``),
-    ``mlflow_url`` and more. It is pushed before the task fails for failed jobs.
+    whether it was met), ``champion`` (scored anew), ``registered`` (what came of ``register_as``, if it was
+    given), ``mlflow_url`` and more. It is pushed before the task fails for failed jobs.
     """
 
     operator_extra_links = (MlflowRunLink(),)
@@ -121,9 +121,8 @@ class ReportOperator(BaseOperator):
         run.log_report(result)
         too_many = len(result["failed"]) > self.settings.allowed_failures
         run.close(Status.FAILED if too_many else Status.FINISHED)
-        if (name := self.settings.register_as) and (best := result["best"]) and not too_many:
-            missing = not_registered(name, best, every)
-            result["registered"] = missing or self.register(context, run, name, best, against)
+        if self.settings.register_as is not None and not too_many:
+            result["registered"] = self.register(context, run, result["best"], every, against)
         self.mlflow_url = result["mlflow_url"] = run.url
 
         self.log.info("%s", table(result, every))
@@ -144,16 +143,20 @@ class ReportOperator(BaseOperator):
         self,
         context: Context,
         run: SweepRun,
-        register_as: str,
-        best: dict[str, Any],
+        best: dict[str, Any] | None,
+        outcomes: Sequence[Outcome],
         against: dict[str, Any] | None,
     ) -> dict[str, Any]:
-        """Register the best model if it beats the champion, and this is no backfill."""
+        """Register the best model if there is one, it beats the champion, and this is no backfill."""
+        register_as = str(self.settings.register_as)
+        if best is None:
+            why = why_no_best(outcomes, self.settings.metric)
+            return not_registered(register_as, why or "no job has finished")
+        if why := why_no_model(best, outcomes):
+            return not_registered(register_as, why)
         if not wishes.registers(context):
             why = f"a backfill registers nothing unless its conf says so: {wishes.REGISTER_EXAMPLE}"
-            name, _, alias = register_as.partition("@")
-            nothing = {"version": None, "champion": None, "reason": why}
-            return {"name": name, "alias": alias or "champion", **nothing}
+            return not_registered(register_as, why)
         return run.register(register_as, best, self.settings.better, against, home() / "registry")
 
     def trained(
