@@ -23,11 +23,15 @@ class Restarts:
         self._since_checkpoint = 0
         self._first_step: int | None = None
         self._saved_step: int | None = None
+        self._furthest = -1
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """Look at what training says: a checkpoint is progress."""
+        """Look at what training says: a checkpoint of a further step is progress."""
         if event["event"] == "checkpoint":
-            self._since_checkpoint, self._saved_step = 0, event.get("step")
+            self._saved_step = event.get("step")
+            # One that is written once more, since the one before was damaged, is none.
+            if self._saved_step is None or self._saved_step > self._furthest:
+                self._since_checkpoint, self._furthest = 0, self._saved_step or self._furthest
         elif event["event"] == "start" and self._first_step is None:
             self._first_step = event.get("step")
 
