@@ -84,12 +84,14 @@ class RoundTrainOperator(TrainOperator):
         return self.entry.round
 
     def _spec(self, context: Context) -> RunSpec:
-        from saturn_airflow.launch import progress
+        from saturn_airflow.launch import runs
 
         spec = super()._spec(context)
         if self.entry.most_batches is None:
             return spec
-        left = self.entry.most_batches - progress.of(spec.folder).steps
+        # Training begins there; what was trained since is lost.
+        saved = runs.last_checkpoint(spec.folder)
+        left = self.entry.most_batches - (saved["step"] if saved else 0)
         return dataclasses.replace(spec, batch_count=max(left, 0))
 
     def _is_of_this_plan(self, run: Run) -> bool:

@@ -152,7 +152,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
                 self.log.info("Waiting for the earlier training in %s to stop", run.folder)
                 run.stop()
             end = self._pass_on(context, run)
-            assert end is not None
+            if end is None:  # it has not stopped yet, and this task must go
+                self._leave(context, run)
             if end["status"] != Status.FINISHED and not self._may_go_on(context, run, end):
                 raise AirflowFailException(self._conclude(context, run, end).reason)
             run.done_with()
