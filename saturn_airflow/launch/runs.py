@@ -221,8 +221,10 @@ class Run:
             formats.check(json.loads(line), _EVENTS, self.folder / "events.jsonl")
 
     def _last_words(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = self.log.read_text(errors="replace").strip().splitlines()
+        with contextlib.suppress(OSError), open(self.log, "rb") as file:
+            # A job may print without end.
+            file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 16)))
+            lines = file.read().decode(errors="replace").strip().splitlines()
             if lines:
                 return f"it last printed {lines[-1]!r}"
         return "it printed nothing"

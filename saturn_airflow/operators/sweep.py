@@ -169,6 +169,11 @@ class SaturnSweepOperator(TaskGroup):
             )
             _check_jobs(jobs, settings)
             metrics.check_mode(metric, mode, "metric")
+            if mode == "max" and metric is None:
+                raise InvalidSweepError(
+                    "mode is 'max', but of no metric: without one jobs are compared by their losses, and the "
+                    "worst would be the best; name it, such as metric='accuracy'"
+                )
             if asset is not None and not isinstance(asset, Asset):
                 raise InvalidSweepError(f"asset is {asset!r:.60}; give an airflow.sdk.Asset")
             stages = Stages(profile_args or {}, plan_args or {}, train_args or {}, report_args or {})

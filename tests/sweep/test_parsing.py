@@ -162,6 +162,7 @@ MISTAKES = [
         "job 'a': neutral names 'dya', which is no hyper-parameter and no key of its model_args or data_args",
     ),
     ("mode='least'", "mode is 'least'; it is 'min' or 'max'"),
+    ("mode='max'", "mode is 'max', but of no metric: without one jobs are compared by their losses"),
     ("register_as='digits/v2'", "register_as is 'digits/v2'; give the name of a registered model"),
     ("planning_seconds=0", "planning_seconds is 0"),
     ("objective='cost'", "objective is 'cost'; it is 'makespan' or 'mean-completion' or 'device-time'"),
