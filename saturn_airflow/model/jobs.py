@@ -58,8 +58,8 @@ class HParams:
         May be a function of the optimizer, such as ``transformers:get_linear_schedule_with_warmup``.
     :param lr_scheduler_args: its keyword arguments. Where it asks for ``total_steps`` or
         ``num_training_steps`` and they are left out, it is given those of the whole job.
-    :param clip_grad_norm: the gradient's largest L2 norm (``torch.nn.utils.clip_grad_norm_``), of all that has a
-        gradient in a step: what is in no parameter group counts too.
+    :param clip_grad_norm: the gradient's largest L2 norm (``torch.nn.utils.clip_grad_norm_``), of all that
+        has a gradient in a step: what is in no parameter group counts too.
     :param accumulate: micro-batches the global batch is computed in, one after another; also
         ``gradient_accumulation_steps``.
     :param precision: ``"float32"``; ``"tf32"`` for float32 whose products GPUs round to TensorFloat-32;

@@ -9,7 +9,7 @@ KILLED = Failure(status="lost", reason="rank 0 was killed by SIGKILL", signal="S
 
 
 def starts(*checkpoints: int) -> int:
-    """How often a run is started again that comes to one of these checkpoints each time, at last to the last."""
+    """How often a run is started again that comes to one of these checkpoints each time, then to the last."""
     restarts, count = Restarts(), 0
     while restarts.allow(KILLED) and count < 50:
         restarts.note({"event": "checkpoint", "step": checkpoints[min(count, len(checkpoints) - 1)]})
