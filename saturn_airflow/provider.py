@@ -56,6 +56,13 @@ def get_provider_info() -> dict[str, Any]:
                         "Folder, or several with ':' between them, whose files are techniques of your own.",
                         "/opt/airflow/techniques",
                     ),
+                    "allowed_modules": _option(
+                        "Modules that jobs may name functions of, with commas between them; each allows "
+                        "what is below it. Default: for jobs in DAG files all but Python's standard library; "
+                        "for jobs from upstream tasks what lies beside the DAG files, and what the DAG's "
+                        "file names.",
+                        "shop, transformers",
+                    ),
                     "check_references": _option(
                         "Check that what jobs refer to exists when a DAG file is parsed. Turn it off where "
                         "the modules are installed only on the nodes.",

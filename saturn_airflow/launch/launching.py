@@ -174,7 +174,7 @@ def pack(function: Callable[..., Any] | str, *arguments: Any) -> bytes:
 def unpack(call: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The call that :func:`pack` made."""
     function, arguments = pickle.loads(call)
-    return references.load(function) if isinstance(function, str) else function, arguments
+    return references.resolve(function) if isinstance(function, str) else function, arguments
 
 
 class _Member:
@@ -346,7 +346,7 @@ def _main(entry: str, arguments: tuple[Any, ...], pipe: Connection, stack_path: 
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         link = Link(pipe)
         try:
-            result = references.load(entry)(link, *arguments)
+            result = references.resolve(entry)(link, *arguments)
             link.end("result", result)
         except BaseException as error:  # the launcher tells the user
             link.end("failure", (failures.describe(error, number), time.monotonic()))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -325,11 +325,8 @@ class Job:
             )
         object.__setattr__(self, "neutral", tuple(given))
 
-    def check_references(self) -> None:
-        """Check that what this job refers to exists, without importing it.
-
-        :raises InvalidSweepError: naming the job, the reference and the fix.
-        """
+    def named_references(self) -> Iterator[tuple[str, str]]:
+        """Each reference of this job, behind what messages call it."""
         for holder, names in (
             (self, _REFERENCES),
             (self.hparams, ("optimizer", "parameter_groups", "lr_scheduler")),
@@ -337,7 +334,22 @@ class Job:
             for name in names:
                 reference = getattr(holder, name)
                 if reference is not None:
-                    references.check(reference, f"job {self.name!r}: {name}")
+                    yield f"job {self.name!r}: {name}", reference
+        for name, reference in self.metrics.items():
+            yield f"job {self.name!r}: metrics[{name!r}]", str(reference)
+
+    def check_allowed(self) -> None:
+        """Raise InvalidSweepError where this job refers to a module that jobs may not name."""
+        for what, reference in self.named_references():
+            references.check_allowed(reference, what)
+
+    def check_references(self) -> None:
+        """Check that what this job refers to exists, without importing it.
+
+        :raises InvalidSweepError: naming the job, the reference and the fix.
+        """
+        for what, reference in self.named_references():
+            references.check(reference, what)
         for name, given in (
             ("load_model", "model_args"),
             ("load_dataloader", "data_args"),
@@ -348,8 +360,6 @@ class Job:
             if takes is not None and wrong:
                 told = unknown(wrong[0], takes)
                 raise InvalidSweepError(f"job {self.name!r}: {given} of {getattr(self, name)!r}: {told}")
-        for name, reference in self.metrics.items():
-            references.check(str(reference), f"job {self.name!r}: metrics[{name!r}]")
 
     def to_dict(self) -> dict[str, Any]:
         """This job as JSON-ready data, for XCom and files; fields at their default are left out."""

@@ -11,11 +11,12 @@ import importlib
 import importlib.machinery
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.model import allowed_modules
 from saturn_airflow.model.errors import InvalidSweepError
 
 _REFERENCE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
@@ -60,8 +61,29 @@ def to_reference(value: object, what: str, example: str = "shop.models:gpt2") ->
     return f"{module}:{name}"
 
 
-def load(reference: str) -> Any:
-    """Import and return what ``reference`` names (in the processes that train, not when a DAG is parsed).
+def load(reference: str, allowed: Collection[str] | None = None) -> Any:
+    """Import and return what a job's ``reference`` names (not when a DAG file is parsed).
+
+    :param allowed: the modules it may be of; None for what is configured.
+    :raises InvalidSweepError: when the module or the name does not exist, or may not be named.
+    """
+    check_allowed(reference, "a reference", allowed)
+    found = resolve(reference)
+    allowed_modules.check_found(found, reference.partition(":")[0], f"reference {reference!r}")
+    return found
+
+
+def check_allowed(reference: str, what: str, allowed: Collection[str] | None = None) -> None:
+    """Check that ``reference`` is of a module that jobs may name.
+
+    :raises InvalidSweepError: when it is not.
+    """
+    module = reference.partition(":")[0]
+    allowed_modules.check_module(module, find_spec, f"{what} {reference!r}", allowed)
+
+
+def resolve(reference: str) -> Any:
+    """Import and return what a ``reference`` of this package's own names, wherever it is.
 
     :raises InvalidSweepError: when the module or the name does not exist.
     """

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from airflow.sdk import BaseHook, Context, TaskInstanceState, conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowSkipException
 
-from saturn_airflow.model import formats, sizes
+from saturn_airflow.model import allowed_modules, formats, sizes
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE, slug
 from saturn_airflow.model.outcomes import OUTCOME, Outcome
@@ -39,6 +39,7 @@ class SweepContext:
     @classmethod
     def of(cls, context: Context, group_id: str) -> SweepContext:
         """The sweep of the running task."""
+        use_allowed_modules()
         ti = context["ti"]
         folder = home() / "sweeps" / slug(ti.dag_id) / slug(ti.run_id) / slug(group_id)
         return cls(ti.dag_id, ti.run_id, group_id, folder)
@@ -105,6 +106,13 @@ def use_techniques_folder() -> None:
     """Let the library of this process see the user's own techniques."""
     if configured := technique_folders():
         os.environ[TECHNIQUES_VARIABLE] = os.pathsep.join(configured)
+
+
+def use_allowed_modules() -> None:
+    """Let this process, and those it starts, import for jobs only what ``[saturn] allowed_modules`` names."""
+    if configured := conf.get("saturn", "allowed_modules", fallback=""):
+        allowed_modules.parse(configured)
+        os.environ[allowed_modules.VARIABLE] = configured
 
 
 def user_path() -> tuple[str, ...]:

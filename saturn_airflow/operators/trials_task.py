@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Context
+from airflow.sdk import Context, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
 from saturn_airflow.model import metrics
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job, check_jobs
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.operators import first_weights, measuring, wishes
+from saturn_airflow.operators import first_weights, measuring, upstream_jobs, wishes
 from saturn_airflow.operators.context import (
     SweepContext,
     home,
@@ -54,6 +54,7 @@ class TrialsOperator(ListingOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.jobs = jobs
+        self.from_upstream = isinstance(jobs, XComArg)
         self.settings = settings
         self.mlflow_url: str | None = None
         #: The task that uses what was measured.
@@ -74,6 +75,8 @@ class TrialsOperator(ListingOperator):
             jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
             check_jobs(jobs)
             check_against(jobs, settings)
+            if self.from_upstream:
+                upstream_jobs.check(jobs, self.dag.fileloc)
             wishes.check(wishes.conf_of(context), [job.name for job in jobs])
             check_executor(cluster, self.log.warning)
             left_out = absent(cluster, settings.on_missing_node, self.log.info)

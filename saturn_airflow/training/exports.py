@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -96,12 +96,17 @@ def _whole(folder: Path, job: Job) -> Iterator[Path]:
     temporary.rename(folder)
 
 
-def load_exported(folder: str | Path) -> nn.Module:
+def load_exported(folder: str | Path, allowed_modules: Collection[str] | None = None) -> nn.Module:
     """The trained model that :func:`export_model` wrote, on the CPU and in evaluation mode.
 
     :param folder: the folder, such as ``mlflow.artifacts.download_artifacts(result["best"]["model_uri"])``.
+        Its ``job.json`` names the function that makes the model, which is imported and called: load what
+        you trust, or say what may be imported.
+    :param allowed_modules: modules (with all below them) that the function may be of; None for what
+        ``SATURN_ALLOWED_MODULES`` names, or all but the standard library where it names nothing.
     :raises SaturnError: when the folder holds no exported model, or one that loads itself.
-    :raises InvalidSweepError: when the module of the job's ``load_model`` can't be found here.
+    :raises InvalidSweepError: when the module of the job's ``load_model`` can't be found here, or may not be
+        imported.
     """
     path = Path(folder)
     if not (path / WEIGHTS).is_file() or not (path / JOB).is_file():
@@ -115,7 +120,7 @@ def load_exported(folder: str | Path) -> nn.Module:
         )
     token = _making.set((*_making.get(), made_by))
     try:
-        model: nn.Module = references.load(str(job.load_model))(**job.model_args)
+        model: nn.Module = references.load(str(job.load_model), allowed_modules)(**job.model_args)
     finally:
         _making.reset(token)
     load_tensors(model, str(path / WEIGHTS))

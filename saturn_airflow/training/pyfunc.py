@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,9 +47,19 @@ def _load_pyfunc(path: str) -> Predictor:
     """The model that was exported to the folder ``path``, by the code that is on the module path."""
     job = json.loads(Path(path, "job.json").read_text())
     module, _, name = job["load_model"].partition(":")
+    _check_allowed(module)
     model: nn.Module = getattr(importlib.import_module(module), name)(**job.get("model_args", {}))
     load_tensors(model, str(Path(path, "model.safetensors")))
     return Predictor(model.eval())
+
+
+def _check_allowed(module: str) -> None:
+    """Refuse what ``saturn_airflow.model.allowed_modules`` refuses."""
+    allowed = [name.strip() for name in os.environ.get("SATURN_ALLOWED_MODULES", "").split(",")]
+    if any(name and f"{module}.".startswith(f"{name}.") for name in allowed):
+        return
+    if any(allowed) or module.split(".")[0] in sys.stdlib_module_names:
+        raise ValueError(f"job.json names module {module!r}, which is not among SATURN_ALLOWED_MODULES")
 
 
 def _tensor(value: Any) -> torch.Tensor:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import glob
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from saturn_airflow import HParams, Job, SaturnError
 from saturn_airflow.launch import runs
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.training import pyfunc
 from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.exports import export_model, load_exported
 
@@ -68,3 +72,24 @@ def test_a_load_model_that_loads_its_own_champion_is_told_of_init_from(tmp_path)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(SaturnError, match=r"loads a model that it made itself.*init_from"):
         load_exported(tmp_path)
+
+
+@pytest.mark.parametrize("load_model", ["os:system", "shop.models:gpt2"])
+def test_a_models_file_does_not_choose_what_is_imported(load_model, tmp_path, monkeypatch):
+    job = {
+        "name": "a",
+        "load_model": load_model,
+        "load_dataloader": "shop.data:x",
+        "model_args": {"command": "false"},
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    save_file({}, tmp_path / "model.safetensors")
+    monkeypatch.delitem(sys.modules, "shop.models", raising=False)
+    monkeypatch.setenv("SATURN_ALLOWED_MODULES", "my_models")
+    with pytest.raises(InvalidSweepError, match=r"standard library|is not among"):
+        load_exported(tmp_path)
+    with pytest.raises(InvalidSweepError, match=r"standard library|is not among"):
+        load_exported(tmp_path, allowed_modules=["my_models"])
+    with pytest.raises(ValueError, match="not among SATURN_ALLOWED_MODULES"):
+        pyfunc._load_pyfunc(str(tmp_path))
+    assert "shop.models" not in sys.modules

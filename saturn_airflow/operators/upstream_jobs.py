@@ -1,0 +1,76 @@
+"""Jobs that an upstream task returned: data, so they may name less than the author of the DAG file may."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from airflow.sdk import conf
+
+from saturn_airflow.model import allowed_modules, references
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.operators.context import use_allowed_modules, user_path
+
+_REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
+
+
+def check(jobs: Sequence[Job], dag_file: str) -> None:
+    """Check what jobs from upstream refer to, as that of jobs in the file is checked when it is parsed.
+
+    :param dag_file: the file of the DAG: what it imports or names may be referred to.
+    :raises InvalidSweepError: naming the job, the reference and the fix.
+    """
+    use_allowed_modules()
+    named = modules_named(Path(dag_file))
+    for job in jobs:
+        job.check_allowed()
+        if not allowed_modules.configured():
+            for what, reference in job.named_references():
+                _check_known(reference, what, named)
+        if conf.getboolean("saturn", "check_references", fallback=True):
+            job.check_references()
+
+
+def modules_named(file: Path) -> set[str]:
+    """The modules that a Python file imports, or names in references; none where it can't be read."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and (matched := _REFERENCE.fullmatch(str(node.value))):
+            found.add(matched[1])
+    return found
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file lies where DAGs find modules, and was not installed there."""
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
+    own = [Path(entry).resolve() for entry in user_path()]
+    return any(map(path.is_relative_to, own)) and not any(map(path.is_relative_to, installed))
+
+
+def _check_known(reference: str, what: str, named: set[str]) -> None:
+    module = reference.partition(":")[0]
+    if module in named or allowed_modules.covers(allowed_modules.ALWAYS, module):
+        return
+    spec = references.find_spec(module)
+    if spec is None:  # that it is missing is told by the check of references, or on the nodes
+        return
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    if places and all(_is_own(Path(place).resolve()) for place in places):
+        return
+    raise InvalidSweepError(
+        f"{what} {reference!r} comes from an upstream task, and module {module!r} neither lies beside the "
+        "DAG files nor is named in the DAG's file: allow it with [saturn] allowed_modules, or import it there"
+    )

@@ -1,0 +1,69 @@
+"""Jobs from upstream tasks are data: they pass the checks of jobs in the file, and may name less."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from saturn_airflow.model import allowed_modules
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.operators import upstream_jobs
+
+
+@pytest.fixture
+def dag_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A DAG file with a module of the user's beside it."""
+    monkeypatch.delenv(allowed_modules.VARIABLE, raising=False)
+    monkeypatch.delenv("AIRFLOW__SATURN__ALLOWED_MODULES", raising=False)
+    (tmp_path / "beside_dags.py").write_text("def model(): ...\ndef data(): ...\n")
+    file = tmp_path / "dag.py"
+    file.write_text("from sklearn import datasets\nmodel = 'sklearn.svm:SVC'\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    return file
+
+
+def job(**changed: object) -> Job:
+    fields = {"load_model": "beside_dags:model", "load_dataloader": "beside_dags:data", **changed}
+    return Job("a", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"load_dataloader": "sklearn.datasets:load_digits"},
+        {"load_model": "sklearn.svm:SVC"},
+        {"hparams": HParams(lr_scheduler="torch.optim.lr_scheduler:StepLR")},
+    ],
+)
+def test_what_the_dag_knows_may_be_named(changed: dict[str, object], dag_file: Path) -> None:
+    upstream_jobs.check([job(**changed)], str(dag_file))
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"load_model": "os:system"}, "load_model 'os:system': 'os' is of Python's standard library"),
+        ({"load_model": "builtins:exec"}, "standard library"),
+        ({"loss_function": "joblib:load"}, "loss_function 'joblib:load' comes from an upstream task"),
+        ({"load_model": "sklearn.linear_model:Ridge"}, "allow it with .saturn. allowed_modules"),
+        ({"hparams": HParams(parameter_groups="joblib:load")}, "parameter_groups 'joblib:load'"),
+        ({"load_model": "beside_dags:nothing"}, "module 'beside_dags' has no 'nothing'"),
+        ({"load_model": "not_there:model"}, "there is no module 'not_there'"),
+        ({"model_args": {"depth": 3}}, "takes no|depth"),
+    ],
+)
+def test_the_rest_is_refused_by_name(changed: dict[str, object], told: str, dag_file: Path) -> None:
+    with pytest.raises(InvalidSweepError, match=told):
+        upstream_jobs.check([job(**changed)], str(dag_file))
+
+
+def test_the_setting_decides_where_it_is_set(dag_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__SATURN__ALLOWED_MODULES", "beside_dags, joblib")
+    monkeypatch.setenv(allowed_modules.VARIABLE, "to be set anew, and put back after the test")
+    upstream_jobs.check([job(loss_function="joblib:load")], str(dag_file))
+    with pytest.raises(InvalidSweepError, match=r"'sklearn.svm' is not among \[saturn\] allowed_modules"):
+        upstream_jobs.check([job(load_model="sklearn.svm:SVC")], str(dag_file))
