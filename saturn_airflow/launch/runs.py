@@ -137,6 +137,10 @@ class Run:
         """Everything that has happened; how far anybody has followed is not changed."""
         return list(Run(self.folder)._new_events())
 
+    def has_saved(self) -> bool:
+        """Whether it has written a checkpoint."""
+        return any(event["event"] == "checkpoint" for event in self.so_far())
+
     def done_with(self) -> None:
         """Note that nobody need follow this run again: what it said last has been dealt with, too."""
         self._note(self.offset)
@@ -279,6 +283,8 @@ def has_asked(folder: str | Path, since: float) -> bool:
 def failures(folder: str | Path, counts: Callable[[Run], bool] = Run.exists, node: str | None = None) -> int:
     """How many runs of a job ended badly: not finished, and not because they were told to stop.
 
+    One that was lost and had written a checkpoint does not count: its node went, and the job got on.
+
     :param counts: whether a run is to be counted.
     :param node: where the job is now; what was lost elsewhere went with its node, and does not count.
     """
@@ -287,8 +293,8 @@ def failures(folder: str | Path, counts: Callable[[Run], bool] = Run.exists, nod
         end = run.end
         if end is None or end["status"] in ("finished", "stopped"):
             continue
-        elsewhere = end["status"] == "lost" and node not in (None, run.spec.node)
-        count += not elsewhere and counts(run)
+        lost = end["status"] == "lost" and (run.has_saved() or node not in (None, run.spec.node))
+        count += not lost and counts(run)
     return count
 
 

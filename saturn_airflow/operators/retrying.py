@@ -115,7 +115,7 @@ def seconds_until_next_try(folder: Path, status: str) -> float:
         if end is None or end["status"] != status:
             break
         in_a_row += 1
-        if any(event["event"] == "checkpoint" for event in run.so_far()):
+        if run.has_saved():
             break
     first = _FIRST_SECONDS.get(Status(status), _FIRST_SECONDS_OF_FAILURES)
     return min(_MOST_SECONDS, first * 2.0 ** min(max(in_a_row - 1, 0), 10))

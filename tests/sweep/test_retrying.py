@@ -8,8 +8,12 @@ from datetime import timedelta
 import pytest
 from airflow.sdk import RetryAction
 
+from saturn_airflow import Job
+from saturn_airflow.launch import runs
 from saturn_airflow.operators import retrying
 from saturn_airflow.operators.retrying import OF_A_TRAINING, UNLESS_ITS_OWN_FAULT, TryAgainError
+
+JOB = Job("a", load_model="m:f", load_dataloader="d:f")
 
 
 @pytest.mark.parametrize("policy", [UNLESS_ITS_OWN_FAULT, OF_A_TRAINING])
@@ -39,9 +43,22 @@ def a_run(folder, number, status, *, saved=False):
     run = folder / "runs" / f"{number:04}"
     run.mkdir(parents=True)
     (run / "alive").touch()
+    spec = runs.RunSpec(job=JOB, technique="single", folder=str(folder), node="n", slots=1, devices=1)
+    (run / "spec.json").write_text(json.dumps(spec.to_dict()))
     said = [{"event": "checkpoint", "step": 1}] if saved else []
     said.append({"event": "end", "status": status})
     (run / "events.jsonl").write_text("".join(json.dumps({"time": 1.0, **e}) + "\n" for e in said))
+
+
+def test_a_run_that_was_lost_after_a_checkpoint_costs_its_job_no_try(tmp_path):
+    """A node that is restarted again and again, over days, is not the job's fault."""
+    for number in range(1, 9):
+        a_run(tmp_path, number, "lost", saved=True)
+    assert runs.failures(tmp_path) == 0
+    a_run(tmp_path, 9, "lost")
+    assert runs.failures(tmp_path) == 1, "as a job would that takes its node down at once"
+    a_run(tmp_path, 10, "failed", saved=True)
+    assert runs.failures(tmp_path) == 2
 
 
 def test_delays_start_at_seconds_and_grow_with_ends_of_the_same_kind_alone(tmp_path):
