@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from saturn_airflow.model.early_stopping import EarlyStopping
@@ -61,6 +62,7 @@ class Plateau:
     def to_dict(self) -> dict[str, Any]:
         """What was seen, JSON-ready."""
         return {
+            "rule": None if self._rule is None else asdict(self._rule),
             "best": self._best,
             "best_epoch": self._best_epoch,
             "waited": self._waited,
@@ -68,6 +70,9 @@ class Plateau:
         }
 
     def go_on(self, seen: Mapping[str, Any]) -> None:
-        """Continue with what :meth:`to_dict` told."""
+        """Continue with what :meth:`to_dict` told, unless that was seen by another rule."""
+        # Earlier versions did not write the rule.
+        if "rule" in seen and seen["rule"] != (None if self._rule is None else asdict(self._rule)):
+            return
         self._best, self._best_epoch = seen["best"], seen["best_epoch"]
         self._waited, self.reason = seen["waited"], seen["reason"]

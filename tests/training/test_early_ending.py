@@ -62,6 +62,21 @@ def test_a_metric_that_is_not_there_is_said() -> None:
         Plateau(EarlyStopping(metric="f1", mode="max")).see(0, {"acc": 1.0, "eval_loss": None})
 
 
+def test_what_another_rule_saw_does_not_count() -> None:
+    rule, patient = EarlyStopping(patience=1), EarlyStopping(patience=5)
+    seen = Plateau(rule)
+    for epoch, value in enumerate([1.0, 2.0]):
+        seen.see(epoch, {"eval_loss": value})
+    kept = json.loads(json.dumps(seen.to_dict()))
+    for other, ends in ((rule, True), (patient, False), (None, False)):
+        plateau = Plateau(other)
+        plateau.go_on(kept)
+        assert (plateau.reason is not None) == ends
+    plateau = Plateau(rule)
+    plateau.go_on({key: value for key, value in kept.items() if key != "rule"})
+    assert plateau.reason is not None, "earlier versions did not write the rule"
+
+
 EVALUATED: dict[str, Any] = {"load_eval_dataloader": "loop_jobs:points"}
 # With this much to win in an epoch nothing is better than the first.
 STOPPING = {"patience": 2, "min_delta": 1e6}
