@@ -16,8 +16,8 @@ from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.model.outcomes import Planned
 
-#: What of the hyper-parameters an evaluation depends on.
-_EVALUATING = ("batch_size", "precision", "accumulate")
+#: What of the hyper-parameters an evaluation depends on; by the seed a job may choose its evaluation data.
+_EVALUATING = ("batch_size", "precision", "accumulate", "seed")
 
 
 def job_of(champion: Job, best: Job, version: str) -> Job:

@@ -100,9 +100,7 @@ class Training:
     :param look: called with this and the job's model before the technique is.
     """
 
-    def __init__(
-        self, request: TrainRequest, ranks: Ranks, look: Look = lambda training, model: None
-    ) -> None:
+    def __init__(self, request: TrainRequest, ranks: Ranks, look: Look) -> None:
         self.started = time.perf_counter()
         job_log.set_up(heard=request.measure is None)
         self.request = request
@@ -194,6 +192,7 @@ class Training:
         own.hparams, own.scheduler_step, own.metrics = job.hparams, lambda: None, {}
         own.objective = self.objective.exactly()
         own.optimizer = optimizers.make_optimizer(own.hparams, self.groups, self.parallel)
+        own._begin_to_train()
         yield own
 
     @property
@@ -246,9 +245,8 @@ class Training:
         """Say which of the jobs that share this trial can't have their optimizer or their schedule."""
         began = time.perf_counter()
         others = map(Job.from_dict, self.request.alike)
-        for name, reason in broken_optimizers(
-            self.job, others, self.groups, self.parallel, self.data
-        ).items():
+        broken = broken_optimizers(self.job, others, self.groups, self.parallel, self.data)
+        for name, reason in broken.items():
             self.ranks.emit("broken", job=name, reason=reason)
         # Training does not take this time.
         self.started += time.perf_counter() - began
@@ -257,13 +255,8 @@ class Training:
         precision.use(self.hparams.precision)
         measure = self.request.measure
         wanted = self.request.batch_count if measure is None else measure.warmups + measure.batches
-        self.ranks.emit(
-            "start",
-            step=self.step,
-            total_batches=self.total,
-            batches_per_epoch=self.data.batches_per_epoch,
-            checkpoint=self.checkpoint,
-        )
+        known = {"total_batches": self.total, "batches_per_epoch": self.data.batches_per_epoch}
+        self.ranks.emit("start", step=self.step, checkpoint=self.checkpoint, **known)
         limit = None if self.total is None else self.total - self.step
         if measure is None and wanted is not None:
             limit = wanted if limit is None else min(limit, wanted)
@@ -273,8 +266,7 @@ class Training:
         stop = self.finished or limit == 0
         given = self.data.batches(self.position, self.cut, None if measure is not None else limit)
         upcoming = each_of_the_job(f"load_dataloader {self.job.load_dataloader!r}", given)
-        self.parallel.model.train()
-        self.parallel.module.train()
+        self._begin_to_train()
         timed_since = math.inf
         while not stop:
             began = time.perf_counter()
@@ -313,6 +305,11 @@ class Training:
         elif self.evaluation is not None:
             self.evaluation_seconds.append(self.evaluation.seconds())
         return reporting.result(self, seconds, setup_seconds, warmups)
+
+    def _begin_to_train(self) -> None:
+        """Have all modules in training mode."""
+        self.parallel.model.train()
+        self.parallel.module.train()
 
     def _is_last(self, batch: GlobalBatch, limit: int | None) -> bool:
         """Whether the step on ``batch`` is this training's last, of at most ``limit`` in this call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import types
 from collections import deque
@@ -197,7 +198,7 @@ def seen(value: Any, memo: dict[int, Any], deep: int = _DEEP) -> Any:
         # Such as a configuration, in which transformers notes what it was called with.
         return type(value).__name__
     if (
-        isinstance(value, nn.Module | type | types.ModuleType)
+        isinstance(value, nn.Module | type | types.ModuleType | logging.Logger)
         or callable(value)
         or id(value) in memo
         or not deep

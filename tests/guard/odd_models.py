@@ -126,6 +126,11 @@ def plain(extra: str = "nothing") -> nn.Module:
     return Blocks(EXTRAS[extra]())
 
 
+def as_it_is_evaluated(extra: str) -> nn.Module:
+    """In the mode that ``from_pretrained`` leaves models in."""
+    return plain(extra).eval()
+
+
 def broken() -> nn.Module:
     return nn.Linear(7, 4)
 

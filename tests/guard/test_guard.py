@@ -143,6 +143,13 @@ RIGHT: dict[str, tuple[Cell, str]] = {
     "masks of two": (Cell(job(model_args={"extra": "drops"}), "ddp", 2), "distribution"),
     "samples left out": (Cell(job(model_args={"extra": "drop path"}), "ddp", 2), "distribution"),
     "a norm": (Cell(job(model_args={"extra": "norm"}), "single"), "exact"),
+    **{
+        f"a model that comes as it is evaluated, with {extra}": (
+            Cell(job(load_model="odd_models:as_it_is_evaluated", model_args={"extra": extra}), "single"),
+            "exact",
+        )
+        for extra in ("norm", "drops")
+    },
     "noise that Adam makes large": (
         Cell(job(model_args={"extra": "norm"}, hparams={"precision": "float32"}), "ddp", 2),
         "exact",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from own_step_jobs import net, rows
+from own_step_jobs import WIDTH, net, rows
 from torch import nn
 from torch.nn import functional
 
@@ -77,6 +77,27 @@ class GAN(pl.LightningModule):
         return [g, c], [torch.optim.lr_scheduler.ExponentialLR(g, 0.95)]
 
 
+class Frozen(Classifier):
+    """A part in evaluation mode from the beginning, and a loss that is known after the evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH).double().eval()
+        self.found: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(self.norm(x))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_mae", functional.l1_loss(self(x), y), batch_size=len(x))
+        self.found.append((self(x) - y).square().mean(1))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_loss", torch.cat(self.found).mean())
+        self.found.clear()
+
+
 class Setting(Classifier):
     def setup(self, stage: str) -> None: ...
 
@@ -106,7 +127,7 @@ def transformers_trainer() -> Any:
 
 def fitted(name: str, epochs: int) -> tuple[nn.Module, pl.Trainer]:
     """The model as Lightning's own Trainer trains it."""
-    model = {"Classifier": Classifier, "GAN": GAN}[name]()
+    model = {"Classifier": Classifier, "Frozen": Frozen, "GAN": GAN}[name]()
     trainer = pl.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -117,6 +138,6 @@ def fitted(name: str, epochs: int) -> tuple[nn.Module, pl.Trainer]:
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
-    evaluated = {"val_dataloaders": rows()} if name == "Classifier" else {}
+    evaluated = {"val_dataloaders": rows()} if name != "GAN" else {}
     trainer.fit(model, rows(), **evaluated)
     return model, trainer

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -251,6 +253,48 @@ def accumulating(epochs: int) -> tuple[nn.Module, list[float]]:
     for _ in range(epochs):
         losses += [float(model.training_step(batch, i)["loss"]) for i, batch in enumerate(rows())]
     return model, losses
+
+
+class Finding(EMA):
+    """Logs what it finds in its samples: on two devices each logs something else."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        sign = "positive" if batch[0][0, 0] > 0 else "negative"
+        return {"loss": super().training_step(batch, batch_idx), sign: batch[0].mean()}
+
+
+class Unfilled(EMA):
+    """Has a buffer of what is no number yet, and a logger among its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("best", torch.tensor([math.nan, math.inf, -math.inf]))
+        self.logger = logging.getLogger("own_step_jobs.unfilled")
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.logger.debug("batch %d", batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+class Noisy(torch.optim.SGD):
+    """Draws random numbers, as Langevin dynamics does."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(torch.randn_like(p), alpha=0.01)
+
+
+class Drawing(EMA):
+    """Its optimizer draws random numbers, and its step draws others for each of its samples."""
+
+    def configure_optimizers(self) -> Any:
+        return Noisy(self.student.parameters(), 1e-2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step([batch[0] + torch.rand_like(batch[0]), batch[1]], batch_idx)
 
 
 class Forgetful(EMA):

@@ -15,8 +15,11 @@ from saturn_airflow import library
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.exports import export_model, load_exported
+from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.scoring import score
 
 pytestmark = pytest.mark.ranks
 
@@ -88,6 +91,38 @@ def test_logs_and_evaluates_by_its_own_steps(tmp_path: Path) -> None:
     for one, other in zip(*evals, strict=True):
         assert one["eval_loss"] == pytest.approx(other["eval_loss"], abs=1e-12)
         assert one["metrics"] == pytest.approx(other["metrics"], abs=1e-12)
+
+
+def test_what_devices_find_in_their_samples_is_no_matter(tmp_path: Path) -> None:
+    names = ("Finding", "Unfilled", "Drawing")
+    requests = [request(job(name), tmp_path / name, "ddp") for name in names]
+    told = dict(zip(names, launch(requests, 2)[0], strict=True))
+    assert {name: one["says"] for name, one in told.items() if "error" in one} == {}
+    logged = [e["metrics"] for e in told["Finding"]["events"] if e["event"] == "step"]
+    expected = []
+    for x, _ in list(own_step_jobs.rows()) * EPOCHS:
+        halves: dict[str, list[torch.Tensor]] = {}
+        for half in (half for half in torch.tensor_split(x, 2) if len(half)):
+            halves.setdefault("positive" if half[0, 0] > 0 else "negative", []).append(half)
+        expected.append({sign: float(torch.cat(found).mean()) for sign, found in halves.items()})
+    assert {len(one) for one in expected} == {1, 2}, "some steps find both, some one"
+    assert [one.keys() for one in logged] == [one.keys() for one in expected]
+    for one, other in zip(logged, expected, strict=True):
+        assert one == pytest.approx(other, abs=1e-12)
+
+
+def score_each(requests: list[TrainRequest], ranks: Ranks) -> list[dict[str, Any]]:
+    return [score(one, ranks) for one in requests]
+
+
+def test_a_model_with_its_own_steps_is_scored() -> None:
+    gan = job("GAN", load_eval_dataloader="own_step_jobs:rows")
+    (scores,) = ranks_module.launch(score_each, [request(gan)], size=1)
+    model, batches = own_step_jobs.GAN(), list(own_step_jobs.rows())
+    with torch.no_grad():
+        losses = [float(model.validation_step(batch, 0)["loss"]) * len(batch[0]) for batch in batches]
+    assert scores[0]["eval_loss"] == pytest.approx(sum(losses) / own_step_jobs.SAMPLES, abs=1e-12)
+    assert scores[0]["metrics"].keys() == {"rows"}
 
 
 def test_follows_a_plateau(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.samples import Sample, Samples, Singles, samples, singles
-from saturn_airflow.training.own_step import hooks
+from saturn_airflow.training.own_step import hooks, lightning
 from saturn_airflow.training.own_step.stepping import OwnStep
 from saturn_airflow.training.ranks import Ranks
 
@@ -28,7 +28,7 @@ class OwnPlainLoop:
         self._own.hold_schedulers()
         self._names = {p: name for name, p in model.named_parameters()}
         self._number = 0
-        model.train()
+        lightning.train_mode(model)
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
@@ -51,10 +51,12 @@ class OwnPlainLoop:
     def evaluate(self, batch: Any) -> float:
         """The loss of ``validation_step``."""
         model = self._own.model
+        modes = [(module, module.training) for module in model.modules()]
         model.eval()
         with torch.no_grad():
             loss = float(self._own.evaluate(batch, 0).loss)
-        model.train()
+        for module, trained in modes:
+            module.training = trained
         return loss
 
     def _stateful(self) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,7 +68,9 @@ def seen(value: Any, memo: dict[int, Any]) -> Any:
     """What of ``value`` a step may change, so that it can be compared with another time."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if id(value) in memo or isinstance(value, nn.Parameter | nn.Module | type) or callable(value):
+    # A logger notes which levels are heard.
+    known = isinstance(value, nn.Parameter | nn.Module | type | logging.Logger)
+    if known or id(value) in memo or callable(value):
         return id(value)
     memo[id(value)] = value
     if isinstance(value, torch.Tensor):

@@ -44,6 +44,7 @@ class OwnEvaluation:
         :param limit: global batches to evaluate, of all ranks together.
         """
         model, own = self._parallel.model, self._own
+        modes = [(module, module.training) for module in model.modules()]
         model.eval()
         sums: dict[str, torch.Tensor] = {}
         own.log = {}
@@ -52,11 +53,10 @@ class OwnEvaluation:
             for number, batch in enumerate(each_of_the_job(self._name, self._batches(limit))):
                 self._see(sums, batch, number)
                 self._parallel.ranks.stop_requested()  # a sign of life
-            hooks.call(model, "on_validation_epoch_end")
-        model.train()
-        of_all = {name: float(value) for name, value in own.logged().items()}
-        means = self._means(sums)
-        loss = of_all.pop("eval_loss", means.pop("", math.nan))
+            means = self._means(sums)
+            loss, of_all = own.end_evaluation(means.pop(""))
+        for module, trained in modes:
+            module.training = trained
         return loss, {**means, **of_all}
 
     def few(self, samples: int) -> OwnEvaluation:
@@ -86,7 +86,8 @@ class OwnEvaluation:
 
     def _see(self, sums: dict[str, torch.Tensor], batch: MicroBatch, number: int) -> None:
         shares = 1 if self._alone else self._parallel.shares
-        taken = self._own.evaluate(batch.data, number * shares + (0 if self._alone else self._parallel.share))
+        number = number * shares + (0 if self._alone else self._parallel.share)
+        taken = self._own.evaluate(batch.data, number, batch.samples or None)
         if not batch.samples:
             return  # it stands in for one that there is not
         for name, value in {"": taken.loss, **taken.logged}.items():

@@ -43,6 +43,13 @@ def is_lightning(model: nn.Module) -> bool:
     )
 
 
+def train_mode(model: nn.Module) -> None:
+    """Have ``model`` in training mode; a LightningModule is left as it was made, as its trainer leaves it:
+    what it has frozen with ``eval()`` stays so."""
+    if not is_lightning(model):
+        model.train()
+
+
 def attach(model: Any, own: OwnStep) -> None:
     """Give a LightningModule what it would have of its trainer."""
     model._trainer = Trainer(own)
@@ -152,11 +159,12 @@ class _Logger:
 
     def _check(self, name: str, arguments: Mapping[str, Any]) -> None:
         training = self._own.model.training
+        samples = not training and self._own.samples
         accepted: dict[str, tuple[Any, ...]] = {
             "on_step": (None, training),
             "on_epoch": (None, not training),
             "reduce_fx": ("mean", torch.mean),
-            "batch_size": (None,) if not training else (None, arguments.get("batch_size")),
+            "batch_size": (None, self._own.samples if samples else arguments.get("batch_size")),
             "sync_dist_group": (None,),
             "metric_attribute": (None,),
             "rank_zero_only": (False,),

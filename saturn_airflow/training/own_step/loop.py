@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,9 +24,10 @@ from saturn_airflow.training import reporting, resuming, rng
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding.own_looks import OwnLooks
 from saturn_airflow.training.loop import Training
-from saturn_airflow.training.own_step import hooks
+from saturn_airflow.training.own_step import hooks, lightning
 from saturn_airflow.training.own_step.configured import check_hparams
 from saturn_airflow.training.own_step.evaluating import OwnEvaluation
+from saturn_airflow.training.own_step.logged import means
 from saturn_airflow.training.own_step.state import OwnStepState
 from saturn_airflow.training.own_step.stepping import OwnStep
 from saturn_airflow.training.parts import LooksAgain
@@ -60,6 +62,7 @@ class OwnStepTraining(Training):
         own.job, own.hparams, own.metrics = job, job.hparams, {}
         own._prepare()
         own.own.hold_schedulers()
+        own._begin_to_train()
         yield own
         # The model may have noted the optimizers that it configured.
         self._prepare()
@@ -109,6 +112,9 @@ class OwnStepTraining(Training):
         self._advance(batch, loss)
         return stop, save
 
+    def _begin_to_train(self) -> None:
+        lightning.train_mode(self.parallel.model)
+
     def take(self, batch: GlobalBatch) -> tuple[float, dict[str, float]]:
         """Take the step on this rank's share of a batch, together with the others: the loss and what was
         logged, means over the batch."""
@@ -116,11 +122,7 @@ class OwnStepTraining(Training):
         self.place(batch)
         with _sharing(self.parallel, micro_batch.samples, batch.samples):
             taken = self.own.take(micro_batch.data, batch.position.batch, schedule=not self.beyond)
-        values = torch.stack([_part(self.parallel, value) for value in (taken.loss, *taken.logged.values())])
-        if self.ranks.size > 1:
-            dist.all_reduce(values)
-        loss, *logged = values.tolist()
-        return loss, dict(zip(taken.logged, logged, strict=True))
+        return means(self.parallel, taken)
 
     def place(self, batch: GlobalBatch) -> None:
         """Tell the model where training stands."""
@@ -191,13 +193,8 @@ def _sharing(parallel: Parallel, samples: int, of: int) -> Iterator[None]:
         parallel.end()
 
 
-def _part(parallel: Parallel, value: torch.Tensor) -> torch.Tensor:
-    if isinstance(parallel, OwnStepReplicas):
-        return parallel.part(value)
-    return value.detach().to(parallel.ranks.device, torch.float64)
-
-
 def _digest(tensor: torch.Tensor) -> tuple[float, float]:
     flat = tensor.detach().reshape(-1)
-    few = flat[:: max(1, flat.numel() // 256)].double()
+    # What is no number is the same as itself here.
+    few = flat[:: max(1, flat.numel() // 256)].double().nan_to_num(math.pi, 1e100, -1e100)
     return float(few.sum()), float((few * torch.arange(1, len(few) + 1, device=few.device)).sum())

@@ -17,7 +17,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.metrics import TAKEN
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.training import precision
+from saturn_airflow.training import precision, rng
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.own_step import hooks, lightning
 from saturn_airflow.training.own_step.configured import Scheduled, configured
@@ -55,6 +55,8 @@ class OwnStep:
         #: Where training stands: the epoch, and the step of all, from 0.
         self.epoch = self.number = 0
         self.automatic = bool(getattr(model, "automatic_optimization", True))
+        #: Samples of the batch that is evaluated; None where they do not count.
+        self.samples: int | None = None
         #: Numbers that the model logged by ``self.log`` since they were taken out.
         self.log: dict[str, torch.Tensor] = {}
         self._steps = self._epochs = 0
@@ -104,12 +106,29 @@ class OwnStep:
         late = _named_freely(self.logged(), "on_train_batch_end")
         return Taken(taken.loss.detach(), {**taken.logged, **late})
 
-    def evaluate(self, batch: Any, batch_idx: int) -> Taken:
-        """What the model's ``validation_step`` says of a batch; a loss of NaN where it says nothing of it."""
+    def evaluate(self, batch: Any, batch_idx: int, samples: int | None = None) -> Taken:
+        """What the model's ``validation_step`` says of a batch; a loss of NaN where it says nothing of it.
+
+        :param samples: of the batch, where they count; which is what ``self.log`` may give as ``batch_size``.
+        """
+        self.samples = samples
         batch = precision.place(batch, self._device, self.hparams.precision)
         with of_the_job("validation_step"), precision.autocast(self.hparams.precision, self._device):
             returned = _call_step(self.model.validation_step, batch, batch_idx)
         return self._taken(returned, "validation_step")
+
+    def end_evaluation(self, loss: float) -> tuple[float, dict[str, float]]:
+        """After the batches of the evaluation, of which the steps said ``loss``; NaN where they said none.
+
+        :returns: the loss, which is what is logged now as ``eval_loss``, or also ``loss`` or ``val_loss``
+            where the steps said none; and further numbers.
+        """
+        hooks.call(self.model, "on_validation_epoch_end")
+        logged = self.logged()
+        names = _LOSSES["validation_step"] if math.isnan(loss) else ("eval_loss",)
+        loss = float(next((logged[name] for name in names if name in logged), loss))
+        others = _named_freely(logged, "on_validation_epoch_end")
+        return loss, {name: float(value) for name, value in others.items()}
 
     def end_epoch(self, metrics: Mapping[str, float | None]) -> None:
         """After an epoch's batches and its evaluation, whose ``metrics`` a scheduler may follow."""
@@ -173,6 +192,8 @@ class OwnStep:
             # As Lightning does it: what is in no group has no part in it.
             trained = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(trained, self.hparams.clip_grad_norm)
+        # What it draws is the same on all ranks.
+        rng.seed(self.hparams.seed, "optimizer", self.number)
         with of_the_job(f"optimizer {type(optimizer).__name__}"):
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)

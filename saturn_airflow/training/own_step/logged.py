@@ -1,0 +1,54 @@
+"""What the ranks' shares of a step came to, as means over the batch."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+import torch.distributed as dist
+
+from saturn_airflow.parallelism.own_step_replicas import OwnStepReplicas
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.own_step.stepping import Taken
+
+
+def means(parallel: Parallel, taken: Taken) -> tuple[float, dict[str, float]]:
+    """The loss, and what was logged, as means over the batch; every rank calls this together.
+
+    A number that only some ranks logged, as where a step logs what it finds in its samples, is the mean over
+    their samples.
+    """
+    names = sorted(taken.logged)
+    loss = _part(parallel, taken.loss)
+    logged = [_part(parallel, taken.logged[name]) for name in names]
+    if parallel.ranks.size == 1:
+        return float(loss), {name: float(value) for name, value in zip(names, logged, strict=True)}
+    mark = zlib.crc32("\n".join(names).encode()) % 2**20
+    told = torch.stack([loss, *(torch.full_like(loss, number) for number in (mark, mark**2))])
+    dist.all_reduce(told)
+    mean, marks, squares = told.tolist()
+    if marks**2 != squares * parallel.ranks.size:  # they are the same only if all marks are
+        return mean, _means_of_some(parallel, dict(zip(names, logged, strict=True)))
+    if names:
+        values = torch.stack(logged)
+        dist.all_reduce(values)
+        return mean, dict(zip(names, values.tolist(), strict=True))
+    return mean, {}
+
+
+def _means_of_some(parallel: Parallel, parts: dict[str, torch.Tensor]) -> dict[str, float]:
+    weight = float(_part(parallel, torch.ones(())))
+    here = {name: (float(part), weight) for name, part in parts.items() if weight}
+    everyones: list[dict[str, tuple[float, float]]] = [{} for _ in range(parallel.ranks.size)]
+    dist.all_gather_object(everyones, here)
+    found = {}
+    for name in sorted({name for there in everyones for name in there}):
+        total, of = (sum(two) for two in zip(*(t[name] for t in everyones if name in t), strict=True))
+        found[name] = total / of
+    return found
+
+
+def _part(parallel: Parallel, value: torch.Tensor) -> torch.Tensor:
+    if isinstance(parallel, OwnStepReplicas):
+        return parallel.part(value)
+    return value.detach().to(parallel.ranks.device, torch.float64)
