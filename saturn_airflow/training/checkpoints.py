@@ -396,7 +396,7 @@ def _manifest_of(path: Path) -> dict[str, Any]:
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     path = folder / _MANIFEST
-    path.write_text(json.dumps({**manifest, _HASH: _digest_of(manifest)}, indent=1))
+    path.write_text(json.dumps({**manifest, _HASH: _digest_of(manifest)}))
     _sync(path)
     _sync(folder)
 

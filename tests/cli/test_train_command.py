@@ -143,10 +143,6 @@ def test_it_trains_as_the_sweep_does_and_writes_nothing(folder: Path, tmp_path_f
     (expected,) = ranks.launch(in_the_sweep, request, str(elsewhere), size=1)
     assert losses(whole.stdout) == pytest.approx(expected, abs=1e-6)
 
-    some = by_hand(folder, "mine.py", "once", "--dags", str(folder))
-    assert some.returncode == 2
-    assert "has 2 DAGs; name one of later, mine" in some.stderr
-
 
 def test_several_ranks_and_checkpoints_that_are_asked_for(folder: Path) -> None:
     words = ("mine", "good", "--dags", str(folder), "--technique", "ddp")
@@ -181,6 +177,7 @@ def test_the_debugger_stops_in_the_jobs_code(folder: Path) -> None:
         (["mine", "twice"], "several sweeps have a job 'twice': name one of other, third with --sweep"),
         (["mine", "good", "--sweep", "other"], "DAG 'mine' has no job 'good' in 'other'"),
         (["yours", "good"], "has no DAG 'yours'; it has later, mine"),
+        (["mine.py", "once"], "has 2 DAGs; name one of later, mine"),
         (["later", "good"], "the jobs of sweep 'sweep' come from another task"),
         (["mine", "runs"], "job 'runs': a template of it needs a DAG run ('ti' is undefined)"),
         (["mine", "good", "--technique", "dpp"], "technique 'dpp' is not in the library"),
@@ -199,6 +196,7 @@ def test_what_can_not_be_trained_is_one_line(
 ) -> None:
     from saturn_airflow.cli import main
 
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert main(["train", *words, "--dags", str(folder)]) == 2
     complaints = [line for line in capsys.readouterr().err.splitlines() if line.startswith("saturn train:")]

@@ -23,17 +23,19 @@ DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.ranks
 
 
-@pytest.fixture
-def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The techniques of the page, as files of the user's folder."""
+    folder = tmp_path_factory.mktemp("techniques")
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "own_technique.md").read_text(), re.DOTALL)
     names = ["half_gradients", "hf_trainer"]
     for name, block in zip(names, blocks, strict=True):
-        (tmp_path / f"{name}.py").write_text(block)
-    monkeypatch.setenv("SATURN_TECHNIQUES_FOLDER", str(tmp_path))
-    # Ranks have the environment of the server that they are forked from, as it was when that started.
-    forkserver._forkserver._stop()
-    yield names
+        (folder / f"{name}.py").write_text(block)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SATURN_TECHNIQUES_FOLDER", str(folder))
+        # Ranks have the environment of the server that they are forked from, as it was when that started.
+        forkserver._forkserver._stop()
+        yield names
     forkserver._forkserver._stop()
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+
+assert GPT2LMHeadModel, "imported here, so that the server that ranks are forked from imports it once"
 
 _IDS = torch.randint(0, 64, (22, 8), generator=torch.Generator().manual_seed(2))
 
 
 def pretrained(folder: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
