@@ -3,7 +3,8 @@
 On the deployment of docker/compose.yaml as local processes (Celery, Redis, Postgres, MLflow), two nodes of
 two CPU devices. When the time is up nothing more is disturbed, and what runs may end. Then every job must be
 right to the last digit against a training that nothing disturbed, MLflow must have everything once, and no
-process, lease or file may be left. Services that end are started again as `saturn cluster` does it.
+process, lease or file may be left. Services that end are started again as `saturn cluster` does it. Upgrades
+go from one version to another with the same code and back, of a node or of the head.
 
 Printed: faults by kind; the seconds from a fault until the job trained again (a step done), or until its task
 followed it again where training went on; and the steps that were trained again. Exit status 1 when anything
@@ -13,6 +14,7 @@ was wrong.
 from __future__ import annotations
 
 import argparse
+import base64
 import fcntl
 import json
 import os
@@ -20,17 +22,19 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import redis
 from machine import describe
+from releases import HEAD_SERVICES, UpgradableCluster, lay_out
 from soak_checks import References, events, left_behind, wrong_in_mlflow, wrong_results
 
 from saturn_airflow.demo.airflow import Airflow
-from saturn_airflow.deployment.local import LocalCluster
 from saturn_airflow.deployment.processes import end_on_signals
 from saturn_airflow.launch import runs
 from saturn_airflow.model.errors import SaturnError
@@ -41,7 +45,15 @@ DAG, JOBS = "soaked", ("a-single", "b-single", "c-single", "d-ddp")
 NODES = ("gpu-a", "gpu-b")
 #: What ends a training, what ends the task that follows it, and what ends neither.
 OF_JOBS = ("rank killed", "technique's process killed", "supervisor killed", "task cleared", "task killed")
-OF_NODES = ("worker killed", "worker's main process killed", "node lost for 3 s", "fork server killed")
+LOST = "message lost with its worker"
+OF_NODES = (
+    "worker killed",
+    "worker's main process killed",
+    "node lost for 3 s",
+    "fork server killed",
+    "node upgraded",
+    LOST,
+)
 OF_SERVICES = {
     "scheduler": 0.0,
     "dag-processor": 0.0,
@@ -50,9 +62,10 @@ OF_SERVICES = {
     "postgres": 0.0,
     "airflow": 15.0,
     "mlflow": 15.0,
+    "head upgraded": 0.0,
 }
 ENDS_TRAINING = (*OF_JOBS[:4], "node lost for 3 s")
-ENDS_TASK = ("task killed", "worker killed", "worker's main process killed")
+ENDS_TASK = ("task killed", "worker killed", "worker's main process killed", "node upgraded", LOST)
 NO_ANSWER = (httpx.HTTPError, SaturnError)
 
 
@@ -75,8 +88,10 @@ class Fault:
 class Soak:
     """One soak on one cluster."""
 
-    def __init__(self, cluster: LocalCluster, seed: int, batches: int) -> None:
-        self.cluster, self.batches = cluster, batches
+    def __init__(
+        self, cluster: UpgradableCluster, versions: tuple[Path, Path], seed: int, batches: int
+    ) -> None:
+        self.cluster, self.versions, self.batches = cluster, versions, batches
         self.chance = random.Random(seed)
         self.airflow = Airflow(cluster.airflow_url, cluster.login)
         self.restarts = cluster.restarts(self._say)
@@ -165,6 +180,13 @@ class Soak:
         kind = self.chance.choice(OF_JOBS + OF_NODES if of_jobs else tuple(OF_SERVICES))
         if kind in OF_SERVICES:
             name = kind
+            if name == "head upgraded":
+                if not set(HEAD_SERVICES) <= set(self.cluster.processes.running()):
+                    return
+                self.faults.append(Fault(name, time.time(), *(training[0][::2] if training else (None, 0))))
+                self._say(f"fault {len(self.faults)}: {name}")
+                self._upgrade(HEAD_SERVICES)
+                return
             if name not in self.cluster.processes.running() or self.cluster.processes.ended(name) is not None:
                 return
             somebody = training[0] if training else (None, None, 0)
@@ -175,8 +197,20 @@ class Soak:
         folder, run, step = self.chance.choice(training)
         fault = Fault(kind, time.time(), folder, step)
         try:
-            self._harm(kind, run)
-        except (psutil.Error, OSError, ValueError, StopIteration, *NO_ANSWER) as error:
+            if kind == LOST:
+                self._lose_a_message(run)
+                fault.time, fault.was_let_go = time.time(), True
+            else:
+                self._harm(kind, run)
+        except (
+            psutil.Error,
+            redis.RedisError,
+            OSError,
+            LookupError,
+            ValueError,
+            StopIteration,
+            *NO_ANSWER,
+        ) as error:
             self._say(f"no {kind}: {type(error).__name__} {error}")
             return
         self.faults.append(fault)
@@ -186,6 +220,46 @@ class Soak:
             self.faults += [Fault(kind, fault.time, f, s) for f, _, s in others]
         self._say(f"fault {len(self.faults)}: {kind}, {folder.parents[1].name} {folder.name} at step {step}")
 
+    def _lose_a_message(self, run: runs.Run) -> None:
+        """End a job's task, and the node's worker as Redis has handed it the message of the next try.
+
+        :raises ValueError: where no such message comes.
+        """
+        node, queue = run.spec.node, f"saturn.{run.spec.node}"
+        broker = redis.Redis.from_url(self.cluster.environment(node)["AIRFLOW__CELERY__BROKER_URL"])
+        task = self._task(run)
+        psutil.Process(int(task["pid"])).kill()
+        self._look_until(lambda: self._task(run)["state"] != "running", 30)
+        if node not in self.cluster.processes.running():
+            raise ValueError("its worker is gone")
+        self.cluster.processes.pause(node)
+
+        def taken() -> bool:
+            texts = [text for text in broker.lrange(queue, 0, -1) if _is_of(text, task)]
+            return bool(texts) and broker.lrem(queue, 1, texts[0]) == 1
+
+        try:
+            self._look_until(taken, 45)
+        except (ValueError, redis.RedisError):
+            self.cluster.processes.resume(node)
+            raise
+        self.cluster.processes.kill(node)
+        self.due.append((time.monotonic() + 0.5, node))
+
+    def _look_until(self, ask: Callable[[], Any], seconds: float) -> Any:
+        deadline = time.monotonic() + seconds
+        while not (answer := ask()):
+            if time.monotonic() > deadline:
+                raise ValueError("it did not come about")
+            self._look()
+            time.sleep(0.2)
+        return answer
+
+    def _upgrade(self, names: tuple[str, ...]) -> None:
+        """From one version to the other."""
+        old, new = self.versions
+        self.cluster.upgrade(names, old if self.cluster.code.get(names[0], old) == new else new)
+
     def _say(self, text: str) -> None:
         print(f"{time.strftime('%X')} {text}", flush=True)
 
@@ -194,6 +268,10 @@ class Soak:
         if kind in ("worker killed", "node lost for 3 s"):
             self.cluster.processes.kill(node, everything=kind.startswith("node"))
             self.due.append((time.monotonic() + (3 if kind.startswith("node") else 0.5), node))
+        elif kind == "node upgraded":
+            if node not in self.cluster.processes.running():
+                raise ValueError("its worker is gone")
+            self._upgrade((node,))
         elif kind == "worker's main process killed":
             os.kill(self.cluster.processes.pid(node), 9)
         elif kind == "fork server killed":
@@ -280,7 +358,15 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _with_words(words: str, cluster: LocalCluster) -> Any:
+def _is_of(message: bytes, task: dict[str, Any]) -> bool:
+    """Whether a message of Celery's hands out a try of this task."""
+    (workload,), *_ = json.loads(base64.b64decode(json.loads(message)["body"]))
+    instance = json.loads(workload)["ti"]
+    names = {"run_id": "dag_run_id", "task_id": "task_id", "map_index": "map_index"}
+    return all(instance[own] == task[of_api] for own, of_api in names.items())
+
+
+def _with_words(words: str, cluster: UpgradableCluster) -> Any:
     for name in NODES:
         for pid in cluster.processes.marked(name):
             process = psutil.Process(pid)
@@ -299,9 +385,10 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the cluster, which is then kept")
     parser.add_argument("--out", type=Path, help="file for the results")
     args = parser.parse_args()
+    args.out = args.out and args.out.resolve()
     end_on_signals()
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
-        results = soak(args.keep or Path(folder), args)
+        results = soak((args.keep or Path(folder)).resolve(), args)
     print(json.dumps(results, indent=1))
     if args.out:
         args.out.write_text(json.dumps(results, indent=1) + "\n")
@@ -312,17 +399,20 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One soak in ``folder``; its results."""
     temporary = folder / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
-    cluster = LocalCluster(
+    os.chdir(folder)  # `python -m` finds first what is in its folder, which must not be another version
+    cluster = UpgradableCluster(
         folder / "cluster",
         ROOT / "docker" / "compose.yaml",
         HERE,
         variables={"NODE_CONCURRENCY": "6", "WORKER_CONCURRENCY": "4", "AIRFLOW_HEARTBEAT_TIMEOUT": "120"},
         environment={"SOAK_BATCHES": str(args.batches), "TMPDIR": str(temporary)},
     )
+    versions = lay_out(folder / "before", "0.1.0"), lay_out(folder / "after", "0.2.0")
+    cluster.code = dict.fromkeys((*HEAD_SERVICES, *NODES), versions[0])
     os.environ["SOAK_BATCHES"] = str(args.batches)
     load, began = os.getloadavg()[0], time.monotonic()
     with cluster:
-        soaking = Soak(cluster, args.seed, args.batches)
+        soaking = Soak(cluster, versions, args.seed, args.batches)
         soaking.run(args.minutes)
         took = time.monotonic() - began
         wrong = [

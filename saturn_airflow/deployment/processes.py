@@ -108,11 +108,15 @@ class Processes:
         if everything:
             self.end_marked(name)
 
-    def revive(self, name: str) -> None:
-        """Start a service again that was killed, as it was started before."""
+    def revive(self, name: str, changed: Mapping[str, str] | None = None) -> None:
+        """Start a service again that was killed, as it was started before.
+
+        :param changed: variables of its environment that differ from now on.
+        """
         assert name not in self._running, f"{name} is running"
         start = self._starts[name]
-        self.launch(name, start.command, start.environment, start.folder, start.once)
+        environment = {**start.environment, **(changed or {})}
+        self.launch(name, start.command, environment, start.folder, start.once)
 
     def pause(self, name: str) -> None:
         """Let a service hang: its processes stay, and do nothing."""
