@@ -49,6 +49,8 @@ class BaseTechnique:
     #: Whether it can train jobs that have a training step of their own: :meth:`parallelize` then gets
     #: ``own_step=True`` for them, and returns the model on its device or a ``Parallel``.
     holds_own_steps: ClassVar[bool] = False
+    #: Whether it runs the loop of a ``Trainer`` of transformers as it is (``trainer=True``).
+    holds_trainers: ClassVar[bool] = False
 
     def why_not(self, job: Job, devices: int) -> str | None:
         """Say why ``job`` can't run on this many devices, or None. Called without loading the model."""
@@ -187,6 +189,10 @@ def get(name: str) -> BaseTechnique:
 def why_not(technique: BaseTechnique, job: Job, devices: int) -> str | None:
     """Why ``job`` can't run under ``technique`` on this many devices, or None; the model is not loaded."""
     trains_itself = type(technique).execute is not BaseTechnique.execute
+    if job.trainer and not (technique.holds_trainers or trains_itself):
+        return (
+            f"{technique.name} does not run the loop of a Trainer (trainer=True), which trains on one device"
+        )
     if job.own_step and not (technique.holds_own_steps or trains_itself):
         return (
             f"{technique.name} takes a model's forward and backward pass apart, and this job has a training "

@@ -23,6 +23,7 @@ class Single(BaseTechnique):
     """
 
     holds_own_steps = True
+    holds_trainers = True
 
     def why_not(self, job: Job, devices: int) -> str | None:
         return None if devices == 1 else "single uses one device"
@@ -30,6 +31,8 @@ class Single(BaseTechnique):
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
         from saturn_airflow.training.searching import first_that_fits, refuse_hopeless
 
+        if job.trainer:  # whose arguments say whether to recompute
+            return session.fastest([{}])
         # To recompute saves memory and costs time: it is only measured where the rest does not fit.
         refuse_hopeless(self.name, {"recompute": True}, job, len(devices), session)
         return first_that_fits(session, self.candidates(job, len(devices)), [{"recompute": True}])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from saturn_airflow.model import initial_weights, metrics, references
+from saturn_airflow.model import initial_weights, metrics, references, trainer_jobs
 from saturn_airflow.model.arguments import checked, fields_of, plain, unknown
 from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError
@@ -162,6 +162,8 @@ class Job:
         own, and ``configure_optimizers()`` and ``validation_step(batch, batch_idx)`` where it needs them, as
         a ``LightningModule`` has. There is then no ``loss_function``, and what ``validation_step`` logs
         are the job's metrics.
+    :param trainer: ``load_model`` returns a ``transformers.Trainer``, which trains as it is, on one device.
+        It has its data, its loss and its ``TrainingArguments``; the job has none of them.
     :param couples_batch: the loss of a sample depends on the others of its batch, as with in-batch negatives.
         Only what leaves a global batch whole may then train the job.
     :param on_step: called after each step with a mapping of what it came to: ``step``, ``epoch``, ``loss``,
@@ -188,7 +190,7 @@ class Job:
 
     name: str
     load_model: Reference
-    load_dataloader: Reference
+    load_dataloader: Reference = ""
     loss_function: Reference | None = None
     hparams: HParams = field(default_factory=HParams)
     model_args: Mapping[str, Any] = field(default_factory=dict)
@@ -198,6 +200,7 @@ class Job:
     batch_dim: int | Mapping[str, int | None] | None = None
     couples_batch: bool = False
     own_step: bool = False
+    trainer: bool = False
     on_step: Reference | None = None
     on_epoch: Reference | None = None
     techniques: Sequence[str] | None = None
@@ -218,8 +221,11 @@ class Job:
             raise InvalidSweepError(
                 f"job {self.name!r}: hparams is a {type(self.hparams).__name__}; write HParams(lr=...)"
             )
+        trainer_jobs.check(self, self.hparams, HParams())
         for name in _REFERENCES:
             value = getattr(self, name)
+            if self.trainer and name == "load_dataloader":
+                continue
             if value is None and name not in ("load_model", "load_dataloader"):
                 continue
             object.__setattr__(self, name, references.to_reference(value, f"job {self.name!r}: {name}"))
@@ -333,7 +339,7 @@ class Job:
         ):
             for name in names:
                 reference = getattr(holder, name)
-                if reference is not None:
+                if reference:
                     yield f"job {self.name!r}: {name}", reference
         for name, reference in self.metrics.items():
             yield f"job {self.name!r}: metrics[{name!r}]", str(reference)

@@ -55,15 +55,15 @@ def check(metric: object, jobs: Sequence[Job], what: str) -> None:
     :raises InvalidSweepError: naming the job that has it not.
     """
     if metric == "eval_loss":
-        if without := [job.name for job in jobs if job.load_eval_dataloader is None]:
+        if without := [job.name for job in jobs if job.load_eval_dataloader is None and not job.trainer]:
             raise InvalidSweepError(
                 f"{what} is 'eval_loss', but job {without[0]!r} has no load_eval_dataloader; give it one, "
                 "or compare by 'epoch_loss'"
             )
     elif metric is not None and metric not in LOSSES:
         for job in jobs:
-            if isinstance(metric, str) and job.own_step and job.load_eval_dataloader:
-                continue  # only its validation_step knows what it logs
+            if isinstance(metric, str) and (job.trainer or (job.own_step and job.load_eval_dataloader)):
+                continue  # only its validation_step, or its compute_metrics, knows what it measures
             if not isinstance(metric, str) or metric.partition(PART)[0] not in job.metrics:
                 raise InvalidSweepError(f"{what} is {metric!r}, which {_lacks(job, metric)}")
 

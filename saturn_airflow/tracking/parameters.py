@@ -48,7 +48,7 @@ def job_params(job: Job, **strategy: Any) -> dict[str, str]:
             "lr_scheduler": _short(hparams.lr_scheduler),
             "early_stopping": dataclasses.asdict(stopping) if stopping else None,
             "load_model": job.load_model,
-            "load_dataloader": job.load_dataloader,
+            "load_dataloader": job.load_dataloader or None,
             "load_eval_dataloader": job.load_eval_dataloader,
             "loss_function": job.loss_function,
             "data_version": job.data_version,

@@ -17,12 +17,12 @@ from safetensors.torch import load_model as load_tensors
 from safetensors.torch import save_file, save_model
 from torch import nn
 
-from saturn_airflow.model import references
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.initial_weights import WEIGHTS
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import model_code, pyfunc
 from saturn_airflow.training.checkpoints import read_weights
+from saturn_airflow.training.loading import made_model
 
 JOB, REQUIREMENTS = "job.json", "requirements.txt"
 #: The folder of the code that makes the model, and the module in it that MLflow calls.
@@ -52,7 +52,7 @@ def export_model(checkpoint: str | Path, job: Job, folder: str | Path) -> Path:
 def _save_adapters(weights: Mapping[str, torch.Tensor], job: Job, folder: Path) -> None:
     """Write the adapters of a model of PEFT's as PEFT does, to be loaded without Saturn."""
     try:
-        model: Any = references.load(str(job.load_model))(**job.model_args)
+        model: Any = made_model(job)
         if hasattr(model, "peft_config") and hasattr(model, "save_pretrained"):
             model.load_state_dict(dict(weights), strict=False)  # tied weights have one of their names
             model.save_pretrained(str(folder))
@@ -68,7 +68,7 @@ def export_trained(model: nn.Module | Mapping[str, torch.Tensor], job: Job, fold
     :returns: ``folder``.
     :raises ValueError: when its tensors are not those of the job's model.
     """
-    whole: nn.Module = references.load(str(job.load_model))(**job.model_args)
+    whole: nn.Module = made_model(job)
     given = model.state_dict() if isinstance(model, nn.Module) else model
     try:
         whole.load_state_dict(dict(given))
@@ -120,7 +120,7 @@ def load_exported(folder: str | Path, allowed_modules: Collection[str] | None = 
         )
     token = _making.set((*_making.get(), made_by))
     try:
-        model: nn.Module = references.load(str(job.load_model), allowed_modules)(**job.model_args)
+        model: nn.Module = made_model(job, allowed_modules)
     finally:
         _making.reset(token)
     load_tensors(model, str(path / WEIGHTS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +19,15 @@ from saturn_airflow.training import precision, rng
 from saturn_airflow.training.ranks import Ranks
 
 
+def made_model(job: Job, allowed_modules: Collection[str] | None = None) -> Any:
+    """What the job's ``load_model`` makes; of a trainer its model.
+
+    :param allowed_modules: the modules it may be of; None for what is configured.
+    """
+    made = references.load(str(job.load_model), allowed_modules)(**job.model_args)
+    return made.model if job.trainer else made
+
+
 def load_model(job: Job) -> nn.Module:
     """The job's model, seeded, on the CPU, in its precision.
 
@@ -26,12 +35,12 @@ def load_model(job: Job) -> nn.Module:
     """
     rng.seed(job.hparams.seed, "model")
     with of_the_job(f"load_model {job.load_model!r}"), job_log.loading():
-        model = references.load(str(job.load_model))(**job.model_args)
+        model = made_model(job)
     if isinstance(getattr(model, "model", None), nn.Module) and hasattr(model, "compute_loss"):
         raise JobError(
-            f"load_model {job.load_model!r} returned a {type(model).__name__}, which trains by itself; "
-            "return its model, and say its arguments as the job's hyper-parameters (docs/training_step.md has"
-            " a table)"
+            f"load_model {job.load_model!r} returned a {type(model).__name__}, which trains by itself; say "
+            "Job(trainer=True) to have it do so, or return its model, and say its arguments as the job's "
+            "hyper-parameters (docs/training_step.md has a table)"
         )
     if not isinstance(model, nn.Module):
         raise JobError(

@@ -76,6 +76,10 @@ def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     :raises NotANumberError: when the loss is NaN or infinite.
     :raises JobError: when the job can't be trained as it is written.
     """
+    if request.job.get("trainer"):
+        from saturn_airflow.training.trainers import training
+
+        return training.train(request, ranks)
     return of(request, ranks).run()
 
 

@@ -48,7 +48,8 @@ def _load_pyfunc(path: str) -> Predictor:
     job = json.loads(Path(path, "job.json").read_text())
     module, _, name = job["load_model"].partition(":")
     _check_allowed(module)
-    model: nn.Module = getattr(importlib.import_module(module), name)(**job.get("model_args", {}))
+    made: Any = getattr(importlib.import_module(module), name)(**job.get("model_args", {}))
+    model: nn.Module = made.model if job.get("trainer") else made
     load_tensors(model, str(Path(path, "model.safetensors")))
     return Predictor(model.eval())
 

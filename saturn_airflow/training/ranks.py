@@ -127,5 +127,6 @@ def run(
         "peak_host_bytes": memory.peak_host_bytes(),
         "launch_seconds": launch_seconds,
     }
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
     return result

@@ -45,7 +45,10 @@ WITHOUT_EFFECT: dict[str, Any] = {
 
 
 def test_every_field_of_a_job_is_thought_of() -> None:
-    assert {f.name for f in dataclasses.fields(Job)} == {*WITH_EFFECT, *WITHOUT_EFFECT}
+    # A job with a trainer has few other fields.
+    assert {f.name for f in dataclasses.fields(Job)} == {*WITH_EFFECT, *WITHOUT_EFFECT, "trainer"}
+    own = Job("a", load_model="m:f", load_dataloader="d:f", own_step=True)
+    assert Definition.of(own).hash != Definition.of(Job("a", load_model="m:f", trainer=True)).hash
 
 
 @pytest.mark.parametrize("field", WITH_EFFECT)

@@ -55,7 +55,7 @@ def test_what_is_not_honoured_is_refused_by_name() -> None:
         "Asking": "self.trainer.datamodule is Lightning's",
         "LoggingEpochs": "self.log('train_loss', on_epoch=True) in training_step",
         "Gathering": "self.all_gather is Lightning's",
-        "transformers_trainer": "returned a Trainer, which trains by itself; return its model",
+        "transformers_trainer": "returned a Trainer, which trains by itself; say Job(trainer=True)",
     }
     told = launch([request(job(name)) for name in refused])[0]
     for (name, says), one in zip(refused.items(), told, strict=True):

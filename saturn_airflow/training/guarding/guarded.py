@@ -27,6 +27,10 @@ def check(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     :raises DoesNotFit: when it can't train this job on these devices.
     :raises JobError: when the job can't be trained as it is written.
     """
+    if request.job.get("trainer"):
+        from saturn_airflow.training.trainers import resumed
+
+        return resumed.check(request, ranks)
     _, guard, verdict = _passed(replace(request, measure=Measure()), ranks)
     return {"guard": verdict, "guard_seconds": guard.seconds - guard.warmup_seconds}
 
@@ -37,6 +41,10 @@ def measure(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     :returns: what both tell.
     :raises ChangesResultError: as :func:`check` does.
     """
+    if request.job.get("trainer"):
+        from saturn_airflow.training.trainers import resumed
+
+        return resumed.measure(request, ranks)
     training, guard, verdict = _passed(request, ranks)
     memory.reset_peaks(ranks.device)
     result = training.run()

@@ -1,0 +1,1 @@
+"""Jobs whose function returns a ``Trainer`` of Hugging Face's transformers, which trains by itself."""

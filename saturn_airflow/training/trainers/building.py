@@ -1,0 +1,149 @@
+"""A job's ``Trainer`` as people have it: what of its arguments Saturn decides, and what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from accelerate.data_loader import SeedableRandomSampler
+from torch.utils.data import IterableDataset, SequentialSampler
+from transformers import Trainer
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.model import references
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.training import rng
+
+#: Arguments that can't be had, by what to do instead.
+_REFUSED = {
+    "auto_find_batch_size": "it changes the batch, which must not depend on a device's memory",
+    "deepspeed": "a Trainer trains on one device here; give its model to a plain Job for more",
+    "fsdp": "a Trainer trains on one device here; give its model to a plain Job for more",
+    "ignore_data_skip": "a resumed training would see other batches",
+    "push_to_hub": "each of its trainings would push; push the finished model from a task behind the sweep",
+    "save_only_model": "nothing could be resumed",
+}
+#: Arguments that say where and when files are written, which is no part of what is trained.
+_DECIDED = {
+    "output_dir",
+    "logging_dir",
+    "save_total_limit",
+    "report_to",
+    "disable_tqdm",
+    "run_name",
+    "eval_on_start",
+}
+_SAMPLES = 8
+
+
+def build(job: Job, folder: Path) -> Trainer:
+    """The job's trainer, which writes to ``folder``.
+
+    :raises JobError: when the function returns none, or one that can't be trained exactly.
+    """
+    rng.seed(job.hparams.seed, "model")
+    what = f"load_model {job.load_model!r}"
+    with of_the_job(what):
+        trainer = references.load(str(job.load_model))(**job.model_args)
+    if not isinstance(trainer, Trainer):
+        raise JobError(f"{what} returned a {type(trainer).__name__}, not a Trainer (trainer=True)")
+    args = trainer.args
+    for name, why in _REFUSED.items():
+        if getattr(args, name, None):
+            raise JobError(f"TrainingArguments({name}={getattr(args, name)!r}) can't be had: {why}")
+    if args.n_gpu > 1:
+        raise JobError(f"{args.n_gpu} GPUs are visible, and a Trainer would share its batches out over them")
+    args.output_dir = str(folder)
+    args.disable_tqdm = True
+    # One to be resumed from, until the next is whole.
+    args.save_total_limit = max(2, args.save_total_limit or 2)
+    for callback in list(trainer.callback_handler.callbacks):
+        ours = type(callback).__module__.startswith("transformers.integrations")
+        if ours or type(callback) in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(callback)
+    with rng_unchanged(), of_the_job("the Trainer's data"):
+        _check_data(trainer)
+    return trainer
+
+
+def arguments(trainer: Trainer) -> dict[str, str]:
+    """What the trainer was told that decides its result, as text."""
+    args: Any = trainer.args
+    told: Mapping[str, Any] = args.to_dict()
+    return {name: repr(value) for name, value in told.items() if name not in _DECIDED}
+
+
+def batches_per_epoch(trainer: Trainer, batches: int) -> int:
+    """Optimizer steps in an epoch of so many batches of its data loader."""
+    return max(1, -(-batches // trainer.args.gradient_accumulation_steps))
+
+
+def _check_data(trainer: Trainer) -> None:
+    data: Any = trainer.train_dataset
+    if data is None or isinstance(data, IterableDataset):
+        raise JobError(
+            "the Trainer's train_dataset has no length, and can't be resumed exactly; give its model and an "
+            "iterable load_dataloader to a plain Job"
+        )
+    loader: Any = trainer.get_train_dataloader()
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    if not isinstance(sampler, SeedableRandomSampler | SequentialSampler):
+        raise JobError(
+            f"the Trainer's data come in the order of a {type(sampler).__name__}, which a resumed training "
+            "would draw anew; train_sampling_strategy 'random' or 'sequential' and use_seedable_sampler=True "
+            "can be had"
+        )
+    before, collate = _states(), loader.collate_fn
+    with contextlib.suppress(Exception):  # one that can't be copied may count what it is called for
+        collate = copy.deepcopy(collate)
+    collate([loader.dataset[index] for index in range(min(_SAMPLES, len(loader.dataset)))])
+    if not all(map(_same, before, _states())):
+        raise JobError(
+            "the Trainer's dataset or data_collator draws random numbers, which a resumed Trainer draws "
+            "differently; draw them once, when the dataset is made, or give the model and a load_dataloader "
+            "to a plain Job, whose samples have random numbers of their own"
+        )
+
+
+def _states() -> tuple[Any, ...]:
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return torch.random.get_rng_state(), keys, [kind, *rest], random.getstate()
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(one, other)) if not isinstance(one, tuple | list) else one == other
+
+
+@contextmanager
+def rng_unchanged() -> Iterator[None]:
+    """Around what must not move the random numbers of the training."""
+    torch_state, numpy_state, python_state = (
+        torch.random.get_rng_state(),
+        np.random.get_state(),
+        random.getstate(),
+    )
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def be_alone() -> None:
+    """Let nothing look like a training on several devices, which a Trainer would take part in."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+    if dist.is_initialized():
+        dist.destroy_process_group()

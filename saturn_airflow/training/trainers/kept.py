@@ -1,0 +1,86 @@
+"""A ``Trainer``'s checkpoints, as it writes them, and beside them what makes sure that they are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.model.errors import JobError
+
+_FORMAT = 1
+_MANIFEST = "saturn.json"
+_PART = 1 << 20
+
+
+def seal(checkpoint: Path, facts: Mapping[str, Any]) -> None:
+    """Say of a checkpoint that it is whole, and what else is to be known of it, JSON-ready."""
+    digests = {}
+    for path in _files(checkpoint):
+        digests[str(path.relative_to(checkpoint))] = _digest(path, on_disk=True)
+    temporary = checkpoint / f".{_MANIFEST}"
+    with temporary.open("w") as file:
+        json.dump({"format": _FORMAT, **facts, "files": digests}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(checkpoint / _MANIFEST)
+
+
+def newest(folder: Path, warn: Callable[[str], object]) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and what was said of it.
+
+    :param warn: is told of those that are damaged.
+    :raises JobError: for one of a later format.
+    """
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for path in reversed(found):
+        # Without a seal, its writing was interrupted, or it is the trainer's best and none to go on from.
+        if not (path / _MANIFEST).is_file():
+            continue
+        facts = _facts(path)
+        if facts is not None:
+            return path, facts
+        warn(f"{path} is damaged; training goes on from the one before it")
+    return None
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Sequence[str]:
+    """What a training was told otherwise before."""
+    return [
+        f"{name} was {before.get(name, 'not there')} and is {now.get(name, 'not there')}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _facts(checkpoint: Path) -> dict[str, Any] | None:
+    try:
+        facts: dict[str, Any] = json.loads((checkpoint / _MANIFEST).read_text())
+    except (OSError, ValueError):
+        return None
+    if facts["format"] > _FORMAT:
+        raise JobError(f"{checkpoint} is of format {facts['format']}, which a later version of Saturn wrote")
+    for name, digest in facts["files"].items():
+        try:
+            if _digest(checkpoint / name) != digest:
+                return None
+        except OSError:
+            return None
+    return facts
+
+
+def _digest(path: Path, *, on_disk: bool = False) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        if on_disk:
+            os.fsync(file.fileno())
+        while part := file.read(_PART):
+            found.update(part)
+    return found.hexdigest()
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != _MANIFEST)

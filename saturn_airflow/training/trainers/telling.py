@@ -1,0 +1,128 @@
+"""The callback by which a ``Trainer`` tells Saturn of its steps, saves for it, and ends when asked to."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import TrainerCallback
+
+from saturn_airflow.training.trainers import kept
+
+if TYPE_CHECKING:
+    from saturn_airflow.training.trainers.training import TrainerTraining
+
+
+class Ended(BaseException):
+    """Training ends here, with its checkpoint; none of the job's own code is told."""
+
+
+class Telling(TrainerCallback):
+    """The last of a trainer's callbacks.
+
+    :param facts: what was said of the checkpoint that training goes on from.
+    """
+
+    def __init__(self, training: TrainerTraining, facts: Mapping[str, Any] | None) -> None:
+        self._training = training
+        self._facts = facts
+        self._parts: list[torch.Tensor] = []
+        self._since = self._saved_at = time.perf_counter()
+        self._saved_step = 0
+        self._save = self._end = self._between = False
+
+    def hear_losses(self, trainer: Any) -> None:
+        """Hear what the trainer's ``training_step`` returns; its sum over a step is the step's loss."""
+        take = trainer.training_step
+
+        def heard(*args: Any, **kwargs: Any) -> torch.Tensor:
+            loss: torch.Tensor = take(*args, **kwargs)
+            self._parts.append(loss.detach())
+            return loss
+
+        trainer.training_step = heard
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See the class."""
+        training = self._training
+        training.begin(state.global_step, state.max_steps, len(kwargs["train_dataloader"]))
+        if (facts := self._facts) is not None:
+            # After callbacks that begin anew.
+            training.remembered.set(facts["callbacks"])
+            training.epoch_losses = list(facts["epoch_losses"])
+            training.metrics.update(facts["metrics"])
+            training.own_metrics = dict(facts["own_metrics"])
+            training.evaluation_seconds = facts["evaluation_seconds"]
+        self._saved_step = state.global_step
+        self._since = self._saved_at = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See the class."""
+        training = self._training
+        self._between = False
+        loss = float(torch.stack(self._parts).sum())
+        self._parts.clear()
+        now = time.perf_counter()
+        rates = kwargs["optimizer"].param_groups[0]["lr"]
+        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        epoch = math.ceil(state.epoch) - 1
+        training.advance(state.global_step, epoch, loss, float(rates), now - self._since, samples)
+        self._since = now
+        self._end = self._end or training.enough()
+        if training.request.measure is not None:
+            # Nothing is kept of a trial but what it compares.
+            control.should_evaluate = False
+            control.should_save = state.global_step == training.save_at
+            self._save = control.should_save and self._ends_epoch(state)
+            if self._end and not control.should_save:
+                raise Ended
+            return
+        if self._save_due(state.global_step, now) or self._end:
+            # After an epoch's last step its evaluation is still to come.
+            self._save = self._ends_epoch(state)
+            control.should_save = control.should_save or not self._save
+        if state.global_step >= state.max_steps:
+            self._save = self._end = False
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See the class."""
+        self._training.end_epoch()
+        self._between = True
+        if self._training.request.measure is not None:
+            control.should_evaluate = control.should_save = False
+        control.should_save = control.should_save or self._save
+        self._save = False
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See the class."""
+        self._training.evaluated(max(0, math.ceil(state.epoch or 0) - 1), kwargs.get("metrics") or {})
+        self._since = time.perf_counter()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See the class."""
+        training, path = self._training, Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        began = self._since
+        self._since = self._saved_at = time.perf_counter()
+        if self._ends_epoch(state) and not self._between:
+            return  # to go on from here would leave out the epoch's end
+        kept.seal(path, training.facts())
+        self._saved_step = state.global_step
+        if training.request.measure is None:
+            seconds = time.perf_counter() - began
+            training.ranks.emit("checkpoint", step=state.global_step, path=str(path), seconds=seconds)
+        self._since = time.perf_counter()
+        if self._end:
+            raise Ended
+
+    def _ends_epoch(self, state: Any) -> bool:
+        return bool(state.epoch == math.floor(state.epoch))
+
+    def _save_due(self, step: int, now: float) -> bool:
+        request = self._training.request
+        every, seconds = request.checkpoint_batches, request.checkpoint_seconds
+        by_count = every is not None and step - self._saved_step >= every
+        return by_count or (seconds is not None and now - self._saved_at >= seconds)

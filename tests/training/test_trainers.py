@@ -1,0 +1,164 @@
+"""Jobs that bring a ``Trainer``: they train as ``Trainer.train()`` does, to the last digit, killed or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trainer_jobs
+
+from saturn_airflow import HParams, InvalidSweepError, Job, JobError, library
+from saturn_airflow.launch.request import ChangesResultError, Measure, TrainRequest
+from saturn_airflow.training.exports import load_exported
+from saturn_airflow.training.guarding import guarded
+from saturn_airflow.training.loop import train
+from saturn_airflow.training.ranks import Ranks
+
+Told = dict[str, Any]
+
+
+def steps(told: Told) -> list[float]:
+    return [event["loss"] for event in told["events"] if event["event"] == "step"]
+
+
+def job(**model_args: Any) -> Job:
+    return Job("bert", load_model="trainer_jobs:trainer", trainer=True, model_args=model_args)
+
+
+def request(one: Job, folder: Path, **changes: Any) -> TrainRequest:
+    settings = {"checkpoint_seconds": None, **changes}
+    return TrainRequest(job=one.to_dict(), technique="single", folder=str(folder), **settings)
+
+
+def alone(folder: Path, **model_args: Any) -> tuple[list[float], torch.nn.Module, list[float]]:
+    """What ``Trainer.train()`` comes to without Saturn: the losses, the model, the evaluations' losses."""
+    made = trainer_jobs.trainer(**model_args, output_dir=str(folder))
+    losses: list[list[float]] = [[]]
+    take = made.training_step
+
+    def heard(*args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = take(*args, **kwargs)
+        losses[-1].append(float(loss))
+        if made.accelerator.sync_gradients:
+            losses.append([])
+        return loss
+
+    made.training_step = heard
+    made.train()
+    evaluations = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry]
+    return [float(torch.tensor(parts).sum()) for parts in losses if parts], made.model, evaluations
+
+
+def run(*requests: TrainRequest) -> list[Told]:
+    """Train each in turn, in this process: the result and the events, or the error."""
+    told = []
+    for one in requests:
+        events: list[dict[str, Any]] = []
+        here = Ranks(rank=0, size=1, device=torch.device("cpu"), _emit=events.append)
+        try:
+            told.append({"result": train(one, here), "events": events})
+        except JobError as error:
+            told.append({"says": str(error), "events": events})
+    return told
+
+
+def evaluations(told: Told) -> list[float]:
+    return [event["eval_loss"] for event in told["events"] if event["event"] == "eval"]
+
+
+@pytest.mark.parametrize(
+    "model_args",
+    [
+        {},
+        {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 3},
+        {"load_best_model_at_end": True, "save_strategy": "epoch", "patience": 1, "learning_rate": 0.1},
+    ],
+    ids=["epochs", "accumulating", "best"],
+)
+def test_trains_as_the_trainer_alone_killed_or_not(tmp_path: Path, model_args: dict[str, Any]) -> None:
+    losses, model, expected = alone(tmp_path / "alone", **model_args)
+    one = job(**model_args)
+    whole, *parts = run(
+        request(one, tmp_path / "whole"),
+        # Stopped within an epoch, at the end of one, and just before one.
+        *(request(one, tmp_path / "parts", batch_count=n, checkpoint_batches=2) for n in (2, 1, 2)),
+    )
+    assert whole["result"]["status"] == "finished"
+    assert steps(whole) == losses
+    assert evaluations(whole) == expected
+    # Killed after its last checkpoint but one, and while it wrote its last.
+    newest = sorted((tmp_path / "parts" / "checkpoints").glob("checkpoint-*"))[-1]
+    (newest / "saturn.json").unlink()
+    parts += run(request(one, tmp_path / "parts"))
+    began = [next(event["step"] for event in part["events"] if event["event"] == "start") for part in parts]
+    assert began[:3] == [0, 2, 3]
+    assert began[3] < 5
+    for begin, part in zip(began, parts, strict=True):
+        assert steps(part) == losses[begin : begin + len(steps(part))]
+    assert began[3] + len(steps(parts[3])) == len(losses)
+    assert parts[3]["result"]["eval_loss"] == whole["result"]["eval_loss"] == expected[-1]
+    assert parts[3]["result"]["epoch_loss"] == whole["result"]["epoch_loss"]
+    for folder in ("whole", "parts"):
+        trained = load_exported(tmp_path / folder / "model").state_dict()
+        assert all(torch.equal(trained[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_trial_measures_and_resumes(tmp_path: Path) -> None:
+    measure = Measure(warmups=2, batches=6)
+    here = Ranks(rank=0, size=1, device=torch.device("cpu"))
+    told = guarded.measure(request(job(), tmp_path, measure=measure), here)
+    assert told["guard"] == "exact"
+    assert told["seconds_per_batch"] > 0
+    assert told["batches"] == 6
+    assert told["batches_per_epoch"] == told["total_batches"] == 18
+    assert told["evaluation_seconds"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("model_args", "says"),
+    [
+        ({"data": "augmented"}, "draws random numbers"),
+        ({"data": "stream", "max_steps": 4}, "has no length"),
+        ({"collator": "masking", "max_steps": 20}, "resumed, the Trainer's loss at step 3"),
+        ({"callback": "forgetful"}, "the callback Forgetful changes its 'seen'"),
+        ({"train_sampling_strategy": "group_by_length"}, "in the order of a LengthGroupedSampler"),
+        ({"auto_find_batch_size": True}, "TrainingArguments(auto_find_batch_size=True) can't be had"),
+    ],
+)
+def test_what_could_not_be_resumed_is_refused_by_name(
+    tmp_path: Path, model_args: dict[str, Any], says: str
+) -> None:
+    here = Ranks(rank=0, size=1, device=torch.device("cpu"))
+    with pytest.raises((JobError, ChangesResultError)) as caught:
+        guarded.measure(request(job(**model_args), tmp_path, measure=Measure(batches=3)), here)
+    assert says in str(caught.value)
+
+
+def test_a_checkpoint_of_other_arguments_or_a_damaged_one_is_not_taken(tmp_path: Path) -> None:
+    run(request(job(), tmp_path, batch_count=4, checkpoint_batches=2))
+    manifest = tmp_path / "checkpoints" / "checkpoint-4" / "saturn.json"
+    facts = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**facts, "arguments": {**facts["arguments"], "weight_decay": "0.5"}}))
+    (told,) = run(request(job(), tmp_path))
+    assert "weight_decay was 0.5 and is 0.0" in told["says"]
+    (manifest.parent / "optimizer.pt").write_bytes(b"torn")
+    (told,) = run(request(job(), tmp_path, batch_count=1))
+    assert [e["step"] for e in told["events"] if e["event"] == "start"] == [2]
+    assert "is damaged" in next(e["message"] for e in told["events"] if e["event"] == "warning")
+
+
+def test_a_trainer_is_for_single_alone_and_leaves_nothing_to_the_job() -> None:
+    assert "does not run the loop of a Trainer" in str(library.why_not(library.get("ddp"), job(), 2))
+    assert library.why_not(library.get("single"), job(), 1) is None
+    assert Job.from_dict(job().to_dict()) == job()
+    job().check_references()
+    with pytest.raises(InvalidSweepError, match="the hyper-parameter lr; say it in TrainingArguments"):
+        Job("a", load_model="m:f", trainer=True, hparams=HParams(lr=0.1))
+    with pytest.raises(InvalidSweepError, match="leaves nothing to loss_function"):
+        Job("a", load_model="m:f", trainer=True, loss_function="m:g")
+    with pytest.raises(InvalidSweepError, match="give load_dataloader"):
+        Job("a", load_model="m:f")
