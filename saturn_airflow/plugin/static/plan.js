@@ -110,7 +110,7 @@ function drawTop() {
   byId("sweep-choice").hidden = page.sweeps.length < 2;
   fill(byId("sweep"), page.sweeps, () => page.sweeps.map((name) => h("option", { value: name }, name)));
   byId("sweep").value = page.sweep;
-  fill(byId("links"), page.mlflow, () => [
+  fill(byId("links"), [page.sweep, page.mlflow], () => [
     h("a", { href: compareAddress(at.dag, page.sweep, null, at.run) }, "Compare"),
     window.parent === window && h("a", { href: runAddress() }, "DAG run"),
     isWebAddress(page.mlflow) && h("a", { href: page.mlflow, target: "_blank", rel: "noopener", "data-leave": true }, "MLflow run"),

@@ -74,9 +74,10 @@ function pick(sweep, is) {
 
 function drawCompare() {
   const link = byId("compare");
-  link.hidden = !ask.picked.length;
-  if (!ask.picked.length) return;
+  // What was picked may have left the list since.
   const chosen = heard.sweeps.filter((sweep) => ask.picked.includes(keyOf(sweep)));
+  link.hidden = !chosen.length;
+  if (!chosen.length) return;
   const [after, before] = chosen;
   link.href = compareAddress(after.dag_id, after.sweep, before?.run_id, after.run_id);
   link.textContent = before ? "Compare the two" : "Compare with the one before";

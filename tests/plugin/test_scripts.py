@@ -1,0 +1,78 @@
+"""What the pages' scripts make of what the server says, in a browser, without an Airflow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2 import Environment, FileSystemLoader
+from playwright.sync_api import Browser, Page, Route, expect
+from test_overview import Run
+
+import saturn_airflow.plugin
+
+pytestmark = pytest.mark.services
+PLUGIN = Path(saturn_airflow.plugin.__file__).parent
+TEMPLATES = Environment(loader=FileSystemLoader(PLUGIN / "templates"), autoescape=True)
+
+
+class Server:
+    """What a browser is told at each address."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.data: dict[str, Any] = {}
+        page.route("**/*", self.answer)
+
+    def answer(self, route: Route) -> None:
+        address = route.request.url.removeprefix("http://airflow.test/saturn/")
+        if address.startswith("static/"):
+            route.fulfill(path=PLUGIN / address)
+        elif address.startswith("data/"):
+            query = address.partition("?")[2]
+            found = next(value for part, value in self.data.items() if part in query or not part)
+            route.fulfill(content_type="application/json", body=json.dumps(found))
+        else:
+            route.fulfill(content_type="text/html", body=self.html)
+
+    def open(self, template: str, **values: str) -> Page:
+        self.html = TEMPLATES.get_template(template).render(root="/saturn", airflow="", **values)
+        self.page.goto("http://airflow.test/saturn/")
+        return self.page
+
+
+@pytest.fixture
+def server(browser: Browser) -> Iterator[Server]:
+    with browser.new_context() as context:
+        yield Server(context.new_page())
+
+
+def listed(*runs: str) -> dict[str, Any]:
+    usual = {"dag_id": "d", "sweep": "s", "state": "success", "is_comparable": True, "jobs": {"all": 0}}
+    return {"sweeps": [{**usual, "run_id": run} for run in runs]}
+
+
+def test_what_was_picked_may_leave_the_list(server: Server) -> None:
+    server.data = {"": listed("new", "old")}
+    page = server.open("sweeps.html")
+    page.get_by_label("Compare d old").check()
+    expect(page.locator("#compare")).to_be_visible()
+    server.data = {"": listed("newest", "new")}
+    page.locator("#limit").select_option("100")
+    expect(page.locator("#sweeps tbody tr").first).to_contain_text("newest")
+    expect(page.locator("#message")).to_be_hidden()
+    expect(page.locator("#compare")).to_be_hidden()
+
+
+def test_links_are_those_of_the_sweep_that_is_shown(server: Server) -> None:
+    shown = {**Run("success").page(), "curves": {}, "curves_at": None}
+    pages = {name: {**shown, "sweep": name, "sweeps": ["one", "two"]} for name in ("one", "two")}
+    server.data = {"sweep=two": pages["two"], "": pages["one"]}
+    page = server.open("plan.html", dag_id="d", run_id="r")
+    compare = page.locator("#links").get_by_role("link", name="Compare")
+    expect(compare).to_have_attribute("href", "/saturn/compare/d?sweep=one&after=r")
+    page.locator("#sweep").select_option("two")
+    expect(compare).to_have_attribute("href", "/saturn/compare/d?sweep=two&after=r")
