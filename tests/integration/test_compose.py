@@ -75,6 +75,11 @@ def test_ports_are_open_on_this_machine_only_unless_asked(raw):
         assert interpolate(port, {"SATURN_BIND": "10.0.0.5"}).startswith("10.0.0.5:")
 
 
+def test_no_services_log_grows_without_bound(raw):
+    for name, service in raw["services"].items():
+        assert service["logging"]["driver"] == "local", name
+
+
 @pytest.mark.parametrize("name", sorted(new_secrets()))
 def test_no_secret_has_a_default(name):
     secrets = new_secrets()
