@@ -10,7 +10,7 @@ from torch import nn
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training import state
+from saturn_airflow.training import state, storing
 
 _SHOWN = 3
 
@@ -38,7 +38,7 @@ def start_from(model: nn.Module, job: Job, path: str) -> None:
                     loaded = file.get_tensor(name)
                     if loaded.dtype.is_floating_point != tensor.dtype.is_floating_point:
                         raise JobError(f"{what}, where {name!r} is {loaded.dtype}; here it is {tensor.dtype}")
-                    tensor.copy_(loaded)
+                    storing.restore(tensor, storing.stored(loaded.to(tensor.dtype)))
     except (OSError, SafetensorError) as error:
         raise JobError(f"{what}, and {path} can't be read ({error})") from None
 
@@ -64,7 +64,8 @@ def _check(own: Sequence[tuple[list[str], torch.Tensor]], saved: dict[str, objec
         f"{name!r} {shapes[name]} there and {list(tensor.shape)} here"
         for names, tensor in own
         for name in kept[names[0]]
-        if shapes[name] != list(tensor.shape)
+        # Checkpoints give a dimension to what has none.
+        if (shapes[name] or [1]) != (list(tensor.shape) or [1])
     ]
     several = [f"{' and '.join(map(repr, found))} are one here" for found in kept.values() if len(found) > 1]
     found = [

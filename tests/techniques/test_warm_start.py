@@ -9,10 +9,11 @@ import pytest
 import torch
 from cells import Strategy, job, request, run, weights_in
 from safetensors.torch import save_file
+from torch import nn
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams
-from saturn_airflow.training import initial_weights
+from saturn_airflow.training import initial_weights, storing
 from saturn_airflow.training.loading import load_model
 
 pytestmark = pytest.mark.ranks
@@ -49,6 +50,31 @@ def test_every_technique_starts_from_these_weights(tmp_path: Path) -> None:
             assert torch.equal(outcome.weights[name], tensor.float().double()), (strategy, name)
         assert outcome.losses[1] == pytest.approx(outcomes[0].losses[1], abs=1e-9), strategy
         assert abs(outcome.losses[1] - from_scratch.losses[1]) > 1e-4
+
+
+def odd_tensors(value: float) -> nn.Module:
+    """A model with numbers without a dimension, as a BatchNorm counts in, and buffers of odd layouts."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model.scale = nn.Parameter(torch.tensor(value))
+    model.register_buffer("shared", torch.full((1,), value).expand(4))
+    model.register_buffer("few", torch.full((2, 2), value).to_sparse())
+    model.register_buffer("chosen", torch.tensor([value > 0, True]))
+    with torch.no_grad():
+        model[1].num_batches_tracked.fill_(int(value))
+    return model
+
+
+def test_tensors_of_any_layout_are_started_from(tmp_path: Path) -> None:
+    source, model, file = odd_tensors(5.0), odd_tensors(0.0), tmp_path / "model.safetensors"
+    # As exported models have them.
+    kept = {n: storing.original(storing.stored(t), t.dtype).clone() for n, t in source.state_dict().items()}
+    assert kept["1.num_batches_tracked"].shape == (1,)
+    save_file(kept, file)
+    initial_weights.start_from(model, job(init_from=str(file)), str(file))
+    expected = source.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert (tensor.shape, tensor.layout) == (expected[name].shape, expected[name].layout), name
+        assert torch.equal(tensor.to_dense(), expected[name].to_dense()), name
 
 
 def test_weights_of_another_model_are_one_message_that_names_what_differs(tmp_path: Path) -> None:
