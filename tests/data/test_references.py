@@ -53,8 +53,8 @@ def test_the_optimizer_of_torch_is_found_without_torch():
 
 
 def test_loading():
-    assert load("json:dumps")([1]) == "[1]"
-    with pytest.raises(InvalidSweepError, match="has no 'dunps'"):
-        load("json:dunps")
+    assert str(load("packaging.version:Version")("1.0")) == "1.0"
+    with pytest.raises(InvalidSweepError, match="has no 'Versoin'"):
+        load("packaging.version:Versoin")
     with pytest.raises(InvalidSweepError, match="no module 'jsn'"):
         load("jsn:dumps")

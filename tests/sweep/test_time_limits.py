@@ -13,7 +13,7 @@ from saturn_airflow import Cluster, Job, Node, SaturnSweepOperator
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.errors import InvalidSweepError
 
-JOB = Job("small", load_model="json:loads", load_dataloader="json:loads")
+JOB = Job("small", load_model="packaging.version:parse", load_dataloader="packaging.version:parse")
 ENTRY = PlanEntry(
     job=JOB,
     technique="single",
