@@ -63,6 +63,12 @@ def get_provider_info() -> dict[str, Any]:
                         "file names.",
                         "shop, transformers",
                     ),
+                    "pass_environment": _option(
+                        "Environment variables of the worker that the code of jobs gets besides those of "
+                        "CUDA, clouds and libraries (docs/security.md): names or patterns, with commas "
+                        "between them. * passes all.",
+                        "SHOP_*, FEATURE_STORE_URL",
+                    ),
                     "check_references": _option(
                         "Check that what jobs refer to exists when a DAG file is parsed. Turn it off where "
                         "the modules are installed only on the nodes.",

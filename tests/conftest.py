@@ -18,6 +18,8 @@ os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="saturn-tests-airflow-")
 os.environ["SATURN_WARM_IMPORTS"] = ",".join(
     f"transformers:{model}" for model in ("GPT2LMHeadModel", "LlamaForCausalLM", "ViTForImageClassification")
 )
+# What jobs of the tests read.
+os.environ["SATURN_PASS_ENVIRONMENT"] = "SMALL_JOBS_*, PICKY_*"
 
 Figure = Callable[[str], None]
 

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from saturn_airflow.operators import context, dag_files
 
     context.use_techniques_folder()
-    context.use_allowed_modules()
+    context.limit_users_code()
     job = dag_files.job_of(args.dag, args.job, args.dags, args.sweep, args.date)
     devices = _checked_devices(args, job)
     with contextlib.ExitStack() as stack:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import math
 import os
 import signal
@@ -22,12 +23,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from saturn_airflow.launch import devices, fork_server
+from saturn_airflow.launch import devices, environment, fork_server
 from saturn_airflow.launch.run_spec import RunSpec as RunSpec
 from saturn_airflow.launch.run_spec import read_spec as read_spec
 from saturn_airflow.model import formats
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
+
+log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 _EVENTS = "a run's events"
@@ -337,20 +340,23 @@ def wait_for_lock(file: IO[str] | int, give_up: Callable[[], bool], on_wait: Cal
 
 def _start(spec: RunSpec, folder: Path) -> Run:
     folders = [*spec.technique_folders, os.environ.get(TECHNIQUES_VARIABLE, "")]
-    environment = os.environ | {
+    passed, kept_back = environment.for_users_code(os.environ)
+    if kept_back:
+        log.warning("%s", environment.told(kept_back))
+    variables = passed | {
         "PYTHONUNBUFFERED": "1",
         TECHNIQUES_VARIABLE: os.pathsep.join(filter(None, folders)),
     }
     job = spec.job
     references = map(str, filter(None, [job.load_model, job.load_dataloader, job.loss_function]))
     process: subprocess.Popen[bytes] | None = None
-    with open(folder / "alive", "w") as alive, open(folder / "output.log", "ab") as log:
+    with open(folder / "alive", "w") as alive, open(folder / "output.log", "ab") as output:
         # The lock lives as long as the supervisor, from before its first instruction on.
         fcntl.flock(alive, fcntl.LOCK_EX)
         pid = fork_server.start(
             [str(folder)],
-            environment,
-            [log.fileno(), alive.fileno()],
+            variables,
+            [output.fileno(), alive.fileno()],
             list(references),
             spec.path,
             devices.threads_per_device(spec.slots),
@@ -360,9 +366,9 @@ def _start(spec: RunSpec, folder: Path) -> Run:
             process = subprocess.Popen(
                 [sys.executable, "-m", "saturn_airflow.launch.supervisor", str(folder), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
+                stdout=output,
+                stderr=output,
+                env=variables,
                 start_new_session=True,
                 pass_fds=[alive.fileno()],
             )

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from airflow.sdk import BaseHook, Context, TaskInstanceState, conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException, AirflowSkipException
 
+from saturn_airflow.launch import environment
 from saturn_airflow.model import allowed_modules, formats, sizes
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE, slug
@@ -39,7 +40,7 @@ class SweepContext:
     @classmethod
     def of(cls, context: Context, group_id: str) -> SweepContext:
         """The sweep of the running task."""
-        use_allowed_modules()
+        limit_users_code()
         ti = context["ti"]
         folder = home() / "sweeps" / slug(ti.dag_id) / slug(ti.run_id) / slug(group_id)
         return cls(ti.dag_id, ti.run_id, group_id, folder)
@@ -108,11 +109,13 @@ def use_techniques_folder() -> None:
         os.environ[TECHNIQUES_VARIABLE] = os.pathsep.join(configured)
 
 
-def use_allowed_modules() -> None:
-    """Let this process, and those it starts, import for jobs only what ``[saturn] allowed_modules`` names."""
+def limit_users_code() -> None:
+    """Let jobs, in this process and in those it starts, import and see only what the configuration says."""
     if configured := conf.get("saturn", "allowed_modules", fallback=""):
         allowed_modules.parse(configured)
         os.environ[allowed_modules.VARIABLE] = configured
+    if configured := conf.get("saturn", "pass_environment", fallback=""):
+        os.environ[environment.VARIABLE] = configured
 
 
 def user_path() -> tuple[str, ...]:

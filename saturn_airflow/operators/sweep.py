@@ -38,7 +38,7 @@ from saturn_airflow.model.settings import (
 )
 from saturn_airflow.model.stages import Stages
 from saturn_airflow.operators.champion_graph import champion_scored
-from saturn_airflow.operators.context import use_allowed_modules, use_techniques_folder
+from saturn_airflow.operators.context import limit_users_code, use_techniques_folder
 from saturn_airflow.operators.graph import one_plan, profile_waves, short, wait_in_pool
 from saturn_airflow.operators.inventory import deployed_cluster
 from saturn_airflow.operators.report_task import ReportOperator
@@ -274,7 +274,7 @@ def _check_jobs(jobs: Sequence[Job] | XComArg, settings: SweepSettings) -> None:
         )
     check_jobs(jobs)
     check_against(jobs, settings)
-    use_allowed_modules()
+    limit_users_code()
     for job in jobs:
         job.check_allowed()
     if conf.getboolean("saturn", "check_references", fallback=True):

@@ -13,7 +13,7 @@ from airflow.sdk import conf
 from saturn_airflow.model import allowed_modules, references
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.operators.context import use_allowed_modules, user_path
+from saturn_airflow.operators.context import limit_users_code, user_path
 
 _REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
 
@@ -24,7 +24,7 @@ def check(jobs: Sequence[Job], dag_file: str) -> None:
     :param dag_file: the file of the DAG: what it imports or names may be referred to.
     :raises InvalidSweepError: naming the job, the reference and the fix.
     """
-    use_allowed_modules()
+    limit_users_code()
     named = modules_named(Path(dag_file))
     for job in jobs:
         job.check_allowed()
