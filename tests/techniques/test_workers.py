@@ -11,37 +11,14 @@ import pytest
 import torch
 from cells import Strategy, job, run
 from cells import request as train_request
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from worker_rows import rows
 
 from saturn_airflow.model import references
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training.batches import Cut, Position, load
 
 STEPS = 3
-
-
-class Rows(Dataset[Any]):
-    """Rows that each follow from their number."""
-
-    def __len__(self) -> int:
-        return 18
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(index)
-        return torch.randn(8, generator=generator), torch.randint(0, 5, (), generator=generator)
-
-
-class Stream(IterableDataset[Any]):
-    """The same rows, of which each worker reads its part."""
-
-    def __iter__(self) -> Any:
-        info = get_worker_info()
-        number, count = (0, 1) if info is None else (info.id, info.num_workers)
-        return (Rows()[index] for index in range(number, 18, count))
-
-
-def rows(stream: bool = False, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(Stream() if stream else Rows(), batch_size=6, **settings)
 
 
 # How the data are loaded, and under what they are trained on.
@@ -67,7 +44,7 @@ def test_ranks_get_what_one_device_gets(tmp_path: Path) -> None:
     for name, (settings, strategy) in LOADERS.items():
         a_job = job(
             load_model="odd:chain",
-            load_dataloader="test_workers:rows",
+            load_dataloader="worker_rows:rows",
             loss_function="odd:class_loss",
             data_args=settings,
             hparams=HParams(batches=STEPS, precision="float64", lr=1e-2),
