@@ -41,10 +41,10 @@ def get_provider_info() -> dict[str, Any]:
                     ),
                     "job_memory": _option(
                         "How much of a node's host memory the processes of one job may use together: an "
-                        "amount, or a percentage of what the machine or container has; 0 for all they "
-                        "want. What uses more fails, before the node does.",
+                        "amount, or a part of what the machine or container has; 0 for all they want. "
+                        "What uses more fails, before the node does.",
                         "64 GB",
-                        default="90%%",
+                        default="0.9",
                     ),
                     "leases_folder": _option(
                         "Folder of the locks that keep two processes off one device; local to each machine, "

@@ -11,7 +11,7 @@ from pathlib import Path
 from saturn_airflow.model import sizes
 
 SETTING = "[saturn] job_memory"
-DEFAULT = "90%"
+DEFAULT = "0.9"
 #: As the machine's memory runs out, runs that use more than their share end, from when less than this part of
 #: it is left: the further beyond its share, the sooner.
 _RESERVE = 0.08
@@ -24,8 +24,8 @@ class Watch:
     """Looks at what a run uses, as often as it is worth it.
 
     :param pids: the processes of the run.
-    :param allowed: what it may use: an amount, or a percentage of the machine's (or the container's) memory;
-        ``"0"`` for all it wants.
+    :param allowed: what it may use: an amount, or a part of the machine's (or the container's) memory; ``"0"``
+        for all it wants.
     :param share: the part of the node's devices that it has.
     :raises InvalidSweepError: when ``allowed`` is no amount.
     """
@@ -63,7 +63,8 @@ class Watch:
         return None
 
     def _too_much(self, used: float) -> str:
-        of = f" of {sizes.shown(self._total)}" if "%" in self._allowed else ""
+        is_part = sizes.parse(self._allowed, SETTING)[1]
+        of = f" of {sizes.shown(self._total)}" if is_part else ""
         return (
             f"the job's processes used {sizes.shown(used)} of host memory together, and may have "
             f"{sizes.shown(self._limit)} ({SETTING} is {self._allowed}{of}): hold less of the data in "

@@ -55,7 +55,7 @@ class RunSpec:
     :param initial_weights: the safetensors file that the job's ``init_from`` means; empty where it has none.
     :param warnings: what the user is to be told first.
     :param host_memory: how much of the machine's memory its processes may use together: an amount, or a
-        percentage of what the machine has; ``"0"`` for all they want.
+        part of what the machine has; ``"0"`` for all they want.
     """
 
     job: Job

@@ -1,4 +1,4 @@
-"""Amounts of memory and of disk, as people write them: ``"64 GB"``, or ``"90%"`` of what there is."""
+"""Amounts of memory and of disk, as people write them: ``"64 GB"``, or ``"0.9"`` of what there is."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _UNITS = {
     "gi": 2**30,
     "ti": 2**40,
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]i?)?b?)", re.IGNORECASE)
+# A percent sign would have to be doubled in airflow.cfg.
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?(b)?", re.IGNORECASE)
 
 
 def parse(text: str, what: str) -> tuple[float, bool]:
-    """The number that ``text`` gives, and whether it is a share of the whole (0.9 for ``"90%"``) or bytes.
+    """The number that ``text`` gives, and whether it is a part of the whole (as ``"0.9"``) or bytes.
 
     :param what: the setting it is of, for the message.
     :raises InvalidSweepError: when it is no such amount.
@@ -29,22 +30,23 @@ def parse(text: str, what: str) -> tuple[float, bool]:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise InvalidSweepError(f"{what} is {text!r}; give an amount such as '64 GB' or '500 GiB'")
-    number, percent, unit = float(found[1]), found[2], (found[3] or "").lower()
-    return (number / 100, True) if percent else (number * _UNITS[unit], False)
+    number, unit = float(found[1]), (found[2] or "").lower()
+    is_part = 0 < number <= 1 and not unit and not found[3]
+    return (number, True) if is_part else (number * _UNITS[unit], False)
 
 
 def bytes_of(text: str, what: str, whole: float | None = None) -> float:
     """The bytes that ``text`` means.
 
     :param what: the setting it is of, for the message.
-    :param whole: what a percentage is of, in bytes; None where there is no such thing.
+    :param whole: what a part is of, in bytes; None where there is no such thing.
     :raises InvalidSweepError: when it is no such amount.
     """
-    number, is_share = parse(text, what)
-    if not is_share:
+    number, is_part = parse(text, what)
+    if not is_part:
         return number
     if whole is None:
-        raise InvalidSweepError(f"{what} is {text!r}; give an amount such as '500 GB', not a share")
+        raise InvalidSweepError(f"{what} is {text!r}; give an amount such as '500 GB', not a part")
     return number * whole
 
 

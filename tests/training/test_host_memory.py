@@ -81,12 +81,12 @@ def test_where_the_machine_is_full_who_is_beyond_its_share_ends(
 ) -> None:
     pids = family(400, helpers=0, each=0)  # type: ignore[operator]
     machine(monkeypatch, total=2 * GB, left=0.05 * GB)
-    modest, greedy = Watch(lambda: pids, "90%", 0.5), Watch(lambda: pids, "90%", 0.05)
+    modest, greedy = Watch(lambda: pids, "0.9", 0.5), Watch(lambda: pids, "0.9", 0.05)
     assert modest.look() is None
     assert "100.0 MB that are its devices' part" in str(greedy.look())
     assert greedy.crowded
     machine(monkeypatch, total=2 * GB, left=0.5 * GB)
-    assert Watch(lambda: pids, "90%", 0.05).look() is None, "nobody else wants the memory"
+    assert Watch(lambda: pids, "0.9", 0.05).look() is None, "nobody else wants the memory"
 
 
 def test_of_two_beyond_their_shares_the_greedier_ends_first(
@@ -94,8 +94,8 @@ def test_of_two_beyond_their_shares_the_greedier_ends_first(
 ) -> None:
     pids = family(400, helpers=0, each=0)  # type: ignore[operator]
     machine(monkeypatch, total=2 * GB, left=0.1 * GB)
-    assert Watch(lambda: pids, "90%", 0.15).look() is None
-    assert Watch(lambda: pids, "90%", 0.05).look() is not None
+    assert Watch(lambda: pids, "0.9", 0.15).look() is None
+    assert Watch(lambda: pids, "0.9", 0.05).look() is not None
 
 
 def test_the_limits_of_a_container_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,18 +129,18 @@ def test_a_job_that_takes_too_much_fails_and_its_sibling_trains_on(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("64 GB", 64 * GB), ("1.5GiB", 1.5 * 2**30), ("50%", 4 * GB), ("0", 0)]
+    ("text", "expected"), [("64 GB", 64 * GB), ("1.5GiB", 1.5 * 2**30), ("0.5", 4 * GB), ("0", 0)]
 )
 def test_amounts(text: str, expected: float) -> None:
     assert sizes.bytes_of(text, "it", whole=8 * GB) == expected
 
 
-@pytest.mark.parametrize("text", ["", "much", "-1 GB", "1 XB", "GB"])
+@pytest.mark.parametrize("text", ["", "much", "-1 GB", "1 XB", "GB", "90%"])
 def test_what_is_no_amount_is_refused(text: str) -> None:
     with pytest.raises(InvalidSweepError, match=r"\[saturn\] job_memory is .*give an amount"):
         sizes.bytes_of(text, host_memory.SETTING, whole=1.0)
 
 
 def test_a_share_of_nothing_is_refused() -> None:
-    with pytest.raises(InvalidSweepError, match="not a share"):
-        sizes.bytes_of("90%", "the budget")
+    with pytest.raises(InvalidSweepError, match="not a part"):
+        sizes.bytes_of("0.9", "the budget")
