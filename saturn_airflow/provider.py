@@ -39,6 +39,12 @@ def get_provider_info() -> dict[str, Any]:
                         default="30",
                         type_="float",
                     ),
+                    "checkpoints_budget": _option(
+                        "How much disk the checkpoints of all sweeps may take. What is more goes, the oldest "
+                        "that others stand in for first, never the last of a job that has not finished. "
+                        "Default: no limit.",
+                        "2 TB",
+                    ),
                     "job_memory": _option(
                         "How much of a node's host memory the processes of one job may use together: an "
                         "amount, or a part of what the machine or container has; 0 for all they want. "

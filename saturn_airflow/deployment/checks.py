@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from saturn_airflow.deployment import survey as surveys
+from saturn_airflow.deployment.budgets import check_budgets
 from saturn_airflow.deployment.findings import Deployment, Finding, Level
 from saturn_airflow.deployment.limits import check_limits
 from saturn_airflow.deployment.pools import check_pools
@@ -43,6 +44,7 @@ def examine() -> Iterator[Finding]:
         check_limits,
         check_pools,
         check_storage,
+        check_budgets,
         check_leases,
         check_mlflow,
     ):

@@ -24,7 +24,7 @@ class Watch:
     """Looks at what a run uses, as often as it is worth it.
 
     :param pids: the processes of the run.
-    :param allowed: what it may use: an amount, or a part of the machine's (or the container's) memory; ``"0"``
+    :param allowed: what it may use: an amount, or a part of the machine's (the container's) memory; ``"0"``
         for all it wants.
     :param share: the part of the node's devices that it has.
     :raises InvalidSweepError: when ``allowed`` is no amount.

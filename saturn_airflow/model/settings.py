@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from saturn_airflow.model import metrics
+from saturn_airflow.model import metrics, sizes
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.errors import InvalidSweepError
@@ -45,6 +45,7 @@ class SweepSettings:
     register_as: str | None = None
     checkpoint_every: float = 60.0
     keep_checkpoints: int = 2
+    checkpoints_budget: str | None = None
     retries: int = 2
     job_timeout: float | None = None
     allowed_failures: int = 0
@@ -70,6 +71,8 @@ class SweepSettings:
             _check_number(name, getattr(self, name))
         for name, least in (("keep_checkpoints", 1), ("retries", 0), ("allowed_failures", 0)):
             _check_count(name, getattr(self, name), least)
+        if self.checkpoints_budget is not None:
+            sizes.bytes_of(str(self.checkpoints_budget), "checkpoints_budget")
         self._check_deadline()
         if self.selection is not None and self.rounds.most == 1:
             raise InvalidSweepError(

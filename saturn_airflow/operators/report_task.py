@@ -21,6 +21,7 @@ from saturn_airflow.model.status import Status
 from saturn_airflow.operators import wishes
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
 from saturn_airflow.operators.champion_task import scored
+from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
 from saturn_airflow.operators.choosing import best_of, compared, not_registered, why_no_best, why_no_model
 from saturn_airflow.operators.context import (
     SweepContext,
@@ -127,6 +128,8 @@ class ReportOperator(BaseOperator):
 
         self.log.info("%s", table(result, every))
         prune(sweep.folder, self.log.info)
+        own = self.settings.checkpoints_budget
+        CheckpointBudgets(sweep.folder, own, self.log.info, self.log.warning).keep(at_once=True)
         ti.xcom_push("return_value", finite(result))
         if too_many:
             reasons = "\n".join(f"  {o.job}: {o.reason}" for o in every if o.job in result["failed"])

@@ -83,6 +83,8 @@ class SaturnSweepOperator(TaskGroup):
         beats the present champion by the metric.
     :param checkpoint_every: seconds between checkpoints.
     :param keep_checkpoints: how many checkpoints of a job are kept.
+    :param checkpoints_budget: how much disk the sweep's checkpoints may take, such as ``"200 GB"``. What
+        is more goes, the oldest that others stand in for first; never the last of an unfinished job.
     :param retries: how often a job whose training failed is tried again; it goes on from the last
         checkpoint. What is not the job's fault, such as a restarted worker, does not count.
     :param job_timeout: how long a job may have devices, in all its tries together; waiting for them does not
@@ -127,6 +129,7 @@ class SaturnSweepOperator(TaskGroup):
         register_as: str | None = None,
         checkpoint_every: float = 60.0,
         keep_checkpoints: int = 2,
+        checkpoints_budget: str | None = None,
         retries: int = 2,
         job_timeout: timedelta | None = None,
         allowed_failures: int = 0,
@@ -158,6 +161,7 @@ class SaturnSweepOperator(TaskGroup):
                 register_as=_checked_model_name(register_as),
                 checkpoint_every=checkpoint_every,
                 keep_checkpoints=keep_checkpoints,
+                checkpoints_budget=checkpoints_budget,
                 retries=retries,
                 job_timeout=_checked_seconds("job_timeout", job_timeout),
                 allowed_failures=allowed_failures,

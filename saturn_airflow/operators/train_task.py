@@ -22,6 +22,7 @@ from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import WORTH_A_RETRY, Status
 from saturn_airflow.operators import beginning
+from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -160,6 +161,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         if end is not None and end["status"] == Status.FINISHED and not self._decision.changes:
             return str(run.folder)
         self._let_go_first(context)
+        self._budgets(context).keep()
         try:
             started = runs.start(spec)
         except InvalidSweepError as error:
@@ -316,6 +318,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         """Tell MLflow and the log what the run says; how it ended, None if this task must go before that."""
         run.read_on()
         live = live_of(context["ti"], self.entry, run.spec.folder)
+        budgets = self._budgets(context)
         teller = Teller(self.log, f"{list(self.entry.device_ids)} of {self.entry.node}")
         printed = Printed(run.log, teller.job_prints)
 
@@ -331,11 +334,17 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
                 end = event
             teller.tell(event)
             live.hear([event])
+            budgets.hear(event)
             self.watch(event)
             if event["event"] != "waiting":
                 self._mlflow(context).follow(event)
         live.close()
         return end or run.end
+
+    def _budgets(self, context: Context) -> CheckpointBudgets:
+        folder = SweepContext.of(context, self.settings.group).folder
+        own = self.settings.checkpoints_budget
+        return CheckpointBudgets(folder, own, self.log.info, self.log.warning)
 
     def _mlflow(self, context: Context) -> JobRun:
         from saturn_airflow import tracking

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -38,7 +37,9 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from saturn_airflow.model import formats
+from saturn_airflow.launch import checkpoint_files
+from saturn_airflow.launch.checkpoint_files import HASH, MANIFEST
+from saturn_airflow.model import formats, sizes
 from saturn_airflow.model.definition import Change, Definition
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training import storing
@@ -48,8 +49,11 @@ from saturn_airflow.training.state import State, Tensors
 
 _FORMAT = "a checkpoint"
 _FILE_BYTES = 2**30  # the tensors of one file are in memory twice while it is written
-_MANIFEST = "manifest.json"
-_HASH = "sha256"
+#: How many more checkpoints, and how much of a disk, should still find room before the user is warned.
+_ROOM_FOR, _ROOM = 3, 0.03
+_MAKE_ROOM = (
+    "free some space (keep_checkpoints=1, [saturn] checkpoints_budget and keep_sweeps_days take less)"
+)
 
 
 class CheckpointError(JobError):
@@ -96,6 +100,7 @@ class Checkpoints:
         self.rest_seconds = 0.0
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._disk_is_short = False
         with self._explained():
             if ranks.is_first:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -169,16 +174,34 @@ class Checkpoints:
             raise error
 
     def _write(self, step: int, tensors: Tensors, about: About, extra: Mapping[str, Any], sure: int) -> Path:
-        final = self._folder / f"step-{step:08d}"
         temporary = self._folder / f".saving-step-{step:08d}"
+        try:
+            return self._write_to(temporary, step, tensors, about, extra, sure)
+        except CheckpointError:
+            # What a full disk took of it is of use to nobody else.
+            if self._ranks.is_first:
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+    def _write_to(
+        self,
+        temporary: Path,
+        step: int,
+        tensors: Tensors,
+        about: About,
+        extra: Mapping[str, Any],
+        sure: int,
+    ) -> Path:
+        final = self._folder / f"step-{step:08d}"
         with self._explained():
             if self._ranks.is_first:
                 for leftover in self._folder.glob(".saving-*"):
                     shutil.rmtree(leftover)
                 temporary.mkdir()
-        sizes, manifest = self._contents(tensors, about)
+        lengths, manifest = self._contents(tensors, about)
+        self._look_at_disk(sum(lengths.values()))
         with self._explained():
-            writer = HuggingFaceStorageWriter(str(temporary), _file_of(sizes), save_distributed=True)
+            writer = HuggingFaceStorageWriter(str(temporary), _file_of(lengths), save_distributed=True)
             save_distributed(tensors, storage_writer=writer, process_group=self._group)
         own_files: dict[str, Any] = {}
         with self._explained():
@@ -194,6 +217,19 @@ class Checkpoints:
                 _sync(self._folder)
                 self._remove_old(sure)
         return final
+
+    def _look_at_disk(self, needed: int) -> None:
+        """Warn before the disk is full; ``needed`` are the bytes of a checkpoint."""
+        if not self._ranks.is_first:
+            return
+        disk = shutil.disk_usage(self._folder)
+        is_short = disk.free < max(_ROOM_FOR * needed, _ROOM * disk.total)
+        if is_short and not self._disk_is_short:
+            self._warn(
+                f"the disk at {_disk_of(self._folder)} has {sizes.shown(disk.free)} left, and a checkpoint "
+                f"of this job takes {sizes.shown(needed)}; {_MAKE_ROOM}"
+            )
+        self._disk_is_short = is_short
 
     def _remove_old(self, sure: int) -> None:
         found = self._found()
@@ -224,21 +260,25 @@ class Checkpoints:
         found: list[Any] = self._everyones([path.name for path in self._found()])[0]
         for name in found:
             path = self._folder / name
-            formats.check(_manifest_of(path), _FORMAT, path)
-            damages = self._everyones(self._damage(path))
+            formats.check(checkpoint_files.manifest_of(path), _FORMAT, path)
+            damages = self._everyones(
+                checkpoint_files.damage(path, slice(self._ranks.rank, None, self._ranks.size))
+            )
             if damage := next((d for d in damages if d), None):
                 self._warn(f"checkpoint {path} is damaged ({damage}); using the one before it")
                 if self._ranks.is_first:
                     with suppress(OSError):
                         path.rename(self._folder / f"damaged-{name}")
                 continue
-            manifest = json.loads((path / _MANIFEST).read_text())
+            manifest = json.loads((path / MANIFEST).read_text())
             self._check_definition(path, manifest)
             self._read(path, state, manifest)
             extra: dict[str, Any] = manifest["extra"]
             return path, extra
         if found:
             self._warn(f"no checkpoint in {self._folder} is whole; starting from the beginning")
+        elif why := checkpoint_files.why_removed(self._folder):
+            self._warn(f"the checkpoints in {self._folder} are gone ({why}); starting from the beginning")
         return None
 
     def _check_definition(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -307,24 +347,6 @@ class Checkpoints:
         """The checkpoints there are, newest first."""
         return sorted(self._folder.glob("step-*"), reverse=True) if self._folder.is_dir() else []
 
-    def _damage(self, path: Path) -> str | None:
-        """What is wrong with a checkpoint, as far as this rank's part of its files shows; None if nothing."""
-        try:
-            manifest = json.loads((path / _MANIFEST).read_text())
-            digest = manifest.pop(_HASH)
-        except (OSError, ValueError, KeyError, AttributeError):
-            return f"{_MANIFEST} is missing or unreadable"
-        if _digest_of(manifest) != digest:
-            return f"{_MANIFEST} has changed"
-        for name in sorted(manifest["files"])[self._ranks.rank :: self._ranks.size]:
-            try:
-                described = _describe(path / name)
-            except OSError as error:
-                return f"{name}: {error.strerror}"
-            if described != manifest["files"][name]:
-                return f"{name} has changed"
-        return None
-
     def _everyones(self, value: Any) -> list[Any]:
         """``value`` of every rank, in order; every rank must call this together."""
         values: list[Any] = [value]
@@ -346,8 +368,9 @@ class Checkpoints:
             failure = next((str(cause) for cause in causes), str(error))
         first = next((f for f in self._everyones(failure) if f), None)
         if first:
+            is_full = any(os.strerror(number) in first for number in (errno.ENOSPC, errno.EDQUOT))
             fix = (
-                "free some space" if os.strerror(errno.ENOSPC) in first else "check the folder and its rights"
+                f"{_MAKE_ROOM} at {_disk_of(self._folder)}" if is_full else "check the folder and its rights"
             )
             raise CheckpointError(f"no checkpoint can be written to {self._folder} ({first}); {fix}")
 
@@ -373,36 +396,25 @@ def _file_of(sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _describe(path: Path) -> dict[str, Any]:
     """Size and digest of a file, which is on the disk afterwards."""
-    digest = hashlib.new(_HASH)
-    with open(path, "rb") as file:
-        while block := file.read(2**22):
-            digest.update(block)
-        os.fsync(file.fileno())
-        return {"bytes": file.tell(), _HASH: digest.hexdigest()}
+    described = checkpoint_files.describe(path)
+    _sync(path)
+    return described
 
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _manifest_of(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint; empty where it can't be read."""
-    try:
-        manifest = json.loads((path / _MANIFEST).read_text())
-    except (OSError, ValueError):
-        return {}
-    return manifest if isinstance(manifest, dict) else {}
-
-
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    path = folder / _MANIFEST
-    path.write_text(json.dumps({**manifest, _HASH: _digest_of(manifest)}))
+    path = folder / MANIFEST
+    path.write_text(json.dumps({**manifest, HASH: checkpoint_files.digest_of(manifest)}))
     _sync(path)
     _sync(folder)
 
 
-def _digest_of(manifest: Mapping[str, Any]) -> str:
-    return hashlib.new(_HASH, json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def _disk_of(folder: Path) -> Path:
+    """Where the file system of ``folder`` is mounted."""
+    return next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_mount())
 
 
 def _sync(path: Path) -> None:
@@ -420,7 +432,7 @@ def read_weights(path: str | Path) -> Tensors:
     ``model.load_state_dict(weights, strict=False)``.
     """
     reader = HuggingFaceStorageReader(str(path))
-    dtypes = json.loads((Path(path) / _MANIFEST).read_text()).get("dtypes", {})
+    dtypes = json.loads((Path(path) / MANIFEST).read_text()).get("dtypes", {})
     described = reader.read_metadata().state_dict_metadata
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from saturn_airflow.launch import checkpoint_files
 from saturn_airflow.model.jobs import HParams
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import checkpoints
@@ -329,3 +332,55 @@ def test_a_save_that_failed_beside_training_is_told_with_the_next(
     assert len(folder.warnings) == 1
     assert "No space left on device" in folder.warnings[0]
     assert folder.checkpoints.load(training.state) == (tmp_path / "step-00000002", {"step": 2})
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own with 8 MB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", path], capture_output=True
+    ).returncode:
+        pytest.skip("mounting a disk is not allowed here")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_disk_that_fills_up_is_told_of_before_and_costs_no_checkpoint(
+    small_disk: Path, ranks: Ranks, beside: bool
+) -> None:
+    folder = Folder(small_disk, ranks, beside=beside)
+    training = Training(ranks, 1, width=20_000)
+    taken = sum(tensor.nbytes for tensor in training.state.model_tensors().values())
+    assert taken < 1 << 20
+    folder.save(1, training.state, {"step": 1})
+    assert folder.warnings == []
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * (5 << 20))
+    folder.save(2, training.state, {"step": 2})
+    (told,) = folder.warnings
+    assert f"the disk at {small_disk} has " in told
+    assert "free some space (keep_checkpoints=1, [saturn] checkpoints_budget" in told
+    with contextlib.suppress(OSError), open(filler, "ab", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    with pytest.raises(CheckpointError, match=rf"No space left.*free some space .* at {small_disk}"):
+        folder.save(3, training.state, {"step": 3})
+    assert sorted(path.name for path in small_disk.iterdir() if path != filler) == [
+        "step-00000001",
+        "step-00000002",
+    ]
+    assert folder.checkpoints.load(training.state) == (small_disk / "step-00000002", {"step": 2})
+    filler.unlink()
+    assert folder.save(3, training.state, {"step": 3}).is_dir()
+
+
+def test_who_finds_no_checkpoint_since_they_were_taken_away_is_told(tmp_path: Path, ranks: Ranks) -> None:
+    folder = Folder(tmp_path, ranks)
+    assert folder.checkpoints.load(Training(ranks, 0).state) is None
+    assert folder.warnings == []
+    checkpoint_files.note_removed(tmp_path, ["step-00000004"], "[saturn] checkpoints_budget is 1 GB")
+    assert folder.checkpoints.load(Training(ranks, 0).state) is None
+    assert "are gone ([saturn] checkpoints_budget is 1 GB); starting from the beginning" in folder.warnings[0]

@@ -1,0 +1,104 @@
+"""Checkpoints as files: whole or not, how large, and taken away so that no half of one is left. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+HASH = "sha256"
+#: What names of folders begin with that are on their way out.
+REMOVING = ".removing-"
+#: Says which checkpoints were taken away, and why.
+NOTE = "removed.json"
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; empty where it can't be read."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Size and digest of a file."""
+    digest = hashlib.new(HASH)
+    with open(path, "rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+        return {"bytes": file.tell(), HASH: digest.hexdigest()}
+
+
+def digest_of(manifest: Mapping[str, Any]) -> str:
+    """The digest that a manifest has of the rest of itself."""
+    return hashlib.new(HASH, json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def damage(path: Path, part: slice = slice(None)) -> str | None:
+    """What is wrong with a checkpoint; None if nothing. All that is looked at is read.
+
+    :param part: which of its files to look at, in the order of their names.
+    """
+    manifest = manifest_of(path)
+    digest = manifest.pop(HASH, None)
+    if digest is None:
+        return f"{MANIFEST} is missing or unreadable"
+    if digest_of(manifest) != digest:
+        return f"{MANIFEST} has changed"
+    for name in sorted(manifest["files"])[part]:
+        try:
+            described = describe(path / name)
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+        if described != manifest["files"][name]:
+            return f"{name} has changed"
+    return None
+
+
+def bytes_of(path: Path) -> int:
+    """How much a checkpoint takes on disk, whole or not."""
+    found = 0
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                found += entry.stat(follow_symlinks=False).st_size
+    return found
+
+
+def remove(path: Path) -> None:
+    """Take a checkpoint away: at once out of everybody's sight, then from the disk.
+
+    Where that is interrupted, :func:`finish_removing` completes it.
+
+    :raises OSError: when it can't be.
+    """
+    leaving = path.with_name(f"{REMOVING}{os.getpid()}-{path.name}")
+    path.rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
+def finish_removing(folder: Path) -> None:
+    """Complete what an interrupted :func:`remove` began among the checkpoints in ``folder``."""
+    for path in folder.glob(f"{REMOVING}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def note_removed(folder: Path, names: Iterable[str], why: str) -> None:
+    """Note in a folder of checkpoints which of them were taken away on purpose."""
+    with contextlib.suppress(OSError):
+        (folder / NOTE).write_text(json.dumps({"checkpoints": sorted(names), "why": why}))
+
+
+def why_removed(folder: Path) -> str | None:
+    """Why checkpoints of this folder were taken away; None where none were."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / NOTE).read_text())["why"])
+    return None
