@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -214,19 +212,18 @@ def free_port(usual: int) -> int:
     raise SaturnError("this machine has no free port")
 
 
-#: Open files whose locks are this process's claims to ports.
-_claims: dict[int, int] = {}
+#: Sockets whose names are this process's claims to ports: they go with it, and leave no file.
+_claims: dict[int, socket.socket] = {}
 
 
 def _reserve(port: int) -> bool:
     if port in _claims:
         return False
-    path = Path(tempfile.gettempdir()) / f"saturn-port-{port}.lock"
-    claim = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    claim = socket.socket(socket.AF_UNIX)
     try:
-        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(claim)
+        claim.bind(f"\0saturn-port-{port}")
+    except OSError:
+        claim.close()
         return False
     _claims[port] = claim
     return True

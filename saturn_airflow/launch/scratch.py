@@ -14,6 +14,8 @@ from pathlib import Path
 _PREFIX = "saturn-run-"
 # Who makes a folder has locked it by then.
 _LOCKED_AFTER_SECONDS = 5.0
+# What launches without a supervisor leave where they are killed; they need it for moments, or have it open.
+_LOOSE, _LOOSE_SECONDS = ("saturn-ranks-*", "saturn-stack-*"), 86400.0
 
 
 @contextlib.contextmanager
@@ -34,6 +36,11 @@ def folder() -> Iterator[str]:
 
 
 def _remove_lost(temporary: Path) -> None:
+    for path in (path for pattern in _LOOSE for path in temporary.glob(pattern)):
+        with contextlib.suppress(OSError):
+            facts = path.lstat()
+            if facts.st_uid == os.getuid() and time.time() - facts.st_mtime > _LOOSE_SECONDS:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     for path in temporary.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             facts = path.lstat()

@@ -40,6 +40,7 @@ class SweepSettings:
     planning_seconds: float = 10.0
     objective: Objective = MAKESPAN
     deadline: Deadline | None = None
+    on_missed_deadline: str | None = None
     metric: str | None = None
     mode: metrics.Mode | None = None
     register_as: str | None = None
@@ -85,6 +86,8 @@ class SweepSettings:
                 "objective is 'device-time', which needs a deadline: give deadline=timedelta(hours=6) "
                 "or a time of day, such as '06:00'"
             )
+        if self.deadline is None and self.on_missed_deadline is not None:
+            raise InvalidSweepError("on_missed_deadline needs a deadline to be missed: give deadline=")
         if self.deadline is not None and self.objective != "device-time":
             raise InvalidSweepError(
                 f"deadline goes with objective='device-time', not with {self.objective!r}, which is as early "

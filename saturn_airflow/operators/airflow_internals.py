@@ -65,6 +65,13 @@ def pools() -> Any:
     return Pool
 
 
+def stats() -> Any:
+    """Airflow's own metrics (StatsD, OpenTelemetry, Datadog), as the process of a task is set up for them."""
+    from airflow.sdk.observability import stats as module
+
+    return module
+
+
 def dag_bag(place: str) -> Any:
     """The DAGs of a file or folder, and the errors of those that can't be imported."""
     from airflow.dag_processing.dagbag import DagBag

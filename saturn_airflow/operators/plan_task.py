@@ -18,6 +18,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.model.settings import MAKESPAN, SweepSettings
+from saturn_airflow.operators import missed_deadlines
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -106,6 +107,9 @@ class PlanOperator(ListingOperator):
         self.jobs, self.estimates = jobs, estimates
         self.ends_by = self.moment_of_deadline(context)
         plan = self.solve(problem)
+        if not self.meets_deadline:
+            late = {"at": self.ends_by, "planned": False}
+            missed_deadlines.tell(self.settings.on_missed_deadline, context, late)
         practice = baselines.current_practice(problem)
         ti.xcom_push("choices", choices(self.part_of(problem), plan, jobs, estimates, refusals))
         self.log.info("%s", summary(plan, practice))

@@ -18,7 +18,7 @@ from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
-from saturn_airflow.operators import wishes
+from saturn_airflow.operators import missed_deadlines, numbers_for_airflow, wishes
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
 from saturn_airflow.operators.champion_task import scored
 from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
@@ -101,6 +101,8 @@ class ReportOperator(BaseOperator):
             result["current_practice_seconds"] = planned["current_practice"]
             if due := planned.get("deadline"):
                 result["deadline"] = lateness(due, outcomes)
+                if not result["deadline"]["met"]:
+                    missed_deadlines.tell(self.settings.on_missed_deadline, context, result["deadline"])
         started = pull_from_trials(context, self.settings.trials_task, "started")
         result |= stages(profiling, time.time() - started)
         speeds = actual_speeds(outcomes, last_entries)
@@ -127,6 +129,7 @@ class ReportOperator(BaseOperator):
         self.mlflow_url = result["mlflow_url"] = run.url
 
         self.log.info("%s", table(result, every))
+        numbers_for_airflow.tell_of_sweep(result, {"dag_id": sweep.dag_id, "task_group": sweep.group_id})
         prune(sweep.folder, self.log.info)
         own = self.settings.checkpoints_budget
         CheckpointBudgets(sweep.folder, own, self.log.info, self.log.warning).keep(at_once=True)

@@ -24,7 +24,7 @@ from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job, check_jobs
-from saturn_airflow.model.references import Reference
+from saturn_airflow.model.references import Reference, to_reference
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import Rule, rule_of
 from saturn_airflow.model.settings import (
@@ -72,6 +72,9 @@ class SaturnSweepOperator(TaskGroup):
         time of day in the DAG's timezone, such as ``"06:00"``, the first after the sweep began. Where no
         plan can meet it, all is planned to end as early as possible, and the plan's log, its page and the
         report say so.
+    :param on_missed_deadline: a function, or its ``"module:name"``, called as ``f(context, deadline)`` when a
+        plan can't meet the deadline, and when the sweep has missed it; ``deadline`` has ``at`` (seconds since
+        the epoch), ``planned`` (whether a plan could meet it) and, at the end, ``late_seconds``.
     :param metric: what the best job is chosen by: ``"eval_loss"``, ``"epoch_loss"`` (the mean training loss
         over the last epoch), ``"loss"``, or a metric of the jobs' own, such as ``"accuracy"`` or, where it
         has several values, ``"scores/f1"``. Default: ``eval_loss`` where all jobs have it, else
@@ -124,6 +127,7 @@ class SaturnSweepOperator(TaskGroup):
         planning_seconds: float = 10.0,
         objective: Objective = MAKESPAN,
         deadline: timedelta | str | None = None,
+        on_missed_deadline: Reference | None = None,
         metric: str | None = None,
         mode: Literal["min", "max"] | None = None,
         register_as: str | None = None,
@@ -156,6 +160,7 @@ class SaturnSweepOperator(TaskGroup):
                 planning_seconds=planning_seconds,
                 objective=objective,
                 deadline=None if deadline is None else Deadline.of(deadline),
+                on_missed_deadline=_checked_function("on_missed_deadline", on_missed_deadline),
                 metric=metric,
                 mode=mode,
                 register_as=_checked_model_name(register_as),
@@ -258,6 +263,10 @@ def _checked_model_name(register_as: str | None) -> str | None:
 
         parse_name(register_as)
     return register_as
+
+
+def _checked_function(name: str, function: Reference | None) -> str | None:
+    return None if function is None else to_reference(function, name, "shop.alerts:page_somebody")
 
 
 def _checked_seconds(name: str, value: timedelta | None) -> float | None:

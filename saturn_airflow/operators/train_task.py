@@ -37,6 +37,7 @@ from saturn_airflow.operators.context import (
 )
 from saturn_airflow.operators.following import FollowingOperator
 from saturn_airflow.operators.live import live_of
+from saturn_airflow.operators.numbers_for_airflow import LeaseWait
 from saturn_airflow.operators.printed import Printed
 from saturn_airflow.operators.retrying import TryAgainError, seconds_until_next_try
 from saturn_airflow.operators.telling import Teller
@@ -319,6 +320,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         run.read_on()
         live = live_of(context["ti"], self.entry, run.spec.folder)
         budgets = self._budgets(context)
+        ti = context["ti"]
+        waits = LeaseWait({"dag_id": ti.dag_id, "node": self.entry.node})
         teller = Teller(self.log, f"{list(self.entry.device_ids)} of {self.entry.node}")
         printed = Printed(run.log, teller.job_prints)
 
@@ -335,6 +338,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             teller.tell(event)
             live.hear([event])
             budgets.hear(event)
+            waits.hear(event)
             self.watch(event)
             if event["event"] != "waiting":
                 self._mlflow(context).follow(event)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -194,6 +195,7 @@ def test_no_two_processes_get_one_port():
     assert free_port(theirs) != theirs
     other.communicate("\n")
     assert free_port(theirs) == theirs, "a claim ends with its process"
+    assert not list(Path(tempfile.gettempdir()).glob(f"saturn-port-{theirs}*")), "it leaves no file"
 
 
 def command(compose: Path) -> subprocess.Popen[str]:
