@@ -43,7 +43,7 @@ class References:
         key = (spec.job.name, spec.technique, spec.devices)
         if key not in self._known:
             folder = self._folder / "-".join(map(str, key))
-            os.environ["SOAK_PACE"] = "0"
+            os.environ |= {"SOAK_PACE": "0", "SATURN_PASS_ENVIRONMENT": "SOAK_*"}
             alone = replace(
                 spec,
                 folder=str(folder),

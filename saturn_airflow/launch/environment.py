@@ -36,8 +36,9 @@ _CLOUDS = (
     "AWS_* BOTO* S3_* MINIO_* GOOGLE_* GCLOUD_* CLOUDSDK_* GCS_* GCE_* AZURE_* IDENTITY_* MSI_* FSSPEC_* "
     "KRB5* HADOOP_* ALIBABA_* OCI_* DATABRICKS_* KUBERNETES_*"
 )
+_SATURNS = "SATURN_* AIRFLOW__SATURN__* AIRFLOW_HOME AIRFLOW_CTX_*"
 #: What is passed on by default, as patterns of names.
-DEFAULT = tuple(f"{_SYSTEM} {_COMPUTING} {_LIBRARIES} {_CLOUDS} SATURN_* AIRFLOW_HOME AIRFLOW_CTX_*".split())
+DEFAULT = tuple(f"{_SYSTEM} {_COMPUTING} {_LIBRARIES} {_CLOUDS} {_SATURNS}".split())
 
 # Airflow's own, and those of shells and service managers: nobody misses them in training.
 _NOT_MISSED = (
