@@ -39,6 +39,7 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
         },
         "best": result.get("best"),
         "compared_by": _compared_by(rounds, result),
+        "champion": result.get("champion"),
         "registered": result.get("registered"),
         "profiling": next(
             (value for _, value in record.all_values(record.of(group, PLAN), "profiling")), None

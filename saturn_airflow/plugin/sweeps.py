@@ -131,6 +131,7 @@ def _figures(session: Session, owners: Owners) -> Iterator[tuple[TaskKey, dict[s
             "best",
             "failed",
             "pruned",
+            "champion",
             "registered",
             "gpu_hours",
         ),

@@ -35,7 +35,7 @@ class Sweep:
 
     :param at: the seconds of the plan at which it stands; None when it has ended.
     :param cancelled: whether somebody marked its DAG run as failed then.
-    :param registered: what its report says of the registry.
+    :param registered: what its report says of the registry; ``champion``, of the one scored anew.
     :param team: the team that its DAG's bundle belongs to.
     """
 
@@ -51,6 +51,7 @@ class Sweep:
     run_id: str = RUN
     cancelled: bool = False
     registered: dict[str, Any] | None = None
+    champion: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.random = random.Random(f"{self.dag_id} {self.run_id}")
@@ -198,6 +199,7 @@ class Sweep:
                 "failed": [*self.broken, *self.unplanned],
                 "pruned": [],
                 "registered": self.registered,
+                "champion": self.champion,
                 "actual_seconds": max(o["ended_at"] for o in outcomes) - self.made,
                 "utilisation": 0.93,
             }

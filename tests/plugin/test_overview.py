@@ -368,6 +368,17 @@ def test_a_cancelled_sweep_is_not_compared_with_its_plan():
     assert [job["status"] for job in page["jobs"]] == ["stopped", "not run"]
 
 
+def test_the_champion_that_was_scored_anew_is_told():
+    beaten = {"version": "3", "metric": "eval_loss", "value": 0.5, "best": 0.4, "beaten_by": 0.1}
+    run = Run("success")
+    run.plan(on("a", 0, 10))
+    run.train(0, "success", "a", **finished(1010, 1020))
+    run.task("report", "report", "success", return_value={"champion": beaten})
+    assert run.page()["champion"] == beaten
+    common = {"dag_id": "d", "run_id": "r", "sweep": "s", "trials": "success", "state": "success"}
+    assert listed([{**common, "tasks": {}, "champion": beaten}])[0]["champion"] == beaten
+
+
 def test_the_list_counts_jobs_and_not_tasks():
     common = {"dag_id": "d", "run_id": "r", "sweep": "s", "trials": "success", "state": "success"}
     ended = {**common, "report": "success", "actual_seconds": 9.0, "jobs": 33, "not_planned": 30}

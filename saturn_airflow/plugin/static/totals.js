@@ -10,13 +10,14 @@ export function drawTotals(element, page, choose) {
   const best = page.best ?? (bestOf(jobs, metric) && { job: bestOf(jobs, metric).name, metric: metric.metric, value: valueOf(bestOf(jobs, metric), metric) });
   const counts = countsOf(jobs);
   const minute = live ? Math.floor(totals.elapsed ?? 0) : totals.elapsed;
-  fill(element, [{ ...totals, elapsed: minute }, counts, best, live, rounds, page.registered], () => {
+  fill(element, [{ ...totals, elapsed: minute }, counts, best, live, rounds, page.champion, page.registered], () => {
     const cards = [];
     const card = (name, value, ...notes) => cards.push(h("div", {}, h("dt", {}, name), h("dd", {}, value), ...notes.filter(Boolean).map((note) => h("dd", { class: "note" }, note))));
     if (best) {
       const pick = h("button", { type: "button", class: "name", onclick: () => choose(best.job) }, best.job);
       card(page.best ? "Best job" : live ? "Leading so far" : "Best of what there is", pick, `${words(best.metric)} ${number(best.value)}`, registered(page.registered));
     }
+    if (page.champion) championCard(page.champion, card);
     if (jobs.length) {
       const ended = jobs.filter((job) => job.status === "finished").length;
       card("Jobs", ended ? `${ended} of ${jobs.length}` : String(jobs.length), inWords(counts));
@@ -36,6 +37,14 @@ const words = (name) => name.replaceAll("_", " ");
 function registered(said) {
   if (!said) return null;
   return said.version ? `${said.name} version ${said.version} @${said.alias}: ${said.reason}` : `not registered: ${said.reason}`;
+}
+
+// Tonight's best beside the champion, both on tonight's data.
+function championCard(champion, card) {
+  const { version, metric, value, beaten_by: by } = champion;
+  const share = value && by ? ` ${percent(Math.abs(by / value), 1)} ${by > 0 ? "better than" : "worse than"}` : "";
+  const name = by > 0 ? "Beats the champion by" : by < 0 ? "Behind the champion by" : "As good as the champion";
+  card(name, number(Math.abs(by)), `${share} version ${version}, which has ${words(metric)} ${number(value)} on this sweep's data`.trim());
 }
 
 function roundsCard({ rounds, rounds_most: most, live }, card) {

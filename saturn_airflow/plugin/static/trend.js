@@ -33,9 +33,19 @@ export function trend(name, group) {
     "section",
     { class: "card trend", "aria-label": name },
     h("h2", {}, name),
-    h("div", { class: "lines" }, line(`best ${metric}`, number(last.best.value), `${change < 0 ? "−" : "+"}${number(Math.abs(change))} since the night before`, group, (sweep) => sweep.best.value, number), line("took", duration(took), `${signed(took / before.actual_seconds - 1)} since the night before`, group, (sweep) => sweep.actual_seconds, duration)),
+    h("div", { class: "lines" }, line(`best ${metric}`, number(last.best.value), `${change < 0 ? "−" : "+"}${number(Math.abs(change))} since the night before`, group, (sweep) => sweep.best.value, number), margins(group), line("took", duration(took), `${signed(took / before.actual_seconds - 1)} since the night before`, group, (sweep) => sweep.actual_seconds, duration)),
     champion(group),
   );
+}
+
+// By how much each night's best was better than the champion of then, on the data of that night.
+function margins(group) {
+  const scored = group.filter((sweep) => typeof sweep.champion?.beaten_by === "number");
+  if (scored.length < 2) return null;
+  const by = scored.at(-1).champion.beaten_by;
+  const won = scored.filter((sweep) => sweep.champion.beaten_by > 0).length;
+  const note = `better in ${won} of ${scored.length} nights`;
+  return line("over the champion", `${by < 0 ? "−" : "+"}${number(Math.abs(by))}`, note, scored, (sweep) => sweep.champion.beaten_by, number, 0);
 }
 
 // What became of the registered model that night.
@@ -45,13 +55,16 @@ function champion(group) {
   return h("p", { class: "muted" }, said.version ? `${said.name} version ${said.version} @${said.alias}: ${said.reason}` : `Not registered: ${said.reason}`);
 }
 
-function line(name, value, note, group, valueOf, show) {
+// base: a value to draw a line at.
+function line(name, value, note, group, valueOf, show, base = null) {
   const [width, height, pad] = [260, 56, 6];
   const values = group.map(valueOf);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const all = base === null ? values : [...values, base];
+  const [low, high] = [Math.min(...all), Math.max(...all)];
   const x = (index) => pad + ((width - 2 * pad) * index) / (group.length - 1);
   const y = (v) => height - pad - (height - 2 * pad) * (high > low ? (v - low) / (high - low) : 0.5);
   const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${name}, ${group.length} nights: ${show(values[0])} to ${show(values.at(-1))}` });
+  if (base !== null) svg.append(element("line", { x1: pad, x2: width - pad, y1: y(base), y2: y(base), class: "base" }));
   svg.append(element("path", { d: values.map((v, index) => `${index ? "L" : "M"}${x(index).toFixed(1)} ${y(v).toFixed(1)}`).join(""), class: "main" }));
   group.forEach((sweep, index) => {
     const link = element("a", { href: planAddress(sweep.dag_id, sweep.run_id, sweep.sweep) });
