@@ -8,7 +8,6 @@ from typing import Any
 
 DOCS = Path(__file__).parent
 _OUT_OF_DOCS = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]*)(#[^)\s]*)?\)")
-_ROLE = re.compile(r":(?:func|class|meth|attr|mod|data):<code>~?([^<]*)</code>")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -21,8 +20,3 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return found[1]
 
     return _OUT_OF_DOCS.sub(unlinked, markdown)
-
-
-def on_page_content(html: str, **_: Any) -> str:
-    """Cross-references of docstrings, such as :func:`grid`, become the name alone."""
-    return _ROLE.sub(lambda found: f"<code>{found[1].rpartition('.')[2]}</code>", html)

@@ -21,6 +21,13 @@ def test_the_page_lists_every_file() -> None:
     assert list_files.PAGE.read_text() == list_files.page(), "run: python docs/list_files.py"
 
 
+def test_the_reference_says_what_docstrings_say() -> None:
+    import list_api
+
+    page = list_api.PAGE.read_text()
+    assert page == list_api.written(page), "run: python docs/list_api.py"
+
+
 @pytest.mark.parametrize(("old", "new"), sorted(_names().items()))
 def test_an_old_name_is_the_module_itself(old: str, new: str) -> None:
     sys.modules.pop(old, None)
