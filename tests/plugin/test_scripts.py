@@ -76,3 +76,29 @@ def test_links_are_those_of_the_sweep_that_is_shown(server: Server) -> None:
     expect(compare).to_have_attribute("href", "/saturn/compare/d?sweep=one&after=r")
     page.locator("#sweep").select_option("two")
     expect(compare).to_have_attribute("href", "/saturn/compare/d?sweep=two&after=r")
+
+
+def champion(beaten_by: float) -> dict[str, Any]:
+    found = {"version": "3", "metric": "eval_loss", "value": 0.5, "best": 0.5 - beaten_by}
+    return {**found, "beaten_by": beaten_by}
+
+
+def test_by_how_much_the_champion_was_beaten(server: Server) -> None:
+    night = {**Run("success").page(), "curves": {}, "curves_at": None, "champion": champion(0.05)}
+    server.data = {"": night}
+    card = server.open("plan.html", dag_id="d", run_id="r").locator("#totals div", has_text="champion")
+    expect(card).to_have_text(
+        "Beats the champion by0.0510.0 % better than version 3, which has eval loss 0.5 on this sweep's data"
+    )
+    server.data = {"": {**night, "champion": champion(-0.05)}}
+    card = server.open("plan.html", dag_id="d", run_id="r").locator("#totals div", has_text="champion")
+    expect(card).to_contain_text("Behind the champion by0.0510.0 % worse than version 3")
+    nights = listed("late", "early")
+    for sweep, by in zip(nights["sweeps"], (-0.05, 0.1), strict=True):
+        best = {"job": "a", "metric": "eval_loss", "value": 0.5 - by}
+        sweep |= {"best": best, "champion": champion(by), "actual_seconds": 9.0}
+    server.data = {"": nights}
+    trend = server.open("sweeps.html").locator(".trend")
+    expect(trend).to_contain_text("over the champion−0.05better in 1 of 2 nights")
+    expect(trend.locator("circle")).to_have_count(6)
+    expect(trend.locator("line.base")).to_have_count(1)
