@@ -11,7 +11,10 @@ import torch
 from torch import nn
 
 #: The modules of families, in the order of the table.
-ROOMS = ("decoders", "encoders", "seq2seq", "images", "speech", "several", "plain", "oddities", "unseen")
+ROOMS = (
+    *("decoders", "encoders", "seq2seq", "images", "speech", "several"),
+    *("plain", "oddities", "unseen", "uncommon"),
+)
 
 
 @dataclass(frozen=True)
