@@ -43,8 +43,13 @@ class ModuleState:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """The remembered state inside, the one before after: changes that are made inside are lost."""
+        """The remembered state inside, the one before after: changes that are made inside are lost.
+
+        So are hooks that modules get inside: a model that hooks itself when it is first called, and notes
+        that in an attribute, would be hooked twice.
+        """
         now = [_entries(holder) for holder in self._holders()]
+        hooks = [(held, tuple(held)) for held in self._hooks()]
         generators, said = _generators(), self._what_is_said()
         memo: dict[int, Any] = {}
         try:
@@ -56,6 +61,9 @@ class ModuleState:
         finally:
             for holder, entries in zip(self._holders(), now, strict=True):
                 _replace(holder, entries)
+            for held, before in hooks:
+                for key in held.keys() - before if len(held) > len(before) else ():
+                    del held[key]
             self._say(said)
             _set_generators(generators)
 
@@ -70,6 +78,13 @@ class ModuleState:
         for module in self._modules:
             yield module._buffers
             yield vars(module)
+
+    def _hooks(self) -> Iterator[dict[int, Any]]:
+        for module in self._modules:
+            yield module._forward_pre_hooks
+            yield module._forward_hooks
+            yield module._backward_pre_hooks
+            yield module._backward_hooks
 
 
 def says_its_state(module: nn.Module) -> bool:

@@ -43,14 +43,17 @@ _TELLING = {
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks that can be gathered by themselves: those that share no weights with anything else."""
+    """The blocks that can be gathered by themselves: those that are there once, and share no weights with
+    anything else."""
+    names = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     uses: Counter[nn.Parameter] = Counter(
         parameter for module in model.modules() for parameter in module.parameters(recurse=False)
     )
     return [
         block
         for _, block in find_blocks(model)
-        if Counter(p for module in block.modules() for p in module.parameters(recurse=False)).items()
+        if names[block] == 1
+        and Counter(p for module in block.modules() for p in module.parameters(recurse=False)).items()
         <= uses.items()
     ]
 

@@ -24,6 +24,9 @@ Attributes = dict[str, dict[str, Any]]
 _MOST = 2**14  # items of a container
 _LOOKED_AT = 64  # items of a container that no checkpoint can hold
 _DEEP = 4  # attributes of attributes of ... that are looked at where nothing can be kept
+# That transformers has hooked this model, which it does when outputs of layers are first asked for: one that
+# is loaded anew is not hooked yet.
+_OF_THIS_PROCESS = frozenset({"_output_capturing_hooks_installed"})
 #: What :meth:`ModelAttributes.values` calls what a module says of itself.
 EXTRA = "get_extra_state()"
 
@@ -178,7 +181,8 @@ def is_plain(value: Any, *, objects: bool = False, left: list[int] | None = None
 
 
 def _own(module: nn.Module) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value in list(vars(module).items()) if key not in plain_values.OF_MODULES]
+    left_out = plain_values.OF_MODULES | _OF_THIS_PROCESS
+    return [(key, value) for key, value in list(vars(module).items()) if key not in left_out]
 
 
 def seen(value: Any, memo: dict[int, Any], deep: int = _DEEP) -> Any:

@@ -19,9 +19,11 @@ from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.parallelism import caches
 from saturn_airflow.parallelism.blocks import recompute_blocks
+from saturn_airflow.parallelism.module_state import ModuleState
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.spilling import Spilled
 from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.model_attributes import ModelAttributes
 from saturn_airflow.training.ranks import Ranks
 
 VOCABULARY, STEPS = 20, 3
@@ -196,3 +198,20 @@ def test_caches_are_off_in_every_part() -> None:
     own.use_cache = True
     caches.switch_off(own)
     assert own.use_cache
+
+
+def test_a_model_that_hooks_itself_is_hooked_once_and_anew_when_resumed() -> None:
+    """Transformers hooks a model when outputs of its layers are first asked for, and notes that it did."""
+    cpu = torch.device("cpu")
+
+    def states(model: nn.Module) -> int:
+        return len(model(input_ids=torch.arange(5)[None], output_hidden_states=True).hidden_states)
+
+    wanted = states(mixtral())
+    looked_at, resumed = mixtral(), mixtral()
+    attributes = ModelAttributes(looked_at, cpu)
+    with ModuleState(looked_at.modules()).put_back():
+        assert states(looked_at) == wanted
+    assert states(looked_at) == wanted
+    ModelAttributes(resumed, cpu).set(attributes.values()[0])
+    assert states(resumed) == wanted
