@@ -28,7 +28,7 @@ def job(**model_args: Any) -> Job:
     return Job("bert", load_model="trainer_jobs:trainer", trainer=True, model_args=model_args)
 
 
-def request(one: Job, folder: Path, **changes: Any) -> TrainRequest:
+def request(one: Job, folder: Path | str, **changes: Any) -> TrainRequest:
     settings = {"checkpoint_seconds": None, **changes}
     return TrainRequest(job=one.to_dict(), technique="single", folder=str(folder), **settings)
 
@@ -136,6 +136,16 @@ def test_what_could_not_be_resumed_is_refused_by_name(
     with pytest.raises((JobError, ChangesResultError)) as caught:
         guarded.measure(request(job(**model_args), tmp_path, measure=Measure(batches=3)), here)
     assert says in str(caught.value)
+
+
+def test_by_hand_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = job(output_dir=str(tmp_path / "own"))  # which a Trainer makes as it is made
+    few, all_of_it = run(request(one, "", batch_count=4), request(one, ""))
+    assert (len(steps(few)), few["result"]["status"]) == (4, "stopped")
+    assert (len(steps(all_of_it)), all_of_it["result"]["status"]) == (18, "finished")
+    assert not list((tmp_path / "own").iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
 def test_a_checkpoint_of_other_arguments_or_a_damaged_one_is_not_taken(tmp_path: Path) -> None:

@@ -81,6 +81,10 @@ class Telling(TrainerCallback):
             if self._end and not control.should_save:
                 raise Ended
             return
+        if not training.keeps:
+            if self._end and state.global_step < state.max_steps:
+                raise Ended
+            return
         if self._save_due(state.global_step, now) or self._end:
             # After an epoch's last step its evaluation is still to come.
             self._save = self._ends_epoch(state)
@@ -111,7 +115,7 @@ class Telling(TrainerCallback):
             return  # to go on from here would leave out the epoch's end
         kept.seal(path, training.facts())
         self._saved_step = state.global_step
-        if training.request.measure is None:
+        if training.keeps:
             seconds = time.perf_counter() - began
             training.ranks.emit("checkpoint", step=state.global_step, path=str(path), seconds=seconds)
         self._since = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,11 @@ class TrainerTraining:
         self.ended = ""
 
     @property
+    def keeps(self) -> bool:
+        """Whether checkpoints and the model are to stay."""
+        return self.request.measure is None and bool(self.request.folder)
+
+    @property
     def warmups(self) -> int:
         """Steps that are not timed."""
         return self.request.measure.warmups if self.request.measure is not None else _WARMUPS
@@ -100,7 +106,8 @@ class TrainerTraining:
         elif self.request.measure is None and status == "finished":
             if self.total is not None and self.step < self.total:
                 self.ended = "a callback of the Trainer's ended it"
-            export_trained(trainer.model, self.job, self.folder.parent / "model")
+            if self.keeps:
+                export_trained(trainer.model, self.job, self.folder.parent / "model")
         return self._result(status)
 
     def _go_on(self, path: Path, facts: dict[str, Any]) -> None:
@@ -241,7 +248,10 @@ class TrainerTraining:
 
 def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     """Train as :func:`saturn_airflow.training.loop.train` does."""
-    return TrainerTraining(request, ranks, request.checkpoints).run()
+    if request.folder:
+        return TrainerTraining(request, ranks, request.checkpoints).run()
+    with tempfile.TemporaryDirectory(prefix="saturn-trainer-") as folder:
+        return TrainerTraining(request, ranks, Path(folder)).run()
 
 
 def _is_metric(name: str) -> bool:
