@@ -30,9 +30,9 @@ from arriving import peers, workload
 from machine import describe
 
 from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
-from saturn_airflow.planning.sharing.forecast import plan_together
-from saturn_airflow.planning.sharing.replay import Arrival, Decide, Replay, replay
-from saturn_airflow.planning.sharing.turns import decide
+from saturn_airflow.sharing.forecast import plan_together
+from saturn_airflow.sharing.replay import Arrival, Decide, Replay, replay
+from saturn_airflow.sharing.turns import decide
 
 RESULTS = Path(__file__).parent / "results" / "arrivals.json"
 #: How wide jobs of peers are: by the least share of the thriftiest strategy's efficiency.

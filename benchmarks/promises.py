@@ -32,9 +32,9 @@ from saturn_airflow.model.sharing import (
     SharingRules,
     least_seconds,
 )
-from saturn_airflow.planning.sharing.error_law import ErrorLaw, PastError, fit
-from saturn_airflow.planning.sharing.odds import drawn_jobs, odds
-from saturn_airflow.planning.sharing.replay import replay
+from saturn_airflow.sharing.error_law import ErrorLaw, PastError, fit
+from saturn_airflow.sharing.odds import drawn_jobs, odds
+from saturn_airflow.sharing.replay import replay
 
 NODES = (Node("a", 4, "gpu"), Node("b", 4, "gpu"))
 RULES = SharingRules()

@@ -10,8 +10,8 @@ from saturn_airflow.model.plan import Assignment, Place
 from saturn_airflow.model.problem import PlannedJob, Problem, Way
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
 from saturn_airflow.planning.planner import solve
-from saturn_airflow.planning.sharing.replay import Decide
-from saturn_airflow.planning.sharing.turns import Decision, Turn
+from saturn_airflow.sharing.replay import Decide
+from saturn_airflow.sharing.turns import Decision, Turn
 
 Choose = Callable[[PlannedJob], Way]
 

@@ -9,7 +9,7 @@ import random
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedJob, SharedSweep, least_seconds
-from saturn_airflow.planning.sharing.replay import Arrival
+from saturn_airflow.sharing.replay import Arrival
 
 NODES = tuple(Node(f"node{i:02d}", 8, "a100") for i in range(4))
 DAY = 86400.0

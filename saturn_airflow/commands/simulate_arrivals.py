@@ -15,14 +15,14 @@ from saturn_airflow.model.sharing import SharingRules, least_seconds
 
 if TYPE_CHECKING:
     from saturn_airflow.model.sharing import SharedJob, SharedSweep
-    from saturn_airflow.planning.sharing.arrivals_file import ArrivalsFile
-    from saturn_airflow.planning.sharing.replay import Arrival, Replay
+    from saturn_airflow.sharing.arrivals_file import ArrivalsFile
+    from saturn_airflow.sharing.replay import Arrival, Replay
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print."""
-    from saturn_airflow.planning.sharing.arrivals_file import ArrivalsFile
-    from saturn_airflow.planning.sharing.replay import replay
+    from saturn_airflow.sharing.arrivals_file import ArrivalsFile
+    from saturn_airflow.sharing.replay import replay
 
     if args.fail_node or args.selection:
         raise InvalidSweepError(
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 def _arrival(sweep: SharedSweep, file: ArrivalsFile, args: argparse.Namespace) -> Arrival:
     """``sweep`` with launches, and what its jobs really take."""
     from saturn_airflow.planning.online.simulation import truth, with_launches
-    from saturn_airflow.planning.sharing.replay import Arrival
+    from saturn_airflow.sharing.replay import Arrival
 
     problem = Problem(sweep.name, file.nodes, tuple(job.job for job in sweep.jobs))
     expected = with_launches(problem, args.launch)

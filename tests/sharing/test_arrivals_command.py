@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from saturn_airflow.cli import main
-from saturn_airflow.planning.sharing.arrivals_file import ArrivalsFile
+from saturn_airflow.sharing.arrivals_file import ArrivalsFile
 
 STRATEGIES = [{"technique": "ddp", "devices": k, "seconds": {"a100": 800 / k**0.8}} for k in (1, 2, 4)]
 

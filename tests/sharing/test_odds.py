@@ -13,8 +13,8 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
-from saturn_airflow.planning.sharing.error_law import ErrorLaw, PastError, fit
-from saturn_airflow.planning.sharing.odds import Ends, odds
+from saturn_airflow.sharing.error_law import ErrorLaw, PastError, fit
+from saturn_airflow.sharing.odds import Ends, odds
 
 NODES = (Node("a", 1, "gpu"),)
 RULES = SharingRules()

@@ -25,9 +25,9 @@ from saturn_airflow.model.sharing import (
     SharingRules,
     least_seconds,
 )
-from saturn_airflow.planning.sharing.forecast import plan_together
-from saturn_airflow.planning.sharing.replay import Arrival, NodeChange, Ran, Replay, replay
-from saturn_airflow.planning.sharing.turns import Decision, decide
+from saturn_airflow.sharing.forecast import plan_together
+from saturn_airflow.sharing.replay import Arrival, NodeChange, Ran, Replay, replay
+from saturn_airflow.sharing.turns import Decision, decide
 
 NODES = (Node("a", 4, "gpu"), Node("b", 4, "gpu"), Node("c", 2, "old"))
 RULES = SharingRules(checkpoint=5.0, quiet=200.0, largest_stretch=5.0)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from saturn_airflow.model.problem import Way
 from saturn_airflow.model.sharing import SharedCluster, SharingRules
-from saturn_airflow.planning.sharing.devices import Devices, Entry
-from saturn_airflow.planning.sharing.ranking import ways_on
+from saturn_airflow.sharing.devices import Devices, Entry
+from saturn_airflow.sharing.ranking import ways_on
 
 #: What seconds of a job count for at least that is not its sweep's last.
 _NOT_LAST = 0.1

@@ -4,7 +4,7 @@ Devices are given away in two passes. First each sweep, in its turn, gets device
 many as are thrifty when others wait behind it, more when few do. What runs stays, unless somebody before it
 in the order needs its devices and it still has several times as long to go as a stop costs. Then the
 devices that are left widen whoever gains most seconds per device, weighted towards sweeps that end soon
-(:mod:`saturn_airflow.planning.sharing.widening`).
+(:mod:`saturn_airflow.sharing.widening`).
 
 A decision depends on the state alone: whoever decides anew from the same state decides the same.
 """
@@ -18,9 +18,9 @@ from typing import NamedTuple
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Way
 from saturn_airflow.model.sharing import SharedCluster, SharingRules
-from saturn_airflow.planning.sharing.devices import Devices, Entry
-from saturn_airflow.planning.sharing.ranking import kinds_of, pushes, rank, ways_on
-from saturn_airflow.planning.sharing.widening import widen
+from saturn_airflow.sharing.devices import Devices, Entry
+from saturn_airflow.sharing.ranking import kinds_of, pushes, rank, ways_on
+from saturn_airflow.sharing.widening import widen
 
 #: A device-second is worth this much for each sweep that waits behind, shared out among all devices: what a
 #: wide job takes too much delays all of them, and those that are still to arrive.

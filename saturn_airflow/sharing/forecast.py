@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharedCluster, SharingRules
-from saturn_airflow.planning.sharing.replay import Key, Ran, replay
-from saturn_airflow.planning.sharing.turns import Decision, decide
+from saturn_airflow.sharing.replay import Key, Ran, replay
+from saturn_airflow.sharing.turns import Decision, decide
 
 
 @dataclass(frozen=True)

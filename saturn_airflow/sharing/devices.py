@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Way
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
-from saturn_airflow.planning.sharing.ranking import Rank
+from saturn_airflow.sharing.ranking import Rank
 
 
 @dataclass(eq=False)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.problem import PlannedJob
 from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
-from saturn_airflow.planning.sharing.error_law import ErrorLaw
-from saturn_airflow.planning.sharing.replay import Key, replay
+from saturn_airflow.sharing.error_law import ErrorLaw
+from saturn_airflow.sharing.replay import Key, replay
 
 #: How often the future is drawn: with these, 90% is the 54th of 60.
 DRAWS = 59

@@ -1,7 +1,7 @@
 """A shared cluster over time, on paper: sweeps arrive, jobs run and end; at each event it is decided anew.
 
 The same loop foretells when what is active ends, and replays sweeps that arrive over days. Only training is
-made up: decisions are those of :func:`saturn_airflow.planning.sharing.turns.decide`.
+made up: decisions are those of :func:`saturn_airflow.sharing.turns.decide`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
 from saturn_airflow.planning.online.learning import Seen, corrected_jobs
-from saturn_airflow.planning.sharing.turns import Decision, decide
+from saturn_airflow.sharing.turns import Decision, decide
 
 #: Seconds, and the share of its training, after which the speed of a job is known.
 _SEEN_SECONDS, _SEEN_SHARE = 60.0, 0.02

@@ -14,7 +14,7 @@ from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.model.sharing import SharedJob, SharedSweep, least_seconds
-from saturn_airflow.planning.sharing.replay import NodeChange
+from saturn_airflow.sharing.replay import NodeChange
 
 
 @dataclass(frozen=True)
