@@ -17,12 +17,13 @@ import stat
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import trusted_folder
 from saturn_airflow.launch.trusted_folder import UntrustedFolderError
+from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import InvalidSweepError
 
 FOLDER_VARIABLE = "SATURN_LEASES_FOLDER"
@@ -40,11 +41,18 @@ class Holder:
     :param who: words for people, such as ``"nightly_retrain/2026-11-21 sweep: job gpt2-small"``.
     :param pid: of the process that asked.
     :param since: seconds since the epoch.
+    :param claim: of a job of a sweep, what others need to know of it.
     """
 
     who: str
     pid: int
     since: float
+    claim: Claim | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """This holder as JSON-ready data."""
+        own = {"who": self.who, "pid": self.pid, "since": self.since}
+        return own if self.claim is None else {**own, "claim": self.claim.to_dict()}
 
     @classmethod
     def read(cls, data: Any) -> Holder:
@@ -58,7 +66,10 @@ class Holder:
         words = "".join(character if character.isprintable() else "?" for character in who)
         if not _is_count(data["pid"]) or not _is_number(data["since"]):
             raise ValueError("its process or time is not a number")
-        return cls(words, data["pid"], float(data["since"]))
+        claim = None
+        with contextlib.suppress(ValueError):
+            claim = Claim.from_dict(data["claim"]) if "claim" in data else None
+        return cls(words, data["pid"], float(data["since"]), claim)
 
 
 class LeaseFolder:
@@ -144,8 +155,15 @@ class LeaseFolder:
         if not _try_lock(file):
             os.close(file)
             return None
-        _write(file, asdict(replace(holder, since=time.time())))
+        _write(file, replace(holder, since=time.time()).to_dict())
         return file
+
+    def tell(self, file: int, holder: Holder) -> None:
+        """Say anew who holds a device.
+
+        :param file: what :meth:`lock_device` gave.
+        """
+        _write(file, holder.to_dict())
 
     def tickets(self) -> list[Ticket]:
         """Tickets of live waiters, first in line first; this user's dead ones are removed."""
@@ -170,7 +188,12 @@ class LeaseFolder:
 
     def new_ticket(self, priority: Priority, holder: Holder, wanted: tuple[str, ...], need: int) -> Ticket:
         """Enter the line."""
-        data = {"priority": list(priority), "holder": asdict(holder), "wanted": list(wanted), "need": need}
+        data = {
+            "priority": list(priority),
+            "holder": holder.to_dict(),
+            "wanted": list(wanted),
+            "need": need,
+        }
         name = uuid.uuid4().hex
         with self.gate():
             file = self._open(self._tickets, name, create=True)
@@ -285,9 +308,16 @@ class Ticket:
         self.wanted: tuple[str, ...] = tuple(wanted)
         self.need: int = need
         self.order = (*priority, self.holder.since, name)
+        self._data = data
         self._name = name
         self._file = file
         self._folder = folder
+
+    def tell(self, holder: Holder) -> None:
+        """Say anew who waits."""
+        assert self._file is not None, "only who waits may say who it is"
+        self.holder = holder
+        _write(self._file, {**self._data, "holder": holder.to_dict()})
 
     def close(self) -> None:
         """Leave the line."""

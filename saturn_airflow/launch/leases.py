@@ -17,12 +17,20 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from saturn_airflow.launch.lease_folder import FOLDER_VARIABLE, Holder, LeaseFolder, Priority, Ticket
+from saturn_airflow.launch import turns
+from saturn_airflow.launch.lease_folder import FOLDER_VARIABLE, Holder, LeaseFolder, Priority
+from saturn_airflow.launch.turns import Sharing
+from saturn_airflow.model.claims import HERE, Claim
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.plan import Place
 
 log = logging.getLogger(__name__)
+
+#: Seconds between two looks of who waits behind many.
+_LONGEST_PAUSE = 2.0
 
 
 class GivenUpError(Exception):
@@ -32,10 +40,25 @@ class GivenUpError(Exception):
 class Lease:
     """Devices held by this process and those that inherit :attr:`files`, until the last of them is gone."""
 
-    def __init__(self, devices: tuple[str, ...], files: tuple[int, ...]) -> None:
+    def __init__(
+        self, devices: tuple[str, ...], files: tuple[int, ...], holder: Holder, place: Place | None = None
+    ) -> None:
         self.devices = devices
+        #: Under what its job is to run there, where that was decided with other sweeps; else as planned.
+        self.place = place
+        #: As the files of the devices say.
+        self.holder = holder
         #: Open files; a process that has one of them keeps the device.
         self.files = files
+
+    def tell(self, claim: Claim, room: LeaseFolder) -> None:
+        """Tell those who wait how far the job is by now.
+
+        :param room: the folder of the lease, whose gate the caller holds.
+        """
+        self.holder = replace(self.holder, claim=claim)
+        for file in self.files:
+            room.tell(file, self.holder)
 
     def release(self) -> None:
         """Give up this process's hold."""
@@ -93,6 +116,8 @@ def acquire(
     on_wait: Callable[[list[str]], object] = lambda holders: None,
     on_ignored: Callable[[str], object] = lambda what: None,
     give_up: Callable[[], bool] = lambda: False,
+    sharing: Sharing | None = None,
+    overtakes: bool = False,
 ) -> Lease:
     """Wait for devices and hold them.
 
@@ -103,12 +128,16 @@ def acquire(
     :param on_wait: called with the words of those waited for, whenever they change.
     :param on_ignored: called once with each thing in the folder that is not as Saturn writes it, and why.
     :param give_up: asked again and again; when it says True the wait ends.
+    :param sharing: for a job of a sweep: where others want devices of the node, turns are decided together,
+        and with them which devices it gets, how many, and under what it runs.
+    :param overtakes: for what is over in no time: take free devices before jobs with claims that wait.
     :raises GivenUpError: when ``give_up`` said so.
     :raises InvalidSweepError: when there are fewer devices than asked for, or the folder can't be used.
     """
     told: list[str] | None = None
     told_of = set[str]()
-    with contextlib.closing(Waiter(devices, who, count=count, priority=priority, folder=folder)) as waiter:
+    waiter = Waiter(devices, who, count, priority, folder, sharing, overtakes)
+    with contextlib.closing(waiter):
         while (lease := waiter.take()) is None:
             for what in waiter.ignored - told_of:
                 on_ignored(what)
@@ -118,7 +147,7 @@ def acquire(
                 on_wait(told)
             if give_up():
                 raise GivenUpError
-            time.sleep(min(0.1 * (1 + waiter.ahead), 1.0))
+            time.sleep(min(0.1 * (1 + waiter.ahead), _LONGEST_PAUSE))
     return lease
 
 
@@ -162,11 +191,13 @@ class Waiter:
         self,
         devices: Sequence[str],
         who: str,
-        *,
         count: int | None = None,
         priority: Priority = (0.0, 0),
         folder: Path | None = None,
+        sharing: Sharing | None = None,
+        overtakes: bool = False,
     ) -> None:
+        self._sharing, self._overtakes = sharing, overtakes
         self.wanted = tuple(dict.fromkeys(devices))
         self.need = len(self.wanted) if count is None else count
         if not 1 <= self.need <= len(self.wanted):
@@ -178,7 +209,7 @@ class Waiter:
         self.ignored: set[str] = set()
         self.ahead = 0
         self._room = LeaseFolder(folder or default_folder())
-        holder = Holder(who, os.getpid(), time.time())
+        holder = Holder(who, os.getpid(), time.time(), None if sharing is None else sharing.claim)
         self._ticket = self._room.new_ticket(priority, holder, self.wanted, self.need)
 
     def take(self) -> Lease | None:
@@ -186,13 +217,14 @@ class Waiter:
         room, ticket = self._room, self._ticket
         with room.gate():
             held = room.holders()
-            line = [other for other in room.tickets() if other.order < ticket.order]
-            mine = _grant(ticket, line, set(held))
+            tickets = room.tickets()
+            mine, place = turns.next_devices(ticket, tickets, held, self._sharing, self._overtakes)
             self.ignored = {f"{name}: {why}" for name, why in room.ignored.items()}
-            if mine and (lease := _lock(room, mine, ticket.holder)):
+            if mine and (lease := self._lock(mine, place)):
                 ticket.close()
                 return lease
         users = [held[device].who for device in ticket.wanted if device in held]
+        line = [other for other in tickets if other.order < ticket.order]
         before = [other.holder.who for other in line if set(other.wanted) & set(ticket.wanted)]
         self.ahead = len(before)
         self.blockers = list(dict.fromkeys([*users, *before]))
@@ -202,27 +234,29 @@ class Waiter:
         """Leave the line."""
         self._ticket.close()
 
+    def _lock(self, devices: tuple[str, ...], place: Place | None) -> Lease | None:
+        """Lock all of them; none where one is held after all, by a process that passed the gate by."""
+        files: list[int] = []
+        holder = replace(self._ticket.holder, since=time.time())
+        if holder.claim is not None:
+            holder = replace(holder, claim=self._placed(holder.claim, devices, place, holder.since))
+        with contextlib.ExitStack() as taken:
+            for device in devices:
+                file = self._room.lock_device(device, holder)
+                if file is None:
+                    return None
+                taken.callback(os.close, file)
+                files.append(file)
+            taken.pop_all()
+        return Lease(devices, tuple(files), holder, place)
 
-def _grant(ticket: Ticket, line: list[Ticket], held: set[str]) -> tuple[str, ...]:
-    """The devices that ``ticket`` may take with ``line`` before it; none if it must wait."""
-    taken = set(held)
-    for other in line:
-        # Who is before and can't go yet still keeps what is free, or a wide job would wait for ever.
-        free = [device for device in other.wanted if device not in taken]
-        taken.update(other.wanted if other.need == len(other.wanted) else free[: other.need])
-    mine = [device for device in ticket.wanted if device not in taken][: ticket.need]
-    return tuple(mine) if len(mine) == ticket.need else ()
-
-
-def _lock(room: LeaseFolder, devices: tuple[str, ...], holder: Holder) -> Lease | None:
-    """Lock all of them; none where one is held after all, by a process that passed the gate by."""
-    files: list[int] = []
-    with contextlib.ExitStack() as taken:
-        for device in devices:
-            file = room.lock_device(device, holder)
-            if file is None:
-                return None
-            taken.callback(os.close, file)
-            files.append(file)
-        taken.pop_all()
-    return Lease(devices, tuple(files))
+    def _placed(
+        self, claim: Claim, devices: tuple[str, ...], place: Place | None, now: float
+    ) -> Claim | None:
+        """The claim of the job once it has ``devices``."""
+        if place is None:
+            assert self._sharing is not None, "who has a claim shares"
+            ids = tuple(number for number, name in enumerate(self._sharing.node) if name in devices)
+            place = Place(claim.technique, len(ids), HERE, ids)
+        placed = claim.with_job(place=place, since=now)
+        return placed.with_job(setting_up=placed.job.option.setup)

@@ -70,12 +70,18 @@ def of(folder: str | Path) -> Progress:
     losses: dict[int, dict[int, float]] = {}
     history: dict[str, dict[float, float]] = {}
     for run in runs.all_of(folder):
-        spec, took, training = run.spec, [], False
-        end = run.end
+        spec, training = run.spec, False
+        took: list[float] = []
+        end, strategy = run.end, (spec.technique, spec.devices)
         for event in run.so_far():
             match event["event"]:
                 case "leased":
                     training = True
+                    if "technique" in event:
+                        now_under = event["technique"], len(event["devices"])
+                        took, strategy = (took if now_under == strategy else []), now_under
+                case "gave_way":
+                    training = False
                 case "start":
                     total, per_epoch = event["total_batches"], event["batches_per_epoch"]
                 case "step":
@@ -89,7 +95,7 @@ def of(folder: str | Path) -> Progress:
                     slowest = max(slowest, event["seconds"])
         status, alive = (end["status"], None) if end is not None else (None, run)
         if len(took) >= _WARMUPS + _ENOUGH:
-            key = (spec.technique, spec.devices, spec.kind)
+            key = (*strategy, spec.kind)
             speeds[key] = Speed(*key, statistics.median(took[_WARMUPS:][-_LATELY:]))
     whole = {
         epoch + 1.0: statistics.fmean(by_step.values())

@@ -11,7 +11,9 @@ from typing import Any, Literal
 from saturn_airflow.launch import host_memory
 from saturn_airflow.launch.request import Measure
 from saturn_airflow.model import formats
+from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.definition import Definition
+from saturn_airflow.model.entries import Strategy
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 
@@ -53,6 +55,10 @@ class RunSpec:
         ``job``. A checkpoint of another definition is refused.
     :param goes_on_from: the hash of another definition whose checkpoints are taken all the same.
     :param initial_weights: the safetensors file that the job's ``init_from`` means; empty where it has none.
+    :param claim: what others who want the node's devices are told of the job, by which turns are decided;
+        None where it waits in the line behind those whose plan is older.
+    :param strategies: what the job may run under where others want devices too; ``technique`` and ``devices``
+        are the planned.
     :param warnings: what the user is to be told first.
     :param host_memory: how much of the machine's memory its processes may use together: an amount, or a
         part of what the machine has; ``"0"`` for all they want.
@@ -89,6 +95,8 @@ class RunSpec:
     definition: Mapping[str, Any] = field(default_factory=dict)
     goes_on_from: str | None = None
     initial_weights: str = ""
+    claim: Claim | None = None
+    strategies: tuple[Strategy, ...] = ()
     warnings: tuple[str, ...] = ()
     host_memory: str = host_memory.DEFAULT
 
@@ -113,7 +121,8 @@ class RunSpec:
         """This spec as JSON-ready data."""
         own: dict[str, Any] = {"measure": self.measure._asdict(), "job": self.job.to_dict()}
         own["alike"] = [job.to_dict() for job in self.alike]
-        return {**formats.stamp(_SPEC), **asdict(replace(self, alike=())), **own}
+        own["claim"] = None if self.claim is None else self.claim.to_dict()
+        return {**formats.stamp(_SPEC), **asdict(replace(self, alike=(), claim=None)), **own}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunSpec:
@@ -121,6 +130,9 @@ class RunSpec:
         fields = formats.known_fields(cls, data)
         fields["job"] = Job.from_dict(fields["job"])
         fields["alike"] = tuple(map(Job.from_dict, fields.get("alike", ())))
+        claim = fields.get("claim")
+        fields["claim"] = None if claim is None else Claim.from_dict(claim)
+        fields["strategies"] = tuple(map(Strategy.from_dict, fields.get("strategies", ())))
         fields["measure"] = _measure(fields.get("measure", {}))
         for name in ("priority", "technique_folders", "path", "warnings"):
             if name in fields:

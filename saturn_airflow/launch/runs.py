@@ -387,12 +387,17 @@ def time_on_devices(folder: str | Path, counts: Callable[[Run], bool] = Run.exis
     """
     started, ended, held = [], [], 0.0
     for run in filter(counts, all_of(folder)):
-        events = run.so_far()
-        leased = [event["time"] for event in events if event["event"] == "leased"]
-        if leased:
-            started.append(leased[0])
-            ended.append(events[-1]["time"])
-            held += events[-1]["time"] - leased[0]
+        events, since = run.so_far(), None
+        for event in events:
+            if event["event"] == "leased" and since is None:
+                since = event["time"]
+                started.append(since)
+            elif since is not None and (event["event"] == "gave_way" or event is events[-1]):
+                ended.append(event["time"])
+                held += event["time"] - since
+                since = None
+        if since is not None:
+            ended.append(since)
     return {"started_at": min(started), "ended_at": max(ended), "actual_seconds": held} if started else {}
 
 

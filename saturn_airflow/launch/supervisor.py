@@ -22,6 +22,7 @@ from typing import Any
 from saturn_airflow.launch import devices, failures, job_log, launching, leases, runs, scratch, warm
 from saturn_airflow.launch.emitted import Told
 from saturn_airflow.launch.failures import Failure, RanksFailedError
+from saturn_airflow.launch.giving_way import Turn
 from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.occupied import wait_until_free
 from saturn_airflow.launch.request import DoesNotFit
@@ -72,6 +73,9 @@ class Supervisor:
         self._timed_out = False
         self._followed: tuple[float, float] | None = None
         self._memory: Watch | None = None
+        self._turn: Turn | None = None
+        self._turn_began = 0.0
+        self._had_seconds = 0.0
 
     def run(self) -> None:
         """Do what the spec says and write the end of it."""
@@ -132,40 +136,65 @@ class Supervisor:
         job = spec.job
         warm.prepare(map(str, filter(None, [job.load_model, job.load_dataloader, job.loss_function])))
 
+        # A trial is no training: what the job's code logs meanwhile is logged nowhere.
+        os.environ[job_log.VARIABLE] = str(Path(spec.folder, job_log.FILES)) if spec.mode == "train" else ""
+        turn = Turn(spec, tuple(device.name for device in found))
+        while True:
+            with self._lease([device.name for device in wanted], turn) as lease:
+                self._begin_turn(turn, lease)
+                mine = [device for device in found if device.name in lease.devices]
+                if occupied := wait_until_free([device.uuid for device in mine if device.uuid], self._poll):
+                    self.emit({"event": "warning", "message": occupied, "occupied": True})
+                if not _guards:
+                    launching.scratch = held.enter_context(scratch.folder())
+                    _guard(launching.scratch)
+                    held.callback(_end_others)
+                os.environ.update(devices.environment(mine))
+                result = self._with_restarts(turn, [device.id for device in mine], [*lease.files, state])
+                if not self._end_turn(turn) or result.get("status") != "stopped" or self._poll():
+                    return {**result, **turn.result()}
+                _end_others()
+            self.emit({"event": "gave_way"})
+
+    def _lease(self, wanted: list[str], turn: Turn) -> leases.Lease:
+        """Wait for the devices of a turn."""
+        spec = self._spec
         try:
-            lease = leases.acquire(
-                [device.name for device in wanted],
+            return leases.acquire(
+                wanted,
                 spec.holder,
                 count=spec.devices,
                 priority=spec.priority,
-                folder=Path(spec.leases_folder) if spec.leases_folder else None,
+                folder=self._leases_folder,
                 on_wait=lambda holders: self.emit({"event": "waiting", "for": holders}),
                 on_ignored=lambda what: self.emit({"event": "warning", "message": f"ignored lease: {what}"}),
                 give_up=self._poll,
+                sharing=turn.sharing,
+                overtakes=spec.mode == "trial",
             )
         except leases.GivenUpError:
             raise StoppedError("stopped while waiting for its devices") from None
-        held.enter_context(lease)
-        mine = [device for device in wanted if device.name in lease.devices]
-        self.emit(
-            {"event": "leased", "devices": [device.id for device in mine], "names": list(lease.devices)}
-        )
-        if occupied := wait_until_free([device.uuid for device in mine if device.uuid], self._poll):
-            self.emit({"event": "warning", "message": occupied, "occupied": True})
-        launching.scratch = held.enter_context(scratch.folder())
-        _guard(launching.scratch)
-        held.callback(_end_others)
-        os.environ.update(devices.environment(mine))
-        # A trial is no training: what the job's code logs meanwhile is logged nowhere.
-        os.environ[job_log.VARIABLE] = str(Path(spec.folder, job_log.FILES)) if spec.mode == "train" else ""
-        return self._with_restarts([device.id for device in mine], [*lease.files, state])
 
-    def _with_restarts(self, device_ids: list[int], keep_open: list[int]) -> dict[str, Any]:
+    def _begin_turn(self, turn: Turn, lease: leases.Lease) -> None:
+        self._turn, self._turn_began = turn, time.monotonic()
+        self.emit({"event": "leased", "names": list(lease.devices), **turn.begin(lease, self._leases_folder)})
+
+    def _end_turn(self, turn: Turn) -> bool:
+        """Whether the run is to wait for another."""
+        self._turn = self._memory = None
+        self._had_seconds += time.monotonic() - self._turn_began
+        return turn.ends()
+
+    @property
+    def _leases_folder(self) -> Path | None:
+        return Path(self._spec.leases_folder) if self._spec.leases_folder else None
+
+    def _with_restarts(self, turn: Turn, device_ids: list[int], keep_open: list[int]) -> dict[str, Any]:
         """Call the technique; again, where a process of training is killed."""
         leased_at = time.monotonic()
-        self._memory = Watch(_others, self._spec.host_memory, self._spec.devices / self._spec.slots)
+        self._memory = Watch(_others, self._spec.host_memory, turn.spec.devices / turn.spec.slots)
         if self._spec.most_seconds is not None:
-            self._time_is_up = leased_at + self._spec.most_seconds
+            self._time_is_up = leased_at + self._spec.most_seconds - self._had_seconds
         deadline = leased_at + self._spec.trial_seconds
         if self._spec.mode == "trial":
             self._deadline = deadline + _TRIAL_GRACE_SECONDS
@@ -174,11 +203,12 @@ class Supervisor:
         def tell(event: dict[str, Any]) -> None:
             told.hear(event)
             restarts.note(event)
+            turn.note(event)
             self.emit(event)
 
         while True:
             try:
-                spec = replace(self._spec, batch_count=restarts.batches_left(self._spec.batch_count))
+                spec = replace(turn.spec, batch_count=restarts.batches_left(self._spec.batch_count))
                 result = self._call_technique(spec, device_ids, keep_open, deadline, tell)
                 return {**(told.result() if spec.mode == "train" else {}), **result}
             except RanksFailedError as error:
@@ -273,7 +303,7 @@ class Supervisor:
             raise RanksFailedError(Failure(status="out_of_memory", reason=too_much))
         if self._stop_by is not None and now > self._stop_by:
             raise StoppedError("did not stop in time when asked to, and was ended; its last checkpoint stays")
-        return self._stop_by is not None
+        return self._stop_by is not None or (self._turn is not None and self._turn.is_to_leave())
 
     def _stop_within(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -19,6 +19,27 @@ _OF_ROUNDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """What a job may run under on its node.
+
+    :param verdict: what the guard said of it.
+    :param seconds: of the whole training, with ``setup_seconds``, which count again at each launch.
+    """
+
+    technique: str
+    devices: int
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    verdict: str | None = None
+    seconds: float = 0.0
+    setup_seconds: float = 0.0
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Strategy:
+        """The strategy that ``dataclasses.asdict`` described."""
+        return cls(**formats.known_fields(cls, data))
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanEntry:
     """A job's place in a plan, the estimate it was planned with, and its part in a round.
 
@@ -30,6 +51,11 @@ class PlanEntry:
     :param source: where the estimate is from: ``measured``, ``history`` or ``interpolated``.
     :param version: of the technique.
     :param batches: global batches of the whole training; None where nothing says how many.
+    :param strategies: those it may run under on its node where other sweeps want devices too, the planned one
+        among them; empty where an earlier version planned.
+    :param arrived: when the sweep began, in seconds since the epoch.
+    :param alone: seconds that the sweep takes at the least with its cluster to itself.
+    :param deadline: when the sweep is to be done, in seconds since the epoch.
     :param round: from 1; None in a sweep without rounds.
     :param standing: when the plans of earlier rounds were made that still stand.
     :param ends_at: when the round ends, in seconds since the epoch; None for when all is done.
@@ -60,6 +86,10 @@ class PlanEntry:
     source: str = "measured"
     version: str = "1"
     batches: int | None = None
+    strategies: tuple[Strategy, ...] = ()
+    arrived: float = 0.0
+    alone: float = 0.0
+    deadline: float | None = None
     round: int | None = None
     standing: tuple[float, ...] = ()
     ends_at: float | None = None
@@ -96,7 +126,12 @@ class PlanEntry:
         if self.round is None:
             found = {key: value for key, value in found.items() if key not in _OF_ROUNDS}
         lists = {key: list(value) for key, value in found.items() if isinstance(value, tuple)}
-        own = {"name": self.name, "job": self.job.to_dict(), "parameters": dict(self.parameters)}
+        own: dict[str, Any] = {
+            "name": self.name,
+            "job": self.job.to_dict(),
+            "parameters": dict(self.parameters),
+        }
+        own["strategies"] = [dataclasses.asdict(strategy) for strategy in self.strategies]
         return {**formats.stamp(ENTRY), **found, **lists, **own}
 
     @classmethod
@@ -106,6 +141,7 @@ class PlanEntry:
         fields["job"] = Job.from_dict(fields["job"])
         for name in ("device_ids", "after", "standing"):
             fields[name] = tuple(fields.get(name) or ())
+        fields["strategies"] = tuple(map(Strategy.from_dict, fields.get("strategies") or ()))
         if fields.get("goes_on") is not None:
             made, position = fields["goes_on"]
             fields["goes_on"] = made, position

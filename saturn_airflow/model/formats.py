@@ -28,6 +28,7 @@ FORMATS = {
     "a wish": 1,
     "a drain": 1,
     "a shared cluster": 1,
+    "a claim": 1,
     "a file of arrivals": 1,
 }
 FORMAT, WRITTEN_BY = "format", "written_by"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,6 +31,8 @@ class SweepSettings:
     :param techniques: None for all in the library.
     :param checkpoint_every: seconds.
     :param job_timeout: seconds.
+    :param priority: among the sweeps that want the same devices: a higher one goes first.
+    :param preempt: whether its running jobs may be stopped at a checkpoint for other sweeps.
     :raises InvalidSweepError: for what can't be meant.
     """
 
@@ -55,6 +58,8 @@ class SweepSettings:
     experiment: str | None = None
     mlflow_conn_id: str = MLFLOW_CONNECTION
     on_missing_node: OnMissingNode = LEAVE_OUT
+    priority: float = 0.0
+    preempt: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, Cluster):
@@ -74,6 +79,12 @@ class SweepSettings:
             _check_count(name, getattr(self, name), least)
         if self.checkpoints_budget is not None:
             sizes.bytes_of(str(self.checkpoints_budget), "checkpoints_budget")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int | float):
+            raise InvalidSweepError(f"priority is {self.priority!r}; give a number, such as 10")
+        if not math.isfinite(self.priority):
+            raise InvalidSweepError(f"priority is {self.priority!r}; give a finite number")
+        if not isinstance(self.preempt, bool):
+            raise InvalidSweepError(f"preempt is {self.preempt!r}; give True or False")
         self._check_deadline()
         if self.selection is not None and self.rounds.most == 1:
             raise InvalidSweepError(

@@ -49,6 +49,11 @@ class SharedJob:
         wanted = self.place.technique, self.place.devices
         return next(o for o in self.job.options if (o.technique, o.devices) == wanted)
 
+    @property
+    def place_ids(self) -> tuple[int, ...]:
+        """The devices that it runs on; none while it waits."""
+        return () if self.place is None else self.place.device_ids
+
     def to_dict(self) -> dict[str, Any]:
         """This job as JSON-ready data."""
         place = None if self.place is None else dataclasses.asdict(self.place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from airflow.sdk import Context
@@ -11,13 +12,14 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model import formats, guards
 from saturn_airflow.model.cluster import Cluster, Node
-from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.entries import PlanEntry, Strategy
 from saturn_airflow.model.errors import InvalidSweepError, MissedDeadlineError
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.model.settings import MAKESPAN, SweepSettings
+from saturn_airflow.model.sharing import least_seconds
 from saturn_airflow.operators import missed_deadlines
 from saturn_airflow.operators.context import (
     SweepContext,
@@ -124,7 +126,21 @@ class PlanOperator(ListingOperator):
         names = {fingerprint(job): job.name for job in reversed(knowledge.jobs)}
         tracking.estimate_store.record(uri, lasting, sweep.folder, speed_versions(), jobs=names)
         self.mlflow_url = run.url
-        return [entry.to_dict() for entry in self.handed_on(entries(plan, jobs, estimates, cluster, made))]
+        found = entries(plan, jobs, estimates, cluster, made)
+        alone = least_seconds(problem.jobs, problem.nodes)
+        by_name = {job.name: job for job in problem.jobs}
+        arrived = pull_from_trials(context, self.settings.trials_task, "started")
+        found = [
+            replace(
+                entry,
+                strategies=strategies(entry, by_name[entry.name], estimates),
+                arrived=arrived,
+                alone=alone,
+                deadline=self.ends_by,
+            )
+            for entry in found
+        ]
+        return [entry.to_dict() for entry in self.handed_on(found)]
 
     def handed_on(self, found: list[PlanEntry]) -> list[PlanEntry]:
         """The plan's entries as its train tasks get them."""
@@ -330,6 +346,30 @@ def entries(
             )
         )
     return result
+
+
+def strategies(entry: PlanEntry, job: PlannedJob, estimates: Estimates) -> tuple[Strategy, ...]:
+    """What the job of ``entry`` may run under on its node: the planned, and what is narrower or faster.
+
+    :param job: its strategies with their seconds.
+    """
+    planned = entry.technique, entry.devices
+    found = {(way.devices, way.option.technique): way.option for way in job.ways.get(entry.kind, ())}
+    found |= {(o.devices, o.technique): o for o in job.options if (o.technique, o.devices) == planned}
+    result = []
+    for (devices, technique), option in sorted(found.items()):
+        estimate = estimates[Key(entry.fingerprint, technique, devices, entry.kind)]
+        result.append(
+            Strategy(
+                technique=technique,
+                devices=devices,
+                parameters=dict(estimate.parameters),
+                verdict=estimate.verdicts.get(guards.mark(entry.job, estimate.version)),
+                seconds=option.seconds[entry.kind],
+                setup_seconds=option.setup,
+            )
+        )
+    return tuple(result)
 
 
 def before(assignment: Assignment, earlier: Sequence[Assignment]) -> tuple[str, ...]:

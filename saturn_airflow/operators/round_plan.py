@@ -162,7 +162,11 @@ class RoundPlanOperator(PlanOperator):
             refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
             left = what_is_left(known, situation)
             ti.xcom_push("choices", choices(left, plan, jobs, estimates, refusals))
-            found = entries(plan, jobs, estimates, cluster, made)
+            earlier = next(iter(before.values()))
+            found = [
+                replace(entry, arrived=earlier.arrived, alone=earlier.alone, deadline=earlier.deadline)
+                for entry in entries(plan, jobs, estimates, cluster, made)
+            ]
             staying = _staying(found, progress, decision)
             _stop(progress, [job for job in situation.left if job not in staying])
             result = [self._with_round(entry, decision, rung, progress, before, staying) for entry in found]

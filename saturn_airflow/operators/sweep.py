@@ -107,6 +107,9 @@ class SaturnSweepOperator(TaskGroup):
     :param on_missing_node: what happens when no worker listens for a node as the sweep begins:
         ``"leave_out"`` plans with the others, which the plan's page says; ``"fail"`` fails. Where none
         answers, the sweep fails.
+    :param priority: where several sweeps want the same devices, those of a higher one go first.
+    :param preempt: whether running jobs may be stopped at a checkpoint when sweeps before this one want their
+        devices; they go on later from there, perhaps under another technique. Not with ``rounds``.
     :param profile_args: what else Airflow is told of the tasks that measure, such as ``{"pool": "gpus"}``,
         ``priority_weight`` or ``on_failure_callback``.
     :param plan_args: the same for those that decide: ``trials``, ``choose``, ``plan``.
@@ -143,6 +146,8 @@ class SaturnSweepOperator(TaskGroup):
         experiment: str | None = None,
         mlflow_conn_id: str = MLFLOW_CONNECTION,
         on_missing_node: OnMissingNode = LEAVE_OUT,
+        priority: float = 0.0,
+        preempt: bool = False,
         profile_args: Mapping[str, Any] | None = None,
         plan_args: Mapping[str, Any] | None = None,
         train_args: Mapping[str, Any] | None = None,
@@ -175,6 +180,8 @@ class SaturnSweepOperator(TaskGroup):
                 experiment=experiment,
                 mlflow_conn_id=mlflow_conn_id,
                 on_missing_node=on_missing_node,
+                priority=priority,
+                preempt=preempt,
             )
             _check_jobs(jobs, settings)
             metrics.check_mode(metric, mode, "metric")

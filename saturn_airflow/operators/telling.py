@@ -14,12 +14,12 @@ STEP_SECONDS = 10.0
 class Teller:
     """Writes into a task's log.
 
-    :param place: the devices that the job is to have, in words.
+    :param node: the job's node.
     """
 
-    def __init__(self, log: Any, place: str) -> None:
+    def __init__(self, log: Any, node: str) -> None:
         self.log = log
-        self.place = place
+        self.node = node
         self._said_at = 0.0
 
     def job_prints(self, line: str) -> None:
@@ -32,7 +32,10 @@ class Teller:
         if kind == "waiting":
             self.log.info("Waiting for devices held by %s", "; ".join(event["for"]))
         elif kind == "leased":
-            self.log.info("Holding devices %s", self.place)
+            under = f" under {event['technique']}" if "technique" in event else ""
+            self.log.info("Holding devices %s of %s%s", event["devices"], self.node, under)
+        elif kind == "gave_way":
+            self.log.info("Its devices go to another sweep; it goes on from its checkpoint in its turn")
         elif kind == "start":
             if event["checkpoint"]:
                 self.log.info("Resuming from step %d, checkpoint %s", event["step"], event["checkpoint"])

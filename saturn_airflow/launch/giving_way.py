@@ -1,0 +1,154 @@
+"""A job's part in taking turns: under what it runs, how far it is, when it leaves its devices to others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.launch import turns
+from saturn_airflow.launch.lease_folder import LeaseFolder
+from saturn_airflow.launch.leases import Lease, default_folder
+from saturn_airflow.launch.run_spec import RunSpec
+from saturn_airflow.launch.turns import Sharing
+from saturn_airflow.model.claims import Claim
+from saturn_airflow.sharing.at_a_node import trained
+
+#: Seconds between two looks at who waits.
+_LOOK_SECONDS = 2.0
+
+
+class GivingWay:
+    """For a job that holds ``lease``.
+
+    :param folder: of the node's leases; None for the default.
+    """
+
+    def __init__(self, sharing: Sharing, lease: Lease, folder: Path | None) -> None:
+        assert lease.holder.claim is not None, "who takes turns has a claim"
+        self._sharing, self._lease = sharing, lease
+        self._folder = folder or default_folder()
+        self._claim: Claim = lease.holder.claim
+        self._had = 1 - self._claim.job.left
+        self._total: int | None = None
+        self._share = self._had
+        self._looked_at = time.monotonic()
+        #: Whether the job was told to leave.
+        self.leaves = False
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Look at what training says."""
+        if event["event"] == "start":
+            self._total = event.get("total_batches")
+            self._at(event.get("step") or 0)
+        elif event["event"] == "step":
+            self._at(event["step"])
+
+    def asked(self) -> bool:
+        """Whether to write a checkpoint and leave; once True, it stays so."""
+        if self.leaves or time.monotonic() - self._looked_at < _LOOK_SECONDS:
+            return self.leaves
+        self._looked_at = time.monotonic()
+        now = time.time()
+        self._claim = trained(self._claim, self._share, now)
+        room = LeaseFolder(self._folder)
+        with room.gate():
+            tickets = room.tickets()
+            if not any(ticket.holder.claim is not None for ticket in tickets):
+                return False
+            held = room.holders()
+            for device in self._lease.devices:
+                held[device] = replace(self._lease.holder, claim=self._claim)
+            self.leaves = self._claim.sweep.preempt and turns.is_to_leave(
+                self._claim, self._sharing, tickets, held
+            )
+            if self.leaves:
+                self._claim = self._claim.with_job(leaving=now + self._sharing.rules.checkpoint)
+            self._lease.tell(self._claim, room)
+        return self.leaves
+
+    def expected_seconds(self) -> float:
+        """What this stay at the devices was expected to take."""
+        option, (seconds,) = self._claim.job.option, self._claim.job.option.seconds.values()
+        return option.setup + (self._share - self._had) * (seconds - option.setup)
+
+    def next_claim(self) -> Claim:
+        """What others are told when the job has left and waits again."""
+        return replace(
+            self._claim.with_job(place=None, leaving=None, stopped=time.time(), setting_up=0.0),
+            by_plan=False,
+        )
+
+    def _at(self, step: int) -> None:
+        if self._total:
+            self._share = min(1.0, max(self._share, step / self._total))
+
+
+class Turn:
+    """A run's turns at its node's devices, one after another: under what it runs in each.
+
+    :param node: the names of the node's devices, by number.
+    :ivar sharing: what it takes to take turns; None for what does not.
+    :ivar spec: what the run does in this turn.
+    """
+
+    def __init__(self, spec: RunSpec, node: tuple[str, ...]) -> None:
+        self.spec = spec
+        self.sharing = None if spec.claim is None else Sharing(spec.claim, node)
+        self._node = node
+        self._stay: GivingWay | None = None
+        self._expected_seconds = 0.0
+        self._is_as_planned = True
+
+    def begin(self, lease: Lease, folder: Path | None) -> dict[str, Any]:
+        """Run on the devices of ``lease``; what is told of that."""
+        ids = tuple(number for number, name in enumerate(self._node) if name in lease.devices)
+        if lease.place is not None:
+            chosen = lease.place.technique, lease.place.devices
+            strategy = next(s for s in self.spec.strategies if (s.technique, s.devices) == chosen)
+            self._is_as_planned = False
+            self.spec = replace(
+                self.spec,
+                technique=strategy.technique,
+                devices=strategy.devices,
+                device_ids=ids,
+                parameters=strategy.parameters,
+                verdict=strategy.verdict,
+            )
+        if self.sharing is not None:
+            self._stay = GivingWay(self.sharing, lease, folder)
+        return {"devices": list(ids), "technique": self.spec.technique}
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Look at what training says."""
+        if self._stay is not None:
+            self._stay.note(event)
+
+    def is_to_leave(self) -> bool:
+        """Whether to write a checkpoint and wait for another turn."""
+        return self._stay is not None and self._stay.asked()
+
+    def ends(self) -> bool:
+        """End this turn; whether there is to be another."""
+        if self._stay is None or self.sharing is None:
+            return False
+        stay, self._stay = self._stay, None
+        self._expected_seconds += stay.expected_seconds()
+        self.sharing = replace(self.sharing, claim=stay.next_claim())
+        self._is_as_planned &= not stay.leaves
+        return stay.leaves
+
+    def result(self) -> dict[str, Any]:
+        """Under what it ran last, where that was not as planned, and what all its turns were to take."""
+        if self._is_as_planned:
+            return {}
+        spec = self.spec
+        return {
+            "technique": spec.technique,
+            "devices": spec.devices,
+            "device_ids": list(spec.device_ids or ()),
+            "parameters": dict(spec.parameters),
+            "planned_seconds": self._expected_seconds,
+        }

@@ -1,0 +1,120 @@
+"""What a job that wants or holds devices of a node tells the jobs of other sweeps that want them too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from saturn_airflow.model import formats
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.plan import Place
+from saturn_airflow.model.problem import Option, PlannedJob
+from saturn_airflow.model.sharing import SharedJob, SharedSweep
+
+CLAIM = "a claim"
+#: What its own node is called in a claim, and its kind of devices: nobody else's claim is of another.
+HERE = "here"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One job's, on its node.
+
+    :param sweep: its sweep, with this job alone. Its strategies' seconds and its place are those of the node
+        :data:`HERE`.
+    :param made: when the plan was made that sent it here, in seconds since the epoch.
+    :param technique: the planned one.
+    :param by_plan: whether it may still run as planned: no other sweep has met it here.
+    """
+
+    sweep: SharedSweep
+    made: float
+    technique: str
+    by_plan: bool = True
+
+    @property
+    def job(self) -> SharedJob:
+        """The job."""
+        return self.sweep.jobs[0]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The names of sweep and job."""
+        return self.sweep.name, self.job.name
+
+    def with_job(self, **changes: Any) -> Claim:
+        """This claim with other facts of its job, fields of :class:`SharedJob`."""
+        return replace(self, sweep=replace(self.sweep, jobs=(replace(self.job, **changes),)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """This claim as JSON-ready data."""
+        own = {"made": self.made, "technique": self.technique, "by_plan": self.by_plan}
+        return {**formats.stamp(CLAIM), "sweep": self.sweep.to_dict(), **own}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Claim:
+        """The claim that :meth:`to_dict` described; anybody may have written it.
+
+        :raises ValueError: when it can't be a claim.
+        """
+        try:
+            formats.check(data, CLAIM, "a job's claim")
+            found = cls(
+                sweep=SharedSweep.from_dict(data["sweep"]),
+                made=float(data["made"]),
+                technique=str(data["technique"]),
+                by_plan=data["by_plan"] is True,
+            )
+            _check(found)
+        except (KeyError, TypeError, AttributeError, StopIteration, formats.NewerFormatError) as error:
+            raise ValueError(f"no claim: {error}") from None
+        return found
+
+
+def claim_of(
+    sweep: SharedSweep,
+    job: str,
+    technique: str,
+    strategies: Mapping[tuple[str, int], tuple[float, float]],
+    made: float,
+) -> Claim:
+    """A waiting job's claim.
+
+    :param sweep: its sweep, of which only the facts count, not the jobs.
+    :param technique: the planned one.
+    :param strategies: by technique and number of devices, seconds of the whole training on this node, and
+        seconds of them that are set-up.
+    """
+    options = tuple(
+        Option(technique, devices, {HERE: seconds}, min(setup, seconds))
+        for (technique, devices), (seconds, setup) in strategies.items()
+    )
+    facts = replace(sweep, jobs=(SharedJob(PlannedJob(job, options)),))
+    return Claim(sweep=facts, made=made, technique=technique)
+
+
+def node_of(devices: int) -> Node:
+    """The node as claims call it."""
+    return Node(HERE, devices=devices, kind=HERE)
+
+
+def _check(claim: Claim) -> None:
+    (job,) = claim.sweep.jobs
+    numbers = [claim.made, claim.sweep.arrived, claim.sweep.alone, claim.sweep.priority]
+    numbers += [job.left, job.since, job.setting_up]
+    numbers += [n for n in (claim.sweep.deadline, job.leaving, job.stopped) if n is not None]
+    for option in job.job.options:
+        numbers += [option.seconds[HERE], option.setup, option.devices]
+        if option.devices < 1 or not 0 <= option.setup <= option.seconds[HERE]:
+            raise ValueError("a strategy that can't be")
+    if not job.job.options or not all(map(math.isfinite, numbers)) or not 0 <= job.left <= 1:
+        raise ValueError("no claim: it tells no strategies, or numbers that can't be")
+    if not isinstance(claim.sweep.name, str) or not isinstance(job.name, str):
+        raise ValueError("no claim: it names no job")
+    place: Place | None = job.place
+    if place is not None and (place.node != HERE or len(set(place.device_ids)) != place.devices):
+        raise ValueError("no claim: its job is elsewhere")
+    if place is not None:
+        assert job.option is not None

@@ -1,0 +1,103 @@
+"""Whose turn it is at one node, from the claims of those who wait there and those who hold its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from saturn_airflow.model.claims import HERE, Claim, node_of
+from saturn_airflow.model.plan import Place
+from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
+from saturn_airflow.sharing.turns import Decision, decide
+
+#: For how long devices are taken to be busy whose holder does not say how long it needs them.
+_UNKNOWN_SECONDS = 60.0
+
+
+def plan_stands(claims: Iterable[Claim]) -> bool:
+    """Whether all is of one plan that nobody has come across: then its order, strategies and devices are the
+    best there are."""
+    found = list(claims)
+    return len({(claim.sweep.name, claim.made) for claim in found}) <= 1 and all(c.by_plan for c in found)
+
+
+def place_for(
+    mine: Claim,
+    waiting: Iterable[Claim],
+    holding: Iterable[Claim],
+    busy: Iterable[int],
+    devices: int,
+    now: float,
+    rules: SharingRules,
+) -> Place | None:
+    """Where ``mine``, which waits, is to run now; None while it is not its turn.
+
+    :param waiting: all who wait, ``mine`` among them.
+    :param holding: those who have their place.
+    :param busy: devices that are held by, or kept for, what is no job of a sweep.
+    :param devices: how many the node has.
+    :param now: seconds since the epoch.
+    """
+    decision = _decision(waiting, holding, busy, devices, now, rules)
+    return next((turn.place for turn in decision.starts if (turn.sweep, turn.job) == mine.key), None)
+
+
+def gives_way(
+    mine: Claim,
+    waiting: Iterable[Claim],
+    holding: Iterable[Claim],
+    busy: Iterable[int],
+    devices: int,
+    now: float,
+    rules: SharingRules,
+) -> bool:
+    """Whether ``mine``, which runs, is to write its checkpoint and leave, for another or for more devices."""
+    decision = _decision(waiting, holding, busy, devices, now, rules)
+    return any((turn.sweep, turn.job) == mine.key for turn in decision.stops)
+
+
+def trained(mine: Claim, share: float, now: float) -> Claim:
+    """``mine``, which runs, when it has trained this share of its batches.
+
+    :param share: of all its batches, from 0 to 1.
+    """
+    setup = max(0.0, mine.job.option.setup - (now - mine.job.since)) if share <= 1 - mine.job.left else 0.0
+    return mine.with_job(left=max(0.0, 1 - share), setting_up=setup)
+
+
+def _decision(
+    waiting: Iterable[Claim],
+    holding: Iterable[Claim],
+    busy: Iterable[int],
+    devices: int,
+    now: float,
+    rules: SharingRules,
+) -> Decision:
+    placed = [_still_leaving(claim, now) for claim in holding if _is_within(claim, devices)]
+    taken = {device for claim in placed for device in claim.job.place_ids}
+    until = {(HERE, device): now + _UNKNOWN_SECONDS for device in busy if device not in taken}
+    cluster = SharedCluster(now, (node_of(devices),), _sweeps([*placed, *waiting]), until)
+    return decide(cluster, rules)
+
+
+def _still_leaving(claim: Claim, now: float) -> Claim:
+    """``claim``, whose job may take longer to leave than it was to: its devices are not free yet."""
+    leaving = claim.job.leaving
+    return claim if leaving is None or leaving > now else claim.with_job(leaving=now + 1.0)
+
+
+def _is_within(claim: Claim, devices: int) -> bool:
+    return all(0 <= device < devices for device in claim.job.place_ids)
+
+
+def _sweeps(claims: Iterable[Claim]) -> tuple[SharedSweep, ...]:
+    """The sweeps of all claims, each with its jobs; of two claims of one job the first counts."""
+    found: dict[str, dict[str, Claim]] = {}
+    for claim in claims:
+        found.setdefault(claim.sweep.name, {}).setdefault(claim.job.name, claim)
+    return tuple(_together(by_job) for by_job in found.values())
+
+
+def _together(by_job: Mapping[str, Claim]) -> SharedSweep:
+    newest = max(by_job.values(), key=lambda claim: (claim.made, claim.job.name))
+    return replace(newest.sweep, jobs=tuple(by_job[name].job for name in sorted(by_job)))

@@ -1,0 +1,145 @@
+"""Turns at a node's devices: as planned while one sweep is alone, together when others come."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from saturn_airflow.launch.giving_way import GivingWay
+from saturn_airflow.launch.leases import Lease, Waiter
+from saturn_airflow.launch.turns import Sharing
+from saturn_airflow.model.claims import Claim, claim_of
+from saturn_airflow.model.sharing import SharedSweep, SharingRules
+
+NODE = ("d0", "d1", "d2", "d3")
+#: Seconds of a job by its number of devices.
+WIDE = {("ddp", 4): (3000.0, 5.0), ("ddp", 2): (5000.0, 5.0), ("single", 1): (9000.0, 5.0)}
+
+
+def claim(
+    sweep: str, job: str, strategies: dict[tuple[str, int], tuple[float, float]], **facts: object
+) -> Claim:
+    own: dict[str, object] = {"arrived": 0.0, "alone": 1e9, **facts}
+    facts_of_sweep = SharedSweep(sweep, (), **own)  # type: ignore[arg-type]
+    return claim_of(facts_of_sweep, job, next(iter(strategies))[0], strategies, made=1.0)
+
+
+def waiter(folder: Path, mine: Claim, devices: tuple[str, ...] = NODE, position: int = 0) -> Waiter:
+    sharing = Sharing(mine, NODE, SharingRules(checkpoint=1.0, quiet=0.0))
+    return Waiter(devices, mine.job.name, None, (mine.made, position), folder, sharing)
+
+
+def take(one: Waiter) -> Lease:
+    lease = one.take()
+    assert lease is not None
+    return lease
+
+
+def test_a_sweep_that_is_alone_runs_as_planned(tmp_path: Path) -> None:
+    first = waiter(tmp_path, claim("a", "one", WIDE))
+    second = waiter(tmp_path, claim("a", "two", WIDE), position=1)
+    with take(first) as lease, contextlib.closing(second):
+        assert lease.devices == NODE
+        assert lease.place is None
+        assert second.take() is None
+
+
+def test_jobs_run_thriftily_when_other_sweeps_wait(tmp_path: Path) -> None:
+    first = waiter(tmp_path, claim("a", "one", WIDE))
+    other = waiter(tmp_path, claim("b", "one", WIDE))
+    with take(first) as lease:
+        assert lease.place is not None
+        assert lease.place.devices < 4
+        with take(other) as beside:
+            assert not set(beside.devices) & set(lease.devices)
+
+
+def test_the_short_sweep_goes_first_and_the_higher_priority_before_it(tmp_path: Path) -> None:
+    short = {("single", 4): (10.0, 1.0)}
+    long = waiter(tmp_path, claim("a", "long", WIDE))
+    quick = waiter(tmp_path, claim("b", "quick", short))
+    with contextlib.closing(long), contextlib.closing(quick):
+        assert long.take() is None
+        urgent = waiter(tmp_path, claim("c", "urgent", {("single", 4): (9000.0, 1.0)}, priority=1.0))
+        assert quick.take() is None
+        take(urgent).release()
+        take(quick).release()
+        take(long).release()
+
+
+def test_a_running_job_gives_way_where_it_may_and_that_pays(tmp_path: Path) -> None:
+    for preempt in (False, True):
+        mine = claim("a", "long", {("single", 4): (9000.0, 5.0)}, preempt=preempt)
+        with take(waiter(tmp_path, mine)) as lease:
+            stay = GivingWay(Sharing(mine, NODE, SharingRules(checkpoint=1.0, quiet=0.0)), lease, tmp_path)
+            stay.note({"event": "start", "total_batches": 100, "step": 0})
+            stay.note({"event": "step", "step": 25})
+            stay._looked_at -= 10
+            assert not stay.asked(), "nobody wants its devices"
+            with contextlib.closing(
+                waiter(tmp_path, claim("b", "quick", {("single", 4): (10.0, 1.0)}))
+            ) as quick:
+                stay._looked_at -= 10
+                assert stay.asked() is preempt
+                assert quick.take() is None, "its devices are still held"
+                assert stay.next_claim().job.left == pytest.approx(0.75)
+                if preempt:
+                    lease.release()
+                    again = waiter(tmp_path, stay.next_claim())
+                    with contextlib.closing(again):
+                        assert again.take() is None
+                        take(quick).release()
+                        take(again).release()
+
+
+def test_a_trial_overtakes_jobs_that_wait(tmp_path: Path) -> None:
+    one = take(Waiter(["d0", "d1", "d2"], "held", folder=tmp_path))
+    with one, contextlib.closing(waiter(tmp_path, claim("a", "wide", WIDE))) as wide:
+        assert wide.take() is None
+        trial = Waiter(NODE, "trial", 1, (9.0, 0), tmp_path, None, True)
+        take(trial).release()
+        with contextlib.closing(Waiter(NODE, "no trial", 1, (9.0, 0), tmp_path)) as other:
+            assert other.take() is None
+
+
+def test_what_is_no_claim_is_taken_for_none(tmp_path: Path) -> None:
+    for data in (None, 3, {}, {"sweep": {}}, {**claim("a", "x", WIDE).to_dict(), "made": "soon"}):
+        with pytest.raises(ValueError, match=r"no claim|could not convert"):
+            Claim.from_dict(data)
+    mine = claim("a", "x", WIDE, deadline=5.0)
+    assert Claim.from_dict(mine.to_dict()) == mine
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_all_run_at_last_and_none_beside_another_on_a_device(tmp_path: Path, data: st.DataObject) -> None:
+    widths = st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True)
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    waiting = []
+    for number in range(data.draw(st.integers(1, 8))):
+        sweep = data.draw(st.sampled_from("abc"))
+        strategies = {("t", w): (data.draw(st.floats(1.0, 1e5)) / w, 0.5) for w in data.draw(widths)}
+        mine = claim(sweep, f"job{number}", strategies, preempt=data.draw(st.booleans()))
+        planned = NODE[: next(iter(strategies))[1]]
+        waiting.append(waiter(folder, mine, planned, position=number))
+    running: list[Lease] = []
+    for _ in range(200):
+        if not waiting:
+            break
+        for one in list(waiting):
+            if (lease := one.take()) is not None:
+                running.append(lease)
+                waiting.remove(one)
+        taken = [device for lease in running for device in lease.devices]
+        assert len(taken) == len(set(taken))
+        assert running or not waiting, "devices are free, and nobody starts"
+        if running:
+            running.pop(data.draw(st.integers(0, len(running) - 1))).release()
+    assert not waiting
+    for lease in running:
+        lease.release()
