@@ -144,7 +144,8 @@ def acquire(
             told_of |= waiter.ignored
             if waiter.blockers != told:
                 told = waiter.blockers
-                on_wait(told)
+                if told:
+                    on_wait(told)
             if give_up():
                 raise GivenUpError
             time.sleep(min(0.1 * (1 + waiter.ahead), _LONGEST_PAUSE))

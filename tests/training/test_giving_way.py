@@ -1,0 +1,77 @@
+"""A run that leaves its devices to another sweep's goes on from its checkpoint, and ends as it would have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from running import small_job, spec_for
+
+from saturn_airflow.launch import progress, runs
+from saturn_airflow.model.claims import Claim, claim_of
+from saturn_airflow.model.entries import Strategy
+from saturn_airflow.model.sharing import SharedSweep
+
+pytestmark = pytest.mark.ranks
+
+SECONDS = {("single", 1): (4000.0, 1.0), ("ddp", 2): (2500.0, 1.0)}
+
+
+def claim(
+    sweep: str, made: float, seconds: dict[tuple[str, int], tuple[float, float]], preempt: bool
+) -> Claim:
+    facts = SharedSweep(sweep, (), arrived=made, alone=1e9, preempt=preempt)
+    return claim_of(facts, f"{sweep}'s", next(iter(seconds))[0], seconds, made)
+
+
+def losses(run: runs.Run) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in run.so_far() if event["event"] == "step"}
+
+
+def test_it_gives_way_and_goes_on_under_another_strategy(tmp_path: Path) -> None:
+    job = small_job("slow", batches=150)
+    alone = runs.start(spec_for(tmp_path / "alone", job))
+    long = spec_for(
+        tmp_path / "long",
+        job,
+        "ddp",
+        2,
+        device_ids=(0, 1),
+        leases_folder=str(tmp_path / "leases"),
+        checkpoint_seconds=None,
+        priority=(1.0, 0),
+        claim=claim("a", 1.0, {("ddp", 2): SECONDS["ddp", 2], ("single", 1): SECONDS["single", 1]}, True),
+        strategies=tuple(
+            Strategy(technique=technique, devices=devices, verdict="exact", seconds=s, setup_seconds=setup)
+            for (technique, devices), (s, setup) in SECONDS.items()
+        ),
+    )
+    first = runs.start(long)
+    for event in first.events():
+        if event["event"] == "step" and event["step"] >= 5:
+            break
+    quick = {("ddp", 2): (10.0, 1.0)}
+    second = runs.start(
+        replace(
+            long,
+            folder=str(tmp_path / "quick"),
+            job=small_job(batches=5),
+            priority=(2.0, 0),
+            claim=claim("b", 2.0, quick, False),
+            strategies=(Strategy(technique="ddp", devices=2, verdict="exact"),),
+        )
+    )
+    assert second.wait()["status"] == "finished"
+    assert first.is_alive()
+    end = first.wait()
+    assert end["status"] == "finished", end
+    happened = [event["event"] for event in first.so_far()]
+    assert happened.count("gave_way") == 1
+    assert happened.count("leased") == 2
+    assert alone.wait()["status"] == "finished"
+    assert losses(first) == pytest.approx(losses(alone), rel=1e-5)
+    held = runs.time_on_devices(long.folder)
+    assert held["actual_seconds"] < held["ended_at"] - held["started_at"]
+    assert end["result"]["technique"] in ("ddp", "single")
+    assert progress.of(long.folder).share == 1
