@@ -101,10 +101,12 @@ class Turn:
         self._stay: GivingWay | None = None
         self._expected_seconds = 0.0
         self._is_as_planned = True
+        #: The numbers of the devices it runs on, in the order of the ranks.
+        self.device_ids: tuple[int, ...] = ()
 
     def begin(self, lease: Lease, folder: Path | None) -> dict[str, Any]:
         """Run on the devices of ``lease``; what is told of that."""
-        ids = tuple(number for number, name in enumerate(self._node) if name in lease.devices)
+        ids = tuple(self._node.index(name) for name in lease.devices)
         if lease.place is not None:
             chosen = lease.place.technique, lease.place.devices
             strategy = next(s for s in self.spec.strategies if (s.technique, s.devices) == chosen)
@@ -117,6 +119,7 @@ class Turn:
                 parameters=strategy.parameters,
                 verdict=strategy.verdict,
             )
+        self.device_ids = ids
         if self.sharing is not None:
             self._stay = GivingWay(self.sharing, lease, folder)
         return {"devices": list(ids), "technique": self.spec.technique}

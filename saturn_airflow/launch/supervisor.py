@@ -142,7 +142,7 @@ class Supervisor:
         while True:
             with self._lease([device.name for device in wanted], turn) as lease:
                 self._begin_turn(turn, lease)
-                mine = [device for device in found if device.name in lease.devices]
+                mine = [found[number] for number in turn.device_ids]
                 if occupied := wait_until_free([device.uuid for device in mine if device.uuid], self._poll):
                     self.emit({"event": "warning", "message": occupied, "occupied": True})
                 if not _guards:
