@@ -13,17 +13,15 @@ from airflow.sdk import Context, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model import formats, initial_weights
-from saturn_airflow.model.claims import Claim, claim_of
 from saturn_airflow.model.cluster import Node
-from saturn_airflow.model.entries import ENTRY, PlanEntry, Strategy
+from saturn_airflow.model.entries import ENTRY, PlanEntry
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import superseded
 from saturn_airflow.model.formats import NewerFormatError
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.model.sharing import SharedSweep
 from saturn_airflow.model.status import WORTH_A_RETRY, Status
-from saturn_airflow.operators import beginning
+from saturn_airflow.operators import beginning, claims
 from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
 from saturn_airflow.operators.context import (
     SweepContext,
@@ -253,48 +251,11 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             definition=self._decision.definition.to_dict(),
             goes_on_from=self._decision.goes_on_from,
             initial_weights=initial_weights.file_of(sweep.folder, job.init_from),
-            claim=self._claim(sweep),
-            strategies=self._strategies,
+            claim=claims.claim(entry, self.settings, sweep, anew=bool(self._decision.changes)),
+            strategies=claims.strategies(entry),
             warnings=self._warnings,
             host_memory=job_memory(),
         )
-
-    @property
-    def _strategies(self) -> tuple[Strategy, ...]:
-        """What the job may run under; in rounds the plan of each says it."""
-        entry = self.entry
-        if entry.strategies and entry.round is None:
-            return entry.strategies
-        planned = Strategy(
-            technique=entry.technique,
-            devices=entry.devices,
-            parameters=entry.parameters,
-            verdict=entry.verdict,
-            seconds=entry.planned_seconds,
-            setup_seconds=entry.setup_seconds,
-        )
-        return (planned,)
-
-    def _claim(self, sweep: SweepContext) -> Claim | None:
-        """What the jobs of other sweeps on the node are told of this one."""
-        from saturn_airflow.launch import progress
-
-        entry, settings = self.entry, self.settings
-        if not entry.alone:
-            return None
-        facts = SharedSweep(
-            name=sweep.key,
-            jobs=(),
-            arrived=entry.arrived,
-            alone=entry.alone,
-            priority=settings.priority,
-            deadline=entry.deadline,
-            preempt=settings.preempt and entry.round is None,
-        )
-        seconds = {(s.technique, s.devices): (s.seconds, s.setup_seconds) for s in self._strategies}
-        done = 0.0 if self._decision.changes else progress.of(sweep.job_folder(entry.name)).share
-        claim = claim_of(facts, entry.name, entry.technique, seconds, entry.attempt)
-        return claim.with_job(left=max(0.0, 1 - done))
 
     def _seconds_left(self, context: Context, folder: Path) -> float | None:
         """How long the job may still have devices."""

@@ -1,0 +1,48 @@
+"""What a train task tells the jobs of other sweeps that want devices of its node."""
+
+from __future__ import annotations
+
+from saturn_airflow.model.claims import Claim, claim_of
+from saturn_airflow.model.entries import PlanEntry, Strategy
+from saturn_airflow.model.settings import SweepSettings
+from saturn_airflow.model.sharing import SharedSweep
+from saturn_airflow.operators.context import SweepContext
+
+
+def strategies(entry: PlanEntry) -> tuple[Strategy, ...]:
+    """What the job of ``entry`` may run under on its node; in rounds the plan of each says it."""
+    if entry.strategies and entry.round is None:
+        return entry.strategies
+    planned = Strategy(
+        technique=entry.technique,
+        devices=entry.devices,
+        parameters=entry.parameters,
+        verdict=entry.verdict,
+        seconds=entry.planned_seconds,
+        setup_seconds=min(entry.setup_seconds, entry.planned_seconds),
+    )
+    return (planned,)
+
+
+def claim(entry: PlanEntry, settings: SweepSettings, sweep: SweepContext, *, anew: bool) -> Claim | None:
+    """The claim of the job of ``entry``; None where an earlier version planned it.
+
+    :param anew: whether nothing of what was trained counts.
+    """
+    from saturn_airflow.launch import progress
+
+    if not entry.alone:
+        return None
+    facts = SharedSweep(
+        name=sweep.key,
+        jobs=(),
+        arrived=entry.arrived,
+        alone=entry.alone,
+        priority=settings.priority,
+        deadline=entry.deadline,
+        preempt=settings.preempt and entry.round is None,
+    )
+    seconds = {(s.technique, s.devices): (s.seconds, s.setup_seconds) for s in strategies(entry)}
+    done = 0.0 if anew else progress.of(sweep.job_folder(entry.name)).share
+    found = claim_of(facts, entry.name, entry.technique, seconds, entry.attempt)
+    return found.with_job(left=max(0.0, 1 - done))
