@@ -3,22 +3,26 @@
 Adam and SGD do. Adafactor keeps means over rows and columns, Muon makes matrices orthogonal, others scale or
 clip by a norm: what they do to a part of a matrix is not the part of what they do to the matrix. It is found
 out by letting the optimizer take a few steps with a small parameter, and with its two halves, each alone.
+Where these differ, its steps may be right all the same if it computes with distributed tensors as they are
+(DTensor gathers what a product or a norm needs): it takes the same steps with a small one of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from saturn_airflow.launch.request import DoesNotFit
 
 _LONGEST = 64  # enough for optimizers that treat small matrices as vectors
 _SCALES = (1.0, 100.0, 1e-3, 10.0)  # of the gradients: some clip only what is large
 _WITHIN = 1e-4  # float32's rounding and more, relative to how far the parameter went
+# The same for distributed tensors: Muon computes in bfloat16, whose sums over devices are rounded elsewhere.
+_WITHIN_ROUNDED = 5e-2
 _FIX = "use another optimizer, or single, ddp, pipeline or spill"
 
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -32,7 +36,9 @@ def refuse_coupled(what: str, make: Make, groups: Sequence[Mapping[str, Any]]) -
     :raises DoesNotFit: when steps of a part are not parts of steps, or its state is of other shapes.
     """
     for group in groups:
-        for shape, dim in sorted(set(_small_splits(group["params"]))):
+        for (shape, dim), parameter in sorted(
+            _small_splits(group["params"]).items(), key=lambda found: found[0]
+        ):
             options = {key: value for key, value in group.items() if key != "params"}
             device = group["params"][0].device
             whole = _values(shape, device)
@@ -53,7 +59,12 @@ def refuse_coupled(what: str, make: Make, groups: Sequence[Mapping[str, Any]]) -
                 raise DoesNotFit(_reason(what)) from error
             went = float((after - whole).abs().max())
             if not float((torch.cat(parts, dim) - after).abs().max()) <= _WITHIN * went:
-                raise DoesNotFit(_reason(what))
+                try:
+                    spread = _after_steps_spread(make, options, whole, parameter)
+                except Exception as error:
+                    raise DoesNotFit(_reason(what)) from error
+                if not float((spread - after).abs().max()) <= _WITHIN_ROUNDED * went:
+                    raise DoesNotFit(_reason(what))
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and value.numel() > 1 and value.shape != whole.shape:
                     raise DoesNotFit(
@@ -70,14 +81,17 @@ def _reason(what: str) -> str:
     )
 
 
-def _small_splits(parameters: Sequence[nn.Parameter]) -> Iterator[tuple[tuple[int, ...], int]]:
+def _small_splits(parameters: Sequence[nn.Parameter]) -> dict[tuple[tuple[int, ...], int], DTensor]:
     """The shapes of parameters that are spread, made smaller, and the dimension that each is spread along."""
+    found: dict[tuple[tuple[int, ...], int], DTensor] = {}
     for parameter in parameters:
         if isinstance(parameter, DTensor) and parameter.device_mesh.size() > 1:
             for placement in parameter.placements:
                 dim = getattr(placement, "dim", None)
                 if dim is not None and parameter.shape[dim] > 1:
-                    yield tuple(min(size, _LONGEST) for size in parameter.shape), dim % parameter.ndim
+                    small = tuple(min(size, _LONGEST) for size in parameter.shape)
+                    found.setdefault((small, dim % parameter.ndim), parameter)
+    return found
 
 
 def _values(shape: tuple[int, ...], device: torch.device, number: int = 0) -> torch.Tensor:
@@ -96,3 +110,21 @@ def _after_steps(
         parameter.grad = scale * _values(tuple(whole.shape), whole.device, number)[chosen].clone()
         optimizer.step()
     return parameter.detach(), optimizer.state[parameter]
+
+
+def _after_steps_spread(
+    make: Make, options: Mapping[str, Any], whole: torch.Tensor, like: DTensor
+) -> torch.Tensor:
+    """All of a parameter after the same steps of it, spread over the devices as ``like`` is."""
+
+    def spread(values: torch.Tensor) -> DTensor:
+        return distribute_tensor(values.clone(), like.device_mesh, like.placements, src_data_rank=None)
+
+    parameter = nn.Parameter(spread(whole))
+    optimizer = make([{**options, "params": [parameter]}])
+    for number, scale in enumerate(_SCALES, 1):
+        parameter.grad = spread(scale * _values(tuple(whole.shape), whole.device, number))
+        optimizer.step()
+    found = parameter.detach()
+    assert isinstance(found, DTensor)
+    return found.full_tensor()
