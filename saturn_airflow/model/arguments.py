@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -101,3 +102,27 @@ def plain(value: Any) -> Any:
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
     return value
+
+
+def json_mapping(value: object, what: str) -> dict[str, Any]:
+    """A copy of ``value``, a mapping that fits in JSON.
+
+    :raises InvalidSweepError: when it is none.
+    """
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidSweepError(f"{what} is {value!r}; give a mapping from names to values")
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(plain(value), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InvalidSweepError(f"{what} must fit in JSON, and {value!r:.80} does not: {error}") from None
+    return copied
+
+
+def number(value: Any, what: str) -> Any:
+    """``value``, as Python's own where it is a number of numpy's."""
+    if isinstance(value, str) and "{{" in value:
+        raise InvalidSweepError(
+            f"{what} is {value!r}, but hyper-parameters can't be templates; let an upstream task return the "
+            "jobs, as dags/jobs_from_upstream.py does"
+        )
+    return plain(value) if not isinstance(value, Mapping) else value

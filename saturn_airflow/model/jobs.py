@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saturn_airflow.model import initial_weights, metrics, references, trainer_jobs
-from saturn_airflow.model.arguments import checked, fields_of, plain, unknown
+from saturn_airflow.model.arguments import checked, fields_of, json_mapping, number, unknown
 from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.references import Reference
@@ -88,7 +87,7 @@ class HParams:
     def __post_init__(self) -> None:
         object.__setattr__(self, "early_stopping", EarlyStopping.of(self.early_stopping))
         for name in (f.name for f in dataclasses.fields(self)):
-            object.__setattr__(self, name, _number(getattr(self, name), f"hparams: {name}"))
+            object.__setattr__(self, name, number(getattr(self, name), f"hparams: {name}"))
         if self.epochs is not None and self.batches is not None:
             raise InvalidSweepError("hparams: give epochs or batches, not both")
         if self.epochs is None and self.batches is None:
@@ -125,7 +124,7 @@ class HParams:
             if module.startswith("torch.optim") and class_name in why_not:
                 raise InvalidSweepError(f"hparams: {name} is {class_name}, which {why_not[class_name]}")
         for name in ("optimizer_args", "lr_scheduler_args"):
-            object.__setattr__(self, name, _json_mapping(getattr(self, name), f"hparams: {name}"))
+            object.__setattr__(self, name, json_mapping(getattr(self, name), f"hparams: {name}"))
 
 
 @checked("job")
@@ -230,7 +229,7 @@ class Job:
                 continue
             object.__setattr__(self, name, references.to_reference(value, f"job {self.name!r}: {name}"))
         for name in ("model_args", "data_args"):
-            object.__setattr__(self, name, _json_mapping(getattr(self, name), f"job {self.name!r}: {name}"))
+            object.__setattr__(self, name, json_mapping(getattr(self, name), f"job {self.name!r}: {name}"))
         for name in ("techniques", "nodes", "trust"):
             value = getattr(self, name)
             if value is None or (name == "trust" and isinstance(value, list | tuple) and not value):
@@ -280,7 +279,7 @@ class Job:
     def _check_batches(self) -> None:
         what = f"job {self.name!r}"
         if isinstance(self.batch_dim, Mapping):
-            object.__setattr__(self, "batch_dim", _json_mapping(self.batch_dim, f"{what}: batch_dim"))
+            object.__setattr__(self, "batch_dim", json_mapping(self.batch_dim, f"{what}: batch_dim"))
         dims = self.batch_dim.values() if isinstance(self.batch_dim, Mapping) else [self.batch_dim]
         if not all(dim is None or (_is_int(dim) and dim >= 0) for dim in dims):
             raise InvalidSweepError(
@@ -434,26 +433,6 @@ def _changed_fields(value: Any) -> dict[str, Any]:
             item = _changed_fields(item) if dataclasses.is_dataclass(item) else item
             changed[f.name] = list(item) if isinstance(item, tuple) else item
     return changed
-
-
-def _json_mapping(value: object, what: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InvalidSweepError(f"{what} is {value!r}; give a mapping from names to values")
-    try:
-        copied: dict[str, Any] = json.loads(json.dumps(plain(value), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise InvalidSweepError(f"{what} must fit in JSON, and {value!r:.80} does not: {error}") from None
-    return copied
-
-
-def _number(value: Any, what: str) -> Any:
-    """``value``, as Python's own where it is a number of numpy's."""
-    if isinstance(value, str) and "{{" in value:
-        raise InvalidSweepError(
-            f"{what} is {value!r}, but hyper-parameters can't be templates; let an upstream task return the "
-            "jobs, as dags/jobs_from_upstream.py does"
-        )
-    return plain(value) if not isinstance(value, Mapping) else value
 
 
 def _is_int(value: object) -> bool:

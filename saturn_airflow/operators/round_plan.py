@@ -163,10 +163,7 @@ class RoundPlanOperator(PlanOperator):
             left = what_is_left(known, situation)
             ti.xcom_push("choices", choices(left, plan, jobs, estimates, refusals))
             earlier = next(iter(before.values()))
-            found = [
-                replace(entry, arrived=earlier.arrived, alone=earlier.alone, deadline=earlier.deadline)
-                for entry in entries(plan, jobs, estimates, cluster, made)
-            ]
+            found = [e.in_sweep_of(earlier) for e in entries(plan, jobs, estimates, cluster, made)]
             staying = _staying(found, progress, decision)
             _stop(progress, [job for job in situation.left if job not in staying])
             result = [self._with_round(entry, decision, rung, progress, before, staying) for entry in found]

@@ -112,5 +112,8 @@ def _weights_file(path: Path) -> Path | None:
 
 
 def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()[:16]
