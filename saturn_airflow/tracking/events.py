@@ -69,6 +69,9 @@ class Recorder:
                 return self._step(event, now)
             case "eval":
                 return self._eval(event, now)
+            case "leased" if "technique" in event:
+                under = {"technique": event["technique"], "devices": len(event["devices"])}
+                return [{"kind": "params", "values": parameters.flat(under)}]
             case "start":
                 tags = {"saturn.resumed_from": event.get("step") or None}
             case "checkpoint":

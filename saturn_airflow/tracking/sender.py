@@ -230,7 +230,8 @@ class Sender:
             for start in range(0, len(new), _PARAMS_PER_REQUEST):
                 part = new[start : start + _PARAMS_PER_REQUEST]
                 mlflow.log_batch(run.info.run_id, params=part, synchronous=True)
-        return {key: value for key, value in params.items() if known.get(key, value) != value}
+        tagged = run.data.tags
+        return {key: v for key, v in params.items() if known.get(key, v) != v or tagged.get(key, v) != v}
 
     def _log_params(self, record: Record) -> None:
         with server.answers():

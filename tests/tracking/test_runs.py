@@ -137,6 +137,18 @@ def test_a_job_that_comes_back_continues_its_run_with_each_step_once(uri: str, t
     assert data.tags["saturn.status"] == "finished"
 
 
+def test_a_job_tells_under_what_it_trains_now(embedded_uri: str, tmp_path: Path) -> None:
+    sweep = open_sweep(embedded_uri, tmp_path)
+    run = open_job(embedded_uri, tmp_path, sweep, technique="ddp", devices=2)
+    for technique, devices in (("ddp", [0, 1]), ("single", [1]), ("ddp", [0, 1])):
+        run.follow({"event": "leased", "technique": technique, "devices": devices, "names": []})
+        assert run.flush()
+        data = client(embedded_uri).get_run(run.id).data
+        told = [data.tags.get(key, data.params[key]) for key in ("technique", "devices")]
+        assert told == [technique, str(len(devices))]
+    assert run.close()
+
+
 def test_old_news_from_another_node_does_not_reopen_a_run_that_ended(uri: str, tmp_path: Path) -> None:
     sweep = open_sweep(uri, tmp_path)
     late = tracking.open_job("http://127.0.0.1:9", sweep, "a", {"node": "a"}, {}, tmp_path / "late")
