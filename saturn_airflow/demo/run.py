@@ -16,7 +16,7 @@ from saturn_airflow.demo.progress_lines import SweepProgress, read_job, read_pla
 from saturn_airflow.deployment.processes import end_on_signals
 from saturn_airflow.deployment.services import LocalServices
 from saturn_airflow.model.errors import SaturnError
-from saturn_airflow.model.folders import slug
+from saturn_airflow.model.folders import OF_SWEEPS, slug
 
 GROUP = "sweep"
 
@@ -122,7 +122,7 @@ def _update(progress: SweepProgress, airflow: Airflow, sweeps: Path, dag_id: str
     folder = sweeps / slug(dag_id) / slug(run_id) / GROUP
     for job in progress.jobs.values():
         if job.status != "finished":
-            read_job(job, folder / slug(job.name))
+            read_job(job, folder / slug(job.name, OF_SWEEPS))
 
 
 def _time_stages(progress: SweepProgress, started: dict[str, float], console: Console) -> None:

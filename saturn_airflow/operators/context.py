@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 from saturn_airflow.launch import environment
 from saturn_airflow.model import allowed_modules, formats, sizes
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.folders import TECHNIQUES_VARIABLE, slug
+from saturn_airflow.model.folders import OF_SWEEPS, TECHNIQUES_VARIABLE, slug
 from saturn_airflow.model.outcomes import OUTCOME, Outcome
 from saturn_airflow.model.settings import MLFLOW_CONNECTION
 from saturn_airflow.operators.airflow_internals import redact
@@ -52,7 +52,7 @@ class SweepContext:
 
     def job_folder(self, job: str) -> Path:
         """Where one job keeps its checkpoints and progress."""
-        return self.folder / slug(job)
+        return self.folder / slug(job, OF_SWEEPS)
 
     def tags(self, context: Context) -> dict[str, str]:
         """Tags that lead from an MLflow run back to Airflow."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 from saturn_airflow.operators import parts
+from saturn_airflow.operators.context import SweepContext
 
 JOB = Job("a", "torch.nn:Linear", "torch.utils.data:DataLoader", hparams=HParams(epochs=1))
 COUNT = 200
@@ -97,3 +99,10 @@ def test_a_task_that_returns_nothing_makes_no_parts() -> None:
     parts.hand_out({"ti": ti}, None)  # type: ignore[typeddict-item]
     assert ti.xcoms == {}
     assert parts.pull({"ti": SimpleNamespace(map_index=0, xcom_pull=lambda **_: None)}, "plan") is None  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("name", ["mlflow", "init", "trials", "champion"])
+def test_no_job_shares_its_folder_with_what_the_sweep_keeps(name: str, tmp_path: Path) -> None:
+    sweep = SweepContext("dag", "run", "sweep", tmp_path)
+    assert sweep.job_folder(name) != tmp_path / name
+    assert sweep.job_folder("gpt2") == tmp_path / "gpt2"
