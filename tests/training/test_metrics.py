@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_loop import job, launch, request
@@ -68,7 +69,7 @@ def test_the_next_plan_reads_them_from_the_events(tmp_path: Path, monkeypatch: p
     event = {"event": "eval", "epoch": 1, "step": 8, "eval_loss": 0.5, "metrics": {"f1": 0.25, "none": None}}
 
     class Run:
-        spec = end = None
+        spec, end = SimpleNamespace(technique="single", devices=1, kind="cpu"), None
 
         def so_far(self) -> list[dict[str, object]]:
             return [event]
