@@ -32,7 +32,7 @@ class Sharing:
 
 def next_devices(
     ticket: Ticket,
-    tickets: Iterable[Ticket],
+    tickets: Sequence[Ticket],
     held: Mapping[str, Holder],
     sharing: Sharing | None,
     overtakes: bool = False,
@@ -44,21 +44,21 @@ def next_devices(
     :param held: by device, who holds it.
     :param overtakes: it is over in no time, and need not wait for the jobs of sweeps that wait before it.
     """
-    tickets = list(tickets)
     line = [other for other in tickets if other.order < ticket.order]
     mine = ticket.holder.claim
-    if mine is None or sharing is None or at_a_node.plan_stands(_claims(tickets, held)):
+    here, held_here = ([], {}) if sharing is None else _of_node(sharing.node, tickets, held)
+    if mine is None or sharing is None or at_a_node.plan_stands(_claims(here, held_here)):
         if overtakes:
             line = [other for other in line if other.holder.claim is None]
         return granted(ticket, line, set(held)), None
     if mine.by_plan:
         mine = replace(mine, by_plan=False)
         ticket.tell(replace(ticket.holder, claim=mine))
-    waiting = [other.holder.claim for other in tickets if other.holder.claim is not None]
+    waiting = [other.holder.claim for other in here if other.holder.claim is not None]
     place = at_a_node.place_for(
         mine,
         waiting,
-        _holding(held),
+        _holding(held_here),
         _busy(line, held, sharing.node),
         len(sharing.node),
         time.time(),
@@ -69,12 +69,21 @@ def next_devices(
 
 def is_to_leave(mine: Claim, sharing: Sharing, tickets: Iterable[Ticket], held: Mapping[str, Holder]) -> bool:
     """Whether the job of ``mine``, which runs, is to write its checkpoint and let others have its devices."""
-    tickets = list(tickets)
+    tickets, held = _of_node(sharing.node, tickets, held)
     waiting = [other.holder.claim for other in tickets if other.holder.claim is not None]
     if not waiting or at_a_node.plan_stands(_claims(tickets, held)):
         return False
     busy, devices = _busy(tickets, held, sharing.node), len(sharing.node)
     return at_a_node.gives_way(mine, waiting, _holding(held), busy, devices, time.time(), sharing.rules)
+
+
+def _of_node(
+    node: Sequence[str], tickets: Iterable[Ticket], held: Mapping[str, Holder]
+) -> tuple[list[Ticket], dict[str, Holder]]:
+    """What concerns the devices of ``node``: several nodes of one machine share a folder."""
+    names = set(node)
+    wanting = [ticket for ticket in tickets if names.intersection(ticket.wanted)]
+    return wanting, {name: holder for name, holder in held.items() if name in names}
 
 
 def granted(ticket: Ticket, line: Iterable[Ticket], held: set[str]) -> tuple[str, ...]:

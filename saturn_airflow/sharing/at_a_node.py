@@ -73,9 +73,18 @@ def _decision(
     now: float,
     rules: SharingRules,
 ) -> Decision:
-    placed = [_still_leaving(claim, now) for claim in holding if _is_within(claim, devices)]
-    taken = {device for claim in placed for device in claim.job.place_ids}
-    until = {(HERE, device): now + _UNKNOWN_SECONDS for device in busy if device not in taken}
+    placed: list[Claim] = []
+    taken: set[int] = set()
+    unknown = set(busy)
+    for claim in holding:
+        ids = set(claim.job.place_ids)
+        # A claim may say what can't be, such as a device that another one has.
+        if not ids <= set(range(devices)) or ids & taken:
+            unknown |= ids
+            continue
+        taken |= ids
+        placed.append(_still_leaving(claim, now))
+    until = {(HERE, device): now + _UNKNOWN_SECONDS for device in unknown - taken}
     cluster = SharedCluster(now, (node_of(devices),), _sweeps([*placed, *waiting]), until)
     return decide(cluster, rules)
 
@@ -84,10 +93,6 @@ def _still_leaving(claim: Claim, now: float) -> Claim:
     """``claim``, whose job may take longer to leave than it was to: its devices are not free yet."""
     leaving = claim.job.leaving
     return claim if leaving is None or leaving > now else claim.with_job(leaving=now + 1.0)
-
-
-def _is_within(claim: Claim, devices: int) -> bool:
-    return all(0 <= device < devices for device in claim.job.place_ids)
 
 
 def _sweeps(claims: Iterable[Claim]) -> tuple[SharedSweep, ...]:

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from saturn_airflow.launch.giving_way import GivingWay
 from saturn_airflow.launch.leases import Lease, Waiter
 from saturn_airflow.launch.turns import Sharing
-from saturn_airflow.model.claims import Claim, claim_of
+from saturn_airflow.model.claims import HERE, Claim, claim_of
+from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharedSweep, SharingRules
+from saturn_airflow.sharing.at_a_node import place_for
 
 NODE = ("d0", "d1", "d2", "d3")
 #: Seconds of a job by its number of devices.
@@ -105,6 +107,32 @@ def test_a_trial_overtakes_jobs_that_wait(tmp_path: Path) -> None:
         take(trial).release()
         with contextlib.closing(Waiter(NODE, "no trial", 1, (9.0, 0), tmp_path)) as other:
             assert other.take() is None
+
+
+def test_nodes_that_share_a_folder_do_not_mind_each_other(tmp_path: Path) -> None:
+    others = ("e0", "e1", "e2", "e3")
+    strategies = {("single", 4): (100.0, 1.0)}
+    elsewhere = Waiter(
+        others, "elsewhere", None, (1.0, 0), tmp_path, Sharing(claim("a", "elsewhere", strategies), others)
+    )
+    urgent = claim("b", "urgent", strategies, priority=1.0)
+    with take(elsewhere), take(waiter(tmp_path, claim("a", "here", strategies, preempt=True))) as lease:
+        assert lease.place is None
+        with contextlib.closing(waiter(tmp_path, urgent)) as wants:
+            assert wants.take() is None
+            lease.release()
+            assert take(wants).devices == NODE
+
+
+def test_claims_of_one_device_harm_nobody() -> None:
+    mine = claim("b", "urgent", {("single", 1): (100.0, 1.0)})
+    held = [
+        claim("a", name, {("single", 2): (100.0, 1.0)}).with_job(place=Place("single", 2, HERE, ids))
+        for name, ids in (("one", (0, 1)), ("two", (1, 2)), ("three", (2, 9)))
+    ]
+    place = place_for(mine, [mine], held, [], 4, 0.0, SharingRules())
+    assert place is not None
+    assert place.device_ids == (3,)
 
 
 def test_what_is_no_claim_is_taken_for_none(tmp_path: Path) -> None:
