@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from saturn_airflow.launch.leases import Lease, default_folder
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.turns import Sharing
 from saturn_airflow.model.claims import Claim
+from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.sharing.at_a_node import trained
 
 #: Seconds between two looks at who waits.
@@ -51,13 +53,20 @@ class GivingWay:
         if self.leaves or time.monotonic() - self._looked_at < _LOOK_SECONDS:
             return self.leaves
         self._looked_at = time.monotonic()
+        # A folder that can't be used, or a full disk, must not end a training that has its devices.
+        with contextlib.suppress(InvalidSweepError, OSError):
+            self._look()
+        return self.leaves
+
+    def _look(self) -> None:
+        """Tell those who wait how far the job is, and see whether it is to leave."""
         now = time.time()
         self._claim = trained(self._claim, self._share, now)
         room = LeaseFolder(self._folder)
         with room.gate():
             tickets = room.tickets()
             if not any(ticket.holder.claim is not None for ticket in tickets):
-                return False
+                return
             held = room.holders()
             for device in self._lease.devices:
                 held[device] = replace(self._lease.holder, claim=self._claim)
@@ -67,7 +76,6 @@ class GivingWay:
             if self.leaves:
                 self._claim = self._claim.with_job(leaving=now + self._sharing.rules.checkpoint)
             self._lease.tell(self._claim, room)
-        return self.leaves
 
     def expected_seconds(self) -> float:
         """What this stay at the devices was expected to take."""

@@ -182,6 +182,7 @@ class Supervisor:
     def _end_turn(self, turn: Turn) -> bool:
         """Whether the run is to wait for another."""
         self._turn = self._memory = None
+        self._time_is_up = float("inf")  # waiting for the next turn is no time on devices
         self._had_seconds += time.monotonic() - self._turn_began
         return turn.ends()
 

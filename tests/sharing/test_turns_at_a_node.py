@@ -99,6 +99,15 @@ def test_a_running_job_gives_way_where_it_may_and_that_pays(tmp_path: Path) -> N
                         take(again).release()
 
 
+def test_a_folder_that_cannot_be_used_ends_no_training(tmp_path: Path) -> None:
+    mine = claim("a", "long", {("single", 4): (9000.0, 5.0)}, preempt=True)
+    with take(waiter(tmp_path / "leases", mine)) as lease:
+        (tmp_path / "file").touch()
+        stay = GivingWay(Sharing(mine, NODE), lease, tmp_path / "file" / "leases")
+        stay._looked_at -= 10
+        assert not stay.asked()
+
+
 def test_a_trial_overtakes_jobs_that_wait(tmp_path: Path) -> None:
     one = take(Waiter(["d0", "d1", "d2"], "held", folder=tmp_path))
     with one, contextlib.closing(waiter(tmp_path, claim("a", "wide", WIDE))) as wide:
