@@ -19,6 +19,8 @@ _TAG_LENGTH = 8000
 _DATA = "data."
 #: The names of a job's own metrics, as JSON.
 METRICS_TAG = "saturn.metrics"
+#: What may be another when a job comes back, or in its turn.
+STRATEGY = frozenset({"technique", "devices", "node"})
 _VERSION = "data_version"
 _NOT_IN_KEYS = re.compile(r"[^\w./ -]")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.model import formats
-from saturn_airflow.tracking import models, server, unique
+from saturn_airflow.tracking import models, parameters, server, unique
 from saturn_airflow.tracking.outbox import OUTBOX, Outbox, Record
 from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
 
@@ -230,7 +230,7 @@ class Sender:
             for start in range(0, len(new), _PARAMS_PER_REQUEST):
                 part = new[start : start + _PARAMS_PER_REQUEST]
                 mlflow.log_batch(run.info.run_id, params=part, synchronous=True)
-        tagged = run.data.tags
+        tagged = {key: run.data.tags[key] for key in parameters.STRATEGY & run.data.tags.keys()}
         return {key: v for key, v in params.items() if known.get(key, v) != v or tagged.get(key, v) != v}
 
     def _log_params(self, record: Record) -> None:

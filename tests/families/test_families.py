@@ -35,6 +35,7 @@ ONCE_WRONG = {
     "llama, a loss function, Rprop: fsdp on 2": "split over devices",
     "segformer, pixels: ddp on 3": "",
     "a block used three times: fsdp on 2": "",
+    "blocks with a plan, Muon: fsdp on 2, then fsdp on 2": "",
 }
 # Where a model makes its batch's parts another thing than the whole, no technique that cuts it can be exact.
 REFUSED = {"clip: ddp on 3", "mixtral: fsdp on 2", "contrastive loss: pipeline on 2"}

@@ -114,7 +114,7 @@ def test_the_limits_of_a_container_count(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_job_that_takes_too_much_fails_and_its_sibling_trains_on(tmp_path: Path, workers: int) -> None:
     job = dataclasses.replace(
-        small_job(batches=40), load_dataloader="small_jobs:hoarded", data_args={"workers": workers}
+        small_job(batches=120), load_dataloader="small_jobs:hoarded", data_args={"workers": workers}
     )
     greedy = spec_for(tmp_path, job, "single", device_ids=(0,), host_memory="1 GB")
     other = small_job("slow", batches=40)

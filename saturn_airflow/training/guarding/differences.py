@@ -40,6 +40,8 @@ TOLERANCES = {
 }
 
 
+# Of what a step changes, where the optimizer computes in a 16-bit format on exact gradients.
+_ROUNDED_UPDATE = 5e-2
 # Steps in all of which a number must grow to be a counter.
 _STEPS_OF_COUNTERS = 3
 
@@ -64,13 +66,16 @@ class Difference:
 class Comparison:
     """The steps of one technique, as far as this rank holds them, beside those of the plain loop.
 
+    Where the optimizer computes in a lower format than the model, its steps are only as exact as that, and
+    what comes after them is as if computed in float32 at best.
+
     :param slack: how many times as far off as the tolerances say the first step may be.
     """
 
     def __init__(self, number_format: torch.dtype, slack: float = 1.0) -> None:
         self._first_slack = slack
-        self._tolerance = TOLERANCES[number_format]
-        self._eps = torch.finfo(number_format).eps
+        self._number_format = number_format
+        self._least_update = 0.0
         self._steps = 0
         self._firm: dict[str, torch.Tensor] = {}
         self._counts: dict[str, list[int]] = {}
@@ -78,11 +83,22 @@ class Comparison:
     def of(self, expected: Step, got: Step) -> list[Difference]:
         """What differs in the next step; ``got`` holds what this rank has."""
         self._steps += 1
-        return [
-            *self._losses(expected, got),
-            *self._gradients(expected, got),
-            *self._updates(expected, got),
-        ]
+        before = [*self._losses(expected, got), *self._gradients(expected, got)]
+        self._note(expected.update_format)
+        return [*before, *self._updates(expected, got)]
+
+    def _note(self, update_format: torch.dtype) -> None:
+        """The optimizer stepped in this format."""
+        rank = list(TOLERANCES).index
+        if update_format in TOLERANCES and rank(update_format) > rank(self._number_format):
+            self._number_format = max(self._number_format, torch.float32, key=rank)
+            if update_format != torch.float32:
+                self._least_update = _ROUNDED_UPDATE
+
+    @property
+    def _tolerance(self) -> Tolerance:
+        tolerance = TOLERANCES[self._number_format]
+        return tolerance._replace(update=max(tolerance.update, self._least_update))
 
     def buffers(self, expected: Step, got: Step) -> dict[str, Difference | None]:
         """Of each buffer, and of each counter among attributes, that this rank holds, how it differs."""
@@ -166,7 +182,9 @@ class Comparison:
             was, wanted, found = before[firm], as_it_should[firm], after[firm]
             update = float((wanted - was).norm())
             off = float((wanted - found).norm())
-            allowed = self._tolerance.update * update + 4 * self._eps * float(wanted.norm())
+            allowed = self._tolerance.update * update + 4 * torch.finfo(self._number_format).eps * float(
+                wanted.norm()
+            )
             if not off <= allowed * self._slack:
                 how = f"is off by {_share(off, update)} of what the step changes"
                 yield Difference(f"{name!r} after step {self._steps}", how, 4)

@@ -14,6 +14,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.samples import Sample, Samples, Singles, samples, singles
+from saturn_airflow.training.guarding.update_formats import noting_update_formats
 from saturn_airflow.training.own_step import hooks, lightning
 from saturn_airflow.training.own_step.stepping import OwnStep
 from saturn_airflow.training.ranks import Ranks
@@ -42,11 +43,22 @@ class OwnPlainLoop:
         if self._number == 0:
             hooks.call(model, "on_train_epoch_start")
         before = weights(self._names)
-        with gradients_as_seen(self.optimizers, self._names) as gradients:
+        seen = gradients_as_seen(self.optimizers, self._names)
+        with seen as gradients, noting_update_formats(self.optimizers) as noted:
             taken = self._own.take(batch, self._number, schedule=False)
         self._number += 1
         after = weights(self._names)
-        return Step(float(taken.loss), None, gradients, before, after, buffers(model), self._stateful())
+        kept = self._stateful()
+        return Step(
+            float(taken.loss),
+            None,
+            gradients,
+            before,
+            after,
+            buffers(model),
+            kept,
+            update_format=noted.lowest,
+        )
 
     def evaluate(self, batch: Any) -> float:
         """The loss of ``validation_step``."""

@@ -21,6 +21,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision
 from saturn_airflow.training.guarding.samples import Samples, Singles, samples, singles
+from saturn_airflow.training.guarding.update_formats import noting_update_formats
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim import optimizers
@@ -39,6 +40,7 @@ class Step:
     :param buffers: after the step.
     :param stateful: names of parameters that the optimizer keeps something of.
     :param counts: whole numbers that modules keep as attributes.
+    :param update_format: the lowest number format that the optimizer computed in.
     """
 
     loss: float
@@ -49,6 +51,7 @@ class Step:
     buffers: Samples
     stateful: frozenset[str]
     counts: Mapping[str, int] = field(default_factory=dict)
+    update_format: torch.dtype = torch.float64
 
 
 class PlainLoop:
@@ -116,13 +119,17 @@ class PlainLoop:
         loss, counted, gradients = self.gradients(batch)
         if not math.isfinite(loss):
             return Step(loss, counted, gradients, before, before, {}, frozenset())
-        with of_the_job(f"optimizer {self._job.hparams.optimizer!r}"):
+        with (
+            of_the_job(f"optimizer {self._job.hparams.optimizer!r}"),
+            noting_update_formats([optimizer]) as noted,
+        ):
             optimizer.step()
         self.model.zero_grad(set_to_none=True)
         stateful = stateful_of(optimizer, self._names)
         self._last = self._weights()
         counts = counts_of(self.model)
-        return Step(loss, counted, gradients, before, self._last, self.buffers(), stateful, counts)
+        buffers = self.buffers()
+        return Step(loss, counted, gradients, before, self._last, buffers, stateful, counts, noted.lowest)
 
     def _weights(self) -> Singles:
         return singles({name: p for p, name in self._names.items()})

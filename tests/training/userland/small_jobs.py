@@ -167,7 +167,7 @@ class _Hoarding(TensorDataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
         _HOARD.append(torch.ones(2 << 20))
-        time.sleep(0.002)
+        time.sleep(0.01)
         return super().__getitem__(index)
 
 
