@@ -43,6 +43,8 @@ def mark(job: Job, technique_version: str) -> str:
     hparams = {key: value for key, value in fields.pop("hparams", {}).items() if key not in _HPARAMS}
     if fields.get("load_eval_dataloader") is None:
         fields.pop("load_eval_dataloader", None)
+    if job.in_micro_batches:  # and so compared with other steps
+        fields["in_micro_batches"] = True
     arguments = {key: _kind(value) for key, value in hparams.pop("optimizer_args", {}).items()}
     clips = hparams.pop("clip_grad_norm", None) is not None
     for name in ("model_args", "data_args"):

@@ -127,6 +127,13 @@ class HParams:
             object.__setattr__(self, name, json_mapping(getattr(self, name), f"hparams: {name}"))
 
 
+#: The way out for what can't be computed in parts, ending a sentence.
+AS_MICRO_BATCHES = (
+    "or say Job(trust=['single']), with which micro-batches are computed one by one, as in a plain "
+    "PyTorch loop"
+)
+
+
 @checked("job")
 @dataclass(frozen=True)
 class Job:
@@ -182,7 +189,8 @@ class Job:
         sweep begins. Names and shapes must be the model's.
     :param init_missing: what to do where that is not there (yet): ``"fail"``, or start from ``"scratch"``.
     :param trust: names of techniques that may train this job though they change its result, or though the
-        guard says so by mistake: they are not compared with one device.
+        guard says so by mistake: they are not compared with one device. With ``single`` among them, what
+        ``accumulate`` makes of a batch is the result that the other techniques are compared with.
     :param exact: refuse techniques whose result is only equal in distribution, as where dropout's masks are
         others than on one device, and those that can't be compared with one device.
     """
@@ -290,10 +298,10 @@ class Job:
             raise InvalidSweepError(
                 f"{what}: couples_batch is {self.couples_batch!r}; it must be True or False"
             )
-        if self.couples_batch and self.hparams.accumulate > 1:
+        if self.couples_batch and self.hparams.accumulate > 1 and not self.in_micro_batches:
             raise InvalidSweepError(
                 f"{what}: accumulate={self.hparams.accumulate} cuts a batch whose samples are coupled "
-                "(couples_batch=True); take one of the two out"
+                f"(couples_batch=True); take one of the two out, {AS_MICRO_BATCHES}"
             )
 
     def _check_own_step(self) -> None:
@@ -329,6 +337,12 @@ class Job:
                 "its model_args or data_args"
             )
         object.__setattr__(self, "neutral", tuple(given))
+
+    @property
+    def in_micro_batches(self) -> bool:
+        """Whether what a plain loop makes of micro-batches is this job's result, not what it makes of whole
+        batches: it accumulates, and trusts ``single`` with that."""
+        return self.hparams.accumulate > 1 and "single" in self.trust
 
     def named_references(self) -> Iterator[tuple[str, str]]:
         """Each reference of this job, behind what messages call it."""

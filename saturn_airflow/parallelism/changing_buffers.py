@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.model.jobs import AS_MICRO_BATCHES, Job
 from saturn_airflow.parallelism.parallel import Parallel
 
 _SAMPLED = 256  # numbers of each buffer that ranks compare
@@ -19,11 +20,13 @@ _SAMPLED = 256  # numbers of each buffer that ranks compare
 class ChangingBuffers:
     """Watches a step's micro-batches for buffers that would not be those of the whole batch.
 
-    A cache that the first pass fills is none of those, nor are a BatchNorm's that looks at the whole batch.
+    A cache that the first pass fills is none of those, nor are a BatchNorm's that looks at the whole batch,
+    nor what each micro-batch may change since that is the job's result.
     """
 
-    def __init__(self, parallel: Parallel) -> None:
+    def __init__(self, parallel: Parallel, job: Job) -> None:
         self._parallel = parallel
+        self._in_micro_batches = job.in_micro_batches
         self._first: dict[str, torch.Tensor] | None = None
         self._versions: dict[str, int] = {}
 
@@ -34,7 +37,7 @@ class ChangingBuffers:
         """
         buffers = {name: buffer.detach() for name, buffer in self._parallel.model.named_buffers()}
         if self._first is not None:
-            if last:
+            if last and not self._in_micro_batches:
                 self._compare_passes(self._first, buffers)
                 self._compare_versions()
             return
@@ -53,7 +56,8 @@ class ChangingBuffers:
             if parameter._version != self._versions[name]:
                 raise DoesNotFit(
                     f"parameter {name!r} is changed in every forward pass, of which accumulate makes several "
-                    "for each batch; set accumulate to 1, or change it after the optimizer's steps"
+                    "for each batch; set accumulate to 1, change it after the optimizer's steps, "
+                    f"{AS_MICRO_BATCHES}"
                 )
 
     def _compare_passes(self, first: dict[str, torch.Tensor], now: dict[str, torch.Tensor]) -> None:
@@ -61,7 +65,7 @@ class ChangingBuffers:
             if name in now and buffer.shape == now[name].shape and not _same(buffer, now[name]):
                 raise DoesNotFit(
                     f"buffer {name!r} changes in every forward pass, of which accumulate makes several for "
-                    "each batch; set accumulate to 1, or freeze what changes it"
+                    f"each batch; set accumulate to 1, freeze what changes it, {AS_MICRO_BATCHES}"
                 )
 
     def _compare_shares(self, buffers: dict[str, torch.Tensor]) -> None:

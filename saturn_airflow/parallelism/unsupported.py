@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.model.jobs import AS_MICRO_BATCHES, Job
 from saturn_airflow.training.ranks import Ranks
 
 
@@ -21,16 +22,17 @@ def refuse_batch_norm(model: nn.Module, ranks: Ranks) -> None:
         )
 
 
-def refuse_accumulated_batch_norm(model: nn.Module, accumulate: int) -> None:
+def refuse_accumulated_batch_norm(model: nn.Module, job: Job) -> None:
     """Refuse to accumulate the gradients of a model that looks at all of a batch at once.
 
     :raises DoesNotFit: when it trains with a BatchNorm, and batches are cut into several micro-batches.
     """
-    if accumulate > 1 and (name := _batch_norm_in(model)):
+    accumulate = job.hparams.accumulate
+    if accumulate > 1 and not job.in_micro_batches and (name := _batch_norm_in(model)):
         raise DoesNotFit(
             f"{name}, whose statistics would be those of each of the {accumulate} micro-batches that "
-            "accumulate cuts a batch into, not of the batch; set accumulate to 1, freeze it, or use "
-            "LayerNorm or GroupNorm"
+            "accumulate cuts a batch into, not of the batch; set accumulate to 1, freeze it, use LayerNorm "
+            f"or GroupNorm, {AS_MICRO_BATCHES}"
         )
 
 

@@ -84,5 +84,6 @@ def _without_what_follows(job: Job) -> Job:
         lr_scheduler_args={},
         clip_grad_norm=None,
     )
-    where: dict[str, Any] = {"techniques": None, "nodes": None, "neutral": (), "trust": (), "exact": False}
+    trust = ("single",) if job.in_micro_batches else ()
+    where: dict[str, Any] = {"techniques": None, "nodes": None, "neutral": (), "trust": trust, "exact": False}
     return dataclasses.replace(job, name="any", hparams=hparams, **where)

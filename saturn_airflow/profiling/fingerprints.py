@@ -52,7 +52,7 @@ def fingerprint(job: Job) -> str:
         "hparams": _counting(speed, job),
     }
     # These decide which techniques can train a job at all, or in which memory.
-    more = ("batch_dim", "couples_batch", "metrics", "own_step", "trainer")
+    more = ("batch_dim", "couples_batch", "metrics", "own_step", "trainer", "in_micro_batches")
     facts.update({name: getattr(job, name) for name in more if getattr(job, name)})
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

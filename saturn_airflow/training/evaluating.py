@@ -47,7 +47,9 @@ class Evaluation:
         self, job: Job, parallel: Parallel, objective: Objective, data: Data, ranks: Ranks, cut: Cut
     ) -> None:
         self._parallel, self._objective, self._data, self._ranks = parallel, objective, data, ranks
-        self._cut, self._job = cut, job
+        # Where micro-batches are not parts that make up a batch, it is evaluated whole, as in a plain loop.
+        self._cut = replace(cut, accumulate=1) if job.in_micro_batches else cut
+        self._job = job
         self._name = f"load_eval_dataloader {job.load_eval_dataloader!r}"
         self._metrics = Metrics(job, ranks, parallel.share, parallel.shares)
         self._whole = bool(job.metrics) and not self._adds_up()

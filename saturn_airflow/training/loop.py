@@ -116,7 +116,7 @@ class Training:
         with common_to_alike():
             model = load_model(job)
             check_equal_everywhere(model, ranks)
-            unsupported.refuse_accumulated_batch_norm(model, hparams.accumulate)
+            unsupported.refuse_accumulated_batch_norm(model, job)
             self._look_at_model(model)
             self.aliases = state.aliases(model)
             here = request.here
@@ -357,7 +357,7 @@ class Training:
         # in one message, so that all ranks act on the same step.
         news = torch.zeros(5, dtype=torch.float64, device=self.ranks.device)
         self.objective.begin(batch.samples)
-        buffers = ChangingBuffers(model) if self.step == self.first_step else None
+        buffers = ChangingBuffers(model, self.job) if self.step == self.first_step else None
         for index, micro_batch in enumerate(batch.micro_batches):
             rng.seed(self.hparams.seed, "step", self.step, index, model.share)
             last = index == len(batch.micro_batches) - 1

@@ -27,6 +27,8 @@ class Family:
     :param loss: ``"module:name"`` of a function of outputs and batch; without it the model's own ``loss``.
     :param couples: whether the loss or the state of the whole batch is another than that of its parts, so
         that accumulation is part of the job's maths (BatchNorm, contrastive losses).
+    :param ignored: the label that the loss leaves out; where it is a mean over labels, parts count by the
+        others.
     :param single_precision: whether the model or its loss computes in float32 whatever its weights are in.
     :param random: whether the forward pass draws random numbers.
     :param recipe: how it is trained, where that is not as the others are.
@@ -39,6 +41,7 @@ class Family:
     data: Callable[[], Iterable[Any]]
     loss: str | None = None
     couples: bool = False
+    ignored: int = -100
     single_precision: bool = False
     random: bool = False
     recipe: Mapping[str, Any] = field(default_factory=dict)

@@ -127,6 +127,7 @@ register(
             make(architecture, {**TINY, **changes}),
             batches,
             couples=name in COUPLED,
+            ignored=changes.get("semantic_loss_ignore_index", -100),
         )
         for name, (architecture, changes, batches) in IMAGES.items()
     )

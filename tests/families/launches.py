@@ -46,6 +46,7 @@ def job_of(cell: Cell) -> Job:
         load_dataloader="families.family:data",
         data_args={"family": made.family},
         loss_function=find(made.family).loss,
+        trust=["single"] if find(made.family).couples and cell.strategy.accumulate > 1 else [],
         hparams=HParams(
             epochs=made.epochs,
             precision="float64",

@@ -54,7 +54,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
     for _ in range(recipe.epochs):
         for batch in rooms.data(recipe.family):
             batch = _double(batch)
-            parts = _parts(batch, recipe.accumulate) if family.couples else [(batch, 1.0)]
+            parts = _parts(batch, recipe.accumulate, family.ignored) if family.couples else [(batch, 1.0)]
             total = 0.0
             for part, weight in parts:
                 loss = _loss(model, part, loss_of) * weight
@@ -79,8 +79,9 @@ def _loss(model: nn.Module, batch: Any, loss_of: Any) -> torch.Tensor:
     return loss[0] / loss[1] if isinstance(loss, tuple) else loss
 
 
-def _parts(batch: Any, count: int) -> list[tuple[Any, float]]:
-    """A batch in parts of equal size, the first ones larger by one where need be, and the share of each."""
+def _parts(batch: Any, count: int, ignored: int) -> list[tuple[Any, float]]:
+    """A batch in parts of equal size, the first ones larger by one where need be, and the share of each: of
+    the labels that count where there are any, else of the samples."""
     tensors = batch.values() if isinstance(batch, Mapping) else batch
     samples = len(next(iter(tensors)))
     parts = []
@@ -89,8 +90,10 @@ def _parts(batch: Any, count: int) -> list[tuple[Any, float]]:
             part: Any = {key: value[rows] for key, value in batch.items()}
         else:
             part = tuple(value[rows] for value in batch)
-        parts.append((part, len(rows) / samples))
-    return parts
+        labelled = isinstance(batch, Mapping) and "labels" in batch
+        parts.append((part, int((part["labels"] != ignored).sum()) if labelled else len(rows)))
+    counted = sum(share for _, share in parts)
+    return [(part, share / counted) for part, share in parts]
 
 
 def _groups(recipe: Recipe, model: nn.Module) -> Any:

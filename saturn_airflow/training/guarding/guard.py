@@ -37,6 +37,9 @@ from saturn_airflow.training.guarding.own_plain import OwnPlainLoop, gradients_a
 from saturn_airflow.training.guarding.plain import PlainLoop, Step, counts_of, stateful_of
 from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.guarding.samples import Sample, singles
+from saturn_airflow.training.losses.decompose import objectives
+from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.losses.rules import SAMPLES
 from saturn_airflow.training.precision import exact
 from saturn_airflow.training.ranks import Ranks
 
@@ -197,7 +200,8 @@ class Guard:
         buffers = comparing.buffers_of(parallel, self._aliases)
         weights = singles({name: p for p, name in names.items()})
         # Where accumulate makes several passes of a batch, counters of passes are not those of batches.
-        counts = counts_of(parallel.model) if self.job.hparams.accumulate == 1 else {}
+        as_one = self.job.hparams.accumulate == 1 or self.job.in_micro_batches
+        counts = counts_of(parallel.model) if as_one else {}
         return Step(loss, counted, gradients, {}, weights, buffers, stateful, counts)
 
     @contextmanager
@@ -355,7 +359,7 @@ def _take_steps(
     """Take the steps; whether all losses were numbers. Where one was not, its batch is to be skipped."""
     few, count = data.few(plain.sizes), len(plain.sizes)
     with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
-        upcoming = enumerate(few.batches(Position(), Cut(), count))
+        upcoming = enumerate(few.batches(Position(), _plain_cut(job), count))
         batches = {number: batch for number, batch in upcoming if number not in plain.skipped}
     random = [batches.pop(number) for number in range(count - len(_RANDOM), count) if number in batches]
     loop = _plain_loop(job, _copied(model, load).to(device), device, data)
@@ -364,7 +368,7 @@ def _take_steps(
     with still() as what, comparing.noting_formats(plain, model, hooks=hooks):
         for number, batch in batches.items():
             rng.seed(job.hparams.seed, "step", len(steps), 0, 0)
-            step = loop.step(batch.micro_batches[0].data)
+            step = loop.step(batch.micro_batches)
             if not math.isfinite(step.loss):
                 if job.own_step:  # which may have kept something of it
                     break
@@ -382,9 +386,9 @@ def _take_steps(
     if plain.drew and job.hparams.accumulate == 1:
         for number, batch in enumerate(random, len(steps)):
             rng.seed(job.hparams.seed, "step", number, 0, 0)
-            plain.random_losses.append(loop.step(batch.micro_batches[0].data).loss)
+            plain.random_losses.append(loop.step(batch.micro_batches).loss)
     if forgotten and watched is not None and isinstance(loop, PlainLoop):
-        one = next(iter(batches.values())).micro_batches[0].data
+        one = next(iter(batches.values())).micro_batches
         plain.steps = []  # so that what this raises is what the guard raises
         with still():
             watched.refuse_what_is_missed(forgotten, functools.partial(loop.gradients, one))
@@ -395,12 +399,21 @@ def _take_steps(
 def _plain_loop(job: Job, model: nn.Module, device: torch.device, data: Data) -> PlainLoop | OwnPlainLoop:
     if job.own_step:
         return OwnPlainLoop(job, model, device, total_steps(job.hparams, data))
-    loop, count_steps = PlainLoop(job, model, device), itertools.count()
+    rule = SAMPLES
+    if job.in_micro_batches:
+        alone = Parallel(model, Ranks(rank=0, size=1, device=device))
+        rule = objectives(alone, Objective(job, model, device).of(data), data, None, job, "single")[0].rule
+    loop, count_steps = PlainLoop(job, model, device, rule), itertools.count()
     # As the training loop does it.
     loop.optimizer.register_step_pre_hook(
         lambda *_: rng.seed(job.hparams.seed, "optimizer", next(count_steps))
     )
     return loop
+
+
+def _plain_cut(job: Job) -> Cut:
+    """How a plain loop cuts batches."""
+    return Cut(job.hparams.accumulate if job.in_micro_batches else 1)
 
 
 def _copied(model: nn.Module, load: Load) -> nn.Module:

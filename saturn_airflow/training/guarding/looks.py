@@ -29,12 +29,13 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.module_state import ModuleState
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import model_attributes, precision, rng
-from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.batches import Cut, GlobalBatch
 from saturn_airflow.training.guarding import comparing, whole
 from saturn_airflow.training.guarding.differences import Comparison
 from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
 from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.guarding.users_state import UsersState
+from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.loading import load_model
 
 if TYPE_CHECKING:
@@ -247,11 +248,16 @@ class Looks:
             model_attributes.put(model, self._attributes.objects(), device)
             if off:
                 comparing.put_off_by_rounding(model, plain.number_format)
+            take = training.data.layout.take
             if plain.samples < of:
-                data = training.data.layout.take(data, of, range(plain.samples)).data
-            loop = PlainLoop(job, model.to(device), device)
+                data = take(data, of, range(plain.samples)).data
+            parts = [MicroBatch(data, plain.samples)]
+            if job.in_micro_batches:
+                cut = Cut(job.hparams.accumulate)
+                parts = [take(data, plain.samples, rows) for rows in cut.of(plain.samples)]
+            loop = PlainLoop(job, model.to(device), device, training.objective.rule)
             with comparing.noting_formats(plain, model, hooks=hooks):
-                loss, counted, gradients = loop.gradients(data)
+                loss, counted, gradients = loop.gradients(parts)
             stateful = self._stateful()
             plain.step = Step(loss, counted, gradients, {}, {}, loop.buffers(), stateful)
 

@@ -15,6 +15,7 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.samples import Sample, Samples, Singles, samples, singles
 from saturn_airflow.training.guarding.update_formats import noting_update_formats
+from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.own_step import hooks, lightning
 from saturn_airflow.training.own_step.stepping import OwnStep
 from saturn_airflow.training.ranks import Ranks
@@ -36,8 +37,9 @@ class OwnPlainLoop:
         """The model's own."""
         return self._own.optimizers
 
-    def step(self, batch: Any) -> Step:
-        """Train on one whole batch."""
+    def step(self, parts: Sequence[MicroBatch]) -> Step:
+        """Train on one batch, which is not cut."""
+        (batch,) = parts
         model = self._own.model
         self._own.number = self._number
         if self._number == 0:
@@ -45,7 +47,7 @@ class OwnPlainLoop:
         before = weights(self._names)
         seen = gradients_as_seen(self.optimizers, self._names)
         with seen as gradients, noting_update_formats(self.optimizers) as noted:
-            taken = self._own.take(batch, self._number, schedule=False)
+            taken = self._own.take(batch.data, self._number, schedule=False)
         self._number += 1
         after = weights(self._names)
         kept = self._stateful()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,10 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision
 from saturn_airflow.training.guarding.samples import Samples, Singles, samples, singles
 from saturn_airflow.training.guarding.update_formats import noting_update_formats
+from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.losses.rules import SAMPLES, Rule
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.ranks import Ranks
 
@@ -55,14 +57,17 @@ class Step:
 
 
 class PlainLoop:
-    """A plain loop over ``model``, which it changes, on its device."""
+    """A plain loop over ``model``, which it changes, on its device.
 
-    def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
+    :param rule: how micro-batches make up a batch, where the job's result is that of micro-batches.
+    """
+
+    def __init__(self, job: Job, model: nn.Module, device: torch.device, rule: Rule = SAMPLES) -> None:
         self.model = model
         self._job = job
         self._device = device
         self._alone = Parallel(model, Ranks(rank=0, size=1, device=device), optimizer_kernels="many at once")
-        self._objective = Objective(job, model, device)
+        self._objective = Objective(job, model, device, rule)
         self._loss_function = references.load(str(job.loss_function)) if job.loss_function else None
         self._last: Singles = {}
         self._names = {p: name for name, p in model.named_parameters()}
@@ -102,21 +107,44 @@ class PlainLoop:
         groups = optimizers.parameter_groups(self._job.hparams, self.model)
         return optimizers.make_optimizer(self._job.hparams, groups, self._alone)
 
-    def gradients(self, batch: Any) -> tuple[float, float | None, Samples]:
-        """The mean loss of a whole batch, what it is a mean over, and the gradients that are then there."""
-        loss, counted = self.loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+    def gradients(self, parts: Sequence[MicroBatch]) -> tuple[float, float | None, Samples]:
+        """The mean loss of a batch, what it is a mean over, and the gradients that are then there.
+
+        :param parts: the whole batch, or its micro-batches.
+        """
         parameters = [p for p in self.model.parameters() if p.requires_grad]
+        counted: float | None
+        if len(parts) > 1:
+            mean, counted = self._accumulate(parts, parameters)
+        else:
+            loss, counted = self.loss(parts[0].data)
+            loss.backward()  # type: ignore[no-untyped-call]
+            mean = float(loss.detach())
         if self._job.hparams.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self._job.hparams.clip_grad_norm)
         gradients = samples({self._names[p]: p.grad for p in parameters})
-        return float(loss.detach()), counted, gradients
+        return mean, counted, gradients
 
-    def step(self, batch: Any) -> Step:
-        """Train on one whole batch."""
+    def _accumulate(
+        self, parts: Sequence[MicroBatch], parameters: Sequence[nn.Parameter]
+    ) -> tuple[float, float]:
+        """Add up the gradients of the parts of a batch; their mean loss, and what it is a mean over."""
+        self._objective.begin(sum(part.samples for part in parts))
+        losses, over = 0.0, 0.0
+        for part in parts:
+            data, samples = self._objective.prepare(part.data, part.samples)
+            loss, of = self._objective(self.model, data, samples)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses, over = losses + float(loss.detach()), over + float(of)
+        for gradient in (p.grad for p in parameters if p.grad is not None):
+            gradient /= over
+        return losses / over, over
+
+    def step(self, parts: Sequence[MicroBatch]) -> Step:
+        """Train on one batch, see :meth:`gradients`."""
         before = self._last or self._weights()
         optimizer = self.optimizer
-        loss, counted, gradients = self.gradients(batch)
+        loss, counted, gradients = self.gradients(parts)
         if not math.isfinite(loss):
             return Step(loss, counted, gradients, before, before, {}, frozenset())
         with (

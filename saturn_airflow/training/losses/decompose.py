@@ -22,7 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.users_code import of_the_job
-from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.jobs import AS_MICRO_BATCHES, Job
+from saturn_airflow.parallelism import frozen
 from saturn_airflow.parallelism.batch_norm import no_statistics
 from saturn_airflow.parallelism.module_state import ModuleState
 from saturn_airflow.parallelism.parallel import Parallel
@@ -91,7 +92,8 @@ def objectives(
     :raises DoesNotFit: when batches are cut whose parts do not make up the whole.
     """
     by = cuts(parallel, technique, job.hparams.accumulate)
-    if by.by and job.couples_batch:
+    in_micro_batches = job.in_micro_batches and parallel.shares * parallel.pieces == 1
+    if by.by and job.couples_batch and not in_micro_batches:
         raise DoesNotFit(
             f"{by.by} cuts batches into parts, and this job couples their samples (couples_batch=True)"
         )
@@ -99,10 +101,14 @@ def objectives(
     if (by.by or eval_data is not None) and not job.couples_batch:
         with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
             some = data.few([sys.maxsize]).first()  # as many as there are in a batch
-        # What is not cut is trained on as it is.
-        rule = find_rule(parallel, objective, some, by, looking=training) if by.by else SAMPLES
-        if eval_data is not None:
-            in_evaluation = find_rule(parallel, objective, some, by)
+        try:
+            # What is not cut is trained on as it is.
+            rule = find_rule(parallel, objective, some, by, looking=training) if by.by else SAMPLES
+            if eval_data is not None:
+                in_evaluation = find_rule(parallel, objective, some, by)
+        except DoesNotFit:
+            if not in_micro_batches:
+                raise
     if not by.by and in_evaluation.kind == "sum":
         in_evaluation = SAMPLES  # a mean over all parts is that of the one part there is
     return objective.of(data, rule), objective.of(eval_data or data, in_evaluation)
@@ -155,7 +161,8 @@ def find_rule(
     except DoesNotFit as reason:
         if not cuts.by:
             return SAMPLES
-        raise DoesNotFit(f"{cuts.by} cuts batches into parts, and {reason}") from None
+        way_out = f"; {AS_MICRO_BATCHES}" if parallel.shares * parallel.pieces == 1 else ""
+        raise DoesNotFit(f"{cuts.by} cuts batches into parts, and {reason}{way_out}") from None
 
 
 def rule_of(whole: Part, see: See, one_by_one: bool) -> Rule:
@@ -350,7 +357,8 @@ def evaluating(parallel: Parallel) -> Iterator[None]:
 @contextmanager
 def training(parallel: Parallel) -> Iterator[None]:
     """As :func:`evaluating`, but in the mode that trains: a router's loss is there alone."""
-    with evaluating(parallel), torch.compiler.set_stance("force_eager"), still():
+    eager = torch.compiler.set_stance("force_eager")
+    with evaluating(parallel), frozen.put_back(parallel.model), eager, still():
         for module in {*parallel.model.modules(), *parallel.module.modules()}:
             # The statistics that a BatchNorm trains with are of the whole batch, and so of no part.
             module.training = not isinstance(module, _BatchNorm)
