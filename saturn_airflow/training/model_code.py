@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import importlib.metadata
 import shutil
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from saturn_airflow.model import references
@@ -110,10 +112,25 @@ def _copy(place: Path, to: Path) -> None:
 
 
 def _requirement(top: str) -> str:
-    names = importlib.metadata.packages_distributions().get(top, [top])
-    name = "saturn-airflow" if top == "saturn_airflow" else names[0]
+    name = "saturn-airflow" if top == "saturn_airflow" else _distribution_of(top)
     try:
         # No index has the part behind the plus, which says what it was built for.
         return f"{name}=={importlib.metadata.version(name).partition('+')[0]}"
     except importlib.metadata.PackageNotFoundError:
         return name
+
+
+def _distribution_of(top: str) -> str:
+    """The name of the distribution that the installed package ``top`` is of."""
+    # Most are named like their package; to look through all that is installed takes a quarter of a second.
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found = importlib.metadata.distribution(top)
+        if f"\n{top}/__init__.py," in f"\n{found.read_text('RECORD')}":
+            return str(found.metadata["Name"])
+    return _distributions(tuple(sys.path)).get(top, [top])[0]
+
+
+@functools.lru_cache(maxsize=1)
+def _distributions(path: tuple[str, ...]) -> Mapping[str, list[str]]:
+    """Names of distributions by the packages they have, of all that ``path`` (``sys.path``) finds."""
+    return importlib.metadata.packages_distributions()

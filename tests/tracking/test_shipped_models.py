@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import socket
@@ -139,6 +140,23 @@ def test_mlflow_serves_it(embedded_uri: str, shipped: str, tmp_path: Path) -> No
     finally:
         os.killpg(server.pid, 15)
         server.wait(30)
+
+
+def test_requirements_are_those_that_python_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = importlib.metadata.packages_distributions()
+    looked_through: list[bool] = []
+
+    def look_through() -> dict[str, list[str]]:
+        looked_through.append(True)
+        return dict(known)
+
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", look_through)
+    model_code._distributions.cache_clear()
+    assert all(model_code._distribution_of(top) == top for top in ("numpy", "safetensors", "torch"))
+    assert not looked_through, "it takes a quarter of a second, at the end of each training"
+    of_one = {top: distributions[0] for top, distributions in known.items() if len(set(distributions)) == 1}
+    assert {top: model_code._distribution_of(top) for top in of_one} == of_one
+    assert len(looked_through) == 1
 
 
 def test_an_installed_package_is_a_requirement_and_not_carried(tmp_path: Path) -> None:
