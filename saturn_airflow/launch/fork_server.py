@@ -3,8 +3,8 @@
 It starts with the first need, listens on a socket of Linux's abstract namespace, and ends when nobody asked
 for anything for a while. It belongs to one user, one environment and one version of the code, and both ends
 let the kernel tell who the other is (``SO_PEERCRED``, unix(7)). It imports and forks; it never runs a user's
-code, never touches CUDA and starts no threads. What it has forked needs it no more: when it dies, the next
-run starts in a new interpreter.
+code, never touches CUDA and starts no threads, and ends where something it imported did. What it has forked
+needs it no more: when it dies, the next run starts in a new interpreter.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _START_SECONDS = 10.0
 _READY_SECONDS = 120.0
 #: Variables that libraries read while they are imported: servers with other values are other servers.
 _READ_AT_IMPORT = (
-    *("CUBLAS_", "CUDA_", "GLOO_", "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_"),
-    *("OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "USE_"),
+    *("ATEN_", "CC", "CUBLAS_", "CUDA_", "CXX", "GLOO_", "GOMP_", "HF_", "INDUCTOR_", "KMP_", "LD_"),
+    *("MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TOKENIZERS_"),
+    *("TORCH", "TRANSFORMERS_", "TRITON_", "USE_"),
 )
 # The last is by what services that run as local processes are found, with all that they started.
 _KEPT = ("HOME", "LANG", "LC_", "TMPDIR", "TZ", "VIRTUAL_ENV", *_READ_AT_IMPORT, "SATURN_SERVICE")
@@ -174,7 +175,7 @@ def serve(name: str) -> None:
         warm.import_all()
         # Whoever ends is not waited for: the kernel sees to it.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        while select.select([listener], [], [], _IDLE_SECONDS)[0]:
+        while warm.why_not_to_fork() is None and select.select([listener], [], [], _IDLE_SECONDS)[0]:
             end, _ = listener.accept()
             with end, contextlib.suppress(OSError, ValueError, struct.error):
                 _answer(listener, end)
@@ -192,6 +193,8 @@ def _answer(listener: socket.socket, end: socket.socket) -> None:
         from saturn_airflow.launch import warm
 
         warm.import_for(request["references"], request["path"])
+        if warm.why_not_to_fork() is not None:
+            return
         end.sendall(_READY)
         if end.recv(1) != _GO:
             return

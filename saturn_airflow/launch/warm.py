@@ -13,11 +13,19 @@ import importlib
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _VARIABLE = "SATURN_WARM_IMPORTS"
-_ALWAYS = ["saturn_airflow.training.ranks", "saturn_airflow.training.session", "saturn_airflow.training.loop"]
+_ALWAYS = [
+    *(
+        f"saturn_airflow.training.{name}"
+        for name in ("ranks", "session", "loop", "exports", "guarding.guarded")
+    ),
+    # What torch itself imports where the first optimizer is made.
+    "torch._dynamo",
+]
 _HARMLESS = {"datasets", "numpy", "pandas", "PIL", "scipy", "sklearn", "torch", "torchvision", "transformers"}
 
 
@@ -81,6 +89,18 @@ def import_for(references: Iterable[str], path: Iterable[str]) -> None:
 def import_all() -> None:
     """Import here what every run needs, and what :func:`prepare` has asked for."""
     _import([*_ALWAYS, *filter(None, os.environ.get(_VARIABLE, "").split(","))])
+
+
+def why_not_to_fork() -> str | None:
+    """Why what is forked from this process now might be broken; None where nothing is known to be wrong.
+
+    Threads that are not Python's can't be told apart here: those of OpenBLAS, which are there wherever numpy
+    is, see to forks themselves (``pthread_atfork``).
+    """
+    if others := [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]:
+        return f"threads were started: {', '.join(others)}"
+    torch = sys.modules.get("torch")
+    return "CUDA was touched" if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _import(names: Iterable[str]) -> None:

@@ -10,11 +10,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from running import small_job, spec_for
+from running import USERLAND, small_job, spec_for
 
 from saturn_airflow.launch import fork_server, runs
 from saturn_airflow.launch.runs import Run
@@ -67,6 +68,30 @@ def test_a_run_starts_without_a_server(tmp_path: Path, monkeypatch: pytest.Monke
     run = runs.start(spec_for(tmp_path, small_job(), "ddp", devices=2))
     assert parent_of(run) == os.getpid()
     assert run.wait()["status"] == "finished"
+
+
+HARMFUL = {
+    "threads": "import threading, time; threading.Thread(target=time.sleep, args=[600], daemon=True).start()",
+    "CUDA": "import torch; torch.cuda.is_initialized = lambda: True",
+}
+
+
+@pytest.mark.parametrize("what", HARMFUL)
+def test_nothing_is_forked_from_what_might_be_broken(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "datasets.py").write_text(HARMFUL[what])
+    (tmp_path / "their_jobs.py").write_text("import datasets\nfrom small_jobs import *\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    before = runs.start(spec_for(tmp_path / "a", small_job("slow", batches=100)))
+    server = parent_of(before)
+    job = replace(small_job(), load_dataloader="their_jobs:noise")
+    refused = runs.start(spec_for(tmp_path / "b", job, path=(str(tmp_path), str(USERLAND))))
+    assert parent_of(refused) == os.getpid()
+    after = runs.start(spec_for(tmp_path / "c", small_job("slow")))
+    assert parent_of(after) not in (server, os.getpid())
+    assert before.wait()["status"] == after.wait()["status"] == "finished"
+    refused.stop()
 
 
 def test_a_run_is_in_its_starters_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
