@@ -13,10 +13,9 @@ from saturn_airflow.model.stages import Stages
 from saturn_airflow.operators.airflow_internals import own_item_of
 from saturn_airflow.operators.executors import of_node_tasks
 from saturn_airflow.operators.inventory import pool_of, pool_of_short_tasks
-from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.profile_task import ProfileOperator
 from saturn_airflow.operators.retrying import UNLESS_ITS_OWN_FAULT, patience, patience_of_training
-from saturn_airflow.operators.train_task import TrainOperator
+from saturn_airflow.operators.round_train import RoundTrainOperator
 from saturn_airflow.operators.trials_task import PickOperator
 from saturn_airflow.operators.wave_tasks import NextWaveOperator
 from saturn_airflow.profiling.waves import WAVES
@@ -74,27 +73,12 @@ def profile_waves(settings: SweepSettings, trials: BaseOperator, stages: Stages)
     return measuring
 
 
-def one_plan(settings: SweepSettings, waves: list[Any], stages: Stages) -> tuple[BaseOperator, list[Any]]:
-    """The task ``plan`` of a sweep without rounds, and those that train."""
-    plan = PlanOperator(
-        task_id="plan",
-        settings=settings,
-        profile_tasks=[task.task_id for task in waves],
-        trigger_rule=TriggerRule.ALL_DONE,
-        **short(stages.plan),
-    )
-    waves >> plan
-    return plan, train_tasks(settings, plan, TrainOperator, stages)
-
-
-def train_tasks(
-    settings: SweepSettings, plan: BaseOperator, operator: type[BaseOperator], stages: Stages
-) -> list[Any]:
+def train_tasks(settings: SweepSettings, plan: BaseOperator, stages: Stages) -> list[Any]:
     """The tasks that train what ``plan`` returns, one for each node."""
     return per_node(
         settings.cluster,
         plan,
-        operator,
+        RoundTrainOperator,
         "train",
         mapped="entry",
         part="jobs",

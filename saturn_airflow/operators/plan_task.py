@@ -1,98 +1,146 @@
-"""The planning task: from estimates to a plan."""
+"""The planning task: from estimates, and from what has been trained since, to the plan of a round."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from saturn_airflow.model import formats, guards
-from saturn_airflow.model.cluster import Cluster, Node
-from saturn_airflow.model.entries import PlanEntry, Strategy
-from saturn_airflow.model.errors import InvalidSweepError, MissedDeadlineError
-from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.deciding.choices import choices, why_nowhere
+from saturn_airflow.deciding.plan_in_words import in_words, summary
+from saturn_airflow.model import formats
+from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
-from saturn_airflow.model.settings import MAKESPAN, SweepSettings
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.sharing import least_seconds
 from saturn_airflow.operators import missed_deadlines
-from saturn_airflow.operators.context import (
-    SweepContext,
-    finite,
-    mlflow_uri,
-    pull_from_trials,
-)
+from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
+from saturn_airflow.operators.drains import drained
+from saturn_airflow.operators.inventory import lost
 from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, left_out_now, present, why_absent
+from saturn_airflow.operators.round_outcomes import last_outcomes, standing_plans
 from saturn_airflow.operators.wave_tasks import Learned, quick_solve
 from saturn_airflow.plugin.links import MlflowRunLink, PlanLink
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
-from saturn_airflow.profiling.options import Estimates, by_key, options_of, refusal, total_batches
+from saturn_airflow.profiling.options import Estimates, by_key, options_of
 
-#: What is shown of an estimate beside a job's plan.
-_SHOWN = (
-    *("technique", "devices", "kind", "seconds_per_batch", "spread", "uncertainty", "setup_seconds"),
-    *("peak_device_bytes", "source", "observed_at"),
-)
+if TYPE_CHECKING:
+    from saturn_airflow.deciding.next_round import Decided, GoingOn, Stand
+    from saturn_airflow.launch.progress import Progress
 
-Planned = TypeVar("Planned")
+#: What the first plan of a sweep with rounds leaves for the later ones.
+STATE_KEY = "round"
 
 
 class PlanOperator(ListingOperator):
-    """Solve the sweep's SPASE problem.
+    """Solve the sweep's SPASE problem, anew in each round.
+
+    The first plan is made from the trials' estimates. Each later one drops the jobs that the selection drops,
+    learns from the speeds that were seen, and either carries the plan on or stops the jobs that move; skipped
+    when nothing is left to train.
 
     Returns the jobs in the order of their start, each with its strategy, node and devices. Pushes ``plan``
     (the plan; beside it the makespan of current practice, and the deadline), ``unplanned`` (jobs no strategy
     can train, with the reason), ``choices`` (for each job the strategies it had, with their estimates, and
-    why this one was chosen), ``profiling`` (what the trials took) and ``attempt`` (what the report knows this
-    plan's outcomes by).
+    why this one was chosen) and ``attempt`` (what the report knows this plan's outcomes by); the first also
+    ``profiling`` (what the trials took).
+
+    :param number: of the round, from 1.
+    :param earlier: the plan tasks of the rounds before, first to last.
+    :param trained: the train tasks of the rounds before.
     """
 
     operator_extra_links = (MlflowRunLink(), PlanLink())
 
-    def __init__(self, *, settings: SweepSettings, profile_tasks: list[str], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        settings: SweepSettings,
+        profile_tasks: list[str],
+        number: int = 1,
+        earlier: Sequence[str] = (),
+        trained: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.settings = settings
+        self.profile_tasks = profile_tasks
+        self.number = number
+        self.earlier = list(earlier)
+        self.trained = list(trained)
+        self.mlflow_url: str | None = None
         #: What the pages are told besides the plan.
         self.also_told: dict[str, Any] = {"compared_by": {"metric": settings.metric, "mode": settings.better}}
-        self.profile_tasks = profile_tasks
-        self.mlflow_url: str | None = None
-        #: What is planned, and what is known of it, once that was read.
-        self.jobs: dict[str, Job] = {}
-        self.estimates: Estimates = {}
         #: When all has to be done, in seconds since the epoch, and whether the plan is made to meet it.
         self.ends_by: float | None = None
         self.meets_deadline = True
         #: Nodes that take no part, with the reasons.
         self.left_out: dict[str, str] = {}
+        #: What the trials said, where this is the first plan.
+        self._learned: Learned | None = None
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Plan.
+        """Plan the round.
 
         :raises AirflowFailException: when there are no trials, or no job has a strategy that works.
+        :raises AirflowSkipException: when nothing is left to train.
         """
-        from saturn_airflow import tracking
-        from saturn_airflow.planning.presenting import baselines
+        from saturn_airflow.deciding import next_round
+
+        sweep = SweepContext.of(context, self.settings.group)
+        self.ends_by = self.moment_of_deadline(context)
+        stand = self._stand(context, sweep) if self.earlier else self._beginning(context, sweep)
+        going = next_round.who_goes_on(stand)
+        self._leave_behind(context, stand, going)
+        self.also_told["rung"] = going.rung
+        plan, cluster, made = stand.plan, self.settings.cluster, time.time()
+        found: list[PlanEntry] = []
+        if going.situation.left:
+            problem = self._problem_now(stand, going)
+            cluster = present(self.settings.cluster, self.left_out)
+            decided = self.decide(stand, problem, going)
+            self._say(context, stand, decided)
+            plan, made = decided.adoption.plan, time.time()
+            refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
+            had = choices(decided.left, plan, stand.jobs, stand.estimates, refusals)
+            context["ti"].xcom_push("choices", finite(had))
+            found = next_round.entries_of(stand, decided, cluster, going.rung, made)
+            found = self._of_sweep(context, stand, found)
+            stay = next_round.staying(found, stand.progress, decided.adoption)
+            _stop(stand.progress, [job for job in going.situation.left if job not in stay])
+        assert plan is not None, "where nothing is left, there was a plan before"
+        unfollowed = self._unfollowed(sweep, stand)
+        found = [entry for entry in found if entry.name not in unfollowed]
+        self._tell(context, sweep, stand, plan, cluster, made, shown=bool(found))
+        found += self._seen_off(sweep, stand, going, unfollowed, made, len(found))
+        return [entry.to_dict() for entry in found]
+
+    def _beginning(self, context: Context, sweep: SweepContext) -> Stand:
+        """Where the sweep stands after its trials.
+
+        :raises AirflowFailException: when no job can be planned.
+        """
+        from saturn_airflow.deciding.next_round import Stand
         from saturn_airflow.profiling import waves
 
-        ti = context["ti"]
-        sweep = SweepContext.of(context, self.settings.group)
-        began = time.time()
+        ti, began = context["ti"], time.time()
         cluster = self.nodes_now(context)
-        refusals, parent = (
-            pull_from_trials(context, self.settings.trials_task, key) for key in ("refusals", "sweep")
-        )
-        learned = Learned.of(context, self.settings, self.profile_tasks, cluster)
-        knowledge, fresh = learned.knowledge, learned.fresh
-        jobs = {job.name: job for job in knowledge.jobs}
+        refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
+        self._learned = learned = Learned.of(context, self.settings, self.profile_tasks, cluster)
+        jobs = {job.name: job for job in learned.knowledge.jobs}
         ti.xcom_push("profiling", profiling(learned, began))
-        estimates = waves.estimates_for_plan(knowledge, quick_solve(self.settings.planning_seconds))
-
+        estimates = waves.estimates_for_plan(learned.knowledge, quick_solve(self.settings.planning_seconds))
         planned, unplanned = to_plan(learned, estimates, refusals, self.settings.profile, self.left_out)
         ti.xcom_push("unplanned", unplanned)
         self.also_told |= {"jobs": len(jobs), "not_planned": len(unplanned)}
@@ -101,72 +149,216 @@ class PlanOperator(ListingOperator):
         if not planned:
             reasons = "; ".join(f"{entry['job']}: {entry['reason']}" for entry in unplanned)
             raise AirflowFailException(f"no job can be planned. {reasons}")
-
         try:
             problem = Problem(sweep.key, cluster.nodes, tuple(planned))
         except InvalidSweepError as error:
             raise AirflowFailException(str(error)) from None
-        self.jobs, self.estimates = jobs, estimates
-        self.ends_by = self.moment_of_deadline(context)
-        plan = self.solve(problem)
-        if not self.meets_deadline:
-            late = {"at": self.ends_by, "planned": False}
-            missed_deadlines.tell(self.settings.on_missed_deadline, context, late)
-        practice = baselines.current_practice(problem)
-        ti.xcom_push("choices", choices(self.part_of(problem), plan, jobs, estimates, refusals))
-        self.log.info("%s", summary(plan, practice))
-        made = time.time()
-        ti.xcom_push("plan", self.told(plan, cluster, practice))
-        ti.xcom_push("attempt", made)
+        return Stand(
+            settings=self.settings, number=self.number, problem=problem, jobs=jobs, estimates=estimates
+        )
 
-        uri = mlflow_uri(self.settings.mlflow_conn_id)
-        run = tracking.reopen_sweep(uri, parent, sweep.folder)
-        run.log_plan(plan, cluster)
-        lasting = [estimate for estimate in fresh if not estimate.passing]
-        names = {fingerprint(job): job.name for job in reversed(knowledge.jobs)}
-        tracking.estimate_store.record(uri, lasting, sweep.folder, speed_versions(), jobs=names)
-        self.mlflow_url = run.url
-        found = entries(plan, jobs, estimates, cluster, made)
-        alone = least_seconds(problem.jobs, problem.nodes)
-        by_name = {job.name: job for job in problem.jobs}
-        arrived = pull_from_trials(context, self.settings.trials_task, "started")
-        found = [
-            replace(
-                entry,
-                strategies=strategies(entry, by_name[entry.name], estimates),
-                arrived=arrived,
-                alone=alone,
-                deadline=self.ends_by,
+    def _stand(self, context: Context, sweep: SweepContext) -> Stand:
+        """Where the sweep stands after the rounds before this one.
+
+        :raises AirflowSkipException: when none of them has a plan.
+        """
+        from saturn_airflow.deciding.next_round import Stand
+
+        ti = context["ti"]
+        last = self._last_plan(context)
+        if last is None:
+            raise AirflowSkipException("no earlier round has a plan")
+        plan, before, state = last
+        listed = pull_from_trials(context, self.settings.trials_task, "jobs")
+        problem, standing = Problem.from_dict(state["problem"]), standing_plans(ti, self.earlier)
+        outcomes = last_outcomes(ti, self.earlier, self.trained)
+        ti.xcom_push("unplanned", [])
+        return Stand(
+            settings=self.settings,
+            number=self.number,
+            problem=problem,
+            jobs={data["name"]: Job.from_dict(data) for data in listed},
+            estimates=by_key(*map(Estimate.from_dict, state["estimates"])),
+            plan=plan,
+            before=before,
+            progress=progress_of(sweep, problem, standing),
+            statuses={job: outcome.status for job, outcome in outcomes.items()},
+            pruned=state["pruned"],
+            standing=standing,
+        )
+
+    def _last_plan(self, context: Context) -> tuple[Plan, dict[str, PlanEntry], dict[str, Any]] | None:
+        """The last plan that was made, the last entry of each job, and the state."""
+        ti = context["ti"]
+        found: dict[str, PlanEntry] = {}
+        plan = state = None
+        for task in self.earlier:
+            made, entered, kept = (
+                ti.xcom_pull(task_ids=task, key=key, map_indexes=-1)
+                for key in ("plan", "return_value", STATE_KEY)
             )
-            for entry in found
-        ]
-        return [entry.to_dict() for entry in self.handed_on(found)]
+            if entered is not None:
+                plan = made
+                found.update({entry.name: entry for entry in map(PlanEntry.from_dict, entered)})
+            state = kept or state
+        return (Plan.from_dict(plan), found, state) if plan and state else None
 
-    def handed_on(self, found: list[PlanEntry]) -> list[PlanEntry]:
-        """The plan's entries as its train tasks get them."""
+    def _leave_behind(self, context: Context, stand: Stand, going: GoingOn) -> None:
+        """Note for later rounds what this one begins with, and stop the jobs that are dropped.
+
+        :raises AirflowSkipException: when nothing is left to do.
+        """
+        for warning in going.warnings:
+            self.log.error("%s", warning)
+        if self.settings.rounds.most > 1:
+            state = {
+                "problem": stand.problem.to_dict(),
+                "estimates": [estimate.to_dict() for estimate in stand.estimates.values()],
+                "pruned": [*stand.pruned, *going.dropped],
+            }
+            context["ti"].xcom_push(STATE_KEY, finite(state))
+        if not (going.jobs or going.dropped or going.unfollowed):
+            raise AirflowSkipException("every job is done")
+        _stop(stand.progress, going.dropped)
+
+    def _problem_now(self, stand: Stand, going: GoingOn) -> Problem:
+        """Whole jobs that go on, with the seconds to be expected now, on the nodes that are there."""
+        from saturn_airflow.deciding import next_round
+
+        if stand.plan is None:
+            return stand.problem
+        speeds = next_round.seen(stand.progress, stand.estimates, stand.jobs)
+        for s in speeds:
+            self.log.info(
+                "%s under %s x %d takes %.2f times the estimate", s.job, s.technique, s.devices, s.factor
+            )
+        known = next_round.learned(stand.problem, speeds, stand.jobs)
+        # What is done must not bind the plan to a node that is gone.
+        left = tuple(job for job in known.jobs if job.name in going.situation.left)
+        return self.on_what_is_there(replace(known, jobs=left))
+
+    def on_what_is_there(self, problem: Problem) -> Problem:
+        """``problem`` on the nodes that have a worker now and are not drained; says what that changes."""
+        from saturn_airflow.deciding import next_round
+
+        cluster = self.settings.cluster
+        gone = {node.name: "no worker listens for it any more" for node in lost(cluster)} | drained()
+        found = next_round.on_what_is_there(problem, cluster, gone)
+        names = ", ".join(f"{node} ({why})" for node, why in found.gone.items())
+        if found.waits:
+            self.log.error("Gone: %s; and what is left fits nowhere else", names)
+            return problem
+        self.left_out = dict(found.gone)
+        if names:
+            self.log.warning("Gone: %s; its jobs go elsewhere", names)
+        for job in found.stranded:
+            self.log.error("%s fits nowhere else: this round is without it", job)
+        return found.problem
+
+    def decide(self, stand: Stand, problem: Problem, going: GoingOn) -> Decided:
+        """The plan of the round."""
+        from saturn_airflow.deciding import next_round
+
+        seconds = None if self.ends_by is None else self.ends_by - time.time()
+        found = next_round.decide_round(stand, problem, going.situation, seconds)
+        if found.missed is not None:
+            self.meets_deadline = False
+            self.log.error(
+                "THE DEADLINE CAN'T BE MET: %s. All is planned to end as early as possible", found.missed
+            )
         return found
 
+    def _of_sweep(self, context: Context, stand: Stand, found: list[PlanEntry]) -> list[PlanEntry]:
+        """Entries with what the train tasks of other sweeps are told of this one."""
+        if stand.before:
+            earlier = next(iter(stand.before.values()))
+            return [entry.in_sweep_of(earlier) for entry in found]
+        arrived = pull_from_trials(context, self.settings.trials_task, "started")
+        alone = least_seconds(stand.problem.jobs, stand.problem.nodes)
+        return [replace(entry, arrived=arrived, alone=alone, deadline=self.ends_by) for entry in found]
+
+    def _unfollowed(self, sweep: SweepContext, stand: Stand) -> set[str]:
+        """Asked again: some finish while this plans, some before they can be stopped."""
+        from saturn_airflow.deciding.next_round import finished_alone
+
+        if stand.plan is None:
+            return set()
+        now = progress_of(sweep, stand.problem, stand.standing)
+        return set(finished_alone(now, stand.statuses)).difference(stand.pruned)
+
+    def _seen_off(
+        self,
+        sweep: SweepContext,
+        stand: Stand,
+        going: GoingOn,
+        unfollowed: set[str],
+        made: float,
+        position: int,
+    ) -> list[PlanEntry]:
+        """Entries for jobs without a place in the plan, by which somebody concludes them."""
+        from saturn_airflow.deciding.next_round import without_place
+        from saturn_airflow.launch import runs
+
+        found: list[PlanEntry] = []
+        for job in sorted(unfollowed.difference(going.dropped)):
+            self.log.info("%s finished while this round was planned", job)
+            run = runs.all_of(sweep.job_folder(job))[-1]
+            entry = without_place(stand, job, made, position + len(found))
+            found.append(replace(entry, goes_on=run.spec.priority))
+        for job, why in going.dropped.items():
+            when = f"pruned after {stand.progress[job].steps} batches, before round {self.number}"
+            self.log.warning("%s is %s: %s", job, why, when)
+            entry = without_place(stand, job, made, position + len(found))
+            found.append(replace(entry, pruned=f"{why}: {when}"))
+        return found
+
+    def _tell(
+        self,
+        context: Context,
+        sweep: SweepContext,
+        stand: Stand,
+        plan: Plan,
+        cluster: Cluster,
+        made: float,
+        *,
+        shown: bool,
+    ) -> None:
+        """Hand the plan on: to the pages and the report, to MLflow, and, where jobs are in it, to the log."""
+        from saturn_airflow import tracking
+        from saturn_airflow.planning.presenting import baselines
+
+        ti, practice = context["ti"], baselines.current_practice(stand.problem)
+        if shown:
+            self.log.info("%s", summary(plan, practice))
+        ti.xcom_push("attempt", made)
+        ti.xcom_push("plan", self.told(plan, cluster, practice))
+        uri = mlflow_uri(self.settings.mlflow_conn_id)
+        parent = pull_from_trials(context, self.settings.trials_task, "sweep")
+        run = tracking.reopen_sweep(uri, parent, sweep.folder)
+        run.log_plan(plan, cluster, self.number)
+        self.mlflow_url = run.url
+        if self._learned is not None:
+            lasting = [estimate for estimate in self._learned.fresh if not estimate.passing]
+            names = {fingerprint(job): job.name for job in reversed(self._learned.knowledge.jobs)}
+            tracking.estimate_store.record(uri, lasting, sweep.folder, speed_versions(), jobs=names)
+
+    def _say(self, context: Context, stand: Stand, decided: Decided) -> None:
+        """Say what was decided, and tell the author where the first plan can't meet the deadline."""
+        if stand.plan is not None:
+            self.log.info("%s", in_words(decided.adoption, self.settings.objective))
+            for job in decided.adoption.moved:
+                self.log.info("%s is stopped to go on elsewhere", job)
+        elif not self.meets_deadline:
+            late = {"at": self.ends_by, "planned": False}
+            missed_deadlines.tell(self.settings.on_missed_deadline, context, late)
+
     def nodes_now(self, context: Context) -> Cluster:
-        """The nodes to plan with."""
+        """The nodes to plan with first."""
         cluster = self.settings.cluster
         self.left_out = left_out_now(context, self.settings.trials_task, cluster)
         for name, why in self.left_out.items():
             self.log.warning("This plan is without %s: %s", name, why)
         return present(cluster, self.left_out)
-
-    def solve(self, problem: Problem) -> Plan:
-        """The plan."""
-        from saturn_airflow import planning
-
-        return self.in_time(
-            lambda objective, deadline: planning.solve(
-                problem, objective=objective, deadline=deadline, time_limit=self.settings.planning_seconds
-            )
-        )
-
-    def part_of(self, problem: Problem) -> Problem:
-        """What of ``problem`` the plan is for: all of it."""
-        return problem
 
     def moment_of_deadline(self, context: Context) -> float | None:
         """When all has to be done, in seconds since the epoch."""
@@ -174,23 +366,6 @@ class PlanOperator(ListingOperator):
             return None
         began = pull_from_trials(context, self.settings.trials_task, "started")
         return self.settings.deadline.moment(began, context["dag"].timezone)
-
-    def in_time(self, make: Callable[[str, float | None], Planned]) -> Planned:
-        """What ``make`` makes of the sweep's objective and the seconds that are left until its deadline.
-
-        Where the deadline can't be met, all is to end as early as possible.
-        """
-        if self.ends_by is None:
-            return make(self.settings.objective, None)
-        left = self.ends_by - time.time() - self.settings.planning_seconds
-        try:
-            if left <= 0:
-                raise MissedDeadlineError(f"planning ends {-left:.0f} s after it")
-            return make(self.settings.objective, left)
-        except MissedDeadlineError as error:
-            self.log.error("THE DEADLINE CAN'T BE MET: %s. All is planned to end as early as possible", error)
-            self.meets_deadline = False
-            return make(MAKESPAN, None)
 
     def told(self, plan: Plan, cluster: Cluster, practice: Plan) -> dict[str, Any]:
         """The plan as the page and the report read it."""
@@ -205,6 +380,20 @@ class PlanOperator(ListingOperator):
         if self.ends_by is not None:
             found["deadline"] = {"at": self.ends_by, "planned": self.meets_deadline}
         return dict(finite(found))
+
+
+def progress_of(sweep: SweepContext, problem: Problem, standing: Sequence[float]) -> dict[str, Progress]:
+    """How far each job has come; those that a user cleared begin anew.
+
+    :param standing: when the plans of earlier rounds were made that still stand.
+    """
+    from saturn_airflow.launch import progress, restarting
+
+    def of(folder: Path) -> Progress:
+        anew = restarting.was_cleared(folder, standing)
+        return progress.Progress() if anew else progress.of(folder)
+
+    return {job.name: of(sweep.job_folder(job.name)) for job in problem.jobs}
 
 
 def to_plan(
@@ -241,157 +430,10 @@ def profiling(learned: Learned, until: float) -> dict[str, float]:
     }
 
 
-def choices(
-    problem: Problem,
-    plan: Plan,
-    jobs: Mapping[str, Job],
-    estimates: Estimates,
-    refusals: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    """For each planned job what it could have run under, with what is known of that, and why it does not.
-
-    :param problem: what the plan is for, with the seconds that it was made with.
-    """
-    from saturn_airflow.planning.presenting.explaining import explain
-
-    kinds = {node.name: node.kind for node in problem.nodes}
-    seconds = {(job.name, o.technique, o.devices): o.seconds for job in problem.jobs for o in job.options}
-    found = {}
-    for reason in explain(problem, plan).reasons:
-        a = reason.assignment
-        mark = fingerprint(jobs[a.job])
-        chosen = Key(mark, a.technique, a.devices, kinds[a.node])
-        makespans = {(other.technique, other.devices): other.makespan for other in reason.alternatives}
-        options = [
-            {
-                **{name: getattr(e, name) for name in _SHOWN},
-                "reason": e.reason or refusal(jobs[a.job], e),
-                "verdict": _verdict(jobs[a.job], e),
-                "seconds": seconds.get((a.job, e.technique, e.devices), {}).get(e.kind),
-                "makespan": plan.makespan if key == chosen else makespans.get((e.technique, e.devices)),
-                "chosen": key == chosen,
-            }
-            for key, e in sorted(estimates.items(), key=lambda item: item[0][1:])
-            if key.fingerprint == mark
-        ]
-        refused = [dict(r) for r in refusals if r["fingerprint"] == mark]
-        found[a.job] = {"why": reason.text, "options": options, "refused": refused}
-    return dict(finite(found))
-
-
-def _verdict(job: Job, estimate: Estimate) -> str:
-    """How a strategy trains ``job`` next to one device, in words."""
-    if estimate.technique in job.trust:
-        return guards.in_words(guards.TRUSTED)
-    return guards.in_words(estimate.verdicts.get(guards.mark(job, estimate.version)))
-
-
-def why_nowhere(
-    job: Job, found: Sequence[Estimate], refusals: Sequence[Mapping[str, Any]], profile: str = "auto"
-) -> str:
-    """Why no strategy trains ``job``, in the words of each technique."""
-    mark = fingerprint(job)
-    own = [estimate for estimate in found if estimate.fingerprint == mark]
-    works = [e for e in own if e.reason is None and (job.techniques is None or e.technique in job.techniques)]
-    refused = [(e.technique, e.devices, reason) for e in works if (reason := refusal(job, e))]
-    works = [e for e in works if not refusal(job, e)]
-    if works and total_batches(job, by_key(*own)) is None:
-        return "its data has no length; say how long to train with hparams=HParams(batches=...)"
-    tried = refused + [(e.technique, e.devices, e.reason) for e in own if e.reason]
-    tried += [(r["technique"], r["devices"], r["reason"]) for r in refusals if r["fingerprint"] == mark]
-    reasons = "; ".join(f"{technique} x {devices}: {reason}" for technique, devices, reason in tried)
-    if works:
-        reasons = "; ".join(
-            filter(None, [reasons, "what works needs more devices than the job's nodes have"])
-        )
-    if profile == "never" and not own:
-        return "nothing is known of how fast it trains, and profile='never' lets nothing be measured"
-    return "no strategy can train it. " + (reasons or "None was measured; see the logs of the profile tasks")
-
-
-def entries(
-    plan: Plan, jobs: Mapping[str, Job], estimates: Estimates, cluster: Cluster, made: float
-) -> list[PlanEntry]:
-    """The plan's jobs in the order of their start, each with all that its train task needs.
-
-    :param made: when the plan was made, in seconds since the epoch.
-    """
-    ordered = sorted(plan.assignments, key=lambda a: (a.start, a.job))
-    result = []
-    for position, a in enumerate(ordered):
-        job = jobs[a.job]
-        node: Node = cluster[a.node]
-        estimate = estimates[Key(fingerprint(job), a.technique, a.devices, node.kind)]
-        result.append(
-            PlanEntry(
-                job=job,
-                technique=a.technique,
-                devices=a.devices,
-                node=a.node,
-                device_ids=a.device_ids,
-                start=a.start,
-                end=a.end,
-                kind=node.kind,
-                parameters=dict(estimate.parameters),
-                verdict=estimate.verdicts.get(guards.mark(job, estimate.version)),
-                seconds_per_batch=estimate.seconds_per_batch,
-                setup_seconds=estimate.setup_seconds,
-                source=estimate.source,
-                version=estimate.version,
-                batches=total_batches(job, estimates),
-                fingerprint=estimate.fingerprint,
-                attempt=made,
-                position=position,
-                after=before(a, ordered[:position]),
-            )
-        )
-    return result
-
-
-def strategies(entry: PlanEntry, job: PlannedJob, estimates: Estimates) -> tuple[Strategy, ...]:
-    """What the job of ``entry`` may run under on its node: the planned, and what is narrower or faster.
-
-    :param job: its strategies with their seconds.
-    """
-    planned = entry.technique, entry.devices
-    found = {(way.devices, way.option.technique): way.option for way in job.ways.get(entry.kind, ())}
-    found |= {(o.devices, o.technique): o for o in job.options if (o.technique, o.devices) == planned}
-    result = []
-    for (devices, technique), option in sorted(found.items()):
-        estimate = estimates[Key(entry.fingerprint, technique, devices, entry.kind)]
-        result.append(
-            Strategy(
-                technique=technique,
-                devices=devices,
-                parameters=dict(estimate.parameters),
-                verdict=estimate.verdicts.get(guards.mark(entry.job, estimate.version)),
-                seconds=option.seconds[entry.kind],
-                setup_seconds=option.setup,
-            )
-        )
-    return tuple(result)
-
-
-def before(assignment: Assignment, earlier: Sequence[Assignment]) -> tuple[str, ...]:
-    """The jobs that have the devices of ``assignment`` just before it.
-
-    :param earlier: the assignments before it, in the order of their start.
-    """
-    last = {(a.node, device): a.job for a in earlier for device in a.device_ids}
-    found = (last.get((assignment.node, device)) for device in assignment.device_ids)
-    return tuple(dict.fromkeys(job for job in found if job is not None))
-
-
-def summary(plan: Plan, practice: Plan) -> str:
-    """The plan in a few lines for the task's log."""
-    lines = [
-        f"Planned {len(plan.assignments)} jobs in {plan.seconds:.1f} s: makespan {plan.makespan:.1f} s, "
-        f"proven lower bound {plan.lower_bound:.1f} s (gap {100 * plan.gap:.1f}%). "
-        f"One after another on whole nodes they would take {practice.makespan:.1f} s."
-    ]
-    for a in sorted(plan.assignments, key=lambda a: (a.start, a.job)):
-        devices = ",".join(str(i) for i in a.device_ids)
-        lines.append(
-            f"  {a.start:8.1f} - {a.end:8.1f} s  {a.job}  {a.technique} x {a.devices}  {a.node}[{devices}]"
-        )
-    return "\n".join(lines)
+def _stop(progress: Mapping[str, Progress], jobs: Iterable[str]) -> None:
+    """Have the training of ``jobs`` write checkpoints and end, on whatever node."""
+    alive = [run for job in jobs if (p := progress.get(job)) and (run := p.alive)]
+    for run in alive:
+        run.ask_to_stop()
+    for run in alive:
+        run.stop()

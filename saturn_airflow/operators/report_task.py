@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Plan
@@ -28,13 +28,12 @@ from saturn_airflow.operators.context import (
     finite,
     home,
     mlflow_uri,
-    pull_all,
     pull_from_trials,
 )
 from saturn_airflow.operators.leftovers import stop_leftovers, with_last_checkpoints
 from saturn_airflow.operators.pruning import prune
 from saturn_airflow.operators.report_table import table
-from saturn_airflow.operators.train_task import OUTCOME_KEY
+from saturn_airflow.operators.round_report import at_last, of_rounds
 from saturn_airflow.plugin.links import MlflowRunLink
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
 
@@ -43,13 +42,16 @@ if TYPE_CHECKING:
 
 
 class ReportOperator(BaseOperator):
-    """Close the sweep's run and hand its result to the next task.
+    """Close the sweep's run and hand its result to the next task; of each job its last outcome counts.
 
     The result is a mapping: ``best`` (job, metric, value, model_uri, run_id), ``jobs`` (one outcome per
     job), ``failed``, ``pruned`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``,
     ``gap``, ``utilisation``, ``gpu_hours`` (device-hours), ``deadline`` (where there was one: when, and
     whether it was met), ``champion`` (scored anew), ``registered`` (what came of ``register_as``, if it was
-    given), ``mlflow_url`` and more. It is pushed before the task fails for failed jobs.
+    given), ``mlflow_url`` and more; with several rounds ``rounds``, and with a selection
+    ``without_selection_seconds``. It is pushed before the task fails for failed jobs.
+
+    :param plan_tasks: of all rounds.
     """
 
     operator_extra_links = (MlflowRunLink(),)
@@ -58,15 +60,15 @@ class ReportOperator(BaseOperator):
         self,
         *,
         settings: SweepSettings,
-        plan_task: str,
-        train_tasks: list[str],
+        plan_tasks: Sequence[str],
+        train_tasks: Sequence[str],
         scoring_tasks: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.settings = settings
-        self.plan_task = plan_task
-        self.train_tasks = train_tasks
+        self.plan_tasks = list(plan_tasks)
+        self.train_tasks = list(train_tasks)
         self.scoring_tasks = list(scoring_tasks)
         self.mlflow_url: str | None = None
 
@@ -75,69 +77,99 @@ class ReportOperator(BaseOperator):
 
         :raises AirflowFailException: when more jobs failed than are allowed to.
         """
-        from saturn_airflow import tracking
-
-        ti = context["ti"]
         sweep = SweepContext.of(context, self.settings.group)
-        job_dicts, parent = (
-            pull_from_trials(context, self.settings.trials_task, key) for key in ("jobs", "sweep")
+        jobs = list(map(Job.from_dict, pull_from_trials(context, self.settings.trials_task, "jobs")))
+        planned, unplanned, profiling = (
+            context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key=key, map_indexes=-1)
+            for key in ("plan", "unplanned", "profiling")
         )
-        jobs = [Job.from_dict(data) for data in job_dicts]
-        planned, unplanned, attempt, profiling, entries = (
-            ti.xcom_pull(task_ids=self.plan_task, key=key, map_indexes=-1)
-            for key in ("plan", "unplanned", "attempt", "profiling", "return_value")
-        )
-        outcomes, last_entries = self.trained(context, attempt, list(map(PlanEntry.from_dict, entries or [])))
+        outcomes, last_entries = at_last(context["ti"], self.plan_tasks, self.train_tasks)
         names = [job.name for job in jobs]
         every = of_every_job(names, unplanned or [], outcomes)
-        result = summarize(
-            every,
-            Plan.from_dict(planned) if planned else None,
-            devices_of(planned) or self.settings.cluster.devices,
-        )
+        plan = Plan.from_dict(planned) if planned else None
+        result = summarize(every, plan, devices_of(planned) or self.settings.cluster.devices)
         stop_leftovers(sweep, names, self.log.info)
         every = with_last_checkpoints(sweep, every)
-        if planned:
-            result["current_practice_seconds"] = planned["current_practice"]
-            if due := planned.get("deadline"):
-                result["deadline"] = lateness(due, outcomes)
-                if not result["deadline"]["met"]:
-                    missed_deadlines.tell(self.settings.on_missed_deadline, context, result["deadline"])
+        result |= self._against_plan(context, planned, outcomes)
         started = pull_from_trials(context, self.settings.trials_task, "started")
         result |= stages(profiling, time.time() - started)
         speeds = actual_speeds(outcomes, last_entries)
         result["drifted"] = drifted(speeds, jobs)
-        result |= self.comparison(context, jobs)
+        if len(self.plan_tasks) > 1:
+            result |= of_rounds(context, self.settings, self.plan_tasks, jobs)
+        every = self._tell_mlflow(context, sweep, jobs, every, speeds, result)
+        return self._end(context, sweep, every, result)
 
-        uri = mlflow_uri(self.settings.mlflow_conn_id)
+    def _against_plan(
+        self, context: Context, planned: Mapping[str, Any] | None, outcomes: Sequence[Outcome]
+    ) -> dict[str, Any]:
+        """What the plan was to win, and what became of its deadline, of which the author is told."""
+        if not planned:
+            return {}
+        found: dict[str, Any] = {"current_practice_seconds": planned["current_practice"]}
+        if due := planned.get("deadline"):
+            found["deadline"] = lateness(due, outcomes)
+            if not found["deadline"]["met"]:
+                missed_deadlines.tell(self.settings.on_missed_deadline, context, found["deadline"])
+        return found
+
+    def _too_many_failed(self, result: Mapping[str, Any]) -> bool:
+        return len(result["failed"]) > self.settings.allowed_failures
+
+    def _tell_mlflow(
+        self,
+        context: Context,
+        sweep: SweepContext,
+        jobs: Sequence[Job],
+        outcomes: Sequence[Outcome],
+        speeds: Sequence[Estimate],
+        result: dict[str, Any],
+    ) -> list[Outcome]:
+        """Close the sweep's run with the best job, and register that; the outcomes with their models.
+
+        :param result: gets what comes of it.
+        """
+        from saturn_airflow import tracking
+
+        settings = self.settings
+        uri = mlflow_uri(settings.mlflow_conn_id)
+        parent = pull_from_trials(context, settings.trials_task, "sweep")
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
         tracking.send_outbox(uri, sweep.folder)
-        every = with_runs(run, every)
+        every = with_runs(run, outcomes)
         result["jobs"] = [outcome.to_dict() for outcome in every]
-        result["best"] = best_of(every, self.settings.metric, self.settings.better)
-        if reason := why_no_best(every, self.settings.metric):
+        result["best"] = best_of(every, settings.metric, settings.better)
+        if reason := why_no_best(every, settings.metric):
             self.log.warning("%s", reason)
         tracking.estimate_store.update(uri, speeds, sweep.folder, speed_versions(), jobs=job_names(jobs))
         against = scored(context, self.scoring_tasks)
         if against is not None and against["value"] is not None and result["best"]:
-            result["champion"] = compared(against, result["best"], self.settings.better)
+            result["champion"] = compared(against, result["best"], settings.better)
         run.log_report(result)
-        too_many = len(result["failed"]) > self.settings.allowed_failures
+        too_many = self._too_many_failed(result)
         run.close(Status.FAILED if too_many else Status.FINISHED)
-        if self.settings.register_as is not None and not too_many:
+        if settings.register_as is not None and not too_many:
             result["registered"] = self.register(context, run, result["best"], every, against)
         self.mlflow_url = result["mlflow_url"] = run.url
+        return every
 
-        self.log.info("%s", table(result, every))
+    def _end(
+        self, context: Context, sweep: SweepContext, outcomes: Sequence[Outcome], result: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Say what came of the sweep, and hand it on; files that have served their time are removed."""
+        self.log.info("%s", table(result, outcomes))
+        if "without_selection_seconds" in result:
+            seconds = result["without_selection_seconds"]
+            self.log.info("Without selection, training would take %.1f s", seconds)
         numbers_for_airflow.tell_of_sweep(result, {"dag_id": sweep.dag_id, "task_group": sweep.group_id})
         prune(sweep.folder, self.log.info)
         own = self.settings.checkpoints_budget
         CheckpointBudgets(sweep.folder, own, self.log.info, self.log.warning).keep(at_once=True)
-        ti.xcom_push("return_value", finite(result))
-        if too_many:
-            reasons = "\n".join(f"  {o.job}: {o.reason}" for o in every if o.job in result["failed"])
+        context["ti"].xcom_push("return_value", finite(result))
+        if self._too_many_failed(result):
+            reasons = "\n".join(f"  {o.job}: {o.reason}" for o in outcomes if o.job in result["failed"])
             raise AirflowFailException(
-                f"{len(result['failed'])} of {len(jobs)} jobs failed "
+                f"{len(result['failed'])} of {len(outcomes)} jobs failed "
                 f"(allowed_failures={self.settings.allowed_failures}):\n{reasons}"
             )
         for asset in self.outlets:
@@ -164,17 +196,6 @@ class ReportOperator(BaseOperator):
             why = f"a backfill registers nothing unless its conf says so: {wishes.REGISTER_EXAMPLE}"
             return not_registered(register_as, why)
         return run.register(register_as, best, self.settings.better, against, home() / "registry")
-
-    def trained(
-        self, context: Context, attempt: float, entries: list[PlanEntry]
-    ) -> tuple[list[Outcome], list[PlanEntry]]:
-        """The outcome of each job, and the entry of the plan that it belongs to."""
-        pushed = pull_all(context, self.train_tasks, OUTCOME_KEY, attempt)
-        return list(map(Outcome.from_dict, pushed)), entries
-
-    def comparison(self, context: Context, jobs: Sequence[Job]) -> dict[str, Any]:
-        """What else the result says; here nothing."""
-        return {}
 
 
 def devices_of(planned: Mapping[str, Any] | None) -> int:

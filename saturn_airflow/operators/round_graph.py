@@ -1,7 +1,8 @@
-"""The rounds of a sweep in the DAG: each is a plan and its training, in a task group of its own."""
+"""The rounds of a sweep in the DAG: each is a plan and its training; several are in groups of their own."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from airflow.sdk import BaseOperator, TaskGroup, TriggerRule
@@ -9,15 +10,14 @@ from airflow.sdk import BaseOperator, TaskGroup, TriggerRule
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.stages import Stages
 from saturn_airflow.operators.graph import short, train_tasks
-from saturn_airflow.operators.round_plan import RoundPlanOperator
-from saturn_airflow.operators.round_train import RoundTrainOperator
+from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.round_watch import RoundWatchOperator
 
 
 def rounds_of(
     settings: SweepSettings, waves: list[Any], stages: Stages
 ) -> tuple[list[BaseOperator], list[Any], list[BaseOperator]]:
-    """``round_1.plan``, ``round_1.train``, ``round_2.plan`` and so on.
+    """``round_1.plan``, ``round_1.train``, ``round_2.plan`` and so on; of one round ``plan`` and ``train``.
 
     A plan waits for all training of the round before, however that ended: at a boundary its tasks succeed.
     Where there are several nodes, ``round_1.watch`` notices that one is lost; in the last round nothing could
@@ -32,8 +32,8 @@ def rounds_of(
     cluster, most = settings.cluster, settings.rounds.most
     before = waves
     for number in range(1, most + 1):
-        with TaskGroup(group_id=f"round_{number}"):
-            planned = RoundPlanOperator(
+        with TaskGroup(group_id=f"round_{number}") if most > 1 else nullcontext():
+            planned = PlanOperator(
                 task_id="plan",
                 number=number,
                 settings=settings,
@@ -43,7 +43,7 @@ def rounds_of(
                 trigger_rule=TriggerRule.ALL_DONE,
                 **short(stages.plan),
             )
-            training = train_tasks(settings, planned, RoundTrainOperator, stages)
+            training = train_tasks(settings, planned, stages)
             if len(cluster) > 1 and number < most:
                 watch = RoundWatchOperator(
                     task_id="watch",

@@ -24,7 +24,7 @@ ENOUGH_STEPS = 8
 
 
 class RoundTrainOperator(TrainOperator):
-    """Train one job until it is done, or the round ends.
+    """Train one job until it is done, or the round ends; a sweep that is planned once is one round.
 
     At the boundary this task succeeds and training goes on without it: the next plan stops only jobs that it
     moves, and the next round's task follows on those that stay. A job whose turn has not come is skipped (its
@@ -80,8 +80,7 @@ class RoundTrainOperator(TrainOperator):
 
     @property
     def _round(self) -> int:
-        assert self.entry.round is not None, "entries of a sweep with rounds say which"
-        return self.entry.round
+        return self.entry.round or 1
 
     def _spec(self, context: Context) -> RunSpec:
         from saturn_airflow.launch import runs

@@ -39,11 +39,10 @@ from saturn_airflow.model.settings import (
 from saturn_airflow.model.stages import Stages
 from saturn_airflow.operators.champion_graph import champion_scored
 from saturn_airflow.operators.context import limit_users_code, use_techniques_folder
-from saturn_airflow.operators.graph import one_plan, profile_waves, short, wait_in_pool
+from saturn_airflow.operators.graph import profile_waves, short, wait_in_pool
 from saturn_airflow.operators.inventory import deployed_cluster
 from saturn_airflow.operators.report_task import ReportOperator
 from saturn_airflow.operators.round_graph import rounds_of
-from saturn_airflow.operators.round_report import RoundReportOperator
 from saturn_airflow.operators.trials_task import TrialsOperator, check_against
 
 
@@ -184,25 +183,24 @@ class SaturnSweepOperator(TaskGroup):
                 preempt=preempt,
             )
             _check_jobs(jobs, settings)
-            metrics.check_mode(metric, mode, "metric")
-            if mode == "max" and metric is None:
-                raise InvalidSweepError(
-                    "mode is 'max', but of no metric: without one jobs are compared by their losses, and the "
-                    "worst would be the best; name it, such as metric='accuracy'"
-                )
-            if asset is not None and not isinstance(asset, Asset):
-                raise InvalidSweepError(f"asset is {asset!r:.60}; give an airflow.sdk.Asset")
+            _check_comparison(metric, mode)
+            _check_asset(asset)
             stages = Stages(profile_args or {}, plan_args or {}, train_args or {}, report_args or {})
             _check_argument_names(group_arguments)
         except InvalidSweepError as error:
             raise InvalidSweepError(f"{what}: {error}") from None
         super().__init__(group_id=task_id, **group_arguments)
         _check_dag(self.dag, what)
-        group = self.group_id
-        assert group is not None
-        if asset is None:
-            asset = Asset(name=f"{self.dag.dag_id}.{group}", uri=f"saturn://{self.dag.dag_id}/{group}")
-        settings = replace(settings, group=group)
+        assert self.group_id is not None
+        self.asset = asset or Asset(
+            name=f"{self.dag.dag_id}.{self.group_id}", uri=f"saturn://{self.dag.dag_id}/{self.group_id}"
+        )
+        self.report = self._tasks(jobs, replace(settings, group=self.group_id), stages)
+
+    def _tasks(
+        self, jobs: Sequence[Job] | XComArg, settings: SweepSettings, stages: Stages
+    ) -> ReportOperator:
+        """The tasks of the sweep; its last."""
         with self:
             trials = TrialsOperator(
                 task_id="trials",
@@ -211,31 +209,23 @@ class SaturnSweepOperator(TaskGroup):
                 **short(stages.plan),
             )
             waves = profile_waves(settings, trials, stages)
-            at_the_end: dict[str, Any] = {
-                "task_id": "report",
-                "outlets": [asset],
-                "trigger_rule": TriggerRule.ALL_DONE,
-                **short(stages.report),
-            }
-            if settings.rounds.most == 1:
-                plan, train = one_plan(settings, waves, stages)
-                plans, before = [plan], train
-            else:
-                plans, train, watching = rounds_of(settings, waves, stages)
-                before = [*plans, *train, *watching]
+            plans, train, watching = rounds_of(settings, waves, stages)
             planned, trained = ([task.task_id for task in tasks] for tasks in (plans, train))
             trials.plan_task = planned[0]
             scoring = champion_scored(settings, planned, train, stages)
-            at_the_end |= {"train_tasks": trained, "scoring_tasks": [task.task_id for task in scoring]}
-            report: ReportOperator
-            if settings.rounds.most == 1:
-                report = ReportOperator(settings=settings, plan_task=planned[0], **at_the_end)
-            else:
-                report = RoundReportOperator(settings=settings, plan_tasks=planned, **at_the_end)
-            [*before, *scoring] >> report
+            report = ReportOperator(
+                task_id="report",
+                settings=settings,
+                plan_tasks=planned,
+                train_tasks=trained,
+                scoring_tasks=[task.task_id for task in scoring],
+                outlets=[self.asset],
+                trigger_rule=TriggerRule.ALL_DONE,
+                **short(stages.report),
+            )
+            [*train, *watching, *scoring] >> report
         wait_in_pool(self)
-        self.report = report
-        self.asset = asset
+        return report
 
     @property
     def output(self) -> XComArg:
@@ -306,6 +296,20 @@ def _check_jobs(jobs: Sequence[Job] | XComArg, settings: SweepSettings) -> None:
         raise InvalidSweepError(
             f"selection: min_epochs is {least}, but no job trains so long, so none would ever be dropped"
         )
+
+
+def _check_comparison(metric: str | None, mode: metrics.Mode | None) -> None:
+    metrics.check_mode(metric, mode, "metric")
+    if mode == "max" and metric is None:
+        raise InvalidSweepError(
+            "mode is 'max', but of no metric: without one jobs are compared by their losses, and the "
+            "worst would be the best; name it, such as metric='accuracy'"
+        )
+
+
+def _check_asset(asset: Asset | None) -> None:
+    if asset is not None and not isinstance(asset, Asset):
+        raise InvalidSweepError(f"asset is {asset!r:.60}; give an airflow.sdk.Asset")
 
 
 def _check_argument_names(arguments: Mapping[str, object]) -> None:

@@ -20,6 +20,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow import tracking
+from saturn_airflow.deciding.entering import entries
 from saturn_airflow.launch import progress, restarting, runs
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.runs import Run
@@ -32,7 +33,6 @@ from saturn_airflow.model.formats import FORMATS, NewerFormatError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.operators.context import outcome_of, readable
-from saturn_airflow.operators.plan_task import entries
 from saturn_airflow.operators.profile_task import broken_of
 from saturn_airflow.operators.wave_tasks import listed
 from saturn_airflow.profiling.fingerprints import fingerprint

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow import Cluster, HParams, Job, Node, tracking
+from saturn_airflow.deciding.entering import entries
 from saturn_airflow.launch import runs
 from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.plan import Assignment, Plan
-from saturn_airflow.operators.plan_task import entries
 from saturn_airflow.operators.wave_tasks import listed
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.knowledge import Knowledge

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from saturn_airflow import Cluster, Job, Node
+from saturn_airflow import Job, Node
 from saturn_airflow.launch import restarting, runs
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
-from saturn_airflow.model.rounds import Rounds
-from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.plan_task import progress_of
 from saturn_airflow.operators.round_outcomes import standing_plans
-from saturn_airflow.operators.round_plan import RoundPlanOperator
 
 FIRST, SECOND = 100.0, 200.0
 
@@ -46,15 +44,6 @@ def test_a_job_that_finished_in_a_round_that_is_planned_anew_is_planned_again(
     if concluded is not None:
         restarting.conclude(runs.Run(path), restarting.Asker(concluded))
     node = Node("n", 1, kind="cpu")
-    operator = RoundPlanOperator(
-        task_id="plan",
-        number=2,
-        settings=SweepSettings(cluster=Cluster(node), group="s", rounds=Rounds(most=2)),
-        earlier=["one"],
-        trained=[],
-        profile_tasks=[],
-    )
-    operator._standing = [FIRST]
     problem = Problem("p", (node,), (PlannedJob("a", (Option("single", 1, {"cpu": 1.0}),), None),))
-    progress = operator._progress(sweep, problem)["a"]
+    progress = progress_of(sweep, problem, [FIRST])["a"]
     assert (progress.status == "finished") == finished

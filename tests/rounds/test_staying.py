@@ -9,10 +9,11 @@ import time
 import pytest
 
 from saturn_airflow import HParams, Job
+from saturn_airflow.deciding import next_round
+from saturn_airflow.deciding.next_round import situation_of
 from saturn_airflow.launch import leases, progress, runs
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.plan import Plan
-from saturn_airflow.operators.round_plan import _staying, situation_of
 from saturn_airflow.planning.online.adoption import Adoption
 from saturn_airflow.planning.online.execution import Place
 
@@ -64,7 +65,7 @@ def staying(waiting, moved=(), **changed):
         **{**usual, **changed},
     )
     so_far = {"first": progress.Progress(training=True), "next": waiting}
-    return _staying([entry], so_far, Adoption(PLAN, True, 0.0, 0.0, moved, math.inf))
+    return next_round.staying([entry], so_far, Adoption(PLAN, True, 0.0, 0.0, moved, math.inf))
 
 
 def test_who_waits_behind_one_that_stays_keeps_its_place_in_the_line(waiting):

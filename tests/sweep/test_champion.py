@@ -89,7 +89,7 @@ def test_a_champion_of_a_newer_version_stays(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_result_says_what_came_of_registering_where_no_job_is_the_best() -> None:
-    report = ReportOperator(task_id="report", settings=SETTINGS, plan_task="p", train_tasks=["t"])
+    report = ReportOperator(task_id="report", settings=SETTINGS, plan_tasks=["p"], train_tasks=["t"])
     run: Any = None
     nothing = {"name": "digits", "alias": "champion", "version": None, "champion": None}
     lost = [Outcome.from_dict({"job": "a", "status": "lost"})]

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saturn_airflow import Cluster, HParams, Job, Node
+from saturn_airflow.deciding.choices import why_nowhere
+from saturn_airflow.deciding.entering import before
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.operators import context
 from saturn_airflow.operators.actual_speeds import actual_speeds
 from saturn_airflow.operators.choosing import best_of, why_no_best
-from saturn_airflow.operators.plan_task import before, why_nowhere
 from saturn_airflow.operators.report_task import estimate_errors, of_every_job, summarize
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of, total_batches

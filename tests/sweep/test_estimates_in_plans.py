@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from saturn_airflow import Cluster, HParams, Job, Node
+from saturn_airflow.deciding.choices import choices, why_nowhere
 from saturn_airflow.model import guards
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.estimates import Estimate, Key
@@ -15,7 +16,6 @@ from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
-from saturn_airflow.operators.plan_task import choices, why_nowhere
 from saturn_airflow.operators.report_table import table
 from saturn_airflow.operators.report_task import stages
 from saturn_airflow.profiling.fingerprints import fingerprint

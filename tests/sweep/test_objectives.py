@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 import pytest
 
+from saturn_airflow.deciding.next_round import GoingOn, Stand
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.outcomes import Outcome, TimeOnDevices
+from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
@@ -43,11 +46,18 @@ def operator(**arguments: Any) -> PlanOperator:
     return PlanOperator(task_id="plan", settings=SweepSettings(**{**usual, **arguments}), profile_tasks=[])
 
 
+def planned(operator: PlanOperator) -> Plan:
+    """The plan of the only round."""
+    stand = Stand(settings=operator.settings, number=1, problem=ONE_JOB, jobs={}, estimates={})
+    going = GoingOn(("a",), {}, (), math.inf, Situation({"a": 1.0}), ())
+    return operator.decide(stand, ONE_JOB, going).adoption.plan
+
+
 @pytest.mark.parametrize(("left", "technique"), [(90.0, "one"), (23.0, "two")])
 def test_with_a_deadline_the_thriftiest_plan_that_meets_it_is_made(left: float, technique: str) -> None:
     plans = operator(objective="device-time", deadline=Deadline(seconds=60.0))
     plans.ends_by = time.time() + left
-    plan = plans.solve(ONE_JOB)
+    plan = planned(plans)
     assert [a.technique for a in plan.assignments] == [technique]
     assert plan.value == {"one": 10, "two": 12}[technique]
     assert plans.meets_deadline
@@ -57,7 +67,7 @@ def test_with_a_deadline_the_thriftiest_plan_that_meets_it_is_made(left: float, 
 def test_where_the_deadline_cannot_be_met_all_ends_as_early_as_can_be(left: float) -> None:
     plans = operator(objective="device-time", deadline=Deadline(seconds=60.0))
     plans.ends_by = time.time() + left
-    plan = plans.solve(ONE_JOB)
+    plan = planned(plans)
     assert (plan.objective, plan.makespan) == ("makespan", 6.0)
     told = plans.told(plan, Cluster(NODE), plan)
     assert told["deadline"] == {"at": plans.ends_by, "planned": False}

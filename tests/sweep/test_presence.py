@@ -15,12 +15,11 @@ from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.operators import inventory, round_plan
+from saturn_airflow.operators import inventory, plan_task
 from saturn_airflow.operators.drains import drain, drained, undrain
-from saturn_airflow.operators.plan_task import to_plan
+from saturn_airflow.operators.plan_task import PlanOperator, to_plan
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, absent, left_out_now, present, why_absent
 from saturn_airflow.operators.report_task import devices_of
-from saturn_airflow.operators.round_plan import RoundPlanOperator
 from saturn_airflow.operators.round_watch import RoundWatchOperator
 from saturn_airflow.operators.wave_tasks import Learned
 from saturn_airflow.profiling.fingerprints import fingerprint
@@ -135,9 +134,9 @@ def problem_of(*names: str) -> Problem:
     return Problem("x", TWO.nodes, tuple(PlannedJob(name, (option,)) for name in names))
 
 
-def plan_operator(monkeypatch: pytest.MonkeyPatch) -> RoundPlanOperator:
-    monkeypatch.setattr(round_plan, "lost", lambda cluster: [])
-    return RoundPlanOperator(
+def plan_operator(monkeypatch: pytest.MonkeyPatch) -> PlanOperator:
+    monkeypatch.setattr(plan_task, "lost", lambda cluster: [])
+    return PlanOperator(
         task_id="plan",
         number=2,
         settings=SweepSettings(cluster=TWO, group="sweep", rounds=Rounds(most=2), planning_seconds=1.0),
@@ -152,11 +151,11 @@ def test_a_later_round_leaves_drained_nodes_and_comes_back_to_those_that_are_the
 ) -> None:
     operator, problem = plan_operator(monkeypatch), problem_of("one")
     drain("gpu-b")
-    without = operator._without_lost_nodes(problem, TWO)
+    without = operator.on_what_is_there(problem)
     assert without.nodes == (A,)
     assert operator.left_out == {"gpu-b": "it is drained"}
     undrain("gpu-b")
-    assert operator._without_lost_nodes(without, TWO).nodes == (A, B)
+    assert operator.on_what_is_there(without).nodes == (A, B)
     assert operator.left_out == {}
 
 

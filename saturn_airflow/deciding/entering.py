@@ -1,0 +1,88 @@
+"""A plan's jobs, each with all that its train task must know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from saturn_airflow.model import guards
+from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.entries import PlanEntry, Strategy
+from saturn_airflow.model.estimates import Key
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.model.problem import PlannedJob
+from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.options import Estimates, total_batches
+
+
+def entries(
+    plan: Plan, jobs: Mapping[str, Job], estimates: Estimates, cluster: Cluster, made: float
+) -> list[PlanEntry]:
+    """The plan's jobs in the order of their start, each with all that its train task needs.
+
+    :param made: when the plan was made, in seconds since the epoch.
+    """
+    ordered = sorted(plan.assignments, key=lambda a: (a.start, a.job))
+    result = []
+    for position, a in enumerate(ordered):
+        job = jobs[a.job]
+        node: Node = cluster[a.node]
+        estimate = estimates[Key(fingerprint(job), a.technique, a.devices, node.kind)]
+        result.append(
+            PlanEntry(
+                job=job,
+                technique=a.technique,
+                devices=a.devices,
+                node=a.node,
+                device_ids=a.device_ids,
+                start=a.start,
+                end=a.end,
+                kind=node.kind,
+                parameters=dict(estimate.parameters),
+                verdict=estimate.verdicts.get(guards.mark(job, estimate.version)),
+                seconds_per_batch=estimate.seconds_per_batch,
+                setup_seconds=estimate.setup_seconds,
+                source=estimate.source,
+                version=estimate.version,
+                batches=total_batches(job, estimates),
+                fingerprint=estimate.fingerprint,
+                attempt=made,
+                position=position,
+                after=before(a, ordered[:position]),
+            )
+        )
+    return result
+
+
+def strategies(entry: PlanEntry, job: PlannedJob, estimates: Estimates) -> tuple[Strategy, ...]:
+    """What the job of ``entry`` may run under on its node: the planned, and what is narrower or faster.
+
+    :param job: its strategies with their seconds.
+    """
+    planned = entry.technique, entry.devices
+    found = {(way.devices, way.option.technique): way.option for way in job.ways.get(entry.kind, ())}
+    found |= {(o.devices, o.technique): o for o in job.options if (o.technique, o.devices) == planned}
+    result = []
+    for (devices, technique), option in sorted(found.items()):
+        estimate = estimates[Key(entry.fingerprint, technique, devices, entry.kind)]
+        result.append(
+            Strategy(
+                technique=technique,
+                devices=devices,
+                parameters=dict(estimate.parameters),
+                verdict=estimate.verdicts.get(guards.mark(entry.job, estimate.version)),
+                seconds=option.seconds[entry.kind],
+                setup_seconds=option.setup,
+            )
+        )
+    return tuple(result)
+
+
+def before(assignment: Assignment, earlier: Sequence[Assignment]) -> tuple[str, ...]:
+    """The jobs that have the devices of ``assignment`` just before it.
+
+    :param earlier: the assignments before it, in the order of their start.
+    """
+    last = {(a.node, device): a.job for a in earlier for device in a.device_ids}
+    found = (last.get((assignment.node, device)) for device in assignment.device_ids)
+    return tuple(dict.fromkeys(job for job in found if job is not None))

@@ -1,0 +1,337 @@
+"""What a round of a sweep does: who trains on, under which plan, and whose runs stay as they are.
+
+A sweep that is planned once is one of a single round. The first round of any sweep is decided as the later
+ones are; only nothing has been trained yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
+
+from saturn_airflow.deciding.entering import entries, strategies
+from saturn_airflow.launch.progress import Progress
+from saturn_airflow.model import selection
+from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.errors import MissedDeadlineError
+from saturn_airflow.model.estimates import Key
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.plan import Place, Plan
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.settings import MAKESPAN, SweepSettings
+from saturn_airflow.model.status import OVER, Status
+from saturn_airflow.planning.online.adoption import Adoption, Effort, decide, what_is_left
+from saturn_airflow.planning.online.execution import Situation
+from saturn_airflow.planning.online.learning import Seen, corrected
+from saturn_airflow.planning.online.replanning import on_nodes, stranded
+from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.options import Estimates, total_batches
+
+#: Seconds that saving a job takes, where none has been saved yet.
+_CHECKPOINT_SECONDS = 5.0
+#: A boundary with another to come is decided by up to so many searches, which share the time for planning.
+_SEARCHES = 5
+_NOTHING = 1e-9
+#: The share of a job that has trained all its batches and has not ended: it evaluates, or writes its model.
+_ENDING = 1e-3
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stand:
+    """Where a sweep stands when one of its rounds is planned.
+
+    :param number: of the round, from 1.
+    :param problem: whole jobs, with the seconds that were first estimated.
+    :param plan: the last that was made; None where the sweep begins, and with it all that follows is empty.
+    :param before: the last entry of each job in a plan.
+    :param progress: by job.
+    :param statuses: how jobs ended, by their train tasks.
+    :param pruned: jobs that the selection has dropped.
+    :param standing: when the plans of earlier rounds were made that still stand, in seconds since the epoch.
+    """
+
+    settings: SweepSettings
+    number: int
+    problem: Problem
+    jobs: Mapping[str, Job]
+    estimates: Estimates
+    plan: Plan | None = None
+    before: Mapping[str, PlanEntry] = field(default_factory=dict)
+    progress: Mapping[str, Progress] = field(default_factory=dict)
+    statuses: Mapping[str, Status] = field(default_factory=dict)
+    pruned: Sequence[str] = ()
+    standing: Sequence[float] = ()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no round follows this one."""
+        return self.number == self.settings.rounds.most
+
+    def per_epoch(self, job: Job) -> int:
+        """Global batches in one pass over the job's data; 0 where that is not known."""
+        mark = fingerprint(job)
+        return max((e.batches_per_epoch for e in self.estimates.values() if e.fingerprint == mark), default=0)
+
+
+class GoingOn(NamedTuple):
+    """Who trains on after a boundary.
+
+    :param jobs: that are neither done, nor dropped, nor failed for good.
+    :param dropped: why the selection drops a job now, by its name.
+    :param unfollowed: jobs that trained to their end after their task had left them, or was lost.
+    :param rung: epochs that jobs train to in this round; infinite for their end.
+    :param situation: where those jobs stand.
+    :param warnings: about the selection.
+    """
+
+    jobs: tuple[str, ...]
+    dropped: Mapping[str, str]
+    unfollowed: tuple[str, ...]
+    rung: float
+    situation: Situation
+    warnings: tuple[str, ...]
+
+
+class Nodes(NamedTuple):
+    """A problem on the nodes that are there.
+
+    :param gone: nodes that are not, with the reasons.
+    :param stranded: jobs that fit on no other. Where all do, the problem is left as it was: they wait.
+    """
+
+    problem: Problem
+    gone: Mapping[str, str]
+    stranded: tuple[str, ...]
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing fits on what is left."""
+        return bool(self.gone) and len(self.stranded) == len(self.problem.jobs)
+
+
+class Decided(NamedTuple):
+    """The plan of a round.
+
+    :param left: what it is for: what is left of the jobs, up to the round's rung.
+    :param missed: why the deadline can't be met, where it can't.
+    """
+
+    adoption: Adoption
+    left: Problem
+    missed: str | None
+
+
+def who_goes_on(stand: Stand) -> GoingOn:
+    """Who trains on, and whom the selection drops."""
+    progress = stand.progress or {job.name: Progress() for job in stand.problem.jobs}
+    over = {job for job, status in stand.statuses.items() if status in OVER}.union(stand.pruned)
+    going = [job for job, p in progress.items() if p.status != Status.FINISHED and job not in over]
+    dropped: dict[str, str] = {}
+    warnings: tuple[str, ...] = ()
+    rule = stand.settings.selection
+    if rule is not None and stand.plan is not None:
+        histories = {job: p.history.get(rule.metric, {}) for job, p in progress.items()}
+        found = selection.select(rule, histories, going, rule.metric)
+        dropped, warnings = (
+            selection.what_doomed(found.pruned, histories, going, rule.metric),
+            found.warnings,
+        )
+    going = [job for job in going if job not in dropped]
+    rung = _rung(stand, [progress[job] for job in going])
+    situation = situation_of(progress, {job: _goal(stand, job, rung) for job in going})
+    unfollowed = finished_alone(stand.progress, stand.statuses)
+    return GoingOn(tuple(going), dropped, tuple(unfollowed), rung, situation, warnings)
+
+
+def situation_of(progress: Mapping[str, Progress], goals: Mapping[str, float]) -> Situation:
+    """Where jobs stand that are to go on.
+
+    :param goals: the share of its batches that each is to have trained at the end of the round; with 1 it is
+        to end, too, which takes a while after its last batch.
+    """
+    left, running = {}, {}
+    for job, goal in goals.items():
+        p = progress[job]
+        if goal - p.share > _NOTHING:
+            left[job] = goal - p.share
+        elif goal == 1.0:
+            left[job] = _ENDING
+        if p.alive and p.training and job in left:
+            spec = p.alive.spec
+            assert spec.device_ids is not None
+            running[job] = Place(spec.technique, spec.devices, spec.node, tuple(spec.device_ids))
+    return Situation(left, running)
+
+
+def finished_alone(progress: Mapping[str, Progress], statuses: Mapping[str, Status]) -> list[str]:
+    """Jobs that trained to their end after their task had left them, or was lost."""
+    return [job for job, p in progress.items() if p.status == Status.FINISHED != statuses.get(job)]
+
+
+def seen(progress: Mapping[str, Progress], estimates: Estimates, jobs: Mapping[str, Job]) -> list[Seen]:
+    """The speeds that were seen of strategies that were estimated."""
+    found = []
+    for job, p in progress.items():
+        for speed in p.speeds:
+            estimate = estimates.get(Key(fingerprint(jobs[job]), speed.technique, speed.devices, speed.kind))
+            if estimate is not None and estimate.works:
+                factor = speed.seconds / estimate.seconds_per_batch
+                found.append(Seen(job, speed.technique, speed.devices, speed.kind, factor))
+    return found
+
+
+def learned(problem: Problem, speeds: Iterable[Seen], jobs: Mapping[str, Job]) -> Problem:
+    """``problem`` with the seconds to be expected after the speeds that were seen."""
+    return corrected(problem, speeds, {job.name: fingerprint(jobs[job.name]) for job in problem.jobs})
+
+
+def on_what_is_there(problem: Problem, cluster: Cluster, gone: Mapping[str, str]) -> Nodes:
+    """``problem`` without the nodes that are ``gone`` and without jobs that fit on no other, with those nodes
+    that are there again.
+
+    :param cluster: all nodes of the sweep.
+    :param gone: nodes that have lost their worker or are drained, with the reasons.
+    """
+    kinds = {kind for job in problem.jobs for option in job.options for kind in option.seconds}
+    here = [node for node in cluster if node.name not in gone and node.kind in kinds]
+    gone = {node.name: gone[node.name] for node in cluster if node.name in gone}
+    stay = tuple(stranded(problem, here))
+    if len(stay) == len(problem.jobs):
+        return Nodes(problem, gone, stay)
+    going = tuple(job for job in problem.jobs if job.name not in stay)
+    return Nodes(on_nodes(replace(problem, jobs=going), here), gone, stay)
+
+
+def decide_round(stand: Stand, problem: Problem, situation: Situation, seconds: float | None) -> Decided:
+    """The plan of the round.
+
+    :param problem: whole jobs, with the seconds now expected, on the nodes that are there.
+    :param seconds: until the deadline; None where there is none. Where it can't be met, all is planned to end
+        as early as possible.
+    """
+    settings, policy = stand.settings, stand.settings.rounds
+    # Where jobs wait for each other at a rung, that is what ends a round.
+    whole = stand.is_last or _waits_at_rungs(settings)
+    time_limit = settings.planning_seconds / (1 if whole else _SEARCHES)
+
+    def adopt(objective: str, deadline: float | None) -> Adoption:
+        return decide(
+            problem,
+            stand.plan,
+            situation,
+            effort=Effort(time_limit=time_limit, objective=objective, deadline=deadline),
+            checkpoint=0.0 if stand.plan is None else _checkpoint_seconds(stand.progress),
+            length=(lambda makespan: math.inf) if whole else policy.length,
+        )
+
+    situation = replace(situation, left={job.name: situation.left[job.name] for job in problem.jobs})
+    adoption, missed = _in_time(adopt, settings, seconds)
+    return Decided(adoption, what_is_left(problem, situation), missed)
+
+
+def staying(made: Sequence[PlanEntry], progress: Mapping[str, Progress], adoption: Adoption) -> set[str]:
+    """Jobs whose runs go on: those that train and are not moved, and those that wait for them to end, in the
+    line for devices that are still theirs."""
+    training = {job for job, p in progress.items() if p.training and job not in adoption.moved}
+    waiting = set()
+    for entry in made:
+        p = progress.get(entry.name) or Progress()
+        if p.alive and not p.training and training.issuperset(entry.after):
+            spec = p.alive.spec
+            place = spec.technique, spec.devices, spec.node, spec.device_ids
+            if place == entry.place and spec.batch_count is None:
+                waiting.add(entry.name)
+    return training | waiting
+
+
+def entries_of(stand: Stand, decided: Decided, cluster: Cluster, rung: float, made: float) -> list[PlanEntry]:
+    """The plan's jobs in the order of their start, with what their train tasks must know of the round.
+
+    :param made: when the plan was made, in seconds since the epoch.
+    """
+    found = entries(decided.adoption.plan, stand.jobs, stand.estimates, cluster, made)
+    stay = staying(found, stand.progress, decided.adoption)
+    if stand.settings.rounds.most == 1:
+        by_name = {job.name: job for job in decided.left.jobs}
+        return [replace(e, strategies=strategies(e, by_name[e.name], stand.estimates)) for e in found]
+    return [_in_round(stand, entry, decided.adoption, rung, stay) for entry in found]
+
+
+def without_place(stand: Stand, job: str, made: float, position: int) -> PlanEntry:
+    """An entry for this round of a job that its plan does not have."""
+    return replace(
+        stand.before[job],
+        round=stand.number,
+        standing=tuple(stand.standing),
+        attempt=made,
+        position=position,
+    )
+
+
+def _in_round(stand: Stand, entry: PlanEntry, adoption: Adoption, rung: float, stay: Set[str]) -> PlanEntry:
+    batches = entry.batches
+    assert batches is not None, "what has no length is not planned"
+    estimate = stand.estimates[Key(entry.fingerprint, entry.technique, entry.devices, entry.kind)]
+    training = estimate.setup_seconds + batches * estimate.seconds_per_batch
+    per_epoch = stand.per_epoch(entry.job) if math.isfinite(rung) else 0
+    p, old = stand.progress.get(entry.name) or Progress(), stand.before.get(entry.name)
+    moved = old is not None and p.steps > 0 and old.place != entry.place
+    makespan = stand.settings.objective == MAKESPAN
+    return replace(
+        entry,
+        round=stand.number,
+        standing=tuple(stand.standing),
+        ends_at=entry.attempt + adoption.length if math.isfinite(adoption.length) else None,
+        most_batches=int(rung * per_epoch) if per_epoch and rung * per_epoch < batches else None,
+        planned_makespan=adoption.expected if makespan else adoption.plan.makespan,
+        besides_seconds=estimate.seconds(batches) - estimate.launch_seconds - training,
+        goes_on=p.alive.spec.priority if p.alive and entry.name in stay else None,
+        moved_from=f"{old.technique} x {old.devices} on {old.node}" if moved and old else None,
+    )
+
+
+def _in_time(
+    make: Callable[[str, float | None], Made], settings: SweepSettings, seconds: float | None
+) -> tuple[Made, str | None]:
+    """What ``make`` makes of the objective and the seconds until the deadline; why that can't be met."""
+    if seconds is None:
+        return make(settings.objective, None), None
+    left = seconds - settings.planning_seconds
+    try:
+        if left <= 0:
+            raise MissedDeadlineError(f"planning ends {-left:.0f} s after it")
+        return make(settings.objective, left), None
+    except MissedDeadlineError as error:
+        return make(MAKESPAN, None), str(error)
+
+
+def _rung(stand: Stand, going: Sequence[Progress]) -> float:
+    rule = stand.settings.selection
+    if rule is None or stand.is_last:
+        return math.inf
+    epochs = [p.steps / p.per_epoch if p.per_epoch else 0.0 for p in going]
+    return rule.next_rung(min(epochs, default=0.0) + _NOTHING)
+
+
+def _goal(stand: Stand, name: str, rung: float) -> float:
+    """The share of its batches that a job is to have trained at the end of the round."""
+    job = stand.jobs[name]
+    total = total_batches(job, stand.estimates)
+    if not math.isfinite(rung) or not total:
+        return 1.0
+    return min(1.0, rung * stand.per_epoch(job) / total) or 1.0
+
+
+def _waits_at_rungs(settings: SweepSettings) -> bool:
+    rule = settings.selection
+    return rule is not None and not settings.rounds.says_when and rule.next_rung(0.0) < math.inf
+
+
+def _checkpoint_seconds(progress: Mapping[str, Progress]) -> float:
+    took = [p.checkpoint_seconds for p in progress.values() if p.checkpoint_seconds]
+    return max(took, default=_CHECKPOINT_SECONDS)

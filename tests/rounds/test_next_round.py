@@ -1,0 +1,233 @@
+"""What the next round is, from plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saturn_airflow import Cluster, HParams, Job, MedianStopping, Node, SuccessiveHalving
+from saturn_airflow.deciding import next_round
+from saturn_airflow.deciding.next_round import Stand
+from saturn_airflow.launch.progress import Progress, Speed
+from saturn_airflow.launch.runs import Run, RunSpec
+from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.estimates import Estimate
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.settings import SweepSettings
+from saturn_airflow.model.status import Status
+from saturn_airflow.planning.warming import warm
+from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.options import by_key
+
+A, B = Node("a", 1, "cpu"), Node("b", 1, "cpu")
+CLUSTER = Cluster(A, B)
+MADE = 1000.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    warm()
+
+
+def job(name: str, **fields: Any) -> Job:
+    return Job(
+        name, "torch.nn:Linear", "torch.utils.data:DataLoader", hparams=HParams(epochs=10), model_args=fields
+    )
+
+
+JOBS = {name: job(name, size=size) for size, name in enumerate(("one", "two", "three"))}
+#: Each trains 10 epochs of 10 batches of a second.
+ESTIMATES = by_key(
+    *(
+        Estimate(
+            fingerprint=fingerprint(job),
+            technique="single",
+            devices=1,
+            kind="cpu",
+            version="1",
+            seconds_per_batch=1.0,
+            batches_per_epoch=10,
+        )
+        for job in JOBS.values()
+    )
+)
+PROBLEM = Problem(
+    "p",
+    CLUSTER.nodes,
+    tuple(PlannedJob(name, (Option("single", 1, {"cpu": 100.0}),)) for name in JOBS),
+)
+
+
+def beginning(rounds: int = 3, **settings: Any) -> Stand:
+    made = SweepSettings(
+        cluster=CLUSTER, group="s", rounds=Rounds(most=rounds), planning_seconds=1.0, **settings
+    )
+    return Stand(settings=made, number=1, problem=PROBLEM, jobs=JOBS, estimates=ESTIMATES)
+
+
+def planned(stand: Stand, seconds: float | None = None) -> tuple[next_round.Decided, list[PlanEntry]]:
+    going = next_round.who_goes_on(stand)
+    decided = next_round.decide_round(stand, stand.problem, going.situation, seconds)
+    return decided, next_round.entries_of(stand, decided, CLUSTER, going.rung, MADE)
+
+
+def at_boundary(stand: Stand, progress: dict[str, Progress], **more: Any) -> Stand:
+    decided, entries = planned(stand)
+    return dataclasses.replace(
+        stand,
+        number=2,
+        plan=decided.adoption.plan,
+        before={entry.name: entry for entry in entries},
+        progress={name: progress.get(name, Progress()) for name in JOBS},
+        standing=(MADE,),
+        **more,
+    )
+
+
+def training(folder: Path, entry: PlanEntry, steps: int, **more: Any) -> Progress:
+    """That of a job that trains where ``entry`` says."""
+    place = {"node": entry.node, "devices": entry.devices, "device_ids": entry.device_ids}
+    spec = RunSpec(job=entry.job, technique="single", folder="f", slots=1, priority=entry.priority, **place)
+    path = folder / entry.name
+    path.mkdir()
+    (path / "spec.json").write_text(json.dumps(spec.to_dict()))
+    return Progress(steps=steps, total=100, per_epoch=10, alive=Run(path), training=True, **more)
+
+
+def test_a_sweep_that_is_planned_once_has_one_round_without_an_end() -> None:
+    decided, entries = planned(beginning(rounds=1))
+    assert decided.adoption.length == math.inf
+    assert [entry.end for entry in entries] == [100.0, 100.0, 200.0]
+    for entry in entries:
+        assert (entry.round, entry.ends_at, entry.most_batches) == (None, None, None)
+        assert [(s.technique, s.seconds) for s in entry.strategies] == [("single", 100.0)]
+
+
+def test_the_first_of_several_rounds_has_the_same_plan_and_an_end() -> None:
+    once, several = planned(beginning(rounds=1)), planned(beginning(rounds=3))
+    assert once[0].adoption.plan.assignments == several[0].adoption.plan.assignments
+    assert [entry.round for entry in several[1]] == [1, 1, 1]
+    assert {entry.ends_at for entry in several[1]} == {MADE + 0.4 * 200.0}
+
+
+def test_the_last_round_trains_to_the_end_whatever_the_policy() -> None:
+    stand = dataclasses.replace(beginning(rounds=1), number=1)
+    assert stand.is_last
+    assert planned(stand)[0].adoption.length == math.inf
+
+
+def test_at_a_boundary_jobs_that_train_stay_and_what_is_done_is_left_out(tmp_path: Path) -> None:
+    first = beginning()
+    _, (one, two, three) = planned(first)
+    progress = {
+        one.name: training(tmp_path, one, 50),
+        two.name: Progress(steps=100, total=100, status="finished"),
+    }
+    stand = at_boundary(first, progress, statuses={two.name: Status.FINISHED})
+    going = next_round.who_goes_on(stand)
+    assert set(going.jobs) == {one.name, three.name}
+    assert going.situation.left == {one.name: 0.5, three.name: 1.0}
+    nodes = {one.name: (one.node,), three.name: None}
+    left = tuple(
+        dataclasses.replace(j, nodes=nodes[j.name]) for j in PROBLEM.jobs if j.name in going.situation.left
+    )
+    decided = next_round.decide_round(stand, dataclasses.replace(PROBLEM, jobs=left), going.situation, None)
+    entries = next_round.entries_of(stand, decided, CLUSTER, going.rung, MADE + 50)
+    by_name = {entry.name: entry for entry in entries}
+    assert by_name[one.name].goes_on == one.priority
+    assert by_name[one.name].place == one.place
+    assert by_name[three.name].goes_on is None
+    assert {entry.round for entry in entries} == {2}
+    assert {entry.standing for entry in entries} == {(MADE,)}
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.NOT_A_NUMBER, Status.TIMED_OUT])
+def test_what_failed_for_good_is_over(status: Status) -> None:
+    stand = at_boundary(beginning(), {}, statuses={"one": status})
+    assert set(next_round.who_goes_on(stand).jobs) == {"two", "three"}
+
+
+def test_a_job_that_finished_after_its_task_was_lost_is_concluded_by_this_round() -> None:
+    stand = at_boundary(beginning(), {"one": Progress(status="finished")})
+    going = next_round.who_goes_on(stand)
+    assert going.unfollowed == ("one",)
+    entry = next_round.without_place(stand, "one", MADE + 50, 7)
+    assert (entry.round, entry.attempt, entry.position, entry.standing) == (2, MADE + 50, 7, (MADE,))
+    concluded = dataclasses.replace(stand, statuses={"one": Status.FINISHED})
+    assert next_round.who_goes_on(concluded).unfollowed == ()
+
+
+def test_a_selection_drops_the_worst_with_what_it_had() -> None:
+    rule = MedianStopping("epoch_loss", min_jobs=1)
+    history = {name: {"epoch_loss": {1.0: loss}} for name, loss in zip(JOBS, (0.1, 0.2, 9.0), strict=True)}
+    progress = {name: Progress(steps=10, total=100, per_epoch=10, history=history[name]) for name in JOBS}
+    going = next_round.who_goes_on(at_boundary(beginning(selection=rule), progress))
+    assert set(going.jobs) == {"one", "two"}
+    assert going.dropped == {"three": "epoch_loss 9 after 1 epoch; those that stay had 0.1 to 0.2 by then"}
+    again = at_boundary(beginning(selection=rule), progress, pruned=("two",))
+    assert "two" not in next_round.who_goes_on(again).jobs
+
+
+def test_jobs_train_to_the_next_rung_and_those_at_it_wait() -> None:
+    stand = beginning(selection=SuccessiveHalving("epoch_loss"))
+    going = next_round.who_goes_on(stand)
+    assert going.rung == 1.0
+    assert set(going.situation.left.values()) == {0.1}
+    decided, entries = planned(stand)
+    assert {entry.most_batches for entry in entries} == {10}
+    assert decided.adoption.length == math.inf, "the rung ends the round"
+    ahead = Progress(steps=20, total=100, per_epoch=10)
+    behind = Progress(steps=10, total=100, per_epoch=10)
+    later = at_boundary(stand, {"one": ahead, "two": behind, "three": behind})
+    going = next_round.who_goes_on(later)
+    assert going.rung == 2.0
+    assert going.situation.left == {"two": pytest.approx(0.1), "three": pytest.approx(0.1)}
+
+
+def test_speeds_that_were_seen_correct_what_is_expected() -> None:
+    progress = {"one": Progress(speeds=(Speed("single", 1, "cpu", 3.0), Speed("other", 1, "cpu", 1.0)))}
+    speeds = next_round.seen(progress, ESTIMATES, JOBS)
+    assert [(s.job, s.technique, s.factor) for s in speeds] == [("one", "single", 3.0)]
+    known = next_round.learned(PROBLEM, speeds, JOBS)
+    seconds = {j.name: j.options[0].seconds["cpu"] for j in known.jobs}
+    assert seconds["one"] == pytest.approx(300.0, rel=0.02)
+    assert next_round.learned(PROBLEM, [], JOBS) == PROBLEM
+
+
+def test_jobs_leave_nodes_that_are_gone_and_wait_where_they_fit_nowhere_else() -> None:
+    found = next_round.on_what_is_there(PROBLEM, CLUSTER, {"b": "drained", "c": "of another sweep"})
+    assert (found.problem.nodes, found.gone, found.stranded) == ((A,), {"b": "drained"}, ())
+    bound = dataclasses.replace(PROBLEM.jobs[0], nodes=("b",))
+    problem = dataclasses.replace(PROBLEM, jobs=(bound, *PROBLEM.jobs[1:]))
+    found = next_round.on_what_is_there(problem, CLUSTER, {"b": "drained"})
+    assert found.stranded == ("one",)
+    assert [j.name for j in found.problem.jobs] == ["two", "three"]
+    assert not found.waits
+    nowhere = next_round.on_what_is_there(problem, CLUSTER, {"a": "lost", "b": "drained"})
+    assert nowhere.waits
+    assert nowhere.problem == problem
+    assert next_round.on_what_is_there(found.problem, CLUSTER, {}).problem.nodes == (A, B)
+
+
+def test_a_deadline_that_cannot_be_met_says_why() -> None:
+    from saturn_airflow.model.deadlines import Deadline
+
+    stand = beginning(rounds=1, objective="device-time", deadline=Deadline(seconds=300.0))
+    assert planned(stand, 300.0)[0].missed is None
+    assert "planning ends 1 s after it" in str(planned(stand, 0.0)[0].missed)
+
+
+def test_nothing_of_airflow_is_needed() -> None:
+    code = (
+        "import sys; import saturn_airflow.deciding.next_round;"
+        "assert not {'airflow', 'mlflow', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
