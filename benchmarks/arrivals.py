@@ -43,7 +43,7 @@ OFF = 0.2
 SHARING = SharingRules(shares={"vision": 0.5, "text": 0.5})
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -57,7 +57,11 @@ def main() -> int:
         "--only", nargs="+", choices=RULES, help="measure these rules anew, keep what --out has of the others"
     )
     parser.add_argument("--table", action="store_true", help="print the results there are, run nothing")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
     if args.table:
         print(table(json.loads((args.out or RESULTS).read_text())))
         return 0

@@ -63,22 +63,7 @@ def measure(name: str, sleepers: list[tuple[str, int]], state: Path) -> dict[str
         airflow.wait_for_dag("sleepers")
         run_id = airflow.trigger("sleepers")
         folder = cluster.home / "sweeps" / "sleepers" / run_id / "sweep"
-        waiting: Counter[str] = Counter()
-        memory: list[dict[str, float]] = []
-        load: list[float] = []
-        psutil.cpu_percent()
-        while (state_now := state_of(airflow, run_id)) not in ("success", "failed"):
-            cluster.check()
-            processes = train_processes(folder)
-            for node in NODES:
-                here = [p for p in processes if p["node"] == node]
-                waiting[f"{node} processes"] = max(waiting[f"{node} processes"], len(here))
-                waiting[f"{node} waiting"] = max(waiting[f"{node} waiting"], sum(p["waits"] for p in here))
-            if folder.exists() and any(p["waits"] for p in processes):
-                load.append(psutil.cpu_percent())
-                if len(memory) < 12:  # looking costs time that the sweep would have
-                    memory += [sizes for p in processes if p["waits"] and (sizes := memory_of(p["pid"]))]
-            time.sleep(2)
+        state_now, watched = watch(cluster, airflow, run_id, folder)
         tasks = airflow.tasks("sleepers", run_id)
         plan = airflow.xcom("sleepers", run_id, "sweep.plan", "plan")
         result = airflow.xcom("sleepers", run_id, "sweep.report")
@@ -99,13 +84,34 @@ def measure(name: str, sleepers: list[tuple[str, int]], state: Path) -> dict[str
         "actual_seconds": round(result["actual_seconds"], 2),
         "actual_over_planned": round(result["actual_seconds"] / plan["makespan"], 3),
         "stage_seconds": stages,
+        **watched,
+    }
+
+
+def watch(cluster: LocalCluster, airflow: Airflow, run_id: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """How the sweep ended, and what its tasks took of the machine until then."""
+    waiting: Counter[str] = Counter()
+    memory: list[dict[str, float]] = []
+    load: list[float] = []
+    psutil.cpu_percent()
+    while (state := state_of(airflow, run_id)) not in ("success", "failed"):
+        cluster.check()
+        processes = train_processes(folder)
+        for node in NODES:
+            here = [p for p in processes if p["node"] == node]
+            waiting[f"{node} processes"] = max(waiting[f"{node} processes"], len(here))
+            waiting[f"{node} waiting"] = max(waiting[f"{node} waiting"], sum(p["waits"] for p in here))
+        if folder.exists() and any(p["waits"] for p in processes):
+            load.append(psutil.cpu_percent())
+            if len(memory) < 12:  # looking costs time that the sweep would have
+                memory += [sizes for p in processes if p["waits"] and (sizes := memory_of(p["pid"]))]
+        time.sleep(2)
+    kinds = memory[0] if memory else ()
+    sizes = {kind: round(statistics.median(sizes[kind] for sizes in memory), 1) for kind in kinds}
+    return state, {
         "most_train_processes": dict(waiting),
         "cores_busy_percent": round(statistics.mean(load), 1) if load else None,
-        "memory_of_a_waiting_task_mb": {
-            kind: round(statistics.median(sizes[kind] for sizes in memory), 1) for kind in memory[0]
-        }
-        if memory
-        else None,
+        "memory_of_a_waiting_task_mb": sizes or None,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from airflow.sdk import Context, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
 from saturn_airflow.model import metrics
+from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job, check_jobs
 from saturn_airflow.model.settings import SweepSettings
@@ -67,21 +68,11 @@ class TrialsOperator(ListingOperator):
         from saturn_airflow.profiling.trials import strategies
 
         started = time.time()
-        use_techniques_folder()
         settings = self.settings
         sweep = SweepContext.of(context, settings.group)
-        cluster = settings.cluster
         try:
-            jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
-            check_jobs(jobs)
-            check_against(jobs, settings)
-            if self.from_upstream:
-                upstream_jobs.check(jobs, self.dag.fileloc)
-            wishes.check(wishes.conf_of(context), [job.name for job in jobs])
-            check_executor(cluster, self.log.warning)
-            left_out = absent(cluster, settings.on_missing_node, self.log.info)
-            cluster = present(cluster, left_out)
-            warn_of_no_pool(cluster, self.log.warning)
+            jobs = self._checked_jobs(context)
+            cluster, left_out = self._nodes()
             uri = mlflow_uri(settings.mlflow_conn_id)
             jobs = first_weights.settled(jobs, lambda: uri, sweep.folder, self.log.info)
             known = [] if settings.profile == "fresh" else earlier_estimates(uri, jobs)
@@ -102,15 +93,47 @@ class TrialsOperator(ListingOperator):
             {"jobs": len(jobs), "nodes": len(cluster), "devices": cluster.devices},
             sweep.folder,
         )
-        ti = context["ti"]
-        ti.xcom_push("jobs", [job.to_dict() for job in jobs])
-        ti.xcom_push(LEFT_OUT_KEY, left_out)
-        ti.xcom_push("refusals", [vars(refusal) for refusal in refusals])
-        ti.xcom_push("known", [estimate.to_dict() for estimate in knowledge.known.values()])
-        ti.xcom_push("sweep", run.to_dict())
         self.mlflow_url = run.url
-        ti.xcom_push("started", started)
-        ti.xcom_push("attempt", attempt)
+        told = {
+            "jobs": [job.to_dict() for job in jobs],
+            LEFT_OUT_KEY: left_out,
+            "refusals": [vars(refusal) for refusal in refusals],
+            "known": [estimate.to_dict() for estimate in knowledge.known.values()],
+            "sweep": run.to_dict(),
+            "started": started,
+            "attempt": attempt,
+        }
+        for key, value in told.items():
+            context["ti"].xcom_push(key, value)
+        self._say(knowledge, wave, left_out, len(trials))
+        return trials
+
+    def _checked_jobs(self, context: Context) -> list[Job]:
+        """The sweep's jobs.
+
+        :raises InvalidSweepError: when something about them can't be right.
+        """
+        use_techniques_folder()
+        jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
+        check_jobs(jobs)
+        check_against(jobs, self.settings)
+        if self.from_upstream:
+            upstream_jobs.check(jobs, self.dag.fileloc)
+        wishes.check(wishes.conf_of(context), [job.name for job in jobs])
+        return jobs
+
+    def _nodes(self) -> tuple[Cluster, dict[str, str]]:
+        """The nodes that take part, and why each of the others does not."""
+        cluster = self.settings.cluster
+        check_executor(cluster, self.log.warning)
+        left_out = absent(cluster, self.settings.on_missing_node, self.log.info)
+        cluster = present(cluster, left_out)
+        warn_of_no_pool(cluster, self.log.warning)
+        return cluster, left_out
+
+    def _say(
+        self, knowledge: Knowledge, wave: Sequence[Key], left_out: Mapping[str, str], trials: int
+    ) -> None:
         for estimate in knowledge.known.values():
             if estimate.stale and estimate.key in wave:
                 self.log.info("%s x %d: %s", estimate.technique, estimate.devices, estimate.stale)
@@ -118,12 +141,11 @@ class TrialsOperator(ListingOperator):
             self.log.warning("%s takes no part in this sweep: %s", name, why)
         self.log.info(
             "%d jobs on %s: %d estimates are known from earlier sweeps, %d trials come first",
-            len(jobs),
-            ", ".join(f"{n.name} ({n.devices} x {n.kind})" for n in cluster),
+            len(knowledge.jobs),
+            ", ".join(f"{n.name} ({n.devices} x {n.kind})" for n in knowledge.cluster),
             len(knowledge.known),
-            len(trials),
+            trials,
         )
-        return trials
 
     def _wait_for_another(self, context: Context, sweep: SweepContext, fingerprints: set[str]) -> None:
         """Come back later where another run of this DAG measures the same just now."""

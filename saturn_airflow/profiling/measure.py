@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from saturn_airflow.launch import host_memory, runs
 from saturn_airflow.launch.request import Measure
-from saturn_airflow.launch.runs import RunSpec
+from saturn_airflow.launch.runs import Run, RunSpec
 from saturn_airflow.model import guards
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import JobError, SaturnError
@@ -50,9 +50,7 @@ def measure(
     :param folder: for the trial's files.
     :param weights: the file that the job's ``init_from`` means.
     :param holder: who holds the devices, in words for people.
-    :param priority: as in :class:`~saturn_airflow.launch.runs.RunSpec`.
-    :param path: folders of the user's modules.
-    :param host_memory: how much of the machine's memory it may use, as in RunSpec.
+    :param priority: as in RunSpec, like the other settings of the run.
     :param how: what to count; where not given two batches to warm up, then five or half a second of them, and
         up to three seconds where they vary.
     :param seconds: how long the trial may take once it has its devices.
@@ -84,31 +82,51 @@ def measure(
         trial_seconds=seconds,
     )
     run = runs.start(spec)
-    end: Mapping[str, Any] = {}
-    stepped = occupied = False
     try:
-        for event in run.events():
-            if event["event"] == "waiting":
-                log(f"Waiting for devices held by {'; '.join(event['for'])}")
-            elif event["event"] == "measured" and event["parameters"]:
-                log(f"{event['parameters']}: {event['seconds_per_batch']:.4f} s per batch")
-            elif event["event"] == "guard":
-                log(f"Compared with one device in {event['seconds']:.1f} s: {event['verdict']}")
-            elif event["event"] == "warning":
-                log(event["message"])
-                occupied = occupied or bool(event.get("occupied"))
-            elif event["event"] in ("launched", "step"):
-                stepped = event["event"] == "step"
-            elif event["event"] == "broken":
-                on_broken(event["job"], event["reason"])
-            end = event
+        heard = _listen(run, log, on_broken)
     finally:
         # Whoever leaves early, an Airflow task that is killed too, leaves no ranks behind.
         run.kill()
-    return _estimate(trial, node.kind, end, stepped, occupied)
+    return _estimate(trial, node.kind, heard)
 
 
-def _estimate(trial: Trial, kind: str, end: Mapping[str, Any], stepped: bool, occupied: bool) -> Estimate:
+class _Heard(NamedTuple):
+    """What a trial said.
+
+    :param end: its last event.
+    :param stepped: whether the optimizer had stepped since the ranks were launched last.
+    :param occupied: whether others use the memory of its devices.
+    """
+
+    end: Mapping[str, Any]
+    stepped: bool
+    occupied: bool
+
+
+def _listen(run: Run, log: Callable[[str], object], on_broken: Callable[[str, str], object]) -> _Heard:
+    """Follow the trial to its end."""
+    end: Mapping[str, Any] = {}
+    stepped = occupied = False
+    for event in run.events():
+        if event["event"] == "waiting":
+            log(f"Waiting for devices held by {'; '.join(event['for'])}")
+        elif event["event"] == "measured" and event["parameters"]:
+            log(f"{event['parameters']}: {event['seconds_per_batch']:.4f} s per batch")
+        elif event["event"] == "guard":
+            log(f"Compared with one device in {event['seconds']:.1f} s: {event['verdict']}")
+        elif event["event"] == "warning":
+            log(event["message"])
+            occupied = occupied or bool(event.get("occupied"))
+        elif event["event"] in ("launched", "step"):
+            stepped = event["event"] == "step"
+        elif event["event"] == "broken":
+            on_broken(event["job"], event["reason"])
+        end = event
+    return _Heard(end, stepped, occupied)
+
+
+def _estimate(trial: Trial, kind: str, heard: _Heard) -> Estimate:
+    end = heard.end
     key: dict[str, Any] = {
         "fingerprint": trial.fingerprint,
         "technique": trial.technique,
@@ -130,12 +148,12 @@ def _estimate(trial: Trial, kind: str, end: Mapping[str, Any], stepped: bool, oc
         raise error
     if status == "out_of_memory":
         # What others left of a GPU's memory tonight says nothing about another night.
-        return Estimate(**key, reason=f"{OUT_OF_MEMORY} ({reason})", passing=occupied)
+        return Estimate(**key, reason=f"{OUT_OF_MEMORY} ({reason})", passing=heard.occupied)
     if status in _ANSWERS:
         return Estimate(**key, reason=reason, passing=status in ("hung", "lost"))
     if end.get("whose") == "technique":
         failed = Estimate(**key, reason=f"technique {trial.technique!r} failed: {told}", passing=True)
-        if stepped:
+        if heard.stepped:
             raise DoubtfulError(failed)
         return failed
     raise SaturnError(f"the trial of {trial.job.name!r} under {trial.technique} was not run: {told}")

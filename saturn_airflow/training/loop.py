@@ -19,7 +19,6 @@ from saturn_airflow import library
 from saturn_airflow.launch import job_log
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.launch.users_code import common_to_alike, each_of_the_job
-from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, blocks, unsupported
 from saturn_airflow.parallelism.changing_buffers import ChangingBuffers
@@ -147,16 +146,8 @@ class Training:
         self.looked = 0
         self.told: set[str] = set()
         self.checkpoint: str | None = None
-        self.checkpoints: checkpoints.Checkpoints | None = None
-        if request.measure is None and request.folder:
-            self.checkpoints = checkpoints.Checkpoints(
-                request.checkpoints,
-                ranks,
-                request.keep_checkpoints,
-                self.warn,
-                definition=Definition.from_dict(request.definition or Definition.of(job).to_dict()),
-                goes_on_from=request.goes_on_from,
-            )
+        self.checkpoints = resuming.checkpoints(self)
+        if self.checkpoints is not None:
             self._resume(self.checkpoints)
         self._schedule()
         self._look_at_alike()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.batches import Position
 from saturn_airflow.training.checkpoints import Checkpoints
@@ -32,6 +33,21 @@ def stand(training: Training) -> dict[str, Any]:
         "devices": training.ranks.size,
         "looked": training.step if training.looks is None else training.looked,
     }
+
+
+def checkpoints(training: Training) -> Checkpoints | None:
+    """Those of ``training``; None where it writes none."""
+    request = training.request
+    if request.measure is not None or not request.folder:
+        return None
+    return Checkpoints(
+        request.checkpoints,
+        training.ranks,
+        request.keep_checkpoints,
+        training.warn,
+        definition=Definition.from_dict(request.definition or Definition.of(training.job).to_dict()),
+        goes_on_from=request.goes_on_from,
+    )
 
 
 def job_globals(training: Training) -> JobGlobals | None:
