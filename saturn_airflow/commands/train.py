@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     """Train."""
     # Of parsing, Airflow is to say no more than what is raised here.
     os.environ.setdefault("AIRFLOW__LOGGING__NAMESPACE_LEVELS", "airflow.dag_processing=FATAL")
-    from saturn_airflow.launch import failures, job_log
+    from saturn_airflow.launch import failures, handed_over, job_log
     from saturn_airflow.launch.request import DoesNotFit, TrainRequest
-    from saturn_airflow.operators import context, dag_files
+    from saturn_airflow.operators import connections, context, dag_files
 
     context.use_techniques_folder()
     context.limit_users_code()
@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     devices = _checked_devices(args, job)
     with contextlib.ExitStack() as stack:
         job, weights = _first_weights(stack, args, job)
+        handed_over.receive(connections.handed_to(job))
         request = TrainRequest(
             job=job.to_dict(),
             technique=args.technique,

@@ -61,7 +61,8 @@ def start(
 
     :param arguments: what :mod:`saturn_airflow.launch.supervisor` gets: a run's folder.
     :param environment: its variables.
-    :param files: open files it inherits: one for its output, then any others.
+    :param files: open files it inherits: one for its output, one that it holds, and, where there is one, what
+        it is handed over (:mod:`saturn_airflow.launch.handed_over`).
     :param references: ``"module:name"`` references of a job, whose harmless imports the server makes.
     :param path: folders of the user's modules.
     :param threads: CPU threads of each rank.
@@ -215,7 +216,7 @@ def _become_supervisor(request: Mapping[str, Any], files: list[int], end: socket
     forked = True
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    output, *_ = files
+    output, _, *private = files
     for standard in (1, 2):
         os.dup2(output, standard)
     os.umask(request["umask"])
@@ -228,8 +229,9 @@ def _become_supervisor(request: Mapping[str, Any], files: list[int], end: socket
     starter = os.pidfd_open(asker)
     end.sendall(struct.pack("i", os.getpid()))
     end.close()
-    from saturn_airflow.launch import supervisor
+    from saturn_airflow.launch import handed_over, supervisor
 
+    handed_over.keep(handed_over.read(private))
     _be_called(["saturn_airflow.launch.supervisor", *request["arguments"]])
     supervisor.Supervisor(Path(request["arguments"][0]), starter).run()
 

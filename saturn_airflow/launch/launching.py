@@ -26,7 +26,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import failures, fork_server
+from saturn_airflow.launch import failures, fork_server, handed_over
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.forked import Forked
 from saturn_airflow.model import references
@@ -185,7 +185,7 @@ class _Member:
         stack, self.stack_path = tempfile.mkstemp(prefix="saturn-stack-", dir=scratch)
         os.close(stack)
         self.pipe, theirs = connection.Pipe()
-        what = (entry, tuple(arguments), theirs)
+        what = (handed_over.kept(), entry, tuple(arguments), theirs)
         self.process: ForkServerProcess | Forked
         if fork_server.forked:
             self.process = Forked(_main, (*what, self.stack_path, number), [theirs.fileno(), *keep_open])
@@ -339,9 +339,17 @@ def _main_with_files(files: _Files, *arguments: Any) -> None:
     del files
 
 
-def _main(entry: str, arguments: tuple[Any, ...], pipe: Connection, stack_path: str, number: int) -> None:
+def _main(
+    handed: handed_over.HandedOver,
+    entry: str,
+    arguments: tuple[Any, ...],
+    pipe: Connection,
+    stack_path: str,
+    number: int,
+) -> None:
     """What a launched process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handed_over.receive(handed)
     with open(stack_path, "w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         link = Link(pipe)

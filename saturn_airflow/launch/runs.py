@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from saturn_airflow.launch import devices, environment, fork_server
+from saturn_airflow.launch import devices, environment, fork_server, handed_over
+from saturn_airflow.launch.handed_over import NOTHING, HandedOver
 from saturn_airflow.launch.run_spec import RunSpec as RunSpec
 from saturn_airflow.launch.run_spec import read_spec as read_spec
 from saturn_airflow.model import formats
@@ -237,16 +238,17 @@ class Run:
         return "it printed nothing"
 
 
-def start(spec: RunSpec) -> Run:
+def start(spec: RunSpec, handed: HandedOver = NOTHING) -> Run:
     """Start a run in a process group of its own.
 
+    :param handed: secrets for its processes.
     :raises InvalidSweepError: when its folder can't be written.
     """
     try:
         folder = _new_folder(Path(spec.folder) / "runs")
         (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
         (folder / "host").write_text(socket.gethostname())
-        return _start(spec, folder)
+        return _start(spec, folder, handed)
     except OSError as error:
         raise InvalidSweepError(
             f"job {spec.job.name!r} can't be run in {spec.folder}: {error.strerror}; its state needs a "
@@ -338,7 +340,7 @@ def wait_for_lock(file: IO[str] | int, give_up: Callable[[], bool], on_wait: Cal
             time.sleep(0.1)
 
 
-def _start(spec: RunSpec, folder: Path) -> Run:
+def _start(spec: RunSpec, folder: Path, handed: HandedOver) -> Run:
     folders = [*spec.technique_folders, os.environ.get(TECHNIQUES_VARIABLE, "")]
     passed, kept_back = environment.for_users_code(os.environ)
     if kept_back:
@@ -350,27 +352,32 @@ def _start(spec: RunSpec, folder: Path) -> Run:
     job = spec.job
     references = map(str, filter(None, [job.load_model, job.load_dataloader, job.loss_function]))
     process: subprocess.Popen[bytes] | None = None
-    with open(folder / "alive", "w") as alive, open(folder / "output.log", "ab") as output:
+    with (
+        open(folder / "alive", "w") as alive,
+        open(folder / "output.log", "ab") as output,
+        handed_over.as_file(handed) as private,
+    ):
         # The lock lives as long as the supervisor, from before its first instruction on.
         fcntl.flock(alive, fcntl.LOCK_EX)
         pid = fork_server.start(
             [str(folder)],
             variables,
-            [output.fileno(), alive.fileno()],
+            [output.fileno(), alive.fileno(), *private],
             list(references),
             spec.path,
             devices.threads_per_device(spec.slots),
         )
         if pid is None:
             # A new interpreter, because what Airflow forks must never meet CUDA.
+            arguments = [str(folder), str(os.getpid()), *map(str, private)]
             process = subprocess.Popen(
-                [sys.executable, "-m", "saturn_airflow.launch.supervisor", str(folder), str(os.getpid())],
+                [sys.executable, "-m", "saturn_airflow.launch.supervisor", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=variables,
                 start_new_session=True,
-                pass_fds=[alive.fileno()],
+                pass_fds=[alive.fileno(), *private],
             )
             pid = process.pid
         alive.write(str(pid))

@@ -19,7 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import devices, failures, job_log, launching, leases, runs, scratch, warm
+from saturn_airflow.launch import (
+    devices,
+    failures,
+    handed_over,
+    job_log,
+    launching,
+    leases,
+    runs,
+    scratch,
+    warm,
+)
 from saturn_airflow.launch.emitted import Told
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.giving_way import Turn
@@ -110,7 +120,8 @@ class Supervisor:
 
     def emit(self, event: dict[str, Any]) -> None:
         """Append one line to the run's events; where the disk is full, they wait for room."""
-        line = json.dumps({**event, "time": time.time()}, default=str) + "\n"
+        told = handed_over.hidden_event(event)
+        line = json.dumps({**told, "time": time.time()}, default=str) + "\n"
         self._unwritten += line.encode()
         self._write_events()
         give_up_at = time.monotonic() + _LAST_WORDS_SECONDS
@@ -373,6 +384,7 @@ def main() -> None:
     starter = None
     with contextlib.suppress(ProcessLookupError):
         starter = os.pidfd_open(int(sys.argv[2]))
+    handed_over.keep(handed_over.read([int(file) for file in sys.argv[3:]]))
     # Who is no longer the parent has ended before it was looked for.
     Supervisor(Path(sys.argv[1]), starter if os.getppid() == int(sys.argv[2]) else None).run()
 

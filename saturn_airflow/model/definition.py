@@ -13,7 +13,7 @@ from saturn_airflow.model.jobs import Job
 _TOLD = ("on_step", "on_epoch")  # who are told of what happens
 #: Fields of a job that decide where it is trained, how fast, and what is measured, and not what comes of it.
 _WITHOUT_EFFECT = (
-    *("name", "techniques", "nodes", "neutral", "trust", "exact", "metrics", "init_missing"),
+    *("name", "techniques", "nodes", "neutral", "trust", "exact", "metrics", "init_missing", "connections"),
     *_TOLD,
 )
 _NUMBERS = ("lr", "clip_grad_norm")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from saturn_airflow.model import initial_weights, metrics, references, trainer_jobs
+from saturn_airflow.model import initial_weights, metrics, references, secrets, trainer_jobs
 from saturn_airflow.model.arguments import checked, fields_of, json_mapping, number, unknown
 from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError
@@ -151,7 +151,8 @@ class Job:
         mapping goes to the model as keyword arguments and to the loss whole (with a loss function given,
         ``labels`` are kept from the model); a batch that is a pair is (inputs, targets).
     :param hparams: hyper-parameters.
-    :param model_args: keyword arguments of ``load_model``.
+    :param model_args: keyword arguments of ``load_model``. ``Secret("conn_id", "password")`` may stand for
+        any value among these and ``data_args``.
     :param data_args: keyword arguments of ``load_dataloader``.
     :param load_eval_dataloader: like ``load_dataloader``; its mean loss is the metric ``eval_loss`` at the
         end of each epoch.
@@ -191,6 +192,7 @@ class Job:
     :param trust: names of techniques that may train this job though they change its result, or though the
         guard says so by mistake: they are not compared with one device. With ``single`` among them, what
         ``accumulate`` makes of a batch is the result that the other techniques are compared with.
+    :param connections: ids of Airflow connections that the job's code gets by ``BaseHook.get_connection``.
     :param exact: refuse techniques whose result is only equal in distribution, as where dropout's masks are
         others than on one device, and those that can't be compared with one device.
     """
@@ -218,6 +220,7 @@ class Job:
     init_missing: str = initial_weights.FAIL
     trust: Sequence[str] = ()
     exact: bool = False
+    connections: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or len(self.name) > 200:
@@ -257,6 +260,7 @@ class Job:
         if not isinstance(self.exact, bool):
             raise InvalidSweepError(f"job {self.name!r}: exact is {self.exact!r}; it must be True or False")
         self._check_neutral()
+        object.__setattr__(self, "connections", secrets.checked_connections(self))
 
     def _check_initial_weights(self) -> None:
         if self.init_from is not None:

@@ -19,6 +19,13 @@ def redact(value: Any, name: str) -> Any:
     return hide(value, name)
 
 
+def mask(text: str) -> None:
+    """Hide ``text`` in the log of this task."""
+    from airflow.sdk.log import mask_secret
+
+    mask_secret(text)
+
+
 def celery_app() -> Any:
     """The Celery application of Airflow's executor.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
+from saturn_airflow.model import secrets
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.folders import slug
@@ -17,6 +18,7 @@ from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import wishes
 from saturn_airflow.operators.choosing import best_of
+from saturn_airflow.operators.connections import handed_to
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -102,6 +104,12 @@ class ChampionOperator(ListingOperator):
             trained = Job.from_dict(found["job"])
         except SaturnError as error:  # such as a newer version's
             return {"version": version, "why": f"its job can't be read here: {error}"}, None
+        # Whoever may write to MLflow is not to choose what connections are looked up for it.
+        foreign = {key for _, key in secrets.fields(trained)} - {key for _, key in secrets.fields(job)}
+        if foreign:
+            conn_id, field = sorted(foreign)[0]
+            why = f"its model takes the {field} of connection {conn_id!r}, which {job.name!r} does not"
+            return {"version": version, "why": why}, None
         entry = {
             "node": planned.node,
             "name": name,
@@ -139,8 +147,9 @@ class ScoreOperator(BaseOperator):
         what = f"version {entry['version']} of {entry['name']}"
         pushed = {"version": entry["version"], "value": None, "why": None, "attempt": entry.get("attempt")}
         try:
+            job = Job.from_dict(entry["job"])
             found = scoring.score(
-                Job.from_dict(entry["job"]),
+                job,
                 entry["strategy"],
                 node,
                 weights=str(sweep.folder / entry["weights"]),
@@ -149,6 +158,7 @@ class ScoreOperator(BaseOperator):
                 leases_folder=leases_folder(),
                 technique_folders=technique_folders(),
                 path=user_path(),
+                handed=handed_to(job),
                 log=self.log.info,
             )
             pushed["value"] = finite(

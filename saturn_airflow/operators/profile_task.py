@@ -17,6 +17,7 @@ from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.folders import slug
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.settings import SweepSettings
+from saturn_airflow.operators.connections import handed_to
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -91,6 +92,10 @@ class ProfileOperator(BaseOperator):
         if job.name != trial.job.name:
             self.log.info("%s takes its place", job.name)
         what = f"{job.name} {trial.technique} {trial.devices} {node.name}"
+        try:
+            handed = handed_to(job)
+        except SaturnError as error:
+            raise AirflowFailException(str(error)) from None
         return measure(
             dataclasses.replace(trial, job=job),
             node,
@@ -103,6 +108,7 @@ class ProfileOperator(BaseOperator):
             leases_folder=leases_folder(),
             technique_folders=technique_folders(),
             path=user_path(),
+            handed=handed,
             host_memory=job_memory(),
             log=self.log.info,
         )

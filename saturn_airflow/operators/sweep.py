@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +19,7 @@ from airflow.sdk import (
     conf,
 )
 
-from saturn_airflow.model import metrics
+from saturn_airflow.model import clear_secrets, metrics
 from saturn_airflow.model.arguments import unknown
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.deadlines import Deadline
@@ -285,6 +286,8 @@ def _check_jobs(jobs: Sequence[Job] | XComArg, settings: SweepSettings) -> None:
     check_jobs(jobs)
     check_against(jobs, settings)
     limit_users_code()
+    for message in clear_secrets.warnings(jobs):
+        warnings.warn(message, stacklevel=3)
     for job in jobs:
         job.check_allowed()
     if conf.getboolean("saturn", "check_references", fallback=True):

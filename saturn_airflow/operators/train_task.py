@@ -23,6 +23,7 @@ from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import WORTH_A_RETRY, Status
 from saturn_airflow.operators import beginning, claims
 from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
+from saturn_airflow.operators.connections import handed_to
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -164,7 +165,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         self._let_go_first(context)
         self._budgets(context).keep()
         try:
-            started = runs.start(spec)
+            started = runs.start(spec, handed_to(spec.job))
         except InvalidSweepError as error:
             self._refuse(context, str(error))
         restarting.forget_wish(Path(spec.folder))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
-from saturn_airflow.model import metrics
+from saturn_airflow.model import clear_secrets, metrics
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job, check_jobs
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.operators import first_weights, measuring, upstream_jobs, wishes
+from saturn_airflow.operators import connections, first_weights, measuring, upstream_jobs, wishes
 from saturn_airflow.operators.context import (
     SweepContext,
     home,
@@ -119,6 +119,9 @@ class TrialsOperator(ListingOperator):
         check_against(jobs, self.settings)
         if self.from_upstream:
             upstream_jobs.check(jobs, self.dag.fileloc)
+        connections.handed_to(*jobs)  # what is missing is told before anything runs
+        for message in clear_secrets.warnings(jobs):
+            self.log.warning("%s", message)
         wishes.check(wishes.conf_of(context), [job.name for job in jobs])
         return jobs
 

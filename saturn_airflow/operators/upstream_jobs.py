@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from airflow.sdk import conf
 
-from saturn_airflow.model import allowed_modules, references
+from saturn_airflow.model import allowed_modules, references, secrets
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.operators.context import limit_users_code, user_path
@@ -25,14 +25,36 @@ def check(jobs: Sequence[Job], dag_file: str) -> None:
     :raises InvalidSweepError: naming the job, the reference and the fix.
     """
     limit_users_code()
-    named = modules_named(Path(dag_file))
+    named, texts = modules_named(Path(dag_file)), texts_in(Path(dag_file))
     for job in jobs:
         job.check_allowed()
         if not allowed_modules.configured():
             for what, reference in job.named_references():
                 _check_known(reference, what, named)
+        for what, conn_id in _connections_of(job):
+            if conn_id not in texts:
+                raise InvalidSweepError(
+                    f"job {job.name!r}: {what} is of connection {conn_id!r}, and jobs from an upstream task "
+                    f"may have those alone that the DAG's file names; write {conn_id!r} there"
+                )
         if conf.getboolean("saturn", "check_references", fallback=True):
             job.check_references()
+
+
+def _connections_of(job: Job) -> Iterator[tuple[str, str]]:
+    for place, (conn_id, _) in secrets.fields(job):
+        yield place, conn_id
+    for conn_id in job.connections:
+        yield "connections", conn_id
+
+
+def texts_in(file: Path) -> set[str]:
+    """The texts that stand in a Python file; none where it can't be read."""
+    try:
+        nodes = ast.walk(ast.parse(file.read_bytes()))
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def modules_named(file: Path) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from saturn_airflow.model import clear_secrets
 from saturn_airflow.plugin.queries import PLAN, TRIALS, Record
 
 #: Of an entry of a plan what is shown.
@@ -26,7 +27,7 @@ def job_choice(record: Record, group: str, job: str) -> dict[str, Any] | None:
         return None
     return {
         "name": job,
-        "description": {key: value for key, value in jobs[-1].items() if key != "name"},
+        "description": clear_secrets.shown({key: value for key, value in jobs[-1].items() if key != "name"}),
         "rounds": sorted(_rounds(record, group, job), key=lambda entry: entry["attempt"]),
     }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from saturn_airflow.launch import host_memory, runs
+from saturn_airflow.launch.handed_over import NOTHING, HandedOver
 from saturn_airflow.launch.request import Measure
 from saturn_airflow.launch.runs import Run, RunSpec
 from saturn_airflow.model import guards
@@ -35,6 +36,7 @@ def measure(
     leases_folder: str | None = None,
     technique_folders: tuple[str, ...] = (),
     path: tuple[str, ...] = (),
+    handed: HandedOver = NOTHING,
     host_memory: str = host_memory.DEFAULT,
     how: Measure | None = None,
     seconds: float = 120.0,
@@ -51,6 +53,7 @@ def measure(
     :param weights: the file that the job's ``init_from`` means.
     :param holder: who holds the devices, in words for people.
     :param priority: as in RunSpec, like the other settings of the run.
+    :param handed: secrets for its processes.
     :param how: what to count; where not given two batches to warm up, then five or half a second of them, and
         up to three seconds where they vary.
     :param seconds: how long the trial may take once it has its devices.
@@ -81,7 +84,7 @@ def measure(
         alike=tuple(alike),
         trial_seconds=seconds,
     )
-    run = runs.start(spec)
+    run = runs.start(spec, handed)
     try:
         heard = _listen(run, log, on_broken)
     finally:

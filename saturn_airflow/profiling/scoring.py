@@ -10,6 +10,7 @@ from typing import Any
 
 from saturn_airflow import library
 from saturn_airflow.launch import runs
+from saturn_airflow.launch.handed_over import NOTHING, HandedOver
 from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import SaturnError
@@ -58,11 +59,13 @@ def score(
     leases_folder: str | None = None,
     technique_folders: tuple[str, ...] = (),
     path: tuple[str, ...] = (),
+    handed: HandedOver = NOTHING,
     log: Callable[[str], object] = lambda line: None,
 ) -> dict[str, Any]:
     """Evaluate ``job``'s model with the weights of a file on any free devices of ``node``, this machine.
 
     :param strategy: ``technique``, ``devices`` and ``parameters``.
+    :param handed: secrets for its processes.
     :returns: ``eval_loss`` and ``metrics``.
     :raises SaturnError: when that is not possible, with the reason.
     """
@@ -81,7 +84,7 @@ def score(
         path=path,
         initial_weights=weights,
     )
-    run = runs.start(spec)
+    run = runs.start(spec, handed)
     end: Mapping[str, Any] = {}
     try:
         for event in run.events():

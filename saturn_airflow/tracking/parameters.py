@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from saturn_airflow.model import clear_secrets
 from saturn_airflow.model.initial_weights import SCRATCH
 from saturn_airflow.model.jobs import Job
 
@@ -56,8 +57,8 @@ def job_params(job: Job, **strategy: Any) -> dict[str, str]:
             "data_version": job.data_version,
             "init_from": job.init_from or ("scratch" if job.init_missing == SCRATCH else None),
             **{f"metric.{key}": value for key, value in job.metrics.items()},
-            **{f"model.{key}": value for key, value in job.model_args.items()},
-            **{f"data.{key}": value for key, value in job.data_args.items()},
+            **{f"model.{key}": value for key, value in clear_secrets.shown(job.model_args).items()},
+            **{f"data.{key}": value for key, value in clear_secrets.shown(job.data_args).items()},
             **{f"optimizer.{key}": value for key, value in hparams.optimizer_args.items()},
             **{f"lr_scheduler.{key}": value for key, value in hparams.lr_scheduler_args.items()},
             **strategy,

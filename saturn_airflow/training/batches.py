@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from saturn_airflow.launch import job_log
+from saturn_airflow.launch import handed_over, job_log
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
@@ -123,7 +123,7 @@ def load(job: Job, reference: Reference, *, in_order: bool = False, here: bool =
 
     def make() -> Any:
         function = references.load(name)
-        arguments = dict(job.data_args)
+        arguments = handed_over.arguments(job.data_args, "data_args")
         if job.hparams.batch_size is not None and _takes(function, "batch_size"):
             arguments.setdefault("batch_size", job.hparams.batch_size)
         with of_the_job(repr(name)), job_log.loading():

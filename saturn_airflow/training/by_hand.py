@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from saturn_airflow.launch import launching
+from saturn_airflow.launch import handed_over, launching
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.training import ranks
 
@@ -52,7 +52,8 @@ def train(
     folder = tempfile.mkdtemp(prefix="saturn-by-hand-")
     settings: _Settings = (size, f"file://{folder}/meeting", device_type, threads, request)
     context = multiprocessing.get_context("spawn")
-    others = [context.Process(target=_be_another, args=(rank, settings)) for rank in range(1, size)]
+    handed = handed_over.kept()
+    others = [context.Process(target=_be_another, args=(rank, settings, handed)) for rank in range(1, size)]
     try:
         for other in others:
             other.start()
@@ -78,7 +79,8 @@ def _be(rank: int, settings: _Settings, on_event: Callable[[Event], object]) -> 
     return value
 
 
-def _be_another(rank: int, settings: _Settings) -> None:
+def _be_another(rank: int, settings: _Settings, handed: handed_over.HandedOver) -> None:
+    handed_over.receive(handed)
     # Two debuggers can't share a terminal.
     os.environ["PYTHONBREAKPOINT"] = "0"
     sys.stdin = open(os.devnull)  # noqa: SIM115 - until the process ends

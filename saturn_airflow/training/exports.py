@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_model as load_tensors
 from safetensors.torch import save_file, save_model
 from torch import nn
 
+from saturn_airflow.model import clear_secrets
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.initial_weights import WEIGHTS
 from saturn_airflow.model.jobs import Job
@@ -88,7 +90,11 @@ def _whole(folder: Path, job: Job) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     yield temporary
-    (temporary / JOB).write_text(json.dumps(job.to_dict(), indent=2))
+    written = job.to_dict()
+    for name in ("model_args", "data_args"):
+        if name in written:
+            written[name] = clear_secrets.left_out(written[name])
+    (temporary / JOB).write_text(json.dumps(written, indent=2))
     requirements = model_code.carry(str(job.load_model), temporary / CODE)
     (temporary / REQUIREMENTS).write_text("\n".join(requirements) + "\n")
     shutil.copyfile(pyfunc.__file__, temporary / CODE / LOADER)
@@ -96,7 +102,11 @@ def _whole(folder: Path, job: Job) -> Iterator[Path]:
     temporary.rename(folder)
 
 
-def load_exported(folder: str | Path, allowed_modules: Collection[str] | None = None) -> nn.Module:
+def load_exported(
+    folder: str | Path,
+    allowed_modules: Collection[str] | None = None,
+    model_args: Mapping[str, Any] | None = None,
+) -> nn.Module:
     """The trained model that :func:`export_model` wrote, on the CPU and in evaluation mode.
 
     :param folder: the folder, such as ``mlflow.artifacts.download_artifacts(result["best"]["model_uri"])``.
@@ -104,6 +114,8 @@ def load_exported(folder: str | Path, allowed_modules: Collection[str] | None = 
         you trust, or say what may be imported.
     :param allowed_modules: modules (with all below them) that the function may be of; None for what
         ``SATURN_ALLOWED_MODULES`` names, or all but the standard library where it names nothing.
+    :param model_args: values of arguments of that function, in the places of those that ``job.json`` has; it
+        has none of secrets, so these have to be given.
     :raises SaturnError: when the folder holds no exported model, or one that loads itself.
     :raises InvalidSweepError: when the module of the job's ``load_model`` can't be found here, or may not be
         imported.
@@ -112,6 +124,8 @@ def load_exported(folder: str | Path, allowed_modules: Collection[str] | None = 
     if not (path / WEIGHTS).is_file() or not (path / JOB).is_file():
         raise SaturnError(f"{path} holds no trained model: {WEIGHTS} and {JOB} are expected there")
     job = Job.from_dict(json.loads((path / JOB).read_text()))
+    if model_args:
+        job = replace(job, model_args={**job.model_args, **model_args})
     made_by = json.dumps([job.load_model, job.model_args], sort_keys=True)
     if made_by in _making.get():
         raise SaturnError(

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from saturn_airflow.launch import job_log
+from saturn_airflow.launch import handed_over, job_log
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
@@ -19,13 +19,19 @@ from saturn_airflow.training import precision, rng
 from saturn_airflow.training.ranks import Ranks
 
 
-def made_model(job: Job, allowed_modules: Collection[str] | None = None) -> Any:
-    """What the job's ``load_model`` makes; of a trainer its model.
+def made(job: Job, allowed_modules: Collection[str] | None = None) -> Any:
+    """What the job's ``load_model`` makes.
 
     :param allowed_modules: the modules it may be of; None for what is configured.
     """
-    made = references.load(str(job.load_model), allowed_modules)(**job.model_args)
-    return made.model if job.trainer else made
+    arguments = handed_over.arguments(job.model_args, "model_args")
+    return references.load(str(job.load_model), allowed_modules)(**arguments)
+
+
+def made_model(job: Job, allowed_modules: Collection[str] | None = None) -> Any:
+    """The model that the job's ``load_model`` makes, of a trainer its model."""
+    found = made(job, allowed_modules)
+    return found.model if job.trainer else found
 
 
 def load_model(job: Job) -> nn.Module:

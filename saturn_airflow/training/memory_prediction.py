@@ -18,10 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from saturn_airflow import library
 from saturn_airflow.launch.request import TrainRequest
-from saturn_airflow.model import references
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, caches, parallel, recomputation
-from saturn_airflow.training import batches, precision
+from saturn_airflow.training import batches, loading, precision
 from saturn_airflow.training.batches import Cut, Position
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim import optimizers
@@ -47,9 +46,7 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     data = batches.load(job, job.load_dataloader)
     with mode:
-        model = precision.cast_model(
-            references.load(str(job.load_model))(**job.model_args), job.hparams.precision
-        )
+        model = precision.cast_model(loading.made(job), job.hparams.precision)
         caches.switch_off(model)
         # It is there already, and fake weights can't be swapped.
         model.to = lambda *args, **kwargs: model  # type: ignore[method-assign]

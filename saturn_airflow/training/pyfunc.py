@@ -48,7 +48,13 @@ def _load_pyfunc(path: str) -> Predictor:
     job = json.loads(Path(path, "job.json").read_text())
     module, _, name = job["load_model"].partition(":")
     _check_allowed(module)
-    made: Any = getattr(importlib.import_module(module), name)(**job.get("model_args", {}))
+    arguments = job.get("model_args", {})
+    if '"from_connection":' in json.dumps(arguments):
+        raise ValueError(
+            "job.json has a secret among its model_args, and not its value; load the model with "
+            "saturn_airflow.training.exports.load_exported(folder, model_args={...})"
+        )
+    made: Any = getattr(importlib.import_module(module), name)(**arguments)
     model: nn.Module = made.model if job.get("trainer") else made
     load_tensors(model, str(Path(path, "model.safetensors")))
     return Predictor(model.eval())

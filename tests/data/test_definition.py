@@ -41,6 +41,7 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "init_missing": "scratch",
     "on_step": "m:f",
     "on_epoch": "m:f",
+    "connections": ["shop_db"],
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 from saturn_airflow.model import allowed_modules
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.model.secrets import Secret
 from saturn_airflow.operators import upstream_jobs
 
 
@@ -20,7 +21,7 @@ def dag_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("AIRFLOW__SATURN__ALLOWED_MODULES", raising=False)
     (tmp_path / "beside_dags.py").write_text("def model(): ...\ndef data(): ...\n")
     file = tmp_path / "dag.py"
-    file.write_text("from sklearn import datasets\nmodel = 'sklearn.svm:SVC'\n")
+    file.write_text("from sklearn import datasets\nmodel = 'sklearn.svm:SVC'\ndb = 'shop_db'\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     return file
 
@@ -36,6 +37,7 @@ def job(**changed: object) -> Job:
         {},
         {"load_dataloader": "sklearn.datasets:load_digits"},
         {"load_model": "sklearn.svm:SVC"},
+        {"connections": ["shop_db"]},
         {"hparams": HParams(lr_scheduler="torch.optim.lr_scheduler:StepLR")},
     ],
 )
@@ -54,6 +56,14 @@ def test_what_the_dag_knows_may_be_named(changed: dict[str, object], dag_file: P
         ({"load_model": "beside_dags:nothing"}, "module 'beside_dags' has no 'nothing'"),
         ({"load_model": "not_there:model"}, "there is no module 'not_there'"),
         ({"model_args": {"depth": 3}}, "takes no|depth"),
+        (
+            {"connections": ["prod_db"]},
+            "connections is of connection 'prod_db', and jobs",
+        ),
+        (
+            {"model_args": {"x": Secret("prod_db", "password")}},
+            r"model_args.x is of connection 'prod_db', and",
+        ),
     ],
 )
 def test_the_rest_is_refused_by_name(changed: dict[str, object], told: str, dag_file: Path) -> None:

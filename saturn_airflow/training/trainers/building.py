@@ -20,10 +20,10 @@ from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from saturn_airflow.launch.users_code import of_the_job
-from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import rng
+from saturn_airflow.training.loading import made
 
 #: Arguments that can't be had, by what to do instead.
 _REFUSED = {
@@ -55,7 +55,7 @@ def build(job: Job, folder: Path) -> Trainer:
     rng.seed(job.hparams.seed, "model")
     what = f"load_model {job.load_model!r}"
     with of_the_job(what):
-        trainer = references.load(str(job.load_model))(**job.model_args)
+        trainer = made(job)
     if not isinstance(trainer, Trainer):
         raise JobError(f"{what} returned a {type(trainer).__name__}, not a Trainer (trainer=True)")
     args = trainer.args
