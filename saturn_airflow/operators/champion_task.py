@@ -124,7 +124,8 @@ class ChampionOperator(ListingOperator):
 class ScoreOperator(BaseOperator):
     """Score the champion here.
 
-    Pushes ``score``: ``version``, its ``value`` or ``why`` it has none, and the ``attempt`` that wanted it.
+    Pushes ``score``: ``version``, its ``value`` or ``why`` it has none, ``no_number`` where what it has
+    is NaN or infinite, and the ``attempt`` that wanted it.
     """
 
     def __init__(
@@ -161,11 +162,12 @@ class ScoreOperator(BaseOperator):
                 handed=handed_to(job),
                 log=self.log.info,
             )
-            pushed["value"] = finite(
-                {**found["metrics"], "eval_loss": found["eval_loss"]}.get(entry["metric"])
-            )
-            if pushed["value"] is None:
-                pushed["why"] = f"it has no number as its {entry['metric']} on this data"
+            value = {**found["metrics"], "eval_loss": found["eval_loss"]}.get(entry["metric"])
+            pushed["value"] = finite(value)
+            if value is None:
+                pushed["why"] = f"it has no {entry['metric']} on this data"
+            elif pushed["value"] is None:
+                pushed["no_number"] = True
         except SaturnError as error:
             pushed["why"] = str(error)
         context["ti"].xcom_push(SCORE_KEY, pushed)
@@ -175,7 +177,7 @@ class ScoreOperator(BaseOperator):
             "%s has %s %.6g on this data; the sweep's best has %.6g",
             what,
             entry["metric"],
-            pushed["value"],
+            value,
             entry["mine"],
         )
 
@@ -184,7 +186,7 @@ def scored(context: Context, tasks: Sequence[str]) -> dict[str, Any] | None:
     """What the champion is to be measured by; None where it was not to be scored.
 
     :param tasks: that of :class:`ChampionOperator`, and those of :class:`ScoreOperator`, if there are any.
-    :returns: ``version``, and ``value`` or ``why`` there is none.
+    :returns: ``version``, ``value`` or ``why`` there is none, and ``no_number`` where it has NaN.
     """
     if not tasks:
         return None
@@ -201,7 +203,7 @@ def scored(context: Context, tasks: Sequence[str]) -> dict[str, Any] | None:
     wanted = found["version"], found.get("attempt")
     own = [score for score in scores if score and (score["version"], score.get("attempt")) == wanted]
     if own:
-        return {key: own[-1][key] for key in ("version", "value", "why")}
+        return {key: own[-1][key] for key in ("version", "value", "why", "no_number") if key in own[-1]}
     lost = found["version"] is not None and found["why"] is None
     why = "its task left no score; see its log" if lost else found["why"]
     return {"version": found["version"], "value": None, "why": why}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import sys
 import platform
 import re
 import tempfile
@@ -108,8 +109,11 @@ def register(
     or became champion since, the metric of the run it came from. Who registers under one name at once does it
     in turn where they share a ``lock``; where they don't, a champion that changed meanwhile is measured, too.
 
+    A champion whose value is NaN or infinite is beaten by every number.
+
     :param record: ``name``, ``alias``, ``sweep`` (its key), ``job``, ``metric``, ``value``, ``mode``; and
-        ``against``: the champion's ``version``, and its ``value`` or ``why`` it could not be scored.
+        ``against``: the champion's ``version``, its ``value`` or ``why`` it could not be scored, and whether
+        its score is ``no_number``.
     :param lock: a file.
     :returns: ``name``, ``alias``, ``version`` (None where nothing was registered), ``champion`` (the version
         it was measured against, its value, and whether it was ``scored`` anew), ``beaten_by``, ``reason``.
@@ -152,17 +156,25 @@ def _measured(
     # Of which version, if any, MLflow was away too early to say.
     same = against.get("version") in (None, str(champion.version))
     value, why = against.get("value") if same else None, against.get("why") if same else None
+    value = math.nan if same and against.get("no_number") else value
     scored = value is not None
     if value is None and why is None:
         value = _value_of(client, champion, record["metric"])
         why = None if value is not None else f"it has no {record['metric']} to be measured against"
-    found["champion"] = {"version": str(champion.version), "value": value, "scored": scored}
+    is_number = value is not None and math.isfinite(value)
+    found["champion"] = {
+        "version": str(champion.version),
+        "value": value if is_number else None,
+        "scored": scored,
+    }
     if value is None:
         return {**found, "reason": f"{who} stays: {why}"}, False
+    data = "on the same data" if scored else "when it was trained, on the data of then"
+    if not is_number:
+        return {**found, "reason": f"{mine} beats {who}, which has {value} {data}"}, True
     by = value - record["value"] if record["mode"] == "min" else record["value"] - value
     found["beaten_by"] = by
-    data = "on the same data" if scored else "when it was trained, on the data of then"
-    beats = by > 0 or math.isnan(value)
+    beats = by > 0
     verdict = f"beats {who} by {by:.4g}" if beats else f"does not beat {who}"
     return {**found, "reason": f"{mine} {verdict}: {value:.6g} {data}"}, beats
 
@@ -180,6 +192,7 @@ def _new_version(
     tags = {_METRIC_TAG: record["metric"], _VALUE_TAG: repr(record["value"]), "saturn.job": record["job"]}
     if champion:
         tags |= {"saturn.champion": champion["version"], "saturn.champion_value": repr(champion["value"])}
+    if "beaten_by" in found:
         tags["saturn.beaten_by"] = repr(found["beaten_by"])
     if came_from := client.get_run(run_id).data.params.get("init_from"):
         tags["saturn.init_from"] = came_from
@@ -208,6 +221,8 @@ def _value_of(client: MlflowClient, version: ModelVersion, metric: str) -> float
         value = None
     if value is None and version.tags.get(_METRIC_TAG) == metric:
         value = float(version.tags[_VALUE_TAG])
+    if value is not None and abs(value) >= sys.float_info.max:
+        return math.nan  # MLflow's stores have the largest number for infinity
     return None if value is None else float(value)
 
 

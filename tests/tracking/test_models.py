@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 import uuid
@@ -131,6 +132,24 @@ def test_what_counts_is_the_champions_score_on_tonights_data(
     # Who became champion since has the value it was registered with.
     late = sweep_of(embedded_uri, tmp_path / "4", a=0.5).register(name, best("a", 0.5), "min", against)
     assert (late["version"], late["champion"]) == ("3", {"version": "2", "value": 0.6, "scored": False})
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_champion_without_a_number_is_beaten_by_every_number(
+    mode: str, embedded_uri: str, name: str, tmp_path: Path
+) -> None:
+    sweep_of(embedded_uri, tmp_path / "1", a=0.5).register(name, best("a", 0.5), mode)
+    against: dict[str, Any] = {"version": "1", "value": None, "why": None, "no_number": True}
+    taken = sweep_of(embedded_uri, tmp_path / "2", a=9.0).register(name, best("a", 9.0), mode, against)
+    assert (taken["version"], taken["champion"]) == ("2", {"version": "1", "value": None, "scored": True})
+    assert "beaten_by" not in taken
+    assert "beats version 1 (champion), which has nan on the same data" in taken["reason"]
+    for night, lost in enumerate((math.nan, math.inf, -math.inf), start=3):
+        # As a run of an earlier version, whose last value nobody looked at.
+        version = client(embedded_uri).get_model_version_by_alias(name, "champion")
+        client(embedded_uri).log_metric(version.run_id, "eval_loss", lost, step=night)
+        more = sweep_of(embedded_uri, tmp_path / str(night), a=8.0).register(name, best("a", 8.0), mode)
+        assert more["version"] == str(night), more
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["with a lock", "of two deployments"])
