@@ -1,8 +1,9 @@
 """What disk checkpoints may take, of one sweep and of all: what goes when it is more, and what never does.
 
 First go those of trainings that another stands in for and what is damaged, then a job's older ones beside its
-newest, then those of finished jobs, whose models are exported beside them; the oldest first each time. The
-last whole checkpoint of a job that has not finished never goes, nor anything of a job that trains.
+newest, then those of finished jobs, whose models are exported beside them; the oldest first each time. What
+training leaves of a model as it was lies beside its checkpoints, and goes with the last of them. The last
+whole checkpoint of a job that has not finished never goes, nor anything of a job that trains.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saturn_airflow.launch import checkpoint_files, runs
@@ -96,6 +97,11 @@ def keep_to(budget: float, sweeps: Iterable[Path], why: str) -> Result:
             checkpoint_files.remove(kept.path)
             taken -= kept.bytes
             removed.append(kept.path)
+            for base in checkpoint_files.unused(kept.path.parent):
+                bytes_of_base = checkpoint_files.bytes_of(base)
+                checkpoint_files.remove(base)
+                taken -= bytes_of_base
+                removed.append(base)
     for folder in {path.parent for path in removed}:
         names = [path.name for path in removed if path.parent == folder]
         checkpoint_files.note_removed(folder, names, why)
@@ -118,8 +124,19 @@ def _is_of_one_that_trains(checkpoint: Path) -> bool:
 
 def _checkpoints(job: Path) -> Iterator[Kept]:
     """The checkpoints of a job, with those of its trainings that others stand in for."""
-    for path in job.glob(f"{SUPERSEDED}/checkpoints/*/"):
-        yield _kept(path, _SUPERSEDED)
+    for folder in job.glob(f"{SUPERSEDED}/checkpoints"):
+        yield from _with_bases([_kept(path, _SUPERSEDED) for path in folder.glob("*/")])
+    yield from _with_bases(list(_present(job)))
+
+
+def _with_bases(found: Sequence[Kept]) -> Iterator[Kept]:
+    """The same, with what others need beside them staying as long as they do."""
+    needed = {checkpoint_files.base_of(kept.path) for kept in found}
+    for kept in found:
+        yield replace(kept, order=_NEVER) if kept.path in needed else kept
+
+
+def _present(job: Path) -> Iterator[Kept]:
     there = [path for path in (job / "checkpoints").glob("*/") if path.is_dir()]
     if not there:
         return

@@ -17,6 +17,9 @@ HASH = "sha256"
 REMOVING = ".removing-"
 #: Says which checkpoints were taken away, and why.
 NOTE = "removed.json"
+#: What names of folders begin with that hold what training leaves of a model as it was, for all checkpoints
+#: of a job.
+FROZEN = "frozen-"
 
 
 def manifest_of(path: Path) -> dict[str, Any]:
@@ -61,6 +64,28 @@ def damage(path: Path, part: slice = slice(None)) -> str | None:
         if described != manifest["files"][name]:
             return f"{name} has changed"
     return None
+
+
+def base_of(path: Path) -> Path | None:
+    """The folder that a checkpoint needs beside it; None where it needs none."""
+    told = manifest_of(path).get("frozen")
+    return path.parent / told["folder"] if told else None
+
+
+def damage_of_base(path: Path, part: slice = slice(None)) -> str | None:
+    """What is wrong with the folder that a checkpoint needs beside it, as :func:`damage` tells it."""
+    base = base_of(path)
+    if base is None:
+        return None
+    if manifest_of(base).get(HASH, "") != manifest_of(path)["frozen"][HASH]:
+        return f"{MANIFEST} has changed" if base.is_dir() else "nothing is there"
+    return damage(base, part)
+
+
+def unused(folder: Path) -> list[Path]:
+    """The folders with what training leaves alone that no checkpoint in ``folder`` needs."""
+    used = {base_of(path) for path in folder.glob("*/")}
+    return [path for path in folder.glob(f"{FROZEN}*/") if path not in used]
 
 
 def bytes_of(path: Path) -> int:

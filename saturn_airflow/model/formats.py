@@ -15,7 +15,7 @@ from saturn_airflow.model.errors import SaturnError
 
 #: The newest format of each thing that this version reads, and the one it writes.
 FORMATS = {
-    "a checkpoint": 2,
+    "a checkpoint": 3,
     "a run's spec": 2,
     "a run's events": 1,
     "an outbox": 2,

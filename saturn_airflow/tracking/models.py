@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import sys
 import platform
 import re
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path

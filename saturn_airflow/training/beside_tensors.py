@@ -53,7 +53,7 @@ def of_all(abouts: Sequence[About]) -> dict[str, Any]:
     simple = not variables and all(map(plain_values.is_of_the_first_format, values))
     return {
         # Versions that read format 1 alone can go on from all the others.
-        **({formats.FORMAT: 1} if simple else {}),
+        formats.FORMAT: 1 if simple else 2,
         **({"job_globals": variables} if variables else {}),
         "optimizer_numbers": {n: value for about in abouts for n, value in about.numbers.items()},
         "optimizer_groups": group_state.merged([about.groups for about in abouts]),

@@ -3,7 +3,8 @@
 A checkpoint is a folder ``step-00000012`` with tensors in safetensors files, written and read by torch's
 distributed checkpoint (each rank its own part), and ``manifest.json`` with everything else and with the
 size and SHA-256 of every file. Tensors have the names that parameters have in the job's own model:
-``model.<name>`` and ``optimizer.<name>.<key>``. Nothing in it is pickled.
+``model.<name>`` and ``optimizer.<name>.<key>``. Nothing in it is pickled. What training leaves of
+the model as it was lies in a folder beside the checkpoints (``frozen.py``), which each names with its digest.
 
 It belongs to a definition of the job, which stands in its manifest; beside it stand the versions of the
 packages that wrote it, which nothing depends on. A checkpoint of another definition, or in a format that a
@@ -16,48 +17,34 @@ damaged later; the checksums tell.
 from __future__ import annotations
 
 import copy
-import errno
 import json
-import os
 import shutil
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from saturn_airflow.launch import checkpoint_files
-from saturn_airflow.launch.checkpoint_files import HASH, MANIFEST
-from saturn_airflow.model import formats, sizes
+from saturn_airflow.launch.checkpoint_files import MANIFEST
+from saturn_airflow.model import formats
 from saturn_airflow.model.definition import Change, Definition
-from saturn_airflow.model.errors import JobError
-from saturn_airflow.training import storing
+from saturn_airflow.training import storing, tensor_files
 from saturn_airflow.training.beside_tensors import About, of_all
+from saturn_airflow.training.frozen import Base, Unchanged, worth_a_folder
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.shared_folder import CheckpointError as CheckpointError
+from saturn_airflow.training.shared_folder import SharedFolder, lengths_of
 from saturn_airflow.training.state import State, Tensors
 
 _FORMAT = "a checkpoint"
-_FILE_BYTES = 2**30  # the tensors of one file are in memory twice while it is written
-#: How many more checkpoints, and how much of a disk, should still find room before the user is warned.
-_ROOM_FOR, _ROOM = 3, 0.03
-_MAKE_ROOM = (
-    "free some space (keep_checkpoints=1, [saturn] checkpoints_budget and keep_sweeps_days take less)"
-)
-
-
-class CheckpointError(JobError):
-    """A checkpoint that can't be written or read."""
+_FORMAT_WITH_BASE = 3
 
 
 class Checkpoints:
@@ -92,6 +79,8 @@ class Checkpoints:
         self.changes: list[Change] = []
         #: What the last checkpoint lacks, and why, by its name.
         self.forgotten: dict[str, str] = {}
+        self._unchanged = Unchanged()
+        self._base: Base | None = None
         self._beside = ranks.device.type == "cuda" if beside is None else beside
         # What is said while training goes on must not get between what training says.
         self._group = dist.new_group(backend="gloo") if self._beside and ranks.size > 1 else None
@@ -100,13 +89,7 @@ class Checkpoints:
         self.rest_seconds = 0.0
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._disk_is_short = False
-        with self._explained():
-            if ranks.is_first:
-                folder.mkdir(parents=True, exist_ok=True)
-                trial = folder / f".writable-{os.getpid()}"
-                trial.touch()
-                trial.unlink()
+        self._shared = SharedFolder(folder, ranks, self._group, warn)
 
     def save(
         self,
@@ -134,6 +117,9 @@ class Checkpoints:
             self._warn(f"{error}; training goes on")
         began = time.perf_counter()
         tensors = storing.apart({**state.model_tensors(), **state.optimizer_tensors()})
+        frozen = self._frozen(tensors)
+        if self._base is not None:
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
         about = About.of(state)
         extra = copy.deepcopy(dict(extra))
         # What lies in the host's memory already, as with spill and offload, would be there twice.
@@ -142,7 +128,7 @@ class Checkpoints:
             tensors = BlockingAsyncStager().stage(tensors)
 
         def write() -> None:
-            path = self._write(step, tensors, about, extra, step if sure is None else sure)
+            path = self._write(step, tensors, frozen, about, extra, step if sure is None else sure)
             if saved is not None:
                 saved(path, time.perf_counter() - began)
 
@@ -173,63 +159,86 @@ class Checkpoints:
         if error is not None:
             raise error
 
-    def _write(self, step: int, tensors: Tensors, about: About, extra: Mapping[str, Any], sure: int) -> Path:
+    def _frozen(self, tensors: Tensors) -> frozenset[str]:
+        """The names of what lies, or is to lie, in the folder beside the checkpoints."""
+        changed = self._unchanged.changed(tensors)
+        there = self._base is not None and (self._folder / self._base.folder / MANIFEST).is_file()
+        told = self._shared.everyones((self._unchanged.names(), changed, lengths_of(tensors), there))
+        gone = set().union(*(changed for _, changed, *_ in told))
+        self._unchanged.forget(gone)
+        unchanged = set().union(*(names for names, *_ in told)) - gone
+        if not told[0][-1]:
+            self._base = None  # it was taken away, and is written anew
+            lengths = {name: length for *_, part, _ in told for name, length in part.items()}
+            return frozenset(unchanged if worth_a_folder(unchanged, lengths) else ())
+        assert self._base is not None
+        return self._base.names & unchanged
+
+    def _write(
+        self,
+        step: int,
+        tensors: Tensors,
+        frozen: frozenset[str],
+        about: About,
+        extra: Mapping[str, Any],
+        sure: int,
+    ) -> Path:
         temporary = self._folder / f".saving-step-{step:08d}"
         try:
-            return self._write_to(temporary, step, tensors, about, extra, sure)
+            with self._shared.explained():
+                for leftover in self._folder.glob(".saving-*") if self._ranks.is_first else ():
+                    shutil.rmtree(leftover)
+            if frozen and self._base is None:
+                own = {name: tensor for name, tensor in tensors.items() if name in frozen}
+                tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
+                self._base = self._write_base(own, frozen)
+            base = self._base._replace(names=frozen) if self._base is not None and frozen else None
+            return self._write_to(temporary, step, tensors, base, about, extra, sure)
         except CheckpointError:
             # What a full disk took of it is of use to nobody else.
-            if self._ranks.is_first:
-                shutil.rmtree(temporary, ignore_errors=True)
+            for leftover in self._folder.glob(".saving-*") if self._ranks.is_first else ():
+                shutil.rmtree(leftover, ignore_errors=True)
             raise
+
+    def _write_base(self, tensors: Tensors, names: frozenset[str]) -> Base:
+        """Write what training leaves alone to a folder of its own."""
+        temporary = self._folder / ".saving-frozen"
+        files, digest = self._shared.write(temporary, tensors), ""
+        with self._shared.explained():
+            if self._ranks.is_first:
+                digest = tensor_files.write_manifest(temporary, {"files": files})
+                final = self._folder / f"{checkpoint_files.FROZEN}{digest[:16]}"
+                if final.exists():
+                    shutil.rmtree(final)
+                temporary.rename(final)
+                tensor_files.sync(self._folder)
+        digest = self._shared.everyones(digest)[0]
+        return Base(f"{checkpoint_files.FROZEN}{digest[:16]}", digest, names)
 
     def _write_to(
         self,
         temporary: Path,
         step: int,
         tensors: Tensors,
+        base: Base | None,
         about: About,
         extra: Mapping[str, Any],
         sure: int,
     ) -> Path:
         final = self._folder / f"step-{step:08d}"
-        with self._explained():
+        files = self._shared.write(temporary, tensors)
+        manifest = {**self._manifest(tensors, about), "step": step, "files": files, "extra": extra}
+        if base is not None:
+            manifest |= {formats.FORMAT: _FORMAT_WITH_BASE, "frozen": base.to_manifest()}
+        with self._shared.explained():
             if self._ranks.is_first:
-                for leftover in self._folder.glob(".saving-*"):
-                    shutil.rmtree(leftover)
-                temporary.mkdir()
-        lengths, manifest = self._contents(tensors, about)
-        self._look_at_disk(sum(lengths.values()))
-        with self._explained():
-            writer = HuggingFaceStorageWriter(str(temporary), _file_of(lengths), save_distributed=True)
-            save_distributed(tensors, storage_writer=writer, process_group=self._group)
-        own_files: dict[str, Any] = {}
-        with self._explained():
-            paths = sorted(temporary.glob("*.safetensors"))
-            own_files = {path.name: _describe(path) for path in paths[self._ranks.rank :: self._ranks.size]}
-        files = {name: described for part in self._everyones(own_files) for name, described in part.items()}
-        with self._explained():
-            if self._ranks.is_first:
-                _write_manifest(temporary, {**manifest, "step": step, "files": files, "extra": extra})
+                tensor_files.write_manifest(temporary, manifest)
                 if final.exists():
                     shutil.rmtree(final)
                 temporary.rename(final)
-                _sync(self._folder)
+                tensor_files.sync(self._folder)
                 self._remove_old(sure)
         return final
-
-    def _look_at_disk(self, needed: int) -> None:
-        """Warn before the disk is full; ``needed`` are the bytes of a checkpoint."""
-        if not self._ranks.is_first:
-            return
-        disk = shutil.disk_usage(self._folder)
-        is_short = disk.free < max(_ROOM_FOR * needed, _ROOM * disk.total)
-        if is_short and not self._disk_is_short:
-            self._warn(
-                f"the disk at {_disk_of(self._folder)} has {sizes.shown(disk.free)} left, and a checkpoint "
-                f"of this job takes {sizes.shown(needed)}; {_MAKE_ROOM}"
-            )
-        self._disk_is_short = is_short
 
     def _remove_old(self, sure: int) -> None:
         found = self._found()
@@ -237,13 +246,15 @@ class Checkpoints:
         useless = (*self._folder.glob("damaged-*"), *self._folder.glob("refused-*"))
         for old in [*(path for path in found if path not in kept), *useless]:
             shutil.rmtree(old)
+        for base in checkpoint_files.unused(self._folder):
+            shutil.rmtree(base)
 
     def set_aside(self, after: int) -> None:
         """Take those of more than ``after`` steps out of what :meth:`load` finds; they stay until the next is
         written. Every rank must call this together."""
         with suppress(CheckpointError):
             self.finish()
-        with self._explained():
+        with self._shared.explained():
             for path in self._found() if self._ranks.is_first else []:
                 if _step_of(path) > after:
                     aside = self._folder / f"refused-{path.name}"
@@ -254,16 +265,22 @@ class Checkpoints:
         """Read the newest whole checkpoint into ``state``; every rank must call this together.
 
         :returns: its path and what :meth:`save` got as ``extra``; None where there is no checkpoint.
-        :raises CheckpointError: when the checkpoint is of another model or definition.
+        :raises CheckpointError: when the checkpoint is of another model or definition, or what training left
+            alone has been taken away or changed: nothing is lost where it can be put back.
         :raises NewerFormatError: when the newest is in a format that this version can't read.
         """
-        found: list[Any] = self._everyones([path.name for path in self._found()])[0]
+        found = self._load(state)
+        names = state.untrained() if self._base is None else self._base.names
+        self._unchanged.remember(state.model_tensors() if names else {}, names)
+        return found
+
+    def _load(self, state: State) -> tuple[Path, dict[str, Any]] | None:
+        found: list[Any] = self._shared.everyones([path.name for path in self._found()])[0]
         for name in found:
             path = self._folder / name
             formats.check(checkpoint_files.manifest_of(path), _FORMAT, path)
-            damages = self._everyones(
-                checkpoint_files.damage(path, slice(self._ranks.rank, None, self._ranks.size))
-            )
+            part = slice(self._ranks.rank, None, self._ranks.size)
+            damages = self._shared.everyones(checkpoint_files.damage(path, part))
             if damage := next((d for d in damages if d), None):
                 self._warn(f"checkpoint {path} is damaged ({damage}); using the one before it")
                 if self._ranks.is_first:
@@ -272,6 +289,10 @@ class Checkpoints:
                 continue
             manifest = json.loads((path / MANIFEST).read_text())
             self._check_definition(path, manifest)
+            of_base = self._shared.everyones(checkpoint_files.damage_of_base(path, part))
+            if damage := next((d for d in of_base if d), None):
+                raise _without_base(path, damage)
+            self._base = Base.from_manifest(manifest)
             self._read(path, state, manifest)
             extra: dict[str, Any] = manifest["extra"]
             return path, extra
@@ -293,20 +314,16 @@ class Checkpoints:
                 "folder, or say that it is to go on all the same"
             )
 
-    def _contents(self, tensors: Tensors, about: About) -> tuple[dict[str, int], dict[str, Any]]:
-        """Bytes of every tensor of all ranks, and the manifest without what is known later."""
-        shapes_here = {name: list(t.shape) for name, t in tensors.items()}
-        sizes_here = {name: t.numel() * t.element_size() for name, t in tensors.items()}
+    def _manifest(self, tensors: Tensors, about: About) -> dict[str, Any]:
+        """The manifest without what is known later."""
         shapes: dict[str, list[int]] = {}
-        sizes: dict[str, int] = {}
-        everyones = self._everyones((shapes_here, sizes_here, about))
-        for shapes_there, sizes_there, _ in everyones:
+        everyones = self._shared.everyones(({name: list(t.shape) for name, t in tensors.items()}, about))
+        for shapes_there, _ in everyones:
             shapes.update(shapes_there)
-            sizes.update(sizes_there)
-        abouts = [about for *_, about in everyones]
+        abouts = [about for _, about in everyones]
         self.forgotten = {name: why for about in abouts for name, why in about.forgotten.items()}
         described = {} if self._definition is None else {"definition": self._definition.to_dict()}
-        return sizes, {
+        return {
             **formats.stamp(_FORMAT),
             **of_all(abouts),
             **described,
@@ -319,11 +336,13 @@ class Checkpoints:
         dtypes = manifest.get("dtypes", {})
         optimizer_tensors = state.make_optimizer_tensors(manifest["optimizer_shapes"], dtypes)
         model_tensors = state.model_tensors()
+        base = self._base
+        beside = {n: t for n, t in model_tensors.items() if base is not None and n in base.names}
+        own = {n: t for n, t in {**model_tensors, **optimizer_tensors}.items() if n not in beside}
         try:
-            load_distributed(
-                {**model_tensors, **optimizer_tensors},
-                storage_reader=HuggingFaceStorageReader(str(path)),
-            )
+            tensor_files.read_into(path, own)
+            if base is not None:
+                tensor_files.read_into(path.parent / base.folder, beside)
         except CheckpointException as error:
             cause = next(iter(error.failures.values()))[0]
             raise CheckpointError(
@@ -347,33 +366,6 @@ class Checkpoints:
         """The checkpoints there are, newest first."""
         return sorted(self._folder.glob("step-*"), reverse=True) if self._folder.is_dir() else []
 
-    def _everyones(self, value: Any) -> list[Any]:
-        """``value`` of every rank, in order; every rank must call this together."""
-        values: list[Any] = [value]
-        if self._ranks.size > 1:
-            values = [None] * self._ranks.size
-            dist.all_gather_object(values, value, group=self._group)
-        return values
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn a failure to write on any rank into a :class:`CheckpointError` on all of them."""
-        failure: str | None = None
-        try:
-            yield
-        except OSError as error:
-            failure = error.strerror or str(error)
-        except CheckpointException as error:
-            causes = [cause for cause, _ in error.failures.values()]
-            failure = next((str(cause) for cause in causes), str(error))
-        first = next((f for f in self._everyones(failure) if f), None)
-        if first:
-            is_full = any(os.strerror(number) in first for number in (errno.ENOSPC, errno.EDQUOT))
-            fix = (
-                f"{_MAKE_ROOM} at {_disk_of(self._folder)}" if is_full else "check the folder and its rights"
-            )
-            raise CheckpointError(f"no checkpoint can be written to {self._folder} ({first}); {fix}")
-
 
 def _mostly_on_host(tensors: Tensors) -> bool:
     sizes = {"cpu": 0, "cuda": 0}
@@ -382,66 +374,34 @@ def _mostly_on_host(tensors: Tensors) -> bool:
     return sizes["cpu"] > sizes["cuda"]
 
 
-def _file_of(sizes: Mapping[str, int]) -> dict[str, int]:
-    """The number of the file, from 1, that each tensor is written to: files of bounded size."""
-    numbers: dict[str, int] = {}
-    number, filled = 1, 0
-    for name, size in sizes.items():
-        if filled and filled + size > _FILE_BYTES:
-            number, filled = number + 1, 0
-        numbers[name] = number
-        filled += size
-    return numbers
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    """Size and digest of a file, which is on the disk afterwards."""
-    described = checkpoint_files.describe(path)
-    _sync(path)
-    return described
+def _without_base(path: Path, damage: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path} is whole, but what training left of the model as it was is not: in "
+        f"{checkpoint_files.base_of(path)}, {damage}. Put that folder back, or train the job from scratch"
+    )
 
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    path = folder / MANIFEST
-    path.write_text(json.dumps({**manifest, HASH: checkpoint_files.digest_of(manifest)}))
-    _sync(path)
-    _sync(folder)
-
-
-def _disk_of(folder: Path) -> Path:
-    """Where the file system of ``folder`` is mounted."""
-    return next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_mount())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def read_weights(path: str | Path) -> Tensors:
     """The weights in a checkpoint, whole and on the CPU, by the names they have in the job's model.
 
     Tied weights are there once, under the first of their names: load them with
-    ``model.load_state_dict(weights, strict=False)``.
+    ``model.load_state_dict(weights, strict=False)``. What training left as it was is read from the folder
+    ``frozen-...`` beside the checkpoint.
+
+    :raises CheckpointError: when that folder is missing, or is not what it was.
     """
-    reader = HuggingFaceStorageReader(str(path))
-    dtypes = json.loads((Path(path) / MANIFEST).read_text()).get("dtypes", {})
-    described = reader.read_metadata().state_dict_metadata
-    weights = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in described.items()
-        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that there is but one process
-        load_distributed(dict(weights), storage_reader=reader, no_dist=True)
+    manifest = checkpoint_files.manifest_of(Path(path))
+    dtypes, base = manifest.get("dtypes", {}), Base.from_manifest(manifest)
+    weights = tensor_files.read_whole(Path(path), "model.")
+    if base is not None:
+        if damage := checkpoint_files.damage_of_base(Path(path)):
+            raise _without_base(Path(path), damage)
+        beside = tensor_files.read_whole(Path(path).parent / base.folder, "model.")
+        weights |= {name: tensor for name, tensor in beside.items() if name in base.names}
     return {
         name.removeprefix("model."): storing.original(
             tensor, getattr(torch, dtypes[name]) if name in dtypes else tensor.dtype

@@ -62,6 +62,10 @@ class State:
             for name, tensor in self._model().items():
                 storing.restore(tensor, tensors[name])
 
+    def untrained(self) -> set[str]:
+        """The names of those of :meth:`model_tensors` that no gradient is computed for."""
+        return {name for name, tensor in self._model().items() if not tensor.requires_grad}
+
     def optimizer_tensors(self) -> Tensors:
         """The optimizer's state of each parameter, as far as it is tensors with dimensions."""
         return {

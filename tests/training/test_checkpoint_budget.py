@@ -38,6 +38,22 @@ def checkpoint(folder: Path, step: int, *, age: float = 0.0, whole: bool = True)
     return path
 
 
+def base(folder: Path, *users: Path) -> Path:
+    """What these checkpoints need beside them."""
+    path = folder / "checkpoints" / f"{checkpoint_files.FROZEN}0123"
+    path.mkdir()
+    (path / "1.safetensors").write_bytes(os.urandom(SIZE))
+    (path / MANIFEST).write_text(json.dumps({HASH: "x", "files": {}}))
+    for user in users:
+        manifest = checkpoint_files.manifest_of(user)
+        manifest["frozen"] = {"folder": path.name, HASH: "x", "names": []}
+        del manifest[HASH]
+        (user / MANIFEST).write_text(json.dumps({**manifest, HASH: checkpoint_files.digest_of(manifest)}))
+        os.utime(user, (user.stat().st_mtime,) * 2)
+    os.utime(path, (1e9 - 1e6,) * 2)  # it was there before all of them
+    return path
+
+
 def ended(job: Path, status: str) -> None:
     run = job / "runs" / "0001"
     run.mkdir(parents=True)
@@ -190,3 +206,26 @@ def test_whatever_there_is_unfinished_jobs_keep_a_whole_one_and_no_more_goes_tha
         if result.removed:
             assert before > budget * SIZE
             assert result.bytes + 1.1 * SIZE > budget * SIZE, "one less would have done"
+
+
+def test_what_checkpoints_need_beside_them_goes_with_the_last_of_them(home: Path) -> None:
+    sweep = sweep_of(home)
+    a, b = sweep / "a", sweep / "b"
+    ended(a, "stopped")
+    ended(b, "finished")
+    of_a = base(a, checkpoint(a, 1, age=40), checkpoint(a, 2, age=30))
+    of_b = base(b, checkpoint(b, 1, age=60), checkpoint(b, 2, age=50))
+    of_old = base(a / "superseded-1", checkpoint(a / "superseded-1", 9, age=10))
+    taken = checkpoint_budget.taken_by([sweep])
+    assert taken > 8 * SIZE, "it counts"
+    gone = []
+    for budget in range(taken, 0, -SIZE // 2):
+        keep_to(budget, [sweep], "a test")
+        for path in (of_a, of_b, of_old):
+            if path.exists():
+                assert any(checkpoint_files.base_of(user) == path for user in path.parent.glob("step-*"))
+            elif path not in gone:
+                gone.append(path)
+                assert not list(path.parent.glob("step-*"))
+    assert gone == [of_old, of_b]
+    assert [path.name for path in sorted((a / "checkpoints").glob("*/"))] == [of_a.name, "step-00000002"]

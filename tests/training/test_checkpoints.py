@@ -22,7 +22,7 @@ from torch import nn
 from saturn_airflow.launch import checkpoint_files
 from saturn_airflow.model.jobs import HParams
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.training import checkpoints
+from saturn_airflow.training import checkpoints, tensor_files
 from saturn_airflow.training.checkpoints import CheckpointError, Checkpoints, read_weights
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.optim.group_state import GroupState
@@ -245,7 +245,7 @@ def test_a_failed_save_leaves_the_one_before(
         if fails == "write":
             patched.setattr("torch.distributed.checkpoint.filesystem.os.fsync", full)
         elif fails == "manifest":
-            patched.setattr(checkpoints, "_write_manifest", full)
+            patched.setattr(tensor_files, "write_manifest", full)
         else:
             patched.setattr(Path, "rename", full)
         with pytest.raises(CheckpointError, match=r"No space left.*; free some space"):
@@ -258,7 +258,7 @@ def test_a_failed_save_leaves_the_one_before(
 def test_tensors_are_spread_over_files_of_bounded_size(
     tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "_FILE_BYTES", 64)
+    monkeypatch.setattr(tensor_files, "_FILE_BYTES", 64)
     folder = Folder(tmp_path, ranks)
     saved, loaded = Training(ranks, 2), Training(ranks, 0)
     path = folder.save(2, saved.state, {})
@@ -274,13 +274,13 @@ def test_what_is_saved_beside_training_is_what_was_there_then(
     training = Training(ranks, 2)
     then = {name: value.clone() for name, value in training.contents().items()}
     go_on = threading.Event()
-    write = checkpoints._write_manifest
+    write = tensor_files.write_manifest
 
     def slowly(*args: Any) -> None:
         assert go_on.wait(10)
         write(*args)
 
-    monkeypatch.setattr(checkpoints, "_write_manifest", slowly)
+    monkeypatch.setattr(tensor_files, "write_manifest", slowly)
     extra = {"step": 2, "list": [1]}
     folder.checkpoints.save(2, training.state, extra)
     extra["list"].append(2)
@@ -324,7 +324,7 @@ def test_a_save_that_failed_beside_training_is_told_with_the_next(
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "_write_manifest", full)
+        patched.setattr(tensor_files, "write_manifest", full)
         folder.checkpoints.save(1, training.state, {})
         folder.checkpoints._writer.join()  # type: ignore[union-attr]
     assert folder.warnings == []

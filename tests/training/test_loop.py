@@ -16,7 +16,7 @@ from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import DoesNotFit, Measure, TrainRequest
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams, Job
-from saturn_airflow.training import precision
+from saturn_airflow.training import precision, tensor_files
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.guarding.guarded import check
@@ -380,9 +380,8 @@ def test_a_full_disk_costs_a_checkpoint_not_the_training(tmp_path: Path) -> None
 
 def train_on_a_full_disk(one: TrainRequest, ranks: Ranks) -> Told:
     """The second save meets a full disk."""
-    from saturn_airflow.training import checkpoints
 
-    write, calls = checkpoints._write_manifest, [0]
+    write, calls = tensor_files.write_manifest, [0]
 
     def sometimes(*args: Any) -> None:
         calls[0] += 1
@@ -390,16 +389,15 @@ def train_on_a_full_disk(one: TrainRequest, ranks: Ranks) -> Told:
             raise OSError(28, "No space left on device")
         write(*args)
 
-    checkpoints._write_manifest = sometimes
+    tensor_files.write_manifest = sometimes
     (told,) = try_each([one], None, ranks)
     return told
 
 
 def die_while_saving(one: TrainRequest, where: str, ranks: Ranks) -> None:
     """The process is gone in the middle of the second save, as if by SIGKILL or a power failure."""
-    from saturn_airflow.training import checkpoints
 
-    owner, name = (checkpoints, where) if where != "rename" else (Path, "rename")
+    owner, name = (tensor_files, where) if where != "rename" else (Path, "rename")
     original, calls = getattr(owner, name), [0]
 
     def deadly(*args: Any, **kwargs: Any) -> Any:
@@ -412,7 +410,7 @@ def die_while_saving(one: TrainRequest, where: str, ranks: Ranks) -> None:
     train(one, ranks)
 
 
-@pytest.mark.parametrize("where", ["_describe", "_write_manifest", "rename"])
+@pytest.mark.parametrize("where", ["describe", "write_manifest", "rename"])
 def test_whoever_dies_while_saving_loses_only_that_save(tmp_path: Path, where: str) -> None:
     one = request(job({"batches": 6}), tmp_path, checkpoint_batches=2)
     with pytest.raises(RanksFailedError):

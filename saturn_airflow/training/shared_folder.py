@@ -1,0 +1,118 @@
+"""A folder that the ranks of a job write to together: what fails on one of them fails on all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from saturn_airflow.model import sizes
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training import tensor_files
+from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.state import Tensors
+
+#: How many more checkpoints, and how much of a disk, should still find room before the user is warned.
+_ROOM_FOR, _ROOM = 3, 0.03
+_MAKE_ROOM = (
+    "free some space (keep_checkpoints=1, [saturn] checkpoints_budget and keep_sweeps_days take less)"
+)
+
+
+class CheckpointError(JobError):
+    """A checkpoint that can't be written or read."""
+
+
+class SharedFolder:
+    """A folder at ``path``, made if it is not there.
+
+    :param group: whom ranks talk to each other through; None for the default.
+    :param warn: called with what the user should know.
+    :raises CheckpointError: when it can't be written.
+    """
+
+    def __init__(self, path: Path, ranks: Ranks, group: Any, warn: Callable[[str], None]) -> None:
+        self.path = path
+        self._ranks = ranks
+        self._group = group
+        self._warn = warn
+        self._disk_is_short = False
+        with self.explained():
+            if ranks.is_first:
+                path.mkdir(parents=True, exist_ok=True)
+                trial = path / f".writable-{os.getpid()}"
+                trial.touch()
+                trial.unlink()
+
+    def write(self, folder: Path, tensors: Tensors) -> dict[str, Any]:
+        """Write tensors to a new folder.
+
+        :returns: sizes and digests of all its files.
+        """
+        lengths = {name: n for part in self.everyones(lengths_of(tensors)) for name, n in part.items()}
+        self.look_at_disk(sum(lengths.values()))
+        with self.explained():
+            if self._ranks.is_first:
+                folder.mkdir()
+        with self.explained():
+            tensor_files.write(folder, tensors, lengths, self._group)
+        own_files: dict[str, Any] = {}
+        with self.explained():
+            paths = sorted(folder.glob("*.safetensors"))[self._ranks.rank :: self._ranks.size]
+            own_files = {path.name: tensor_files.describe(path) for path in paths}
+        return {name: described for part in self.everyones(own_files) for name, described in part.items()}
+
+    def look_at_disk(self, needed: int) -> None:
+        """Warn before the disk is full; ``needed`` are the bytes of a checkpoint."""
+        if not self._ranks.is_first:
+            return
+        disk = shutil.disk_usage(self.path)
+        is_short = disk.free < max(_ROOM_FOR * needed, _ROOM * disk.total)
+        if is_short and not self._disk_is_short:
+            self._warn(
+                f"the disk at {_disk_of(self.path)} has {sizes.shown(disk.free)} left, and a checkpoint "
+                f"of this job takes {sizes.shown(needed)}; {_MAKE_ROOM}"
+            )
+        self._disk_is_short = is_short
+
+    def everyones(self, value: Any) -> list[Any]:
+        """``value`` of every rank, in order; every rank must call this together."""
+        values: list[Any] = [value]
+        if self._ranks.size > 1:
+            values = [None] * self._ranks.size
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn a failure to write on any rank into a :class:`CheckpointError` on all of them."""
+        failure: str | None = None
+        try:
+            yield
+        except OSError as error:
+            failure = error.strerror or str(error)
+        except CheckpointException as error:
+            causes = [cause for cause, _ in error.failures.values()]
+            failure = next((str(cause) for cause in causes), str(error))
+        first = next((f for f in self.everyones(failure) if f), None)
+        if first:
+            is_full = any(os.strerror(number) in first for number in (errno.ENOSPC, errno.EDQUOT))
+            fix = f"{_MAKE_ROOM} at {_disk_of(self.path)}" if is_full else "check the folder and its rights"
+            raise CheckpointError(f"no checkpoint can be written to {self.path} ({first}); {fix}")
+
+
+def lengths_of(tensors: Tensors) -> dict[str, int]:
+    """Bytes of each tensor."""
+    return {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+
+
+def _disk_of(folder: Path) -> Path:
+    """Where the file system of ``folder`` is mounted."""
+    return next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_mount())
