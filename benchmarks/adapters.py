@@ -1,8 +1,8 @@
 """What checkpoints of adapters take on disk and in time: `python benchmarks/adapters.py`. On one device.
 
-GPT-2 of 124 million parameters (random ones) trains LoRA adapters with a checkpoint after each step, once with
-its base in a folder beside the checkpoints, and once with the base in each of them, as it was before there
-was such a folder. A second training resumes from the last checkpoint.
+GPT-2 of 124 million parameters (random ones) trains LoRA adapters with a checkpoint after each step, once
+with its base in a folder beside the checkpoints, and once with the base in each of them, as it was before
+there was such a folder. A second training resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def measure(steps: int, beside: bool) -> dict[str, Any]:
         (again,) = ranks_module.launch(trained, request, beside, size=1)
         kept = Path(folder) / "checkpoints"
         sizes = {path.name: checkpoint_files.bytes_of(path) for path in kept.glob("*/")}
-    seconds = [event["seconds"] for event in told if event["event"] == "checkpoint"]
+    seconds = [event["seconds"] for event in told if event.get("event") == "checkpoint"]
     return {
         "base": "beside the checkpoints" if beside else "in each checkpoint",
         "checkpoint_mb": round(min(size for name, size in sizes.items() if "step" in name) / 1e6, 1),
