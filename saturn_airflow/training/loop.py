@@ -41,7 +41,7 @@ from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.loading import check_equal_everywhere, load_model
 from saturn_airflow.training.losses import decompose, rules
 from saturn_airflow.training.losses.objective import Objective
-from saturn_airflow.training.optim import optimizers
+from saturn_airflow.training.optim import mixing, optimizers
 from saturn_airflow.training.optim.alike import broken_optimizers
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.own_state import OwnState
@@ -151,10 +151,9 @@ class Training:
             self._resume(self.checkpoints)
         self._schedule()
         self._look_at_alike()
-        self.looks: LooksAgain | None = None
         can_differ = looks.can_differ(self.parallel, job, request.technique, request.parameters)
-        if request.measure is None and can_differ:
-            self.looks = self._make_looks(bare)
+        looking = request.measure is None and can_differ
+        self.looks: LooksAgain | None = self._make_looks(bare) if looking else None
         self.parallel.settle()
         self.first_step = self.step
         self.saved_step = self.step if self.checkpoint else -1
@@ -214,7 +213,8 @@ class Training:
     def _prepare(self) -> None:
         """Make what trains and evaluates the model, and its state."""
         self.optimizer = optimizers.make_optimizer(self.hparams, self.groups, self.parallel)
-        group_state, own_state = GroupState(self.optimizer), OwnState(self.optimizer)
+        group_state = GroupState(self.optimizer)
+        own_state = OwnState(self.optimizer, mixing.lacks_some(self.groups, self.parallel.trainable()))
         with self._users.put_back():
             self.objective, objective = decompose.objectives(
                 self.parallel, self.objective, self.data, self.eval_data, self.job, self.request.technique

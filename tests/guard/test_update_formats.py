@@ -11,7 +11,7 @@ from torch import nn
 from saturn_airflow.training.guarding.differences import Comparison
 from saturn_airflow.training.guarding.plain import Step
 from saturn_airflow.training.guarding.samples import samples, singles
-from saturn_airflow.training.guarding.update_formats import noting_update_formats
+from saturn_airflow.training.optim.update_formats import noting_update_formats
 
 
 def take_step(name: str) -> Step:

@@ -304,6 +304,21 @@ MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
         "JobError",
         "optimizer 'loop_jobs:NeedsClosure' needs a closure; choose one that steps on gradients alone",
     ),
+    "a closure that is asked for in the step": (
+        request(job({"optimizer": "families.inventions:Sam"})),
+        "JobError",
+        "optimizer 'families.inventions:Sam' raised AssertionError: Sam needs a closure",
+    ),
+    "an optimizer around another": (
+        request(job({"optimizer": "families.inventions:LooksAhead"})),
+        "JobError",
+        "what LooksAhead keeps as its attribute 'optimizer' changes while it trains, and can't be resumed",
+    ),
+    "an optimizer with modes": (
+        request(job({"optimizer": "families.inventions:ScheduleFree"})),
+        "JobError",
+        "evaluates other weights than it trains, and nobody calls its train() and eval() here",
+    ),
     "plateau": (
         request(job({"lr_scheduler": "loop_jobs:Plateau"})),
         "JobError",
@@ -328,6 +343,11 @@ MISTAKES_OF_TWO: dict[str, tuple[TrainRequest, str, str]] = {
         request(job({"accumulate": 2}, model_args={"norm": True}), technique="ddp"),
         "DoesNotFit",
         "1 is a BatchNorm1d, whose statistics would be those of each of the 2 micro-batches",
+    ),
+    "lists beside the parameters": (
+        request(job({"optimizer": "families.inventions:KeepsLists"}), technique="fsdp"),
+        "DoesNotFit",
+        "KeepsLists",
     ),
     "different weights": (
         request(job(load_model="loop_jobs:different_on_each_rank"), technique="fsdp"),

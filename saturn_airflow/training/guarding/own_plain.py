@@ -14,8 +14,8 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.samples import Sample, Samples, Singles, samples, singles
-from saturn_airflow.training.guarding.update_formats import noting_update_formats
 from saturn_airflow.training.layout import MicroBatch
+from saturn_airflow.training.optim.update_formats import noting_update_formats
 from saturn_airflow.training.own_step import hooks, lightning
 from saturn_airflow.training.own_step.stepping import OwnStep
 from saturn_airflow.training.ranks import Ranks

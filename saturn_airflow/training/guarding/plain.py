@@ -21,12 +21,12 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision
 from saturn_airflow.training.guarding.samples import Samples, Singles, samples, singles
-from saturn_airflow.training.guarding.update_formats import noting_update_formats
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.losses.rules import SAMPLES, Rule
 from saturn_airflow.training.optim import optimizers
+from saturn_airflow.training.optim.update_formats import noting_update_formats
 from saturn_airflow.training.ranks import Ranks
 
 

@@ -17,12 +17,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.training.optim.update_formats import UpdateFormat
 
 _LONGEST = 64  # enough for optimizers that treat small matrices as vectors
 _SCALES = (1.0, 100.0, 1e-3, 10.0)  # of the gradients: some clip only what is large
 _WITHIN = 1e-4  # float32's rounding and more, relative to how far the parameter went
-# The same for distributed tensors: Muon computes in bfloat16, whose sums over devices are rounded elsewhere.
-_WITHIN_ROUNDED = 5e-2
+# Where an optimizer computes in a lower format, as Muon does in bfloat16, sums over devices are rounded
+# elsewhere: they are so many times the format's spacing apart.
+_ROUNDINGS = 6
 _FIX = "use another optimizer, or single, ddp, pipeline or spill"
 
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -42,8 +44,10 @@ def refuse_coupled(what: str, make: Make, groups: Sequence[Mapping[str, Any]]) -
             options = {key: value for key, value in group.items() if key != "params"}
             device = group["params"][0].device
             whole = _values(shape, device)
+            noted = UpdateFormat()
             try:
-                after, state = _after_steps(make, options, whole, slice(None), dim)
+                with noted:
+                    after, state = _after_steps(make, options, whole, slice(None), dim)
             except Exception as error:
                 raise DoesNotFit(
                     f"{what} can't be tried on a small parameter ({error}), and each device has a part of "
@@ -63,7 +67,8 @@ def refuse_coupled(what: str, make: Make, groups: Sequence[Mapping[str, Any]]) -
                     spread = _after_steps_spread(make, options, whole, parameter)
                 except Exception as error:
                     raise DoesNotFit(_reason(what)) from error
-                if not float((spread - after).abs().max()) <= _WITHIN_ROUNDED * went:
+                within = max(_WITHIN, _ROUNDINGS * torch.finfo(noted.lowest).eps)
+                if not float((spread - after).abs().max()) <= within * went:
                     raise DoesNotFit(_reason(what))
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and value.numel() > 1 and value.shape != whole.shape:

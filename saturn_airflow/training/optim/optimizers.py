@@ -88,6 +88,13 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
             f"optimizer {hparams.optimizer!r} needs a closure; choose one that steps on gradients alone"
         )
     assert isinstance(optimizer, torch.optim.Optimizer)
+    if all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval")):
+        raise JobError(
+            f"optimizer {hparams.optimizer!r} evaluates other weights than it trains, and nobody calls its "
+            "train() and eval() here; make it in configure_optimizers of a model with own_step=True, and "
+            "call them in its hooks on_train_epoch_start, on_validation_epoch_start and _end, and "
+            "on_train_epoch_end"
+        )
     refuse_coupled(f"optimizer {hparams.optimizer!r}", lambda groups: cls(groups, **arguments), own)
     if lacks_some(groups, here):
         refuse_mixing(f"optimizer {hparams.optimizer!r}", lambda groups: cls(groups, **arguments), own)

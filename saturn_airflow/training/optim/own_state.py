@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.optim import plain_values
 
@@ -22,16 +23,26 @@ _MISSING = object()
 
 
 class OwnState:
-    """The attributes of ``optimizer``, which has just been made, that its steps change."""
+    """The attributes of ``optimizer``, which has just been made, that its steps change.
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    :param lacks_some: whether it has but some of the model's parameters, or parts of them.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, lacks_some: bool = False) -> None:
         self._optimizer = optimizer
+        self._lacks_some = lacks_some
         self._given = self._now()
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        given = vars(optimizer).items()
+        self._by_parameter = {
+            name for name, value in given if isinstance(value, Mapping | list | tuple) and len(value) == count
+        }
 
     def values(self) -> dict[str, Any]:
         """What has changed, JSON-ready.
 
         :raises JobError: when something has that a checkpoint can't hold.
+        :raises DoesNotFit: when something of each parameter has, and not all of them are here.
         """
         changed = [
             name
@@ -43,6 +54,7 @@ class OwnState:
     def set(self, values: Mapping[str, Any]) -> None:
         """Continue with what :meth:`values` told."""
         for name, value in values.items():
+            self._refuse_parts(name, plain_values.decode(value))
             setattr(self._optimizer, name, plain_values.decode(value))
 
     def _now(self) -> dict[str, Any]:
@@ -52,12 +64,21 @@ class OwnState:
     def _encoded(self, name: str) -> Any:
         value = getattr(self._optimizer, name)
         what = f"what {type(self._optimizer).__name__} keeps as its attribute {name!r}"
+        self._refuse_parts(name, value)
         if not _is_small(value):
             raise JobError(
                 f"{what} changes while it trains, and can't be resumed; keep what belongs to a parameter in "
                 "self.state[parameter], and numbers in self.param_groups"
             )
         return plain_values.encode(value, what)
+
+    def _refuse_parts(self, name: str, value: Any) -> None:
+        if self._lacks_some and (name in self._by_parameter or _holds_arrays(value)):
+            raise DoesNotFit(
+                f"{type(self._optimizer).__name__} keeps something of each parameter as its attribute "
+                f"{name!r}, and no device has all parameters here, so it can't be put together; keep it in "
+                "self.state[parameter], or use single, ddp or spill"
+            )
 
 
 def _is_known(name: str) -> bool:
@@ -84,6 +105,13 @@ def seen(value: Any, memo: dict[int, Any]) -> Any:
     if hasattr(value, "__dict__"):
         return {name: seen(item, memo) for name, item in vars(value).items()}
     return repr(value)
+
+
+def _holds_arrays(value: Any) -> bool:
+    """Whether there is a tensor with dimensions in it."""
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_holds_arrays, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, torch.Tensor) and value.ndim > 0
 
 
 def _is_small(value: Any) -> bool:
