@@ -79,6 +79,11 @@ _OPTIONS = {
         "between them. * passes all.",
         "SHOP_*, FEATURE_STORE_URL",
     ),
+    "group": _option(
+        "A group whose members may read and write what sweeps keep in [saturn] home, where workers run "
+        "as several users. Default: the worker's user alone may.",
+        "gpu-users",
+    ),
     "check_references": _option(
         "Check that what jobs refer to exists when a DAG file is parsed. Turn it off where "
         "the modules are installed only on the nodes.",

@@ -23,6 +23,7 @@ from saturn_airflow.model.outcomes import OUTCOME, Outcome
 from saturn_airflow.model.settings import MLFLOW_CONNECTION
 from saturn_airflow.operators.airflow_internals import redact
 from saturn_airflow.operators.code_version import code_version
+from saturn_airflow.operators.private_folder import close_to_others
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class SweepContext:
     def of(cls, context: Context, group_id: str) -> SweepContext:
         """The sweep of the running task."""
         limit_users_code()
+        close_to_others(home())
         ti = context["ti"]
         folder = home() / "sweeps" / slug(ti.dag_id) / slug(ti.run_id) / slug(group_id)
         return cls(ti.dag_id, ti.run_id, group_id, folder)
