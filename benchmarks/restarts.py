@@ -1,8 +1,9 @@
 """From a killed process of a training to its next step: `python benchmarks/restarts.py`. Without Airflow.
 
 A small job that sleeps a tenth of a second per batch, with a checkpoint every two seconds, loses a rank, or
-the process of its technique, again and again; its supervisor starts them again. Printed: seconds until the
-first step after the last checkpoint was done, and the steps that were trained again.
+the process of its technique, again and again; its supervisor starts them again. A technique has a process
+where it is not Saturn's: its file is copied. Printed: seconds until the first step after the last checkpoint
+was done, and the steps that were trained again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -55,6 +57,8 @@ def measure(technique: str, devices: int, whose: str, times: int) -> dict[str, A
         hparams=HParams(batches=100_000, batch_size=8, lr=0.01),
     )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        if whose != "a rank":
+            shutil.copytree(HERE.parent / "techniques", f"{folder}/techniques")
         spec = RunSpec(
             job=job,
             technique=technique,
@@ -65,6 +69,7 @@ def measure(technique: str, devices: int, whose: str, times: int) -> dict[str, A
             slots=2,
             leases_folder=f"{folder}/leases",
             path=(str(HERE / "soak"),),
+            technique_folders=(f"{folder}/techniques",),
             verdict="exact",
             checkpoint_seconds=2.0,
         )

@@ -44,7 +44,7 @@ HERE = ROOT / "benchmarks" / "soak"
 DAG, JOBS = "soaked", ("a-single", "b-single", "c-single", "d-ddp")
 NODES = ("gpu-a", "gpu-b")
 #: What ends a training, what ends the task that follows it, and what ends neither.
-OF_JOBS = ("rank killed", "technique's process killed", "supervisor killed", "task cleared", "task killed")
+OF_JOBS = ("rank killed", "supervisor killed", "task cleared", "task killed")
 LOST = "message lost with its worker"
 OF_NODES = (
     "worker killed",
@@ -64,7 +64,7 @@ OF_SERVICES = {
     "mlflow": 15.0,
     "head upgraded": 0.0,
 }
-ENDS_TRAINING = (*OF_JOBS[:4], "node lost for 3 s")
+ENDS_TRAINING = (*OF_JOBS[:3], "node lost for 3 s")
 ENDS_TASK = ("task killed", "worker killed", "worker's main process killed", "node upgraded", LOST)
 NO_ANSWER = (httpx.HTTPError, SaturnError)
 
@@ -285,9 +285,7 @@ class Soak:
             if kind == "supervisor killed":
                 supervisor.kill()
                 return
-            below = [p for p in supervisor.children() if p.name() != "sh"]
-            below.sort(key=lambda process: process.create_time())
-            (below[0] if kind == "technique's process killed" else self.chance.choice(below[1:])).kill()
+            self.chance.choice([p for p in supervisor.children() if p.name() != "sh"]).kill()
 
     def _kill(self, name: str, seconds: float) -> None:
         """Kill a service; it is started again after a while, or by the restart policy."""

@@ -141,14 +141,19 @@ def names() -> list[str]:
     return sorted(found)
 
 
+def is_saturns(name: str) -> bool:
+    """Whether the technique called ``name`` here is one that comes with Saturn."""
+    path = _files().get(name)
+    return name not in _registered and path is not None and path.parent == folders()[-1]
+
+
 def says_what_it_trains(name: str) -> bool:
     """Whether the technique is to be tried where nobody names it.
 
     A file of the user's own may be meant for a few jobs alone: it is tried with others where it has a
     ``why_not``, which says which it can't train.
     """
-    path = _files().get(name)
-    if name in _registered or path is None or path.parent == folders()[-1]:
+    if name in _registered or name not in _files() or is_saturns(name):
         return True
     return type(get(name)).why_not is not BaseTechnique.why_not
 

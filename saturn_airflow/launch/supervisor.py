@@ -1,7 +1,8 @@
 """The small process that a run's ranks live under: it is started as this module, with a folder and a pid.
 
 It waits for the devices, shows them alone to the processes it launches, passes on what happens and what is
-asked, and sees to it that nothing stays behind. It never runs a user's code and never imports torch.
+asked, and sees to it that nothing stays behind. It never runs a user's code, and has torch only where it was
+forked from what has imported it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from saturn_airflow.launch import (
     leases,
     runs,
     scratch,
+    technique_call,
     warm,
 )
 from saturn_airflow.launch.emitted import Told
@@ -273,11 +275,12 @@ class Supervisor:
             except _AskerGoneError:
                 return None
 
-        (result,) = launching.launch(
-            "saturn_airflow.training.session:drive",
-            [(spec.to_dict(), device_ids, deadline)],
+        result = technique_call.call(
+            spec,
+            device_ids,
+            deadline,
             on_event=tell,
-            on_request=launch_ranks,
+            launch_ranks=launch_ranks,
             poll=self._poll,
             keep_open=keep_open,
         )

@@ -275,14 +275,23 @@ class Session:
 
 
 def drive(
-    link: Link, spec_data: Mapping[str, Any], device_ids: Sequence[int], deadline: float
+    link: Link,
+    spec_data: Mapping[str, Any],
+    device_ids: Sequence[int],
+    deadline: float,
+    export_apart: Callable[[str], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Call the technique: what the process between the supervisor and the ranks does.
 
-    It is a process of its own because a technique's ``search`` and ``execute`` may do anything.
+    It is a process of its own where a technique is not Saturn's: its ``search`` and ``execute`` may do
+    anything.
+
+    :param export_apart: :func:`export` with a checkpoint, in another process; None to call what a job names
+        in this one.
     """
     spec = RunSpec.from_dict(spec_data)
-    job_log.redirect(link.emit, first=True)
+    if export_apart is None:
+        job_log.redirect(link.emit, first=True)
     session = Session(link, spec, deadline)
     try:
         technique = library.get(spec.technique)
@@ -297,7 +306,7 @@ def drive(
         verdict = _verdict_before_training(session, spec, technique)
         with _remembering_refusals(session, spec, technique):
             technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)
-        return {**session.result, "verdict": verdict, **_export(session, spec)}
+        return {**session.result, "verdict": verdict, **_exported(session, spec, export_apart)}
     reason = library.why_not(technique, spec.job, len(device_ids))
     if reason is not None:
         raise DoesNotFit(reason)
@@ -373,8 +382,10 @@ def _trains_by_itself(technique: library.BaseTechnique) -> bool:
     return technique.trains_by_itself or type(technique).parallelize is library.BaseTechnique.parallelize
 
 
-def _export(session: Session, spec: RunSpec) -> dict[str, Any]:
-    """Write the finished job's model beside its checkpoints; training is done, whatever becomes of that."""
+def _exported(
+    session: Session, spec: RunSpec, export_apart: Callable[[str], dict[str, Any]] | None
+) -> dict[str, Any]:
+    """Write the finished job's model beside its checkpoints."""
     checkpoint, folder = session.result.get("checkpoint"), session.folder / _MODEL
     if session.result["status"] != "finished":
         return {}
@@ -387,10 +398,25 @@ def _export(session: Session, spec: RunSpec) -> dict[str, Any]:
             "execute has to call session.export(model)",
         )
         return {}
+    return _export(session, spec, checkpoint) if export_apart is None else export_apart(checkpoint)
+
+
+def export(link: Link, spec_data: Mapping[str, Any], checkpoint: str) -> dict[str, Any]:
+    """Write the model of a finished job's checkpoint beside it: what a launched process calls.
+
+    :returns: ``model``, its folder; nothing where it can't be written.
+    """
+    spec = RunSpec.from_dict(spec_data)
+    job_log.redirect(link.emit, first=True)
+    return _export(Session(link, spec, math.inf), spec, checkpoint)
+
+
+def _export(session: Session, spec: RunSpec, checkpoint: str) -> dict[str, Any]:
+    """Export a model; training is done, whatever becomes of that."""
     from saturn_airflow.training.exports import export_model
 
     try:
-        return {"model": str(export_model(checkpoint, spec.job, folder))}
+        return {"model": str(export_model(checkpoint, spec.job, session.folder / _MODEL))}
     except OSError as error:
         session.emit("warning", message=f"the model can't be exported ({error}); {checkpoint} holds it")
         return {}

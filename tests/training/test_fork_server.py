@@ -60,14 +60,32 @@ def test_its_death_costs_nobody_anything(tmp_path: Path) -> None:
     assert [run.wait()["status"] for run in (first, second)] == ["finished", "finished"]
 
 
-def test_a_run_starts_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("technique", "devices"), [("single", 1), ("ddp", 2)])
+def test_a_run_without_a_server_trains_the_same(
+    technique: str, devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(*_: object) -> None:
         raise ConnectionRefusedError
 
+    warm = runs.start(spec_for(tmp_path / "warm", small_job(), technique, devices))
+    assert parent_of(warm) != os.getpid()
+    assert warm.wait()["status"] == "finished"
     monkeypatch.setattr(fork_server, "_launch", refused)
-    run = runs.start(spec_for(tmp_path, small_job(), "ddp", devices=2))
-    assert parent_of(run) == os.getpid()
-    assert run.wait()["status"] == "finished"
+    monkeypatch.setenv("LC_OF_A_TEST", "without")
+    cold = runs.start(spec_for(tmp_path / "cold", small_job(), technique, devices))
+    assert parent_of(cold) == os.getpid()
+    assert cold.wait()["status"] == "finished"
+    assert told(cold) == told(warm)
+    assert weights(cold) == weights(warm)
+
+
+def told(run: Run) -> list[tuple[int, float]]:
+    return [(event["step"], event["loss"]) for event in run.so_far() if event["event"] == "step"]
+
+
+def weights(run: Run) -> bytes:
+    end = run.so_far()[-1]
+    return Path(end["result"]["model"], "model.safetensors").read_bytes()
 
 
 HARMFUL = {

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -246,7 +247,7 @@ def test_nothing_survives_the_one_who_started_it(tmp_path: Path) -> None:
     assert process.stdout is not None
     folder = next(line.split()[1] for line in process.stdout if line.startswith("step"))
     processes = family(Run(Path(folder)))
-    assert len(processes) >= 5, "supervisor, server, technique, two ranks"
+    assert len(processes) == 4, "supervisor, guard, two ranks"
     process.kill()
     process.wait()
     _, alive = psutil.wait_procs(processes, timeout=5)
@@ -255,6 +256,24 @@ def test_nothing_survives_the_one_who_started_it(tmp_path: Path) -> None:
     end = Run(Path(folder)).wait()
     assert end["status"] == "stopped"
     assert end["result"]["checkpoint"], "it had time to save what it had"
+
+
+def test_a_job_on_one_device_has_three_processes(tmp_path: Path) -> None:
+    run = runs.start(spec_for(tmp_path, small_job("slow", batches=5000)))
+    until(run, "step", 3)
+    assert len(family(run)) == 3, "supervisor, guard, rank"
+    run.kill()
+
+
+def test_a_technique_of_ones_own_has_a_process_of_its_own(tmp_path: Path) -> None:
+    """It may do anything, even where it is called like one of Saturn's."""
+    folder = tmp_path / "techniques"
+    folder.mkdir()
+    shutil.copy(ROOT / "techniques" / "single.py", folder)
+    run = runs.start(spec_for(tmp_path, small_job("slow", batches=5000), technique_folders=(str(folder),)))
+    until(run, "step", 3)
+    assert len(family(run)) == 4, "supervisor, guard, technique, rank"
+    run.kill()
 
 
 def test_nothing_survives_its_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +286,7 @@ def test_nothing_survives_its_supervisor(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(helpers) >= 2, "a process that each rank started"
     lock = str(tmp_path / "leases" / "devices" / "local-cpu0")
     holders = [process for process in processes if lock in open_files(process)]
-    assert len(holders) == 4, "supervisor, technique and two ranks hold the device, or it were free too early"
+    assert len(holders) == 3, "supervisor and two ranks hold the device, or it were free too early"
     processes[0].kill()
     end = run.wait()
     assert end["status"] == "lost"
