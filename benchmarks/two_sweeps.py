@@ -4,8 +4,9 @@ On the deployment of docker/compose.yaml as local processes (Celery, Redis, Post
 two CPU devices. The long sweep has a job of 150 s on each device when the short one comes, of two jobs of
 10 s. Once the long one's jobs may give way at a checkpoint (``preempt=True``), once they may not. For each:
 seconds from the short sweep's trigger to its end, and from the long one's, and what the long jobs' own
-events say: how often they gave way, and how many steps were trained twice. The losses of both runs must be
-the same in every step.
+events say: how often they gave way, and how many steps were trained twice, and when each
+sweep was to end by its plan: the short one's is made among the other's jobs, the long one's before anybody
+could know of the short one. The losses of both runs must be the same in every step.
 """
 
 from __future__ import annotations
@@ -80,9 +81,19 @@ def meeting(preempt: bool) -> tuple[dict[str, Any], Losses]:
                 "long_seconds": round(took[LONG], 1),
                 "gave_way": sum(event["event"] == "gave_way" for event in events),
                 "steps_trained_twice": len(steps) - sum(map(len, losses.values())),
+                **{f"{name}_end": end_of(airflow, dag) for name, dag in (("short", SHORT), ("long", LONG))},
             }
     print(json.dumps({"preempt": preempt, **row}), flush=True)
     return row, losses
+
+
+def end_of(airflow: Airflow, dag: str) -> dict[str, float]:
+    """Seconds from a sweep's plan to its jobs' end: as they were planned, and as they were."""
+    made = airflow.xcom(dag, "met", "sweep.plan", "attempt")
+    planned = airflow.xcom(dag, "met", "sweep.plan", "plan")["makespan"]
+    jobs = airflow.xcom(dag, "met", "sweep.report")["jobs"]
+    actual = max(job["held"]["ended_at"] for job in jobs) - made
+    return {"planned": round(planned, 1), "actual": round(actual, 1)}
 
 
 def start(airflow: Airflow, dag: str, run_id: str) -> float:

@@ -33,6 +33,7 @@ COMMANDS = {
     "sweeps": "list the sweeps MLflow knows, or show the jobs of one",
     "train": "train one job of a DAG in this process, where breakpoints work",
     "undrain": "let plans use drained nodes again",
+    "why": "say when jobs of active sweeps are expected to run, and what they wait for",
 }
 _BELOW = """\
 `saturn COMMAND --help` explains a command, with examples. Exit status: 0 when all is well, 1 when what was

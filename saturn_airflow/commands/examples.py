@@ -38,6 +38,11 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "undrain": {
         "saturn undrain gpu-b": "let plans use it again",
     },
+    "why": {
+        "saturn why": "the active sweeps of the deployment, with their expected ends",
+        "saturn why nightly_retrain": "when its jobs start and end, and what those that wait are waiting for",
+        "saturn why nightly_retrain gpt2-a": "the same for one job",
+    },
     "pools": {
         "saturn pools": "a pool for each node, as large as its worker",
         "saturn pools --slots 10": "ten slots where a worker does not answer yet",

@@ -120,10 +120,6 @@ class PlanEntry:
         """Under what it trains, and where."""
         return self.technique, self.devices, self.node, self.device_ids
 
-    def in_sweep_of(self, other: PlanEntry) -> PlanEntry:
-        """This entry with what ``other`` knows of their sweep."""
-        return dataclasses.replace(self, arrived=other.arrived, alone=other.alone, deadline=other.deadline)
-
     def to_dict(self) -> dict[str, Any]:
         """This entry as JSON-ready data."""
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

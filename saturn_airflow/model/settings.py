@@ -19,6 +19,7 @@ MLFLOW_CONNECTION = "mlflow_default"
 Profile = Literal["auto", "fresh", "never"]
 Objective = Literal["makespan", "mean-completion", "device-time"]
 MAKESPAN: Objective = "makespan"
+DEVICE_TIME: Objective = "device-time"
 OnMissingNode = Literal["leave_out", "fail"]
 LEAVE_OUT: OnMissingNode = "leave_out"
 
@@ -71,7 +72,7 @@ class SweepSettings:
                 f"experiment is {self.experiment!r}; give the name of an MLflow experiment"
             )
         _check_choice("profile", self.profile, ("auto", "fresh", "never"))
-        _check_choice("objective", self.objective, (MAKESPAN, "mean-completion", "device-time"))
+        _check_choice("objective", self.objective, (MAKESPAN, "mean-completion", DEVICE_TIME))
         _check_choice("on_missing_node", self.on_missing_node, (LEAVE_OUT, "fail"))
         for name in ("planning_seconds", "checkpoint_every"):
             _check_number(name, getattr(self, name))
@@ -92,14 +93,14 @@ class SweepSettings:
             )
 
     def _check_deadline(self) -> None:
-        if self.deadline is None and self.objective == "device-time":
+        if self.deadline is None and self.objective == DEVICE_TIME:
             raise InvalidSweepError(
                 "objective is 'device-time', which needs a deadline: give deadline=timedelta(hours=6) "
                 "or a time of day, such as '06:00'"
             )
         if self.deadline is None and self.on_missed_deadline is not None:
             raise InvalidSweepError("on_missed_deadline needs a deadline to be missed: give deadline=")
-        if self.deadline is not None and self.objective != "device-time":
+        if self.deadline is not None and self.objective != DEVICE_TIME:
             raise InvalidSweepError(
                 f"deadline goes with objective='device-time', not with {self.objective!r}, which is as early "
                 "as can be already"

@@ -21,12 +21,13 @@ from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
-from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.model.sharing import least_seconds
+from saturn_airflow.model.settings import DEVICE_TIME, SweepSettings
+from saturn_airflow.model.sharing import SharedSweep, SharingRules, least_seconds
 from saturn_airflow.operators import missed_deadlines
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
 from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.inventory import lost
+from saturn_airflow.operators.others import others_now, tell_others
 from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, left_out_now, present, why_absent
 from saturn_airflow.operators.round_outcomes import last_outcomes, standing_plans
@@ -109,14 +110,19 @@ class PlanOperator(ListingOperator):
         if going.situation.left:
             problem = self._problem_now(stand, going)
             cluster = present(self.settings.cluster, self.left_out)
-            decided = self.decide(stand, problem, going)
+            facts = self._facts(context, sweep, stand)
+            decided = self._among_others(context, facts, problem, self.decide(stand, problem, going))
             self._say(context, stand, decided)
             plan, made = decided.adoption.plan, time.time()
             refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
             had = choices(decided.left, plan, stand.jobs, stand.estimates, refusals)
             context["ti"].xcom_push("choices", finite(had))
             found = next_round.entries_of(stand, decided, cluster, going.rung, made)
-            found = self._of_sweep(context, stand, found)
+            found = [
+                replace(entry, arrived=facts.arrived, alone=facts.alone, deadline=facts.deadline)
+                for entry in found
+            ]
+            tell_others(sweep, facts, problem, found)
             stay = next_round.staying(found, stand.progress, decided.adoption)
             _stop(stand.progress, [job for job in going.situation.left if job not in stay])
         assert plan is not None, "where nothing is left, there was a plan before"
@@ -268,14 +274,39 @@ class PlanOperator(ListingOperator):
             )
         return found
 
-    def _of_sweep(self, context: Context, stand: Stand, found: list[PlanEntry]) -> list[PlanEntry]:
-        """Entries with what the train tasks of other sweeps are told of this one."""
-        if stand.before:
-            earlier = next(iter(stand.before.values()))
-            return [entry.in_sweep_of(earlier) for entry in found]
-        arrived = pull_from_trials(context, self.settings.trials_task, "started")
-        alone = least_seconds(stand.problem.jobs, stand.problem.nodes)
-        return [replace(entry, arrived=arrived, alone=alone, deadline=self.ends_by) for entry in found]
+    def _facts(self, context: Context, sweep: SweepContext, stand: Stand) -> SharedSweep:
+        """What other sweeps are told of this one, besides its jobs."""
+        first = next(iter(stand.before.values()), None)
+        return SharedSweep(
+            name=sweep.key,
+            jobs=(),
+            arrived=pull_from_trials(context, self.settings.trials_task, "started"),
+            alone=first.alone if first else least_seconds(stand.problem.jobs, stand.problem.nodes),
+            priority=self.settings.priority,
+            deadline=self.ends_by,
+            preempt=self.settings.preempt and self.settings.rounds.most == 1,
+        )
+
+    def _among_others(
+        self, context: Context, facts: SharedSweep, problem: Problem, decided: Decided
+    ) -> Decided:
+        """``decided``, or where other sweeps are active on its nodes, what is to be expected among them."""
+        from saturn_airflow.sharing.among import meets_others, plan_among
+
+        if self.settings.rounds.most > 1 or self.settings.objective == DEVICE_TIME:
+            return decided
+        plan, others = decided.adoption.plan, others_now(context, facts.name, problem)
+        if not meets_others(problem, others):
+            return decided
+        found = plan_among(problem, plan, facts, others, SharingRules())
+        if found is None:
+            self.log.warning("Other sweeps leave no place for all jobs: planned as if there were none")
+            return decided
+        self.log.info(
+            "Planned among %d other sweeps: done in %.1f s, which would be %.1f s alone",
+            *(len(others.sweeps), found.makespan, plan.makespan),
+        )
+        return decided._replace(adoption=decided.adoption._replace(plan=found))
 
     def _unfollowed(self, sweep: SweepContext, stand: Stand) -> set[str]:
         """Asked again: some finish while this plans, some before they can be stopped."""

@@ -18,7 +18,7 @@ from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
-from saturn_airflow.operators import missed_deadlines, numbers_for_airflow, wishes
+from saturn_airflow.operators import missed_deadlines, numbers_for_airflow, others, wishes
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
 from saturn_airflow.operators.champion_task import scored
 from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
@@ -89,6 +89,7 @@ class ReportOperator(BaseOperator):
         plan = Plan.from_dict(planned) if planned else None
         result = summarize(every, plan, devices_of(planned) or self.settings.cluster.devices)
         stop_leftovers(sweep, names, self.log.info)
+        others.forget(sweep)
         every = with_last_checkpoints(sweep, every)
         result |= self._against_plan(context, planned, outcomes)
         started = pull_from_trials(context, self.settings.trials_task, "started")

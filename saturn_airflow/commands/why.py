@@ -1,0 +1,190 @@
+"""``saturn why``: when the jobs of a sweep are expected to run, and what those that wait are waiting for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saturn_airflow.commands import shared
+from saturn_airflow.model.errors import SaturnError
+
+if TYPE_CHECKING:
+    from saturn_airflow.model.active_sweep import ActiveSweep
+    from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
+    from saturn_airflow.sharing.forecast import StandingPlan
+    from saturn_airflow.sharing.outlook import Outlook
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = (
+        "Say when the jobs of a sweep are expected to start and to end, which devices those that wait are "
+        "waiting for, who holds them until when, and which sweeps go first and why. Without a DAG, list the "
+        "active sweeps. What is expected assumes that no further sweep arrives."
+    )
+    parser.add_argument("dag", nargs="?", metavar="DAG", help="the DAG's id")
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help="only these jobs")
+    parser.add_argument("--run", metavar="RUN", help="the DAG run's id (default: all that are active)")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--home", type=Path, help="Saturn's folder ([saturn] home; default: as configured)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Say it."""
+    from saturn_airflow.launch.ledger import Ledger
+    from saturn_airflow.model.sharing import SharingRules
+    from saturn_airflow.sharing.forecast import plan_together
+
+    ledger = Ledger(args.home or shared.home())
+    active = ledger.sweeps()
+    cluster, rules = ledger.cluster(active), SharingRules()
+    plan = plan_together(cluster, rules)
+    wanted = _wanted(active, args.dag, args.run)
+    left = {sweep.name: sweep for sweep in cluster.sweeps}
+    found = [_described(cluster, plan, rules, left[a.key], a, args.jobs) for a in wanted if a.key in left]
+    if args.jobs and not any(sweep["jobs"] for sweep in found):
+        raise SaturnError(
+            f"no job of {args.dag!r} that is not done is called {' or '.join(map(repr, args.jobs))}; "
+            f"`saturn why {args.dag}` lists them"
+        )
+    if args.json:
+        print(json.dumps(found, indent=2))
+    elif args.dag is None:
+        _list(found)
+    else:
+        for sweep in found:
+            _show(sweep, cluster.now)
+    return 0
+
+
+def _wanted(active: Sequence[ActiveSweep], dag: str | None, run_id: str | None) -> list[ActiveSweep]:
+    found = [a for a in active if dag in (None, a.dag_id) and run_id in (None, a.run_id)]
+    if dag is not None and not found:
+        known = ", ".join(sorted({f"{a.dag_id} ({a.run_id})" for a in active}))
+        raise SaturnError(
+            f"no sweep of {dag!r}{f' in the run {run_id!r}' if run_id else ''} is planned and not done; "
+            f"{f'active are {known}' if known else 'there is no active sweep'}. --home names another "
+            "[saturn] home"
+        )
+    return found
+
+
+def _described(
+    cluster: SharedCluster,
+    plan: StandingPlan,
+    rules: SharingRules,
+    sweep: SharedSweep,
+    active: ActiveSweep,
+    jobs: Sequence[str],
+) -> dict[str, Any]:
+    """A sweep as JSON-ready data; moments are seconds since the epoch."""
+    from saturn_airflow.sharing.outlook import goes_before, outlooks
+
+    return {
+        "sweep": sweep.name,
+        "dag_id": active.dag_id,
+        "run_id": active.run_id,
+        "priority": sweep.priority,
+        "preempt": sweep.preempt,
+        "deadline": sweep.deadline,
+        "end": plan.sweeps.get(sweep.name),
+        "runs": sum(job.place is not None for job in sweep.jobs),
+        "waits": sum(job.place is None for job in sweep.jobs),
+        "before": goes_before(cluster, rules, sweep),
+        "jobs": [_job(one) for one in outlooks(cluster, plan, sweep) if not jobs or one.job in jobs],
+    }
+
+
+def _job(one: Outlook) -> dict[str, Any]:
+    place = one.place or (one.expected.place if one.expected else None)
+    return {
+        "job": one.job,
+        "state": "runs" if one.place else "waits" if one.expected else "fits on no node that is up",
+        "trained": 1 - one.left,
+        "technique": place.technique if place else None,
+        "node": place.node if place else None,
+        "devices": list(place.device_ids) if place else [],
+        "start": one.expected.start if one.expected else None,
+        "end": one.expected.end if one.expected else None,
+        "waits_for": [vars(holder) | {"device_ids": list(holder.device_ids)} for holder in one.holders],
+    }
+
+
+def _list(found: Sequence[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    console = shared.console()
+    if not found:
+        console.print("No sweep is planned and not done.")
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("sweep", "priority", "run", "wait", "expected end", "deadline"):
+        table.add_column(name, justify="right" if name in ("priority", "run", "wait") else "left")
+    now = time.time()
+    for sweep in found:
+        numbers = [f"{sweep['priority']:g}", str(sweep["runs"]), str(sweep["waits"])]
+        table.add_row(_escaped(sweep["sweep"]), *numbers, *(_at(sweep[k], now) for k in ("end", "deadline")))
+    console.print(table)
+
+
+def _show(sweep: dict[str, Any], now: float) -> None:
+    from rich import box
+    from rich.table import Table
+
+    console = shared.console()
+    gives_way = ", its jobs may give way" if sweep["preempt"] else ""
+    head = (
+        f"{sweep['sweep']}: expected end {_at(sweep['end'], now)} (priority {sweep['priority']:g}{gives_way})"
+    )
+    console.print(head, style="bold", markup=False, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("job", "now", "where", "trained", "start", "end"):
+        table.add_column(name, justify="right" if name == "trained" else "left", overflow="fold")
+    for job in sweep["jobs"]:
+        ids = ",".join(map(str, job["devices"]))
+        where = f"{job['technique']} on {job['node']}: {ids}" if job["node"] else "-"
+        share = f"{100 * job['trained']:.0f}%"
+        start, end = (_at(job[key], now) for key in ("start", "end"))
+        table.add_row(_escaped(job["job"]), job["state"], _escaped(where), share, start, end)
+    console.print(table)
+    for job in sweep["jobs"]:
+        for line in _waiting(job, sweep["sweep"], now):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for other, reason in sweep["before"].items():
+        console.print(f"{other} goes before it: {reason}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _waiting(job: dict[str, Any], sweep: str, now: float) -> list[str]:
+    lines = []
+    for holder in job["waits_for"]:
+        ids = ",".join(map(str, holder["device_ids"]))
+        who = holder["job"] if holder["sweep"] == sweep else f"{holder['sweep']}: {holder['job']}"
+        way = (
+            ""
+            if holder["sweep"] == sweep or holder["gives_way"]
+            else ", and does not give way (preempt=False)"
+        )
+        lines.append(
+            f"{job['job']} waits for {job['node']}: {ids}, held by {who} until "
+            f"{_at(holder['until'], now)}{way}"
+        )
+    return lines
+
+
+def _at(moment: float | None, now: float) -> str:
+    """A moment as people read it: the day only where it is not today's."""
+    if moment is None:
+        return "-"
+    then, today = time.localtime(moment), time.localtime(now)
+    return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

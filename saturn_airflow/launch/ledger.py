@@ -1,0 +1,137 @@
+"""The ledger of a deployment: the sweeps that were planned and have not ended, a file for each.
+
+A plan writes its sweep's file as a whole, and the sweep's report removes it; nobody else writes any, so that
+there is nothing to lock. How far jobs are, and where they run, is read from what their runs write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from saturn_airflow.launch import progress
+from saturn_airflow.model.active_sweep import ActiveSweep
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.folders import OF_SWEEPS, slug
+from saturn_airflow.model.formats import NewerFormatError
+from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep
+from saturn_airflow.model.status import WORTH_A_RETRY
+
+log = logging.getLogger(__name__)
+
+#: For how long devices are taken to be busy on which a job runs under a strategy that its plan did not know.
+_UNKNOWN_SECONDS = 60.0
+
+
+class Ledger:
+    """The active sweeps of the deployment whose state is in ``home`` (``[saturn] home``)."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def write(self, sweep: ActiveSweep) -> None:
+        """Let all know of ``sweep``, in the place of what they knew of it.
+
+        :raises OSError: when its file can't be written.
+        """
+        path = self._file(sweep.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.getpid()}.new")
+        try:
+            new.write_text(json.dumps(sweep.to_dict()))
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def remove(self, key: str) -> None:
+        """The sweep has ended."""
+        with suppress(OSError):
+            self._file(key).unlink()
+
+    def sweeps(self) -> list[ActiveSweep]:
+        """All that can be read, first planned first; of others a warning is logged."""
+        found = []
+        for path in sorted((self._home / "active").glob("*.json")):
+            try:
+                found.append(ActiveSweep.from_dict(json.loads(path.read_text()), path))
+            except FileNotFoundError:  # it ended just now
+                continue
+            except (OSError, ValueError, InvalidSweepError, NewerFormatError) as error:
+                log.warning("an active sweep is left out of account: %s: %s", path, error)
+        return sorted(found, key=lambda sweep: (sweep.made, sweep.key))
+
+    def cluster(
+        self, sweeps: Iterable[ActiveSweep], nodes: Iterable[Node] = (), now: float | None = None
+    ) -> SharedCluster:
+        """The nodes of ``sweeps``, and how far each sweep is.
+
+        :param nodes: more nodes, or others in the place of those of the same name.
+        :param now: seconds since the epoch.
+        """
+        now = time.time() if now is None else now
+        by_name: dict[str, Node] = {}
+        shared: list[SharedSweep] = []
+        busy: dict[tuple[str, int], float] = {}
+        for active in sweeps:
+            by_name |= {node.name: node for node in active.nodes}
+            jobs = []
+            for job in active.sweep.jobs:
+                state = self._job_now(active, job, now)
+                if state is None:
+                    continue
+                if state.place is not None and not _knows_its_strategy(state):
+                    busy |= {(state.place.node, d): now + _UNKNOWN_SECONDS for d in state.place.device_ids}
+                    state = replace(state, place=None)
+                jobs.append(state)
+            if jobs:
+                shared.append(replace(active.sweep, jobs=tuple(jobs)))
+        by_name |= {node.name: node for node in nodes}
+        return SharedCluster(now, tuple(by_name.values()), _without_overlaps(shared), busy)
+
+    def _job_now(self, active: ActiveSweep, job: SharedJob, now: float) -> SharedJob | None:
+        """``job`` as its runs say it is; None where it is done."""
+        p = progress.of(self._home / active.folder / slug(job.name, OF_SWEEPS))
+        if p.status is not None and p.status not in WORTH_A_RETRY:
+            return None
+        state = replace(job, left=max(0.0, 1 - p.share))
+        if p.place is None:
+            return state
+        state = replace(state, place=p.place, since=p.since)
+        if _knows_its_strategy(state):
+            setting_up = max(0.0, state.option.setup - (now - p.since))
+            state = replace(state, setting_up=setting_up)
+        return state
+
+    def _file(self, key: str) -> Path:
+        return self._home / "active" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _knows_its_strategy(job: SharedJob) -> bool:
+    place = job.place
+    assert place is not None
+    return any((o.technique, o.devices) == (place.technique, place.devices) for o in job.job.options)
+
+
+def _without_overlaps(sweeps: Iterable[SharedSweep]) -> tuple[SharedSweep, ...]:
+    """``sweeps``, where of two jobs on one device only the later runs: the other has left it by now."""
+    running = [(sweep.name, job) for sweep in sweeps for job in sweep.jobs if job.place is not None]
+    latest: dict[tuple[str, int], tuple[str, str]] = {}
+    for name, job in sorted(running, key=lambda one: one[1].since):
+        assert job.place is not None
+        latest |= {(job.place.node, device): (name, job.name) for device in job.place.device_ids}
+
+    def as_it_is(name: str, job: SharedJob) -> SharedJob:
+        if job.place is None:
+            return job
+        holders = {latest[job.place.node, device] for device in job.place.device_ids}
+        return job if holders == {(name, job.name)} else replace(job, place=None, setting_up=0.0)
+
+    return tuple(replace(s, jobs=tuple(as_it_is(s.name, job) for job in s.jobs)) for s in sweeps)

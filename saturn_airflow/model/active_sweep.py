@@ -1,0 +1,69 @@
+"""A sweep that was planned and has not ended, as all of a deployment may know it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from saturn_airflow.model import formats
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.sharing import SharedSweep
+
+ACTIVE_SWEEP = "an active sweep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveSweep:
+    """What its plan said of it.
+
+    :param folder: where it keeps what its jobs write, below Saturn's home.
+    :param made: when it was planned, in seconds since the epoch.
+    :param nodes: those that it was planned with.
+    :param sweep: its jobs, none begun, each bound to the node that the plan gave it.
+    """
+
+    dag_id: str
+    run_id: str
+    folder: str
+    made: float
+    nodes: tuple[Node, ...]
+    sweep: SharedSweep
+
+    @property
+    def key(self) -> str:
+        """What no other sweep has."""
+        return self.sweep.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """This sweep as JSON-ready data."""
+        return {
+            **formats.stamp(ACTIVE_SWEEP),
+            "dag_id": self.dag_id,
+            "run_id": self.run_id,
+            "folder": self.folder,
+            "made": self.made,
+            "nodes": [node.to_dict() for node in self.nodes],
+            "sweep": self.sweep.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: object) -> ActiveSweep:
+        """The sweep that :meth:`to_dict` described.
+
+        :param where: it is from.
+        :raises NewerFormatError: when a newer version wrote it.
+        :raises ValueError: when it is damaged.
+        """
+        try:
+            formats.check(data, ACTIVE_SWEEP, where)
+            return cls(
+                dag_id=str(data["dag_id"]),
+                run_id=str(data["run_id"]),
+                folder=str(data["folder"]),
+                made=float(data["made"]),
+                nodes=tuple(Node(**formats.known_fields(Node, node)) for node in data["nodes"]),
+                sweep=SharedSweep.from_dict(data["sweep"]),
+            )
+        except (KeyError, TypeError, AttributeError, StopIteration) as error:
+            raise ValueError(f"no active sweep: {error}") from None

@@ -1,0 +1,78 @@
+"""The other sweeps of the deployment: what a plan must know of them, and what they are told of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from airflow.sdk import Context
+
+from saturn_airflow.model.active_sweep import ActiveSweep
+from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.problem import PlannedJob, Problem
+from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep
+from saturn_airflow.operators.context import SweepContext, home
+
+log = logging.getLogger(__name__)
+
+_ACTIVE = ["queued", "running"]
+
+
+def others_now(context: Context, key: str, problem: Problem) -> SharedCluster:
+    """The active sweeps beside that of ``key``, on their nodes and those of ``problem``.
+
+    Those whose DAG run has ended without a word, or was deleted, are forgotten.
+    """
+    from saturn_airflow.launch.ledger import Ledger
+
+    ledger = Ledger(home())
+    found = []
+    for active in ledger.sweeps():
+        if active.key == key:
+            continue
+        if not _may_be_active(context["ti"], active):
+            ledger.remove(active.key)
+        else:
+            found.append(active)
+    return ledger.cluster(found, problem.nodes)
+
+
+def tell_others(
+    sweep: SweepContext, facts: SharedSweep, problem: Problem, entries: Sequence[PlanEntry]
+) -> None:
+    """Let the plans of others know of this one; where that can't be, they plan as if it were not."""
+    from saturn_airflow.launch.ledger import Ledger
+
+    jobs = {job.name: job for job in problem.jobs}
+    bound = [_bound(jobs[entry.name], entry.node) for entry in entries]
+    try:
+        Ledger(home()).write(
+            ActiveSweep(
+                dag_id=sweep.dag_id,
+                run_id=sweep.run_id,
+                folder=str(sweep.folder.relative_to(home())),
+                made=max((entry.attempt for entry in entries), default=0.0),
+                nodes=problem.nodes,
+                sweep=replace(facts, jobs=tuple(map(SharedJob, bound))),
+            )
+        )
+    except OSError as error:
+        log.warning("The plans of other sweeps don't know of this one: %s", error)
+
+
+def forget(sweep: SweepContext) -> None:
+    """``sweep`` has ended."""
+    from saturn_airflow.launch.ledger import Ledger
+
+    Ledger(home()).remove(sweep.key)
+
+
+def _bound(job: PlannedJob, node: str) -> PlannedJob:
+    return PlannedJob(job.name, job.options, (node,))  # what else it says was for the plan
+
+
+def _may_be_active(ti: Any, active: ActiveSweep) -> bool:
+    """Whether its DAG run goes on, as far as Airflow says."""
+    return bool(ti.get_dr_count(dag_id=active.dag_id, run_ids=[active.run_id], states=_ACTIVE))

@@ -1,0 +1,83 @@
+"""The plan of a sweep that begins while others are active: by the rules that decide their turns.
+
+Planned alone it would run wide, on whatever node; but its jobs wait, and run as thriftily as those who wait
+with them want it. So its nodes, strategies and times are those that are expected of it among all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
+from saturn_airflow.sharing.forecast import Expected, plan_together
+
+
+def meets_others(problem: Problem, others: SharedCluster) -> bool:
+    """Whether any job of ``others`` runs, or is to run, on the nodes of ``problem``."""
+    names = {node.name for node in problem.nodes}
+    known = [job for sweep in others.sweeps for job in sweep.jobs]
+    places = {job.place.node for job in known if job.place is not None}
+    waiting = [job.job.nodes for job in known if job.place is None]
+    return bool(places & names) or any(nodes is None or names.intersection(nodes) for nodes in waiting)
+
+
+def plan_among(
+    problem: Problem, alone: Plan, sweep: SharedSweep, others: SharedCluster, rules: SharingRules
+) -> Plan | None:
+    """The plan of ``sweep`` for ``problem`` among ``others``; None where a job finds no place among them.
+
+    :param alone: its plan with the nodes to itself: no plan ends before its bound.
+    :param sweep: its facts; its jobs are those of the problem.
+    :param others: the active sweeps; nodes of the problem are as there, or as in the problem.
+    """
+    own = tuple(node.name for node in problem.nodes)
+    planned = {a.job: (a.node,) for a in alone.assignments}
+    # Where some nodes are idle, the exact plan's choice of nodes may be the better one.
+    found = [
+        _expected(problem, sweep, others, rules, {job.name: job.nodes or own for job in problem.jobs}),
+        _expected(problem, sweep, others, rules, planned),
+    ]
+    plans = [each for each in found if each]
+    if not plans:
+        return None
+    best = min(plans, key=lambda expected: max(each.end for each in expected.values()))
+    assignments = _assignments(best, others.now)
+    makespan = max(a.end for a in assignments)
+    return replace(alone, makespan=makespan, assignments=assignments, value=None, value_bound=None)
+
+
+def _expected(
+    problem: Problem,
+    sweep: SharedSweep,
+    others: SharedCluster,
+    rules: SharingRules,
+    nodes_of: Mapping[str, tuple[str, ...]],
+) -> dict[str, Expected]:
+    """What is to be expected of each job, on these nodes; nothing where one finds no place."""
+    jobs = tuple(SharedJob(replace(job, nodes=nodes_of[job.name])) for job in problem.jobs)
+    # What its jobs would win by changing later is not counted on: a plan has one strategy for each.
+    entered = replace(sweep, jobs=jobs, preempt=False)
+    nodes = {node.name: node for node in (*others.nodes, *problem.nodes)}
+    cluster = replace(others, nodes=tuple(nodes.values()), sweeps=(*others.sweeps, entered))
+    expected = plan_together(cluster, rules).jobs
+    found = {job.name: expected.get((sweep.name, job.name)) for job in problem.jobs}
+    return {} if None in found.values() else {name: each for name, each in found.items() if each}
+
+
+def _assignments(expected: Mapping[str, Expected], now: float) -> tuple[Assignment, ...]:
+    """Seconds of a plan begin now."""
+    return tuple(
+        Assignment(
+            job,
+            each.place.technique,
+            each.place.devices,
+            each.place.node,
+            each.place.device_ids,
+            max(0.0, each.start - now),
+            each.end - now,
+        )
+        for job, each in expected.items()
+    )

@@ -1,0 +1,152 @@
+"""Plans of sweeps that begin while others are active, and what is said of those that wait."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.plan import Assignment, Place, Plan
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules, least_seconds
+from saturn_airflow.sharing.among import meets_others, plan_among
+from saturn_airflow.sharing.forecast import plan_together
+from saturn_airflow.sharing.outlook import goes_before, outlooks
+
+NODES = (Node("a", 4, "gpu"), Node("b", 2, "gpu"))
+RULES = SharingRules()
+NOW = 1000.0
+
+
+def job(name: str, seconds: float, *widths: int, nodes: tuple[str, ...] | None = None) -> PlannedJob:
+    """A job that scales with nine tenths of its devices."""
+    options = tuple(
+        Option("ddp", w, {"gpu": 5 + seconds / (0.9 * w if w > 1 else 1)}, 5) for w in widths or (1, 2, 4)
+    )
+    return PlannedJob(name, options, nodes)
+
+
+def sweep(name: str, *jobs: SharedJob, preempt: bool = False, priority: float = 0.0) -> SharedSweep:
+    fitting = tuple(one.job for one in jobs if any(o.devices <= 4 for o in one.job.options))
+    alone = least_seconds(fitting, NODES) if fitting else 1.0
+    return SharedSweep(name, jobs, NOW, alone, priority, preempt=preempt)
+
+
+def running(one: PlannedJob, node: str, *ids: int, left: float = 1.0) -> SharedJob:
+    return SharedJob(one, left, Place("ddp", len(ids), node, ids), since=NOW - 100)
+
+
+def alone_of(problem: Problem) -> Plan:
+    """A plan one after another on the first node that suits each job."""
+    then, found = 0.0, []
+    for one in problem.jobs:
+        node, option = next((n, o) for n in problem.nodes for o in one.options if Problem.fits(one, o, n))
+        end = then + option.seconds["gpu"]
+        found.append(
+            Assignment(one.name, "ddp", option.devices, node.name, tuple(range(option.devices)), then, end)
+        )
+        then = end
+    bound = least_seconds(problem.jobs, problem.nodes)
+    return Plan("own", "makespan", then, bound, 0.1, tuple(found))
+
+
+def planned(*jobs: PlannedJob, others: SharedCluster, facts: SharedSweep | None = None) -> Plan:
+    problem = Problem("own", NODES, jobs)
+    found = plan_among(problem, alone_of(problem), facts or sweep("own"), others, RULES)
+    assert found is not None
+    return found
+
+
+def test_a_plan_waits_for_who_does_not_give_way_and_takes_the_node_that_is_free() -> None:
+    long = sweep("long", *(running(job(f"l{i}", 9000, 1), "a", i) for i in range(4)))
+    found = planned(job("own", 100, 2), others=SharedCluster(NOW, NODES, (long,)))
+    assert (found.assignments[0].node, found.assignments[0].start) == ("b", 0.0)
+    both = sweep("long", *long.jobs, running(job("l4", 600, 2), "b", 0, 1))
+    found = planned(job("own", 100, 2), others=SharedCluster(NOW, NODES, (both,)))
+    assert found.assignments[0].start > 300
+    assert found.makespan == found.assignments[0].end
+
+
+def test_who_goes_first_does_not_wait_for_those_that_give_way() -> None:
+    long = sweep("long", *(running(job(f"l{i}", 90000, 1), "a", i) for i in range(4)), preempt=True)
+    others = SharedCluster(NOW, (NODES[0],), (long,))
+    found = planned(job("own", 100, 4, nodes=("a",)), others=others, facts=sweep("own", priority=1.0))
+    assert found.assignments[0].start < 60
+
+
+def test_jobs_run_thriftily_among_others_that_wait() -> None:
+    waiting = [sweep(f"s{i}", SharedJob(job("w", 4000))) for i in range(6)]
+    jobs = [job(f"j{i}", 3000) for i in range(4)]
+    wide = planned(*jobs, others=SharedCluster(NOW, NODES, ()))
+    thrifty = planned(*jobs, others=SharedCluster(NOW, NODES, tuple(waiting)))
+    assert sum(a.devices * a.seconds for a in thrifty.assignments) <= sum(
+        a.devices * a.seconds for a in wide.assignments
+    )
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_a_plan_among_others_is_a_plan(data: st.DataObject) -> None:
+    number = st.floats(10, 5000)
+    widths = st.sampled_from([(1, 2, 4), (2, 4), (1,), (4,), (1, 2)])
+    free = {("a", d) for d in range(4)} | {("b", d) for d in range(2)}
+    others = []
+    for s in range(data.draw(st.integers(1, 4))):
+        jobs = []
+        for j in range(data.draw(st.integers(1, 3))):
+            one = job(f"o{j}", data.draw(number), 1, 2)
+            node, width = data.draw(st.sampled_from(["a", "b"])), data.draw(st.sampled_from([1, 2]))
+            ids = [d for n, d in sorted(free) if n == node][:width]
+            if len(ids) == width and data.draw(st.booleans()):
+                free -= {(node, d) for d in ids}
+                jobs.append(running(one, node, *ids, left=data.draw(st.floats(0.01, 1))))
+            else:
+                jobs.append(SharedJob(replace(one, nodes=(node,))))
+        others.append(sweep(f"s{s}", *jobs, preempt=data.draw(st.booleans())))
+    own = [job(f"j{j}", data.draw(number), *data.draw(widths)) for j in range(data.draw(st.integers(1, 5)))]
+    problem = Problem("own", NODES, tuple(own))
+    found = plan_among(
+        problem, alone_of(problem), sweep("own"), SharedCluster(NOW, NODES, tuple(others)), RULES
+    )
+    assert found is not None
+    assert {a.job for a in found.assignments} == {one.name for one in own}
+    spans = defaultdict(list)
+    for a in found.assignments:
+        assert len(a.device_ids) == a.devices
+        option = next(o for o in next(j for j in own if j.name == a.job).options if o.devices == a.devices)
+        assert a.seconds == pytest.approx(option.seconds["gpu"], rel=1e-6)
+        for device in a.device_ids:
+            spans[a.node, device].append((a.start, a.end))
+    for at_one in spans.values():
+        assert all(later[0] >= first[1] - 1e-6 for first, later in itertools.pairwise(sorted(at_one)))
+    assert found.makespan >= found.lower_bound - 1e-6
+
+
+def test_only_those_on_its_nodes_are_others() -> None:
+    problem = Problem("own", (NODES[1],), (job("own", 100, 1),))
+    on_a = sweep("s", running(job("l", 900, 1), "a", 0), SharedJob(job("w", 10, 1, nodes=("a",))))
+    assert not meets_others(problem, SharedCluster(NOW, NODES, (on_a,)))
+    on_b = sweep("s", SharedJob(job("w", 10, 1, nodes=("b",))))
+    assert meets_others(problem, SharedCluster(NOW, NODES, (on_b,)))
+
+
+def test_who_waits_learns_for_whom_and_who_goes_first_and_why() -> None:
+    long = sweep("long", *(running(job(f"l{i}", 9000, 1), "a", i) for i in range(4)))
+    urgent = sweep("urgent", SharedJob(job("u", 100, 4)), priority=3)
+    small = sweep("small", SharedJob(job("s", 10, 1, nodes=("a",))))
+    own = sweep("own", SharedJob(job("big", 800, 1, nodes=("a",))), SharedJob(job("wide", 10, 8)))
+    cluster = SharedCluster(NOW, (NODES[0],), (long, urgent, small, own))
+    first, lost = outlooks(cluster, plan_together(cluster, RULES), own)
+    assert (first.job, first.place, lost.job, lost.expected) == ("big", None, "wide", None)
+    assert first.expected is not None
+    (holder,) = first.holders
+    assert (holder.sweep, holder.gives_way, holder.until) == ("long", False, pytest.approx(10005.0, rel=0.1))
+    before = goes_before(cluster, RULES, own)
+    assert list(before) == ["urgent", "small"]
+    assert before["urgent"] == "its priority is 3, and 0 here"
+    assert "less left to do" in before["small"]

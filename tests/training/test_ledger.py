@@ -1,0 +1,134 @@
+"""The ledger of active sweeps, and ``saturn why``, with real runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from running import small_job, spec_for
+
+from saturn_airflow.cli import main
+from saturn_airflow.launch import runs
+from saturn_airflow.launch.ledger import Ledger
+from saturn_airflow.model.active_sweep import ActiveSweep
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.folders import OF_SWEEPS, slug
+from saturn_airflow.model.plan import Place
+from saturn_airflow.model.problem import Option, PlannedJob
+from saturn_airflow.model.sharing import SharedJob, SharedSweep
+
+NODE = Node("local", 2, "cpu")
+
+
+def active(dag: str, *jobs: str, made: float = 1.0, **facts: object) -> ActiveSweep:
+    options = (Option("single", 1, {"cpu": 500.0}, 2.0), Option("ddp", 2, {"cpu": 300.0}, 2.0))
+    planned = tuple(SharedJob(PlannedJob(job, options, ("local",))) for job in jobs)
+    own: dict[str, object] = {"arrived": time.time(), "alone": 100.0, **facts}
+    return ActiveSweep(
+        dag_id=dag,
+        run_id="run",
+        folder=f"sweeps/{dag}/run/sweep",
+        made=made,
+        nodes=(NODE,),
+        sweep=SharedSweep(f"{dag}/run/sweep", planned, **own),  # type: ignore[arg-type]
+    )
+
+
+def folder_of(home: Path, sweep: ActiveSweep, job: str) -> Path:
+    return home / sweep.folder / slug(job, OF_SWEEPS)
+
+
+def test_what_was_written_is_read_until_it_ends(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    assert ledger.sweeps() == []
+    late, early = active("late", "a", made=2.0), active("early", "b", made=1.0)
+    ledger.write(late)
+    ledger.write(early)
+    assert ledger.sweeps() == [early, late]
+    again = replace(early, made=3.0)
+    ledger.write(again)
+    assert ledger.sweeps() == [late, again]
+    ledger.remove(late.key)
+    ledger.remove(late.key)
+    assert ledger.sweeps() == [again]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: "{}",
+        lambda text: text.replace('"format": 1', '"format": 9'),
+        lambda text: text.replace('"devices": 2', '"devices": -2'),
+        lambda text: text.replace('"seconds": {', '"seconds": 7, "x": {'),
+        lambda text: "",
+    ],
+)
+def test_what_is_damaged_is_left_out_with_a_warning_and_stays(
+    tmp_path: Path, damage: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.write(active("bad", "a"))
+    (path,) = (tmp_path / "active").iterdir()
+    path.write_text(damage(path.read_text()))  # type: ignore[operator]
+    ledger.write(active("good", "a"))
+    assert [sweep.dag_id for sweep in ledger.sweeps()] == ["good"]
+    assert str(path) in caplog.text
+    assert path.exists()
+    assert main(["why", "--home", str(tmp_path)]) == 0
+
+
+@pytest.mark.ranks
+def test_where_jobs_are_is_what_their_runs_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = tmp_path / "home"
+    sweep, other = active("long", "runs", "done", "waits"), active("short", "urgent", priority=5.0)
+    ledger = Ledger(home)
+    for one in (sweep, other):
+        ledger.write(one)
+    done = replace(spec_for(tmp_path, small_job(batches=3)), folder=str(folder_of(home, sweep, "done")))
+    assert runs.start(done).wait()["status"] == "finished"
+    spec = spec_for(tmp_path, small_job("slow", batches=400), "ddp", 2)
+    run = runs.start(replace(spec, folder=str(folder_of(home, sweep, "runs"))))
+    for event in run.events():
+        if event["event"] == "step" and event["step"] >= 5:
+            break
+    cluster = ledger.cluster(ledger.sweeps())
+    by_job = {job.name: job for one in cluster.sweeps for job in one.jobs}
+    assert sorted(by_job) == ["runs", "urgent", "waits"]
+    assert by_job["runs"].place == Place("ddp", 2, "local", (0, 1))
+    assert 0.5 < by_job["runs"].left < 1
+    assert (by_job["waits"].place, by_job["waits"].left) == (None, 1.0)
+
+    assert main(["why", "short", "--home", str(home), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    (urgent,) = told["jobs"]
+    assert [holder["job"] for holder in urgent["waits_for"]] == ["runs"]
+    assert urgent["start"] > time.time() + 60
+    assert told["before"] == {}
+    assert main(["why", "long", "waits", "--home", str(home)]) == 0
+    said = capsys.readouterr().out
+    assert "waits waits for local: " in said
+    assert "held by runs until" in said
+    assert "short/run/sweep goes before it: its priority is 5, and 0 here" in said
+    assert main(["why", "--home", str(home)]) == 0
+    assert "long/run/sweep" in capsys.readouterr().out
+    run.stop()
+    (state,) = (job for one in ledger.cluster([sweep]).sweeps for job in one.jobs if job.name == "runs")
+    assert state.place is None
+    assert state.left < 1
+
+
+def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "--home", str(tmp_path)]) == 0
+    assert "No sweep is planned and not done" in capsys.readouterr().out
+    assert main(["why", "nightly", "--home", str(tmp_path)]) == 2
+    assert "there is no active sweep" in capsys.readouterr().err
+    Ledger(tmp_path).write(active("other", "a"))
+    assert main(["why", "nightly", "--home", str(tmp_path)]) == 2
+    assert "active are other (run)" in capsys.readouterr().err
+    assert main(["why", "other", "b", "--home", str(tmp_path)]) == 2
+    assert "no job of 'other' that is not done is called 'b'" in capsys.readouterr().err
