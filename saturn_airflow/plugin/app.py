@@ -17,8 +17,10 @@ from fastapi.templating import Jinja2Templates
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 
+from saturn_airflow.operators.context import home
 from saturn_airflow.plugin import PREFIX, changes
 from saturn_airflow.plugin.choice import job_choice
+from saturn_airflow.plugin.cluster_page import cluster_page
 from saturn_airflow.plugin.listing import listed
 from saturn_airflow.plugin.overview import sweep_page
 from saturn_airflow.plugin.queries import DETAILS, Record, read_run
@@ -50,9 +52,17 @@ templates = Jinja2Templates(HERE / "templates")
 files = StaticFiles(directory=HERE / "static")
 
 
-def readable_runs(user: GetUserDep) -> PermittedDagRunFilter:
+def readable_dags(user: GetUserDep) -> set[str]:
+    """The ids of the DAGs the user may read."""
+    return set(get_auth_manager().get_authorized_dag_ids(user=user, method="GET"))
+
+
+ReadableDags = Annotated[set[str], Depends(readable_dags)]
+
+
+def readable_runs(readable: ReadableDags) -> PermittedDagRunFilter:
     """The runs of the DAGs the user may read."""
-    return PermittedDagRunFilter(get_auth_manager().get_authorized_dag_ids(user=user, method="GET"))
+    return PermittedDagRunFilter(readable)
 
 
 ReadableRuns = Annotated[PermittedDagRunFilter, Depends(readable_runs)]
@@ -86,6 +96,18 @@ def plan_page(request: Request, dag_id: str, run_id: str) -> HTMLResponse:
 def compare_page(request: Request, dag_id: str) -> HTMLResponse:
     """The page that compares two sweeps of a DAG."""
     return page(request, "compare.html", dag_id=dag_id)
+
+
+@app.get("/cluster", dependencies=may_read_sweeps)
+def cluster_of_all(request: Request) -> HTMLResponse:
+    """The page of the cluster."""
+    return page(request, "cluster.html")
+
+
+@app.get("/data/cluster", dependencies=may_read_sweeps)
+def cluster(request: Request, readable: ReadableDags) -> Response:
+    """The nodes, and the active sweeps on them; of DAGs the user may not read, no names."""
+    return unless_known(request, cluster_page(home(), time.time(), readable))
 
 
 @app.get("/data/sweeps", dependencies=may_read_sweeps)

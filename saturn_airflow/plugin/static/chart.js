@@ -139,7 +139,7 @@ export class Chart {
       params.coordSys,
     );
     if (!shape) return undefined;
-    const color = colorOf(item.bar.technique);
+    const color = colorOf(item.job.group ?? item.bar.technique);
     const seen = this.shown.has(item.job.name);
     const chosen = item.job.name === this.chosen;
     const opacity = seen ? 1 : 0.13;
@@ -210,6 +210,7 @@ export class Chart {
       },
     });
     const found = [];
+    if (this.page.is_cluster) return { symbol: "none", silent: true, animation: false, data: [at(now, "now", "solid", css("--accent"), false)] };
     if (!rounds.length) return { data: [] };
     const last = rounds.at(-1);
     if (totals.deadline) found.push(at(totals.deadline.at, "deadline", "solid", css("--bad"), true));

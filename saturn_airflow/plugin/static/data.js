@@ -22,6 +22,7 @@ async function get(path, query = {}, tag = null) {
 
 export const getPlan = (sweep, since, tag, run = at.run) => get(`plan/${part(at.dag)}/${part(run)}`, { since, sweep }, tag);
 export const getJob = (sweep, job) => get(`job/${part(at.dag)}/${part(at.run)}`, { sweep, job });
+export const getCluster = (tag) => get("cluster", {}, tag);
 export const getSweeps = (limit, tag) => get(at.dag ? `sweeps/${part(at.dag)}` : "sweeps", { limit }, tag);
 
 // Asks now and again, while somebody looks, and has the answer drawn, for as long as `draw` says that it is worth

@@ -1,0 +1,109 @@
+"""All that the page of the cluster shows: nodes and devices over time, with the active sweeps of all DAGs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.launch.ledger import Ledger
+from saturn_airflow.model.active_sweep import ActiveSweep
+from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
+from saturn_airflow.sharing.forecast import StandingPlan, plan_together
+from saturn_airflow.sharing.outlook import Outlook, goes_before, outlooks
+
+#: For so many seconds everybody gets the same answer: how far jobs are is read from many files.
+_SECONDS = 10
+_HIDDEN = "another sweep"
+
+
+def cluster_page(home: Path, now: float, readable: Collection[str]) -> dict[str, Any]:
+    """What the page shows, as it was some seconds ago: ``at``, from which all other seconds count.
+
+    :param home: Saturn's folder (``[saturn] home``).
+    :param now: seconds since the epoch.
+    :param readable: ids of the DAGs that the user may read; of others it is told that devices are busy, not
+        with what.
+    """
+    active, cluster, plan = _state(home, int(now // _SECONDS))
+    now = cluster.now
+    shared = {sweep.name: sweep for sweep in cluster.sweeps}
+    names = {one.key: one.key if one.dag_id in readable else _HIDDEN for one in active}
+    sweeps, jobs = [], []
+    for number, one in enumerate(one for one in active if one.key in shared):
+        sweep, is_hidden = shared[one.key], names[one.key] == _HIDDEN
+        sweeps.append(_sweep(one, sweep, cluster, plan, names, now))
+        for outlook in outlooks(cluster, plan, sweep):
+            jobs.append(_job(outlook, number, is_hidden, now))
+    return {
+        "at": now,
+        "now": 0.0,
+        "live": True,
+        "is_cluster": True,
+        "nodes": [node.to_dict() for node in cluster.nodes],
+        "sweeps": sweeps,
+        "jobs": jobs,
+        "rounds": [],
+        "totals": {},
+    }
+
+
+@lru_cache(maxsize=1)
+def _state(home: Path, moment: int) -> tuple[list[ActiveSweep], SharedCluster, StandingPlan]:
+    ledger = Ledger(home)
+    active = ledger.sweeps()
+    cluster = ledger.cluster(active)
+    return active, cluster, plan_together(cluster, SharingRules())
+
+
+def _sweep(
+    active: ActiveSweep,
+    sweep: SharedSweep,
+    cluster: SharedCluster,
+    plan: StandingPlan,
+    names: dict[str, str],
+    now: float,
+) -> dict[str, Any]:
+    end = plan.sweeps.get(sweep.name)
+    told = {
+        "runs": sum(job.place is not None for job in sweep.jobs),
+        "waits": sum(job.place is None for job in sweep.jobs),
+        "end": None if end is None else end - now,
+        "priority": sweep.priority,
+    }
+    if names[sweep.name] == _HIDDEN:
+        return {**told, "dag_id": None, "run_id": None, "sweep": None, "deadline": None, "before": []}
+    before = goes_before(cluster, SharingRules(), sweep)
+    return {
+        **told,
+        "dag_id": active.dag_id,
+        "run_id": active.run_id,
+        "sweep": active.key.removeprefix(f"{active.dag_id}/{active.run_id}/"),
+        "deadline": None if sweep.deadline is None else sweep.deadline - now,
+        "before": [{"sweep": names[other], "why": why} for other, why in before.items()],
+    }
+
+
+def _job(outlook: Outlook, sweep: int, is_hidden: bool, now: float) -> dict[str, Any]:
+    """A job as the chart draws it: what it has run so far is actual, what is expected is planned."""
+    place = outlook.place or (outlook.expected.place if outlook.expected else None)
+    status = "running" if outlook.place else "waiting"
+    bars = []
+    if place is not None and outlook.expected is not None:
+        start, end = outlook.expected.start - now, outlook.expected.end - now
+        bar = {
+            "technique": "" if is_hidden else place.technique,
+            "devices": place.devices,
+            "node": place.node,
+            "device_ids": list(place.device_ids),
+            "status": status,
+            "planned": [start, end],
+            "planned_start": start,
+            "planned_seconds": end - start,
+            "actual": [start, 0.0] if outlook.place else None,
+            "round": 1,
+        }
+        bars.append(bar)
+    name = _HIDDEN if is_hidden else outlook.job
+    return {"name": name, "sweep": sweep, "status": status, "bars": bars, "trained": 1 - outlook.left}

@@ -1,0 +1,53 @@
+// Nodes and devices over time, with the active sweeps of all DAGs.
+import { Chart } from "./chart.js";
+import { colorOf } from "./colors.js";
+import { getCluster, poll } from "./data.js";
+import { byId, fill, h, say } from "./dom.js";
+import { duration } from "./format.js";
+import { planAddress } from "./links.js";
+
+const SECONDS = 10;
+let chart = null;
+let heard = null;
+
+const groupOf = (number) => `sweep ${number + 1}`;
+
+function row(sweep, number) {
+  return h(
+    "tr",
+    {},
+    h("th", { scope: "row" }, h("span", { class: "swatch", color: colorOf(groupOf(number)), "aria-hidden": "true" }), ...name(sweep)),
+    h("td", { class: "number" }, String(sweep.priority)),
+    h("td", { class: "number" }, String(sweep.runs)),
+    h("td", { class: "number" }, String(sweep.waits)),
+    h("td", {}, ...end(sweep)),
+    h("td", {}, ...sweep.before.map(({ sweep: other, why }) => h("p", { class: "reason" }, `${other}: ${why}`))),
+  );
+}
+
+function name(sweep) {
+  if (sweep.dag_id === null) return ["another sweep"];
+  return [h("a", { href: planAddress(sweep.dag_id, sweep.run_id, sweep.sweep) }, `${sweep.dag_id} · ${sweep.sweep}`), h("p", { class: "reason" }, sweep.run_id)];
+}
+
+function end(sweep) {
+  if (sweep.end === null) return ["– (a job fits on no node that is up)"];
+  const at = (seconds) => new Date(1000 * (heard.at + seconds)).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
+  const due = sweep.deadline === null ? null : h("p", { class: "reason" }, `${sweep.end > sweep.deadline ? "after" : "before"} its deadline, ${at(sweep.deadline)}`);
+  return [at(sweep.end), h("p", { class: "reason" }, `in ${duration(sweep.end)}`), due];
+}
+
+function draw(found) {
+  heard = found ?? heard;
+  const { sweeps } = heard;
+  byId("plan").hidden = byId("list").hidden = !sweeps.length;
+  say(sweeps.length ? "" : "No sweep is active: none was planned that has not ended.");
+  if (!sweeps.length) return true;
+  const jobs = heard.jobs.map((job) => ({ ...job, group: groupOf(job.sweep) }));
+  chart ??= new Chart(byId("chart"), () => {});
+  chart.draw({ ...heard, jobs }, { shown: new Set(jobs.map((job) => job.name)), node: "", layers: "both", chosen: null });
+  fill(byId("sweeps").tBodies[0], sweeps, () => sweeps.map(row));
+  return true;
+}
+
+poll({ ask: () => getCluster(heard?.tag), draw, say, seconds: SECONDS });

@@ -1,0 +1,138 @@
+"""The page of the cluster: what runs where, what is to come, and no names of what one may not read."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from saturn_airflow import Job
+from saturn_airflow.launch.ledger import Ledger
+from saturn_airflow.launch.run_spec import RunSpec
+from saturn_airflow.model.active_sweep import ActiveSweep
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.folders import OF_SWEEPS, slug
+from saturn_airflow.model.problem import Option, PlannedJob
+from saturn_airflow.model.sharing import SharedJob, SharedSweep
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+NODES = (Node("gpu-a", 8, "a100"), Node("gpu-b", 4, "a100"))
+
+
+def active(dag: str, jobs: dict[str, tuple[float, str]], **facts: object) -> ActiveSweep:
+    """A sweep of jobs that take so many seconds on one device, each bound to a node."""
+    planned = tuple(
+        SharedJob(
+            PlannedJob(
+                name,
+                tuple(
+                    Option("ddp" if w > 1 else "single", w, {"a100": 30 + seconds / w**0.9}, 30)
+                    for w in (1, 2, 4)
+                ),
+                (node,),
+            )
+        )
+        for name, (seconds, node) in jobs.items()
+    )
+    own: dict[str, object] = {"arrived": time.time() - 600, "alone": 3600.0, **facts}
+    return ActiveSweep(
+        dag_id=dag,
+        run_id="night",
+        folder=f"sweeps/{dag}/night/sweep",
+        made=time.time() - 600,
+        nodes=NODES,
+        sweep=SharedSweep(f"{dag}/night/sweep", planned, **own),  # type: ignore[arg-type]
+    )
+
+
+def let_run(home: Path, sweep: ActiveSweep, job: str, devices: list[int], share: float) -> object:
+    """Leave what a run writes that is alive; its lock."""
+    node = next(one.job.nodes[0] for one in sweep.sweep.jobs if one.name == job and one.job.nodes)
+    state = home / sweep.folder / slug(job, OF_SWEEPS)
+    folder = state / "runs" / "1"
+    folder.mkdir(parents=True)
+    technique = "ddp" if len(devices) > 1 else "single"
+    spec = RunSpec(
+        job=Job(job, load_model="shop:model", load_dataloader="shop:data", loss_function="shop:loss"),
+        technique=technique,
+        devices=len(devices),
+        folder=str(state),
+        node=node,
+        kind="a100",
+    )
+    (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
+    began = time.time() - 500
+    events = [
+        {"event": "leased", "time": began, "devices": devices, "technique": technique, "names": []},
+        {"event": "start", "time": began, "step": 0, "total_batches": 1000, "batches_per_epoch": 100},
+        {
+            "event": "step",
+            "time": began,
+            "step": int(1000 * share),
+            "seconds": 0.5,
+            "epoch": 0,
+            "loss": 1.0,
+        },
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    alive = open(folder / "alive", "w")  # noqa: SIM115
+    fcntl.flock(alive, fcntl.LOCK_EX)
+    return alive
+
+
+@pytest.fixture(scope="module")
+def cluster(site) -> Iterator[None]:
+    home = Path(site.services.environment["AIRFLOW__SATURN__HOME"])
+    large = active("large", {f"gpt2-lr{n}": (3000 + 900 * n, "gpu-a") for n in range(7)}, preempt=True)
+    urgent = active("nights", {"small": (600, "gpu-a"), "medium": (1500, "gpu-b")}, priority=5.0)
+    secret = active("secret", {"hidden-job": (5000, "gpu-b"), "hidden-too": (900, "gpu-b")})
+    with ExitStack() as locks:
+        for sweep in (large, urgent, secret):
+            Ledger(home).write(sweep)
+        locks.enter_context(let_run(home, large, "gpt2-lr0", [0, 1, 2, 3], 0.6))  # type: ignore[arg-type]
+        locks.enter_context(let_run(home, large, "gpt2-lr1", [4, 5], 0.3))  # type: ignore[arg-type]
+        locks.enter_context(let_run(home, large, "gpt2-lr2", [6, 7], 0.2))  # type: ignore[arg-type]
+        locks.enter_context(let_run(home, secret, "hidden-job", [0, 1, 2, 3], 0.5))  # type: ignore[arg-type]
+        yield
+        for sweep in (large, urgent, secret):
+            Ledger(home).remove(sweep.key)
+
+
+def test_what_runs_and_what_is_to_come_is_shown(site, visit, cluster) -> None:
+    visitor = visit()
+    page = visitor.page
+    page.goto("/saturn/cluster")
+    rows = page.locator("#sweeps tbody tr")
+    expect(rows.filter(has_text="nights · sweep")).to_have_count(1)
+    expect(rows.filter(has_text="secret · sweep")).to_have_count(1)
+    expect(rows.filter(has_text="large · sweep")).to_contain_text("its priority is 5, and 0 here")
+    expect(page.locator("#chart canvas")).to_be_visible()
+    for width, scheme in ((1400, "light"), (800, "dark"), (420, "light")):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(300)
+        visitor.shoot(f"cluster-{width}-{scheme}", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
+
+
+def test_of_dags_of_others_no_name_is_told(site, visit, cluster) -> None:
+    answer = site.client("victor").get("/saturn/data/cluster")
+    assert answer.status_code == 200
+    assert "secret" not in answer.text
+    assert "hidden" not in answer.text
+    busy = [bar for job in answer.json()["jobs"] for bar in job["bars"] if bar["node"] == "gpu-b"]
+    assert [0, 1, 2, 3] in [bar["device_ids"] for bar in busy], "that they are busy is told"
+    assert "hidden-job" in site.client("ada").get("/saturn/data/cluster").text
+
+
+def test_the_list_of_sweeps_leads_there(site, visit) -> None:
+    page = visit().page
+    page.goto("/saturn/sweeps")
+    page.get_by_role("link", name="Cluster").click()
+    expect(page.get_by_role("heading", name="Cluster")).to_be_visible()
