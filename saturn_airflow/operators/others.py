@@ -11,8 +11,9 @@ from airflow.sdk import Context
 
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
-from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep
+from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
 from saturn_airflow.operators.context import SweepContext, home
 
 log = logging.getLogger(__name__)
@@ -20,23 +21,26 @@ log = logging.getLogger(__name__)
 _ACTIVE = ["queued", "running"]
 
 
-def others_now(context: Context, key: str, problem: Problem) -> SharedCluster:
-    """The active sweeps beside that of ``key``, on their nodes and those of ``problem``.
+def among_others(context: Context, facts: SharedSweep, problem: Problem, alone: Plan) -> Plan:
+    """``alone``, or where other sweeps are active on its nodes, what is to be expected among them.
 
-    Those whose DAG run has ended without a word, or was deleted, are forgotten.
+    :param facts: of the sweep that is planned.
+    :param alone: its plan with the nodes to itself.
     """
-    from saturn_airflow.launch.ledger import Ledger
+    from saturn_airflow.sharing.among import meets_others, plan_among
 
-    ledger = Ledger(home())
-    found = []
-    for active in ledger.sweeps():
-        if active.key == key:
-            continue
-        if not _may_be_active(context["ti"], active):
-            ledger.remove(active.key)
-        else:
-            found.append(active)
-    return ledger.cluster(found, problem.nodes)
+    others = _others_now(context, facts.name, problem)
+    if not meets_others(problem, others):
+        return alone
+    found = plan_among(problem, alone, facts, others, SharingRules())
+    if found is None:
+        log.warning("Other sweeps leave no place for all jobs: planned as if there were none")
+        return alone
+    log.info(
+        "Planned among %d other sweeps: done in %.1f s, which would be %.1f s alone",
+        *(len(others.sweeps), found.makespan, alone.makespan),
+    )
+    return found
 
 
 def tell_others(
@@ -67,6 +71,25 @@ def forget(sweep: SweepContext) -> None:
     from saturn_airflow.launch.ledger import Ledger
 
     Ledger(home()).remove(sweep.key)
+
+
+def _others_now(context: Context, key: str, problem: Problem) -> SharedCluster:
+    """The active sweeps beside that of ``key``, on their nodes and those of ``problem``.
+
+    Those whose DAG run has ended without a word, or was deleted, are forgotten.
+    """
+    from saturn_airflow.launch.ledger import Ledger
+
+    ledger = Ledger(home())
+    found = []
+    for active in ledger.sweeps():
+        if active.key == key:
+            continue
+        if not _may_be_active(context["ti"], active):
+            ledger.remove(active.key)
+        else:
+            found.append(active)
+    return ledger.cluster(found, problem.nodes)
 
 
 def _bound(job: PlannedJob, node: str) -> PlannedJob:

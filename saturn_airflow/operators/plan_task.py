@@ -22,12 +22,12 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.model.settings import DEVICE_TIME, SweepSettings
-from saturn_airflow.model.sharing import SharedSweep, SharingRules, least_seconds
+from saturn_airflow.model.sharing import SharedSweep, least_seconds
 from saturn_airflow.operators import missed_deadlines
 from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
 from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.inventory import lost
-from saturn_airflow.operators.others import others_now, tell_others
+from saturn_airflow.operators.others import among_others, tell_others
 from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, left_out_now, present, why_absent
 from saturn_airflow.operators.round_outcomes import last_outcomes, standing_plans
@@ -111,7 +111,10 @@ class PlanOperator(ListingOperator):
             problem = self._problem_now(stand, going)
             cluster = present(self.settings.cluster, self.left_out)
             facts = self._facts(context, sweep, stand)
-            decided = self._among_others(context, facts, problem, self.decide(stand, problem, going))
+            decided = self.decide(stand, problem, going)
+            if self.settings.rounds.most == 1 and self.settings.objective != DEVICE_TIME:
+                plan = among_others(context, facts, problem, decided.adoption.plan)
+                decided = decided._replace(adoption=decided.adoption._replace(plan=plan))
             self._say(context, stand, decided)
             plan, made = decided.adoption.plan, time.time()
             refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
@@ -286,27 +289,6 @@ class PlanOperator(ListingOperator):
             deadline=self.ends_by,
             preempt=self.settings.preempt and self.settings.rounds.most == 1,
         )
-
-    def _among_others(
-        self, context: Context, facts: SharedSweep, problem: Problem, decided: Decided
-    ) -> Decided:
-        """``decided``, or where other sweeps are active on its nodes, what is to be expected among them."""
-        from saturn_airflow.sharing.among import meets_others, plan_among
-
-        if self.settings.rounds.most > 1 or self.settings.objective == DEVICE_TIME:
-            return decided
-        plan, others = decided.adoption.plan, others_now(context, facts.name, problem)
-        if not meets_others(problem, others):
-            return decided
-        found = plan_among(problem, plan, facts, others, SharingRules())
-        if found is None:
-            self.log.warning("Other sweeps leave no place for all jobs: planned as if there were none")
-            return decided
-        self.log.info(
-            "Planned among %d other sweeps: done in %.1f s, which would be %.1f s alone",
-            *(len(others.sweeps), found.makespan, plan.makespan),
-        )
-        return decided._replace(adoption=decided.adoption._replace(plan=found))
 
     def _unfollowed(self, sweep: SweepContext, stand: Stand) -> set[str]:
         """Asked again: some finish while this plans, some before they can be stopped."""
