@@ -87,23 +87,24 @@ def _sweep(
 
 def _job(outlook: Outlook, sweep: int, is_hidden: bool, now: float) -> dict[str, Any]:
     """A job as the chart draws it: what it has run so far is actual, what is expected is planned."""
-    place = outlook.place or (outlook.expected.place if outlook.expected else None)
-    status = "running" if outlook.place else "waiting"
     bars = []
-    if place is not None and outlook.expected is not None:
-        start, end = outlook.expected.start - now, outlook.expected.end - now
+    for number, stay in enumerate(outlook.expected.stays if outlook.expected else ()):
+        runs = outlook.place is not None and number == 0
+        start, end = stay.start - now, stay.end - now
+        if runs and outlook.expected:
+            start = outlook.expected.start - now
         bar = {
-            "technique": "" if is_hidden else place.technique,
-            "devices": place.devices,
-            "node": place.node,
-            "device_ids": list(place.device_ids),
-            "status": status,
+            "technique": "" if is_hidden else stay.place.technique,
+            "devices": stay.place.devices,
+            "node": stay.place.node,
+            "device_ids": list(stay.place.device_ids),
+            "status": "running" if runs else "waiting",
             "planned": [start, end],
             "planned_start": start,
             "planned_seconds": end - start,
-            "actual": [start, 0.0] if outlook.place else None,
+            "actual": [start, 0.0] if runs else None,
             "round": 1,
         }
         bars.append(bar)
-    name = _HIDDEN if is_hidden else outlook.job
+    name, status = _HIDDEN if is_hidden else outlook.job, "running" if outlook.place else "waiting"
     return {"name": name, "sweep": sweep, "status": status, "bars": bars, "trained": 1 - outlook.left}

@@ -18,11 +18,13 @@ class Expected:
     :param place: where it runs first from now on.
     :param start: when it is launched there; the moment of its launch, where it runs.
     :param end: when it is done, after all the stops that are foreseen.
+    :param stays: where it runs from now on, one after another; the first begins at the earliest now.
     """
 
     place: Place
     start: float
     end: float
+    stays: tuple[Ran, ...]
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,14 @@ def plan_together(cluster: SharedCluster, rules: SharingRules) -> StandingPlan:
     expected, so they foresee stops and changes of width that will pay when somebody is done.
     """
     found = replay((), cluster.nodes, rules, begin=cluster, learn=False)
-    first: dict[Key, Ran] = {}
-    last: dict[Key, Ran] = {}
+    stays: dict[Key, list[Ran]] = {}
     for ran in found.ran:
-        key = (ran.sweep, ran.job)
-        first.setdefault(key, ran)
-        last[key] = ran
+        stays.setdefault((ran.sweep, ran.job), []).append(ran)
     left = {(sweep.name, job.name) for sweep in found.left.sweeps for job in sweep.jobs}
     since = {(s.name, j.name): j.since for s in cluster.sweeps for j in s.jobs if j.place is not None}
     jobs = {
-        key: Expected(ran.place, since.get(key, ran.start), last[key].end)
-        for key, ran in first.items()
+        key: Expected(own[0].place, since.get(key, own[0].start), own[-1].end, tuple(own))
+        for key, own in stays.items()
         if key not in left
     }
     return StandingPlan(decide(cluster, rules), jobs, dict(found.done))

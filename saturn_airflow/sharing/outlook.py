@@ -76,7 +76,7 @@ def _holders(cluster: SharedCluster, plan: StandingPlan, place: Place) -> tuple[
             common = _devices_on(job, place.node) & wanted
             if common:
                 expected = plan.jobs.get((sweep.name, job.name))
-                until = None if expected is None else expected.end
+                until = None if expected is None else expected.stays[0].end
                 found.append(Holder(sweep.name, job.name, tuple(sorted(common)), until, sweep.preempt))
     return tuple(found)
 

@@ -65,6 +65,7 @@ def let_run(home: Path, sweep: ActiveSweep, job: str, devices: list[int], share:
         folder=str(state),
         node=node,
         kind="a100",
+        slots=8,
     )
     (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
     began = time.time() - 500

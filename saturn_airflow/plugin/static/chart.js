@@ -91,7 +91,7 @@ export class Chart {
       xAxis: {
         type: "value",
         position: "top",
-        min: Math.min(0, ...this.items.actual.map((item) => item.value[0])),
+        min: this.earliest(),
         max: this.horizon(),
         axisLabel: { ...text, formatter: moment, hideOverlap: true, showMaxLabel: false },
         axisLine: { show: false },
@@ -240,6 +240,10 @@ export class Chart {
       ]);
   }
 
+  earliest() {
+    return Math.min(0, ...this.items.actual.map((item) => item.value[0]));
+  }
+
   horizon() {
     const { totals, rounds, live, now } = this.page;
     const ends = [1];
@@ -258,7 +262,7 @@ export class Chart {
     const range = (this.horizon() * (end - start)) / 100;
     const room = Math.max(2, Math.floor(this.element.clientWidth / 90));
     const interval = STEPS.find((step) => range / step <= room) ?? 86400 * Math.ceil(range / 86400 / room);
-    this.echarts.setOption({ xAxis: { interval } });
+    this.echarts.setOption({ xAxis: { interval, min: Math.floor(this.earliest() / interval) * interval } });
   }
 
   // Zooms around the middle of what is seen; shifts by a share of it.

@@ -37,7 +37,7 @@ function end(sweep) {
   return [at(sweep.end), h("p", { class: "reason" }, `in ${duration(sweep.end)}`), due];
 }
 
-function draw(found) {
+function draw(found = null) {
   heard = found ?? heard;
   const { sweeps } = heard;
   byId("plan").hidden = byId("list").hidden = !sweeps.length;
@@ -50,4 +50,5 @@ function draw(found) {
   return true;
 }
 
+document.addEventListener("theme", () => heard && draw());
 poll({ ask: () => getCluster(heard?.tag), draw, say, seconds: SECONDS });
