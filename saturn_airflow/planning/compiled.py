@@ -3,6 +3,10 @@
 A search tries millions of schedules, and most of its time goes into a few small loops over numbers.
 Compiled they run many times faster. What is compiled is kept on disk, next to the code or in the
 user's cache, so that it is compiled once per machine, not once per solve.
+
+The longest of these functions are long on purpose. A part that is called for each branch or move has the
+references of all arrays it is given counted by the call: with the branch and bound and the pool's moves cut
+into six and three functions, the same plans took 1.2 to 1.9 times the processor's time.
 """
 
 from __future__ import annotations
