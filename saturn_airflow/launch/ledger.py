@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from saturn_airflow.launch import progress
+from saturn_airflow.launch import whereabouts
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import InvalidSweepError
@@ -98,7 +98,7 @@ class Ledger:
 
     def _job_now(self, active: ActiveSweep, job: SharedJob, now: float) -> SharedJob | None:
         """``job`` as its runs say it is; None where it is done."""
-        p = progress.of(self._home / active.folder / slug(job.name, OF_SWEEPS))
+        p = whereabouts.of(self._home / active.folder / slug(job.name, OF_SWEEPS))
         if p.status is not None and p.status not in WORTH_A_RETRY:
             return None
         state = replace(job, left=max(0.0, 1 - p.share))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from saturn_airflow.launch import runs
 from saturn_airflow.launch.runs import Run
 from saturn_airflow.model import metrics
-from saturn_airflow.model.plan import Place
 
 #: The first batches after a launch are slow.
 _WARMUPS = 2
@@ -43,8 +42,6 @@ class Progress:
     :param status: how the last run ended; None while it is alive, and where there is none.
     :param alive: the run that goes on, if there is one.
     :param training: whether that has its devices.
-    :param place: which they are, and under what it trains there; None while it has none.
-    :param since: when it got them, in seconds since the epoch.
     :param speeds: by strategy, the last of each.
     :param history: by metric (``eval_loss``, ``epoch_loss``, the job's own), its value by epochs trained.
     :param checkpoint_seconds: the longest that writing one took.
@@ -56,8 +53,6 @@ class Progress:
     status: str | None = None
     alive: Run | None = None
     training: bool = False
-    place: Place | None = None
-    since: float = 0.0
     speeds: tuple[Speed, ...] = ()
     history: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
     checkpoint_seconds: float = 0.0
@@ -71,7 +66,6 @@ class Progress:
 def of(folder: str | Path) -> Progress:
     """The progress of the job whose state is in ``folder`` (:attr:`RunSpec.folder`)."""
     steps, total, per_epoch, status, alive, training, slowest = 0, None, None, None, None, False, 0.0
-    place, since = None, 0.0
     speeds: dict[tuple[str, int, str], Speed] = {}
     losses: dict[int, dict[int, float]] = {}
     history: dict[str, dict[float, float]] = {}
@@ -82,12 +76,10 @@ def of(folder: str | Path) -> Progress:
         for event in run.so_far():
             match event["event"]:
                 case "leased":
-                    training, since = True, event["time"]
-                    place = Place(spec.technique, spec.devices, spec.node, tuple(event.get("devices", ())))
+                    training = True
                     if "technique" in event:
                         now_under = event["technique"], len(event["devices"])
                         took, strategy = (took if now_under == strategy else []), now_under
-                        place = replace(place, technique=now_under[0], devices=now_under[1])
                 case "gave_way":
                     training = False
                 case "start":
@@ -118,8 +110,6 @@ def of(folder: str | Path) -> Progress:
         status,
         alive,
         training and alive is not None,
-        place if training and alive is not None else None,
-        since,
         tuple(speeds.values()),
         {metric: values for metric, values in history.items() if values},
         slowest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from running import small_job, spec_for
 
 from saturn_airflow.cli import main
-from saturn_airflow.launch import runs
+from saturn_airflow.launch import progress, runs, whereabouts
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.cluster import Node
@@ -116,10 +117,44 @@ def test_where_jobs_are_is_what_their_runs_say(tmp_path: Path, capsys: pytest.Ca
     assert "short/run/sweep goes before it: its priority is 5, and 0 here" in said
     assert main(["why", "--home", str(home)]) == 0
     assert "long/run/sweep" in capsys.readouterr().out
+    folder = folder_of(home, sweep, "runs")
+    assert whereabouts.of(folder).share == pytest.approx(progress.of(folder).share, abs=0.05)
     run.stop()
+    assert whereabouts.of(folder).share == progress.of(folder).share
     (state,) = (job for one in ledger.cluster([sweep]).sweeps for job in one.jobs if job.name == "runs")
     assert state.place is None
     assert state.left < 1
+
+
+def test_where_a_job_is_is_what_was_said_last(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "1"
+    folder.mkdir(parents=True)
+    spec = spec_for(tmp_path, small_job(), "ddp", 2)
+    (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
+    lines: list[str] = []
+
+    def say(event: str, **fields: object) -> whereabouts.Whereabouts:
+        lines.append(json.dumps({"event": event, **fields, "time": float(len(lines))}) + "\n")
+        (folder / "events.jsonl").write_text("".join(lines))
+        return whereabouts.of(tmp_path)
+
+    with open(folder / "alive", "w") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        assert say("format", format=1) == whereabouts.Whereabouts()
+        first = say("leased", devices=[0, 1], technique="ddp")
+        assert (first.place, first.since, first.share) == (Place("ddp", 2, "local", (0, 1)), 1.0, 0.0)
+        say("start", step=0, total_batches=50, batches_per_epoch=50)
+        assert say("step", step=5, seconds=0.1, epoch=0, loss=1.0).share == 0.1
+        assert say("gave_way").place is None
+        assert say("leased", devices=[1], technique="single").place == Place("single", 1, "local", (1,))
+        say("start", step=5, total_batches=50, batches_per_epoch=50)
+        say("logged", text='\n{"event": "step", "step": 40}')
+        now = say("step", step=6, seconds=0.1, epoch=0, loss=1.0)
+        assert (now.share, now.place and now.place.devices) == (0.12, 1)
+        assert now.share == progress.of(tmp_path).share
+        with open(folder / "events.jsonl", "a") as file:
+            file.write('{"event": "step", "st')
+        assert whereabouts.of(tmp_path) == now
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

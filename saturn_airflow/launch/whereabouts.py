@@ -1,0 +1,77 @@
+"""Where a job is now, without reading all that its runs said: training of days says millions of things."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.launch import runs
+from saturn_airflow.launch.runs import Run
+from saturn_airflow.model.plan import Place
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """A job's.
+
+    :param share: of its batches, what has been trained.
+    :param status: how its last run ended; None while it is alive, and where there is none.
+    :param place: where it trains; None while it does not.
+    :param since: when it got its devices there, in seconds since the epoch.
+    """
+
+    share: float = 0.0
+    status: str | None = None
+    place: Place | None = None
+    since: float = 0.0
+
+
+def of(folder: str | Path) -> Whereabouts:
+    """Where the job is whose state is in ``folder`` (:attr:`RunSpec.folder`)."""
+    found = Whereabouts()
+    for run in runs.all_of(folder):
+        end = run.end
+        share = max(found.share, 1.0 if end and end["status"] == "finished" else _share(run))
+        found = Whereabouts(share, end["status"] if end else None)
+        if end is None and (leased := _last(run, "leased")) is not None:
+            place = _place(run, leased)
+            left = _last(run, "gave_way")
+            if left is None or left["time"] < leased["time"]:
+                found = replace(found, place=place, since=float(leased["time"]))
+    return found
+
+
+def _share(run: Run) -> float:
+    began, step = _last(run, "start"), _last(run, "step")
+    if began is None or not began.get("total_batches"):
+        return 0.0
+    steps = max(began.get("step") or 0, step["step"] if step else 0)
+    return min(1.0, float(steps / began["total_batches"]))
+
+
+def _place(run: Run, leased: dict[str, Any]) -> Place:
+    spec, devices = run.spec, tuple(leased.get("devices", ()))
+    if "technique" not in leased:  # of an earlier version, where all ran as planned
+        return Place(spec.technique, spec.devices, spec.node, devices)
+    return Place(leased["technique"], len(devices), spec.node, devices)
+
+
+def _last(run: Run, kind: str) -> dict[str, Any] | None:
+    """The run's last event of this kind, looked for from its end."""
+    # Lines begin so, and nothing else can: what jobs say has no line breaks in JSON.
+    wanted = b'\n{"event": "%s"' % kind.encode()
+    with (
+        suppress(OSError, ValueError),
+        open(run.folder / "events.jsonl", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as said,
+    ):
+        end = said.rfind(b"\n") + 1  # a line that is being written does not count
+        at = said.rfind(wanted, 0, end)
+        if at >= 0:
+            found: dict[str, Any] = json.loads(said[at : said.find(b"\n", at + 1)])
+            return found
+    return None
