@@ -23,7 +23,7 @@ from saturn_airflow.plugin.choice import job_choice
 from saturn_airflow.plugin.cluster_page import cluster_page
 from saturn_airflow.plugin.listing import listed
 from saturn_airflow.plugin.overview import sweep_page
-from saturn_airflow.plugin.queries import DETAILS, Record, read_run
+from saturn_airflow.plugin.queries import DETAILS, PLAN, Record, read_run
 from saturn_airflow.plugin.sweeps import read_sweeps
 from saturn_airflow.plugin.web_internals import (
     DagAccessEntity,
@@ -135,7 +135,8 @@ def plan(
 ) -> Response:
     """All the page shows of a sweep; without ``sweep``, of the run's first.
 
-    :param since: the answer has the curves that were told of after it, in seconds since the epoch.
+    :param since: the answer has the curves that were told of after it, in seconds since the epoch; all of
+        them (``curves_whole``) where a plan was made since.
     """
     now = time.time()
     # Before all else: what changes while this reads counts as news for the next question.
@@ -143,8 +144,10 @@ def plan(
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"ETag": tag})
     record, group = _sweep_of(read_run(session, dag_id, run_id), sweep)
-    curves, at = changes.curves(session, dag_id, run_id, group, since)
-    shown = {**sweep_page(record, group, now), "curves": curves, "curves_at": at}
+    plans = {made_at for _, made_at in record.all_values(record.of(group, PLAN), "attempt")}
+    whole = since is None or any(made_at > since for made_at in plans)
+    curves, at = changes.curves(session, dag_id, run_id, group, None if whole else since, plans)
+    shown = {**sweep_page(record, group, now), "curves": curves, "curves_at": at, "curves_whole": whole}
     return JSONResponse(shown, headers={"ETag": tag})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +61,17 @@ def etag(*told: Any) -> str:
 
 
 def curves(
-    session: Session, dag_id: str, run_id: str, group: str, since: float | None
+    session: Session,
+    dag_id: str,
+    run_id: str,
+    group: str,
+    since: float | None,
+    plans: Collection[float] = (),
 ) -> tuple[dict[str, Any], float | None]:
     """The curves of a sweep's jobs that were told of after ``since``, by job, the newest of each.
 
     :param since: what this returned before, in seconds since the epoch; None for all.
+    :param plans: when those plans were made that stand: Airflow keeps what the tasks of an earlier one told.
     :returns: the curves (``[step, value]`` by metric), and when the newest were told.
     """
     query = (
@@ -85,6 +91,8 @@ def curves(
     newest = since
     for value, at in session.execute(query):
         newest = seconds(at)
-        if isinstance(value, Mapping) and isinstance(value.get("curves"), Mapping):
+        if not isinstance(value, Mapping) or (plans and value.get("attempt") not in plans):
+            continue
+        if isinstance(value.get("curves"), Mapping):
             found[value["job"]] = value["curves"]
     return found, newest

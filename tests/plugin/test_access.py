@@ -138,6 +138,18 @@ def test_a_page_that_knows_all_is_told_so_and_only_of_new_curves(site):
     news = client.get(path, headers=known, params={"since": at + 60})
     assert (news.status_code, list(news.json()["curves"])) == (200, ["hidden-job"])
 
+    with Session(engine) as session:  # a plan that was made anew, of which no task has told anything
+        of_plan = (
+            XComModel.dag_id == "secret",
+            XComModel.task_id == "sweep.plan",
+            XComModel.key == "attempt",
+        )
+        assert session.execute(update(XComModel).where(*of_plan).values(value=at + 200)).rowcount == 1
+        session.commit()
+    engine.dispose()
+    anew = client.get(path, params={"since": at + 60}).json()
+    assert (anew["curves"], anew["curves_whole"]) == ({}, True)
+
 
 def test_what_is_known_of_a_job_is_asked_for_by_name(site):
     client = site.client("ada")

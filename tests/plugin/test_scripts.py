@@ -38,9 +38,9 @@ class Server:
         else:
             route.fulfill(content_type="text/html", body=self.html)
 
-    def open(self, template: str, **values: str) -> Page:
+    def open(self, template: str, search: str = "", **values: str) -> Page:
         self.html = TEMPLATES.get_template(template).render(root="/saturn", airflow="", **values)
-        self.page.goto("http://airflow.test/saturn/")
+        self.page.goto(f"http://airflow.test/saturn/{search}")
         return self.page
 
 
@@ -102,3 +102,16 @@ def test_by_how_much_the_champion_was_beaten(server: Server) -> None:
     expect(trend).to_contain_text("over the champion−0.05better in 1 of 2 nights")
     expect(trend.locator("circle")).to_have_count(6)
     expect(trend.locator("line.base")).to_have_count(1)
+
+
+def test_a_sweep_that_is_not_in_the_list_is_not_replaced_without_a_word(server: Server) -> None:
+    night = {**Run("success").page(), "curves": {}, "curves_at": None}
+    server.data = {"limit=": listed("new", "old"), "": night}
+    page = server.open("compare.html", dag_id="d", search="?sweep=s&before=gone&after=new")
+    expect(page.locator("#message")).to_have_text(
+        "Not among the latest 200 sweeps of this DAG: gone. Shown instead are those chosen above."
+    )
+    expect(page.locator("#before")).to_have_value("old")
+    page = server.open("compare.html", dag_id="d", search="?sweep=s&before=old&after=new")
+    expect(page.locator("#content")).to_be_visible()
+    expect(page.locator("#message")).to_be_hidden()

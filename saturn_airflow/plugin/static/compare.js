@@ -11,18 +11,23 @@ import { day } from "./trend.js";
 const at = document.documentElement.dataset;
 const asked = new URLSearchParams(location.search);
 const ask = { sweep: asked.get("sweep"), before: asked.get("before"), after: asked.get("after"), search: "", sort: "value" };
+const LATEST = 200;
 let sweeps = [];
+let replaced = [];
 let pages = {};
 let calls = 0;
 
 async function start() {
-  ({ sweeps } = await getSweeps(200));
+  ({ sweeps } = await getSweeps(LATEST));
   if (!sweeps.length) return say("This DAG has no sweep yet.");
   const names = [...new Set(sweeps.map((sweep) => sweep.sweep))].sort();
+  const wanted = { ...ask };
   if (!names.includes(ask.sweep)) ask.sweep = sweeps[0].sweep;
   byId("sweep-choice").hidden = names.length < 2;
   fill(byId("sweep"), names, () => names.map((name) => h("option", { value: name }, name)));
   settle();
+  // What an address asks for is never replaced without a word.
+  replaced = ["sweep", "before", "after"].filter((id) => wanted[id] && wanted[id] !== ask[id]).map((id) => wanted[id]);
   await load();
 }
 
@@ -49,7 +54,9 @@ async function load() {
   const [before, after] = await Promise.all([ask.before, ask.after].map((run) => getPlan(ask.sweep, null, null, run)));
   if (call !== calls) return;
   pages = { before, after };
-  say(ask.before === ask.after ? "This is one sweep beside itself: choose another." : "");
+  const gone = replaced.length ? `Not among the latest ${LATEST} sweeps of this DAG: ${replaced.join(", ")}. Shown instead are those chosen above.` : "";
+  say(gone || (ask.before === ask.after ? "This is one sweep beside itself: choose another." : ""));
+  replaced = [];
   draw();
 }
 

@@ -37,7 +37,7 @@ function asked() {
 // found: null where nothing has changed but the time.
 function hear(found) {
   if (found && page && page.sweep !== found.sweep) forget();
-  if (found) curves = { ...curves, ...found.curves };
+  if (found) curves = found.curves_whole ? found.curves : { ...curves, ...found.curves };
   page = found ?? advanced(said.answer, (Date.now() - said.at) / 1000);
   heard = Date.now();
   draw();
