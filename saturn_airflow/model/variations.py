@@ -36,10 +36,12 @@ class Variations:
         if rest and first in _MAPPINGS:
             return
         if key not in _HPARAMS and key not in job.model_args and key not in job.data_args:
+            last = key.rpartition(".")[2]
             raise InvalidSweepError(
                 f"{self._what}: {key!r} is no hyper-parameter ({', '.join(sorted(_HPARAMS))}) and no key of "
-                "the job's model_args or data_args; give what is inside a mapping as "
-                f"{{'optimizer_args.{key.rpartition('.')[2]}': [...]}}, before the keyword arguments"
+                "the job's model_args or data_args; an argument of load_model needs a value there, as in "
+                f"model_args={{{last!r}: ...}}, and what is inside a mapping is given as "
+                f"{{'optimizer_args.{last}': [...]}}, before the keyword arguments"
             )
 
     def job(self, values: Mapping[str, Any], in_name: Mapping[str, Any] | None = None) -> Job:
