@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model as load_tensors
 from safetensors.torch import save_file, save_model
 from torch import nn
 
@@ -137,5 +136,5 @@ def load_exported(
         model: nn.Module = made_model(job, allowed_modules)
     finally:
         _making.reset(token)
-    load_tensors(model, str(path / WEIGHTS))
+    pyfunc.load_weights(model, path / WEIGHTS)
     return model.eval()

@@ -56,8 +56,20 @@ def _load_pyfunc(path: str) -> Predictor:
         )
     made: Any = getattr(importlib.import_module(module), name)(**arguments)
     model: nn.Module = made.model if job.get("trainer") else made
-    load_tensors(model, str(Path(path, "model.safetensors")))
+    load_weights(model, Path(path, "model.safetensors"))
     return Predictor(model.eval())
+
+
+def load_weights(model: nn.Module, file: Path) -> None:
+    """Give ``model`` the weights in ``file``, sparse buffers and those whose elements share memory, too."""
+    found = [(module, *own) for module in model.modules() for own in module.named_buffers(recurse=False)]
+    sparse = [entry for entry in found if entry[2].layout != torch.strided]
+    for module, name, buffer in found:
+        if buffer.layout != torch.strided or 0 in buffer.stride():
+            module._buffers[name] = buffer.to_dense().clone(memory_format=torch.contiguous_format)
+    load_tensors(model, str(file))
+    for module, name, buffer in sparse:
+        module._buffers[name] = getattr(module, name).to_sparse(layout=buffer.layout)
 
 
 def _check_allowed(module: str) -> None:

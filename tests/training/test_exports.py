@@ -93,3 +93,31 @@ def test_a_models_file_does_not_choose_what_is_imported(load_model, tmp_path, mo
     with pytest.raises(ValueError, match="not among SATURN_ALLOWED_MODULES"):
         pyfunc._load_pyfunc(str(tmp_path))
     assert "shop.models" not in sys.modules
+
+
+class OddBuffers(torch.nn.Linear):
+    """A sparse buffer, and one whose elements lie in the same place."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("adjacent", torch.eye(3).to_sparse())
+        self.register_buffer("rows", torch.eye(3).to_sparse_csr())
+        self.register_buffer("wide", torch.ones(1, 3).expand(4, 3))
+        self.register_buffer("count", torch.tensor(0))
+
+
+def test_sparse_buffers_and_those_whose_elements_share_memory_are_loaded(tmp_path):
+    trained = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "count": torch.tensor([3])}
+    trained |= {
+        "adjacent": 2 * torch.eye(3),
+        "rows": 3 * torch.eye(3),
+        "wide": torch.arange(12.0).reshape(4, 3),
+    }
+    save_file(trained, tmp_path / "model.safetensors")
+    model = OddBuffers()
+    pyfunc.load_weights(model, tmp_path / "model.safetensors")
+    assert (model.adjacent.layout, model.rows.layout) == (torch.sparse_coo, torch.sparse_csr)
+    for name, value in trained.items():
+        found = getattr(model, name).detach()
+        found = found.to_dense() if found.layout != torch.strided else found
+        assert torch.equal(found.reshape(value.shape), value), name
