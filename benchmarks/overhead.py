@@ -186,8 +186,9 @@ def train_processes(folder: Path) -> list[dict[str, Any]]:
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         words = process.info["cmdline"] or []
-        if SUPERVISOR in words and words[-2].startswith(str(folder)):
-            run = Path(words[-2])
+        at = words.index(SUPERVISOR) + 1 if SUPERVISOR in words else len(words)
+        if at < len(words) and words[at].startswith(str(folder)):
+            run = Path(words[at])
             if (run / "alive").read_text() != str(process.pid):
                 continue  # one it launches, which still looks like it
             said = {event["event"] for event in events(run)}
