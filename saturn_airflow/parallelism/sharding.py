@@ -59,11 +59,13 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 
 def whole_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters that FSDP can't shard: without dimensions, or of an odd dtype."""
+    """Names of the parameters that FSDP can't shard: without dimensions or numbers, or of an odd dtype."""
     trained = [p for p in model.parameters() if p.requires_grad]
     usual = Counter(p.dtype for p in trained).most_common(1)[0][0]
     return [
-        name for name, p in model.named_parameters() if not p.ndim or (p.requires_grad and p.dtype != usual)
+        name
+        for name, p in model.named_parameters()
+        if not p.ndim or not p.numel() or (p.requires_grad and p.dtype != usual)
     ]
 
 
@@ -218,9 +220,14 @@ class Sharded(Parallel):
 def _look_at_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
     """Refuse an output of which FSDP finds no tensor: it would not hear of the backward pass.
 
-    :raises DoesNotFit: for an object that holds all there are.
+    :raises DoesNotFit: for an object that holds all there are, and for weights that are given back by now.
     """
     leaves = _pytree.tree_leaves(output)
+    if any(isinstance(leaf, torch.Tensor) and leaf.numel() and _is_given_back(leaf) for leaf in leaves):
+        raise DoesNotFit(
+            f"the forward pass of {what} returns one of its weights, which FSDP has given back by then; "
+            "return a copy (weight.clone()), or use another technique"
+        )
     if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
         return
     for leaf in leaves:
@@ -230,6 +237,10 @@ def _look_at_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
                 f"the forward pass of {what} returns tensors in a {type(leaf).__name__}, where FSDP does not "
                 "find them; return a tensor, tuple, list or dictionary"
             )
+
+
+def _is_given_back(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.untyped_storage().size() == 0
 
 
 def _has_gradient(parameter: Any) -> bool:

@@ -170,7 +170,7 @@ class Comparison:
             # Where a gradient is noise an optimizer may turn it into a step of full length.
             single = as_it_should.values[: as_it_should.singles].abs()
             nothing = (single == 0) & (gradient.values[: gradient.singles] == 0)
-            firm = nothing | (single >= 10 * noise / math.sqrt(as_it_should.count))
+            firm = nothing | (single >= 10 * noise / math.sqrt(max(as_it_should.count, 1)))
             self._firm[name] = firm & self._firm.get(name, firm)
 
     def _updates(self, expected: Step, got: Step) -> Iterator[Difference]:

@@ -129,15 +129,16 @@ class PlainLoop:
         self, parts: Sequence[MicroBatch], parameters: Sequence[nn.Parameter]
     ) -> tuple[float, float]:
         """Add up the gradients of the parts of a batch; their mean loss, and what it is a mean over."""
-        self._objective.begin(sum(part.samples for part in parts))
+        all_samples = sum(part.samples for part in parts)
+        self._objective.begin(all_samples)
         losses, over = 0.0, 0.0
         for part in parts:
             data, samples = self._objective.prepare(part.data, part.samples)
             loss, of = self._objective(self.model, data, samples)
-            loss.backward()  # type: ignore[no-untyped-call]
+            (loss / all_samples).backward()  # type: ignore[no-untyped-call]
             losses, over = losses + float(loss.detach()), over + float(of)
         for gradient in (p.grad for p in parameters if p.grad is not None):
-            gradient /= over
+            gradient *= all_samples / over
         return losses / over, over
 
     def step(self, parts: Sequence[MicroBatch]) -> Step:

@@ -93,7 +93,7 @@ def _small_splits(parameters: Sequence[nn.Parameter]) -> dict[tuple[tuple[int, .
         if isinstance(parameter, DTensor) and parameter.device_mesh.size() > 1:
             for placement in parameter.placements:
                 dim = getattr(placement, "dim", None)
-                if dim is not None and parameter.shape[dim] > 1:
+                if dim is not None and parameter.shape[dim] > 1 and parameter.numel():
                     small = tuple(min(size, _LONGEST) for size in parameter.shape)
                     found.setdefault((small, dim % parameter.ndim), parameter)
     return found

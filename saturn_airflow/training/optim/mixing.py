@@ -91,7 +91,8 @@ def _small(groups: Sequence[Group]) -> list[_Small]:
     for group in groups:
         options = {key: value for key, value in group.items() if key != "params"} | {"lr": _RATE}
         device = next((p.device for p in group["params"]), None)
-        shapes = [tuple(min(size, _LONGEST) for size in p.shape) for p in group["params"][:2]]
+        some = [p for p in group["params"] if p.numel()][:2]
+        shapes = [tuple(min(size, _LONGEST) for size in p.shape) for p in some]
         for number, shape in enumerate([*shapes, *shapes][:2]):
             kinds.setdefault(
                 f"{number} {options}", _Small(options, _values(shape, len(kinds)).to(device), len(kinds))
