@@ -36,6 +36,8 @@ from saturn_airflow.plugin.web_internals import (
 )
 
 HERE = Path(__file__).parent
+#: Bytes of an answer at most; a sweep of 500 jobs takes half a MiB.
+LARGEST = 32 * 2**20
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -148,7 +150,7 @@ def plan(
     whole = since is None or any(made_at > since for made_at in plans)
     curves, at = changes.curves(session, dag_id, run_id, group, None if whole else since, plans)
     shown = {**sweep_page(record, group, now), "curves": curves, "curves_at": at, "curves_whole": whole}
-    return JSONResponse(shown, headers={"ETag": tag})
+    return answer(shown, {"ETag": tag})
 
 
 @app.get("/data/job/{dag_id}/{run_id:path}", dependencies=may_read_sweeps)
@@ -158,7 +160,7 @@ def job(session: SessionDep, dag_id: str, run_id: str, sweep: str, job: str) -> 
     choice = job_choice(*_sweep_of(record, sweep), job)
     if choice is None:
         raise HTTPException(404, f"The sweep has no job {job!r}")
-    return JSONResponse(choice)
+    return answer(choice)
 
 
 @app.get("/static/{path:path}", dependencies=[Depends(get_user)])
@@ -194,7 +196,16 @@ def unless_known(request: Request, content: dict[str, Any]) -> Response:
     tag = changes.etag(content)
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"ETag": tag})
-    return JSONResponse(content, headers={"ETag": tag})
+    return answer(content, {"ETag": tag})
+
+
+def answer(content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+    """What is to be shown, unless it is more than a browser or the server should hold."""
+    response = JSONResponse(content, headers=headers)
+    if len(response.body) > LARGEST:
+        size = len(response.body) / 2**20
+        raise HTTPException(413, f"This is {size:.0f} MiB, and the page shows {LARGEST / 2**20:.0f} at most")
+    return response
 
 
 def page(request: Request, name: str, status: int = 200, **values: str) -> HTMLResponse:

@@ -1,0 +1,99 @@
+"""Every route and verb of the plugin, found by itself, for visitors who lack a login or one right."""
+
+from __future__ import annotations
+
+import pytest
+from airflow import settings
+from airflow.api_fastapi.app import create_auth_manager
+from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+from airflow.models import import_all_models
+from airflow.models.base import Base
+from fastapi.testclient import TestClient
+from starlette.routing import Route
+
+from saturn_airflow.plugin import app as plugin
+from saturn_airflow.plugin.web_internals import DagAccessEntity
+
+VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+RIGHTS = (DagAccessEntity.RUN, DagAccessEntity.TASK_INSTANCE, DagAccessEntity.XCOM)
+#: What needs a login and no right: scripts and styles, which tell nothing of anybody's sweeps.
+FOR_ALL_WHO_ARE_IN = {"/static/{path:path}"}
+
+
+class OneRightLess(SimpleAuthManager):
+    """Airflow's simple auth manager, which has roles alone: here a role lacks the right that it is called."""
+
+    def is_authorized_dag(self, *, method, user, access_entity=None, details=None):
+        return access_entity is None or user.role != access_entity.name
+
+
+@pytest.fixture(scope="module")
+def manager():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW__CORE__AUTH_MANAGER", f"{__name__}.OneRightLess")
+        patch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "of-tests-" * 8)
+        import_all_models()
+        Base.metadata.create_all(settings.engine)
+        manager = create_auth_manager()
+        manager.init()
+        yield manager
+
+
+def client_of(manager, role):
+    headers = {}
+    if role is not None:
+        token = manager.generate_jwt(SimpleAuthManagerUser(username="ann", role=role))
+        headers = {"Authorization": f"Bearer {token}"}
+    return TestClient(plugin.app, headers=headers, follow_redirects=False)
+
+
+def routes():
+    found = [route.path for route in plugin.app.routes]
+    assert all(isinstance(route, Route) for route in plugin.app.routes), "a mount would hide its routes"
+    assert len(found) >= 9
+    return found
+
+
+def filled(path):
+    url = path.replace("{dag_id}", "a-dag").replace("{run_id:path}", "a-run")
+    url = url.replace("{path:path}", "plan.js")
+    assert "{" not in url, "a parameter that this test does not know"
+    return f"{url}?sweep=sweep&job=a-job"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("path", routes())
+def test_without_a_login(manager, path, verb):
+    answer = client_of(manager, None).request(verb, filled(path))
+    assert answer.status_code == (401 if verb == "GET" else 405)
+    assert "Content-Security-Policy" in answer.headers
+    if verb == "GET":
+        forged = client_of(manager, None).get(filled(path), headers={"Authorization": "Bearer x.y.z"})
+        assert forged.status_code == 403
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("right", RIGHTS, ids=lambda right: right.name)
+@pytest.mark.parametrize("path", sorted(set(routes()) - FOR_ALL_WHO_ARE_IN))
+def test_without_one_right(manager, path, right, verb):
+    answer = client_of(manager, right.name).request(verb, filled(path))
+    assert answer.status_code == (403 if verb == "GET" else 405)
+    assert "a-job" not in answer.text
+
+
+def test_with_all_rights_the_pages_are_there(manager):
+    client = client_of(manager, "all")
+    assert client.get("/sweeps").status_code == 200
+    assert client.get("/static/plan.js").status_code == 200
+    for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"):
+        assert client.get(path).status_code == 404
+
+
+def test_an_answer_has_a_limit(monkeypatch):
+    small = {"jobs": ["a"] * 10}
+    assert plugin.answer(small, {"ETag": "x"}).status_code == 200
+    monkeypatch.setattr(plugin, "LARGEST", 20)
+    with pytest.raises(plugin.HTTPException, match="the page shows 0 at most") as refused:
+        plugin.answer(small)
+    assert refused.value.status_code == 413
