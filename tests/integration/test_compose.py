@@ -100,6 +100,48 @@ def test_no_secret_is_written_in_the_files():
             assert [value for value in values if value and not value.startswith("${")] == [], path
 
 
+@pytest.mark.parametrize("name", sorted(load(COMPOSE, new_secrets())))
+def test_no_secret_is_in_a_command_line(name):
+    secrets = new_secrets()
+    service = load(COMPOSE, secrets)[name]
+    texts = [*service.command, *(service.healthcheck.test if service.healthcheck else ())]
+    assert [text for text in texts for value in secrets.values() if value in text] == []
+    # What a shell puts into the arguments of another program is in its command line, too.
+    words = [word for text in texts for word in shlex.split(text.partition("<<")[0])]
+    shown = [word for word in words if re.search(r"\$\w*(PASSWORD|AUTH|SECRET|BROKER_URL)", word)]
+    allowed = (
+        ["--password=$ADMIN_PASSWORD"] if name == "init" else []
+    )  # for seconds, when the database is made
+    assert [word for word in shown if not word.startswith("CELERY_BROKER_URL=")] == allowed
+
+
+def test_mlflow_answers_to_exact_names():
+    def hosts(**variables):
+        command = load(COMPOSE, {**new_secrets(), **variables})["mlflow"].command
+        (option,) = [word for word in command if word.startswith("--allowed-hosts=")]
+        return set(option.partition("=")[2].split(","))
+
+    always = {"localhost:*", "127.0.0.1:*", "mlflow:*"}
+    assert hosts() == always
+    assert hosts(MLFLOW_ALLOWED_HOSTS="10.0.0.5:*,ml.shop:*") == always | {"10.0.0.5:*", "ml.shop:*"}
+    for host in hosts():
+        assert "*" not in host.removesuffix(":*"), "10.* matches 10.evil.example"
+
+
+def test_services_can_not_become_root(raw):
+    for name, service in raw["services"].items():
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        # The images of Postgres and Redis begin as root and step down; ours never is.
+        assert ("build" not in service) or service["cap_drop"] == ["ALL"], name
+        assert not service.get("privileged")
+        assert "cap_add" not in service
+
+
+def test_images_have_versions(raw):
+    for name, service in raw["services"].items():
+        assert re.search(r":(\d|\$\{SATURN_DEVICE)", service["image"]), name
+
+
 def test_the_example_lists_every_variable():
     used = set(re.findall(r"(?<!\$)\$\{(\w+)", COMPOSE.read_text())) - {"LISTEN", "AIRFLOW_ADMIN_USER"}
     listed = set(re.findall(r"^#?(\w+)=", (DOCKER / ".env.example").read_text(), re.MULTILINE))
