@@ -179,6 +179,8 @@ def wish_of(folder: Path) -> Wish | None:
         wish = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
+    if not isinstance(wish, dict) or "wish" not in wish:
+        return None
     formats.check(wish, "a wish", path)
     return FROM_SCRATCH if wish["wish"] == FROM_SCRATCH else GO_ON
 

@@ -153,8 +153,15 @@ def read_spec(folder: Path) -> RunSpec:
     """What was asked of the run in ``folder``.
 
     :raises NewerFormatError: when a newer version wrote it in a way that this one can't read.
+    :raises InvalidSweepError: when the file is damaged.
     """
     path = folder / "spec.json"
-    data = json.loads(path.read_text())
-    formats.check(data, _SPEC, path)
-    return RunSpec.from_dict(data)
+    try:
+        data = json.loads(path.read_text())
+        formats.check(data, _SPEC, path)
+        return RunSpec.from_dict(data)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidSweepError(
+            f"{path} is damaged ({type(error).__name__}: {error}); move {folder.name} out of "
+            f"{folder.parent}, and the job goes on from its last checkpoint"
+        ) from None

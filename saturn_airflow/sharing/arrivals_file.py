@@ -72,11 +72,13 @@ class ArrivalsFile:
             Cluster(*nodes)
             sweeps = tuple(_sweep(entry, nodes) for entry in data["sweeps"])
             changes = tuple(_change(entry, nodes) for entry in data.get("changes", ()))
-            shares = dict(data.get("shares", {}))
+            shares = data.get("shares", {})
         except KeyError as error:
             raise InvalidSweepError(f"{where} lacks {error}") from None
         except (TypeError, AttributeError) as error:
             raise InvalidSweepError(f"{where} is not in the expected form: {error}") from None
+        if not isinstance(shares, Mapping):
+            raise InvalidSweepError(f"{where}: shares is {shares!r:.80}; give numbers by team")
         names = [sweep.name for sweep in sweeps]
         if not names:
             raise InvalidSweepError(f"{where} has no sweeps; give at least one")
@@ -85,7 +87,7 @@ class ArrivalsFile:
                 f"{where}: two sweeps are named {twice[0]!r}; every sweep needs a name of its own"
             )
         sweeps = tuple(sorted(sweeps, key=lambda sweep: (sweep.arrived, sweep.name)))
-        return cls(str(data.get("name", "arrivals")), nodes, sweeps, shares, changes)
+        return cls(str(data.get("name", "arrivals")), nodes, sweeps, dict(shares), changes)
 
     @classmethod
     def read(cls, path: str | Path) -> ArrivalsFile:

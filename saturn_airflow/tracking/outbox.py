@@ -107,7 +107,7 @@ class Outbox:
             state: dict[str, Any] = json.loads(self._state.read_text())
         except (OSError, ValueError):
             return {}
-        return state
+        return state if isinstance(state, dict) else {}
 
     def note(self, state: Mapping[str, Any]) -> None:
         """Note how far records were sent; where the disk is full, they will be sent again."""

@@ -1,0 +1,178 @@
+"""Whatever is in a file that the product reads, it is read, or refused in one message that names it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from saturn_airflow import HParams, Job, Node
+from saturn_airflow.launch import restarting
+from saturn_airflow.launch.run_spec import RunSpec, read_spec
+from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.operators import drains, inventory
+from saturn_airflow.planning.presenting.plan_files import read_plan
+from saturn_airflow.sharing.arrivals_file import ArrivalsFile
+from saturn_airflow.tracking.outbox import Outbox
+
+EXAMPLES = int(os.environ.get("SATURN_FUZZ_EXAMPLES", "60"))
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+JOB = Job("a", "shop:model", "shop:data", hparams=HParams(batches=3), model_args={"layers": 2})
+SPEC = RunSpec(job=JOB, technique="ddp", folder="f", node="n", slots=2, devices=1, kind="cpu").to_dict()
+PLAN = Plan("p", "makespan", 5.0, 4.0, 0.1, (Assignment("a", "ddp", 1, "n", (0,), 0.0, 5.0),)).to_dict()
+WAYS = {"technique": "ddp", "devices": 1, "seconds": {"cpu": 5.0}}
+ARRIVALS = {
+    "nodes": [{"name": "n", "devices": 2, "kind": "cpu"}],
+    "sweeps": [{"name": "s", "arrives": 0, "jobs": [{"name": "a", "strategies": [WAYS]}]}],
+    "shares": {"team": 1.0},
+}
+tried: Counter[str] = Counter()
+
+
+@st.composite
+def damaged(draw: Any, valid: Any) -> bytes:
+    """``valid`` as JSON with something lost, replaced, added or cut off; or anything."""
+    how = draw(st.integers(0, 9))
+    if how == 0:
+        return bytes(draw(st.binary(max_size=80)))
+    if how == 1:
+        return json.dumps(draw(ANYTHING)).encode()
+    data = copy.deepcopy(valid)
+    for _ in range(draw(st.integers(1, 2))):
+        place, key = data, None
+        while isinstance(place, dict | list) and place:
+            holder, keys = place, sorted(place) if isinstance(place, dict) else range(len(place))
+            key = draw(st.sampled_from(list(keys)))
+            place = holder[key]
+            if draw(st.booleans()):
+                break
+        if key is not None:
+            if draw(st.booleans()):
+                holder[key] = draw(ANYTHING)
+            else:
+                del holder[key]
+    text = json.dumps(data).encode()
+    return text[: draw(st.integers(0, len(text)))] if how == 2 else text
+
+
+def fuzz(valid: Any) -> Callable[[Any], Any]:
+    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return lambda test: settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=quiet)(
+        given(damaged(valid))(test)
+    )
+
+
+@contextlib.contextmanager
+def one_message(name: str) -> Iterator[Path]:
+    """A folder, in which only the product's own errors may happen, with one line that names the file."""
+    tried[name] += 1
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW__SATURN__HOME", folder)
+        try:
+            yield Path(folder)
+        except SaturnError as error:
+            if not str(error).strip():
+                raise AssertionError("an error without words") from error
+
+
+def test_what_is_whole_is_read(tmp_path: Path) -> None:
+    for name, valid in (("spec", SPEC), ("plan", PLAN), ("arrivals", ARRIVALS)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(valid))
+    assert read_spec(tmp_path).job == JOB
+    assert read_plan(tmp_path / "plan.json").makespan == 5.0
+    assert ArrivalsFile.read(tmp_path / "arrivals.json").sweeps
+
+
+@fuzz(SPEC)
+def test_spec_of_a_run(content: bytes) -> None:
+    with one_message("spec") as folder:
+        (folder / "spec.json").write_bytes(content)
+        assert isinstance(read_spec(folder), RunSpec)
+
+
+@fuzz(Node("n", 2, kind="cpu").to_dict())
+def test_cards_of_nodes(content: bytes) -> None:
+    with one_message("cards") as folder:
+        inventory.announce(Node("whole", 1))
+        (folder / "nodes" / "n.json").write_bytes(content)
+        assert all(isinstance(node, Node) for node in inventory.announced_nodes())
+
+
+@fuzz({"gpu-a": 4})
+def test_record_of_pools(content: bytes) -> None:
+    with one_message("pools") as folder:
+        (folder / "pools.json").write_bytes(content)
+        assert isinstance(inventory.recorded_pools(), dict)
+
+
+@fuzz({"reason": "a new fan", "format": 1})
+def test_drains(content: bytes) -> None:
+    with one_message("drains") as folder:
+        (folder / "drained").mkdir()
+        (folder / "drained" / "n.json").write_bytes(content)
+        assert set(drains.drained()) == {"n"}
+
+
+@fuzz({"wish": "scratch", "format": 1, "time": 1.0})
+def test_wishes(content: bytes) -> None:
+    with one_message("wishes") as folder:
+        restarting.ask_for(folder, restarting.FROM_SCRATCH)
+        (path,) = folder.iterdir()
+        assert restarting.wish_of(folder) == restarting.FROM_SCRATCH
+        path.write_bytes(content)
+        assert restarting.wish_of(folder) in (None, restarting.FROM_SCRATCH, restarting.GO_ON)
+
+
+@fuzz({"kind": "metric", "name": "loss", "value": 0.5})
+def test_an_outbox(content: bytes) -> None:
+    with one_message("outbox") as folder:
+        box = Outbox(folder)
+        box.append({"kind": "tag", "name": "first"})
+        with (box.folder / "outbox.jsonl").open("ab") as file:
+            file.write(content + b"\n")
+        box.append({"kind": "tag", "name": "last"})
+        records = [record for record, _ in box.read(0)]
+        assert records[0]["name"] == "first"
+        assert records[-1]["name"] == "last", "what is valid beside it stays"
+        assert box.last("tag", "first") is not None
+        (box.folder / "sent.json").write_bytes(content)
+        assert isinstance(box.state(), dict)
+
+
+@fuzz(PLAN)
+def test_a_plan(content: bytes) -> None:
+    with one_message("plan") as folder:
+        (folder / "plan.json").write_bytes(content)
+        read_plan(folder / "plan.json")
+
+
+@fuzz(ARRIVALS)
+def test_arrivals(content: bytes) -> None:
+    with one_message("arrivals") as folder:
+        (folder / "arrivals.json").write_bytes(content)
+        ArrivalsFile.read(folder / "arrivals.json")
+
+
+@fuzz(JOB.to_dict())
+def test_a_job(content: bytes) -> None:
+    with one_message("job"), contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
+        assert isinstance(Job.from_dict(json.loads(content)), Job)
+
+
+def test_how_many(figure: Callable[[str], None]) -> None:
+    figure(f"{sum(tried.values())} damaged inputs: " + ", ".join(f"{k} {n}" for k, n in tried.items()))
