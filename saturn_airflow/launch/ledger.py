@@ -36,6 +36,8 @@ class Ledger:
 
     def __init__(self, home: Path) -> None:
         self._home = home
+        # Beside the folders of DAGs, of which none begins with a dot, and closed to others as these are.
+        self._folder = home / "sweeps" / ".active"
 
     def write(self, sweep: ActiveSweep) -> None:
         """Let all know of ``sweep``, in the place of what they knew of it.
@@ -59,7 +61,7 @@ class Ledger:
     def sweeps(self) -> list[ActiveSweep]:
         """All that can be read, first planned first; of others a warning is logged."""
         found = []
-        for path in sorted((self._home / "active").glob("*.json")):
+        for path in sorted(self._folder.glob("*.json")):
             try:
                 found.append(ActiveSweep.from_dict(json.loads(path.read_text()), path))
             except FileNotFoundError:  # it ended just now
@@ -111,7 +113,7 @@ class Ledger:
         return state
 
     def _file(self, key: str) -> Path:
-        return self._home / "active" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def _knows_its_strategy(job: SharedJob) -> bool:

@@ -59,8 +59,7 @@ class HParams:
         ``num_training_steps`` and they are left out, it is given those of the whole job.
     :param clip_grad_norm: the gradient's largest L2 norm (``torch.nn.utils.clip_grad_norm_``), of all that
         has a gradient in a step: what is in no parameter group counts too.
-    :param accumulate: micro-batches the global batch is computed in, one after another; also
-        ``gradient_accumulation_steps``.
+    :param accumulate: micro-batches of a global batch, in turn; also ``gradient_accumulation_steps``.
     :param precision: ``"float32"``; ``"tf32"`` for float32 whose products GPUs round to TensorFloat-32;
         ``"bf16"`` for bfloat16 autocast with float32 weights; ``"float64"``.
     :param compile: compile the model with ``torch.compile``.

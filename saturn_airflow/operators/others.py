@@ -32,7 +32,12 @@ def among_others(context: Context, facts: SharedSweep, problem: Problem, alone: 
     others = _others_now(context, facts.name, problem)
     if not meets_others(problem, others):
         return alone
-    found = plan_among(problem, alone, facts, others, SharingRules())
+    try:
+        found = plan_among(problem, alone, facts, others, SharingRules())
+    except AssertionError:
+        # What others are at must not cost this sweep its plan.
+        log.exception("What is to be expected among other sweeps can't be said; please report it")
+        found = None
     if found is None:
         log.warning("Other sweeps leave no place for all jobs: planned as if there were none")
         return alone

@@ -74,7 +74,7 @@ def test_what_is_damaged_is_left_out_with_a_warning_and_stays(
 ) -> None:
     ledger = Ledger(tmp_path)
     ledger.write(active("bad", "a"))
-    (path,) = (tmp_path / "active").iterdir()
+    (path,) = (tmp_path / "sweeps" / ".active").iterdir()
     path.write_text(damage(path.read_text()))  # type: ignore[operator]
     ledger.write(active("good", "a"))
     assert [sweep.dag_id for sweep in ledger.sweeps()] == ["good"]
