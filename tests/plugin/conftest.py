@@ -95,6 +95,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         site = Site(services, airflow, folder / "gate")
         large().write(site.database)
         secret().write(site.database)
+        hostile().write(site.database)
         for night in nights():
             night.write(site.database)
         airflow.wait_for_dag("watched_sweep", timeout=180)
@@ -139,6 +140,30 @@ def champion(version: str, beaten_by: float) -> dict[str, Any]:
     """What a report says of the champion that it scored anew."""
     value = {"version": version, "metric": "eval_loss", "value": 0.5, "best": 0.5 - beaten_by}
     return {**value, "beaten_by": beaten_by}
+
+
+#: What Airflow and Saturn let through as names, and pages and charts may take for something else.
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(2)>',
+    "' onmouseover='alert(3)",
+    "</script><script>alert(4)</script>",
+    "=cmd|' /C calc'!A0",
+    "{{7*7}} ${7*7} %s %00 &lt;b&gt;",
+    "javascript:alert(5)",
+    "../../etc/passwd?x#y",
+    "__proto__",
+    "constructor",
+    "\u202egpj.exe\u202c",
+    "a\u0300\u0301 \U0001f600 \u0000".rstrip("\u0000 "),
+)
+
+
+def hostile() -> Sweep:
+    """Jobs, a run and an error with such names."""
+    broken = {HOSTILE[0]: HOSTILE[3]}
+    began = utc_now() - timedelta(days=3)
+    return Sweep("hostile", HOSTILE, 1, 4, began, broken=broken, run_id="</title><script>alert(6)</script>")
 
 
 def secret() -> Sweep:

@@ -272,7 +272,7 @@ def test_the_list_of_sweeps_leads_to_their_plans(site, failed, visit):
     page = visitor.page
     page.goto("/saturn/sweeps")
     rows = page.locator("#sweeps tbody tr")
-    expect(rows).to_have_count(6)
+    expect(rows).to_have_count(7)
     expect(rows.filter(has_text="large")).to_contain_text("1 failed")
     expect(rows.filter(has_text="night-2")).to_contain_text("3/4")
     expect(rows.filter(has_text="night-2")).to_contain_text("1 not planned")
