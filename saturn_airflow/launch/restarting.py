@@ -192,7 +192,7 @@ def forget_wish(folder: Path) -> None:
 
 def _concluded(run: Run) -> tuple[float, int, bool]:
     """The attempt and the try that a run belongs to, and whether the user left it to go on."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         note = json.loads((run.folder / _CONCLUSION).read_text())
         return note["attempt"], note["try_number"], note["wanted"]
     spec = run.spec

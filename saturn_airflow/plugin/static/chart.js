@@ -9,6 +9,10 @@ const HATCH = { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [1, 5], rotation
 
 const FAILED = "#d92d3a";
 
+// ECharts keeps the texts that it draws as keys of plain objects, in which "__proto__" means another thing: an
+// invisible character (U+2060) before them makes each a mere text.
+const safe = (text) => `\u2060${text}`;
+
 export class Chart {
   constructor(element, onChoose) {
     this.element = element;
@@ -107,7 +111,7 @@ export class Chart {
         axisLabel: {
           ...text,
           interval: (index) => !many || rows[index].device === Math.floor((rows[index].of - 1) / 2),
-          formatter: (_, index) => (many ? rows[index].node : this.rowLabel(rows[index])),
+          formatter: (_, index) => safe(many ? rows[index].node : this.rowLabel(rows[index])),
         },
         splitLine: { show: true, interval: (index) => firsts.has(index), lineStyle: { color: css("--line-strong") } },
       },
@@ -178,7 +182,7 @@ export class Chart {
         type: "text",
         silent: true,
         style: {
-          text: item.job.name,
+          text: safe(item.job.name),
           fill: kind === "planned" ? css("--ink") : "#fff",
           ...(kind === "planned" ? {} : { textShadowColor: "#0008", textShadowBlur: 3 }),
           fontSize: Math.min(12, Math.max(9, shape.height - 3)),
