@@ -22,6 +22,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from saturn_airflow import tracking
 from saturn_airflow.deciding.entering import entries
 from saturn_airflow.launch import progress, restarting, runs
+from saturn_airflow.launch.handed_over import HandedOver
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.runs import Run
 from saturn_airflow.model import formats
@@ -68,7 +69,7 @@ def run_as_asked(folder: Path, asked: dict[str, Any]) -> Any:
     run = folder / "runs" / "0002"
     run.mkdir(parents=True)
     (run / "spec.json").write_text(json.dumps(asked))
-    end = runs._start(runs.read_spec(run), run).wait()
+    end = runs._start(runs.read_spec(run), run, HandedOver()).wait()
     assert end["status"] == "finished", end["reason"]
     return end["result"]
 
