@@ -39,7 +39,7 @@ def test_names_stay_names(site, visit):
     assert page.locator("img[src=x], svg[onload], [onmouseover], [onerror]").count() == 0
     scripts = page.evaluate("[...document.scripts].map(script => script.src)")
     assert all(source.startswith(f"{site.url}/saturn/static/") for source in scripts)
-    assert page.evaluate("Object.keys(Object.prototype)") == [], "ECharts takes __proto__ for more than a text"
+    assert page.evaluate("Object.keys(Object.prototype)") == [], "of a name __proto__"
     page.goto("/saturn/sweeps/hostile")
     expect(page.locator("#sweeps tbody tr")).to_contain_text(run_id)
     link = page.locator("#sweeps tbody tr a").first
