@@ -30,7 +30,9 @@ def run(folder: Path, name: str = "Pair") -> str:
     (folder / "kernel.py").write_text(SOURCE.format(name=name))
     # numba takes code for unchanged that has the same time and size.
     os.utime(folder / "kernel.py", (1e9, 1e9))
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "kept")}
+    # Python, too, takes it for unchanged, and would run the bytecode that it kept.
+    own = {"NUMBA_CACHE_DIR": str(folder / "kept"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, **own}
     done = subprocess.run(
         [sys.executable, "kernel.py"], cwd=folder, env=environment, capture_output=True, text=True
     )
