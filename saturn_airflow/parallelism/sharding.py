@@ -240,7 +240,10 @@ def _look_at_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
 
 
 def _is_given_back(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and tensor.untyped_storage().size() == 0
+    try:
+        return tensor.layout == torch.strided and tensor.untyped_storage().size() == 0
+    except (NotImplementedError, RuntimeError):  # torch.func's tensors have none of their own
+        return False
 
 
 def _has_gradient(parameter: Any) -> bool:
