@@ -63,15 +63,15 @@ def _place(run: Run, leased: dict[str, Any]) -> Place:
 def _last(run: Run, kind: str) -> dict[str, Any] | None:
     """The run's last event of this kind, looked for from its end."""
     # Lines begin so, and nothing else can: what jobs say has no line breaks in JSON.
-    wanted = b'\n{"event": "%s"' % kind.encode()
+    wanted = b'{"event": "%s"' % kind.encode()
     with (
         suppress(OSError, ValueError),
         open(run.folder / "events.jsonl", "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as said,
     ):
         end = said.rfind(b"\n") + 1  # a line that is being written does not count
-        at = said.rfind(wanted, 0, end)
-        if at >= 0:
-            found: dict[str, Any] = json.loads(said[at : said.find(b"\n", at + 1)])
+        at = said.rfind(b"\n" + wanted, 0, end) + 1
+        if at or said[: len(wanted)] == wanted:  # the first line of all has none before it
+            found: dict[str, Any] = json.loads(said[at : said.find(b"\n", at)])
             return found
     return None

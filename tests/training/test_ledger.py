@@ -140,6 +140,8 @@ def test_where_a_job_is_is_what_was_said_last(tmp_path: Path) -> None:
 
     with open(folder / "alive", "w") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
+        assert say("leased", devices=[0], technique="ddp").place == Place("ddp", 1, "local", (0,))
+        lines.clear()  # aa7f206 wrote no line with the format
         assert say("format", format=1) == whereabouts.Whereabouts()
         first = say("leased", devices=[0, 1], technique="ddp")
         assert (first.place, first.since, first.share) == (Place("ddp", 2, "local", (0, 1)), 1.0, 0.0)
