@@ -29,7 +29,7 @@ def claim(entry: PlanEntry, settings: SweepSettings, sweep: SweepContext, *, ane
 
     :param anew: whether nothing of what was trained counts.
     """
-    from saturn_airflow.launch import progress
+    from saturn_airflow.launch import whereabouts
 
     if not entry.alone:
         return None
@@ -43,6 +43,6 @@ def claim(entry: PlanEntry, settings: SweepSettings, sweep: SweepContext, *, ane
         preempt=settings.preempt and entry.round is None,
     )
     seconds = {(s.technique, s.devices): (s.seconds, s.setup_seconds) for s in strategies(entry)}
-    done = 0.0 if anew else progress.of(sweep.job_folder(entry.name)).share
+    done = 0.0 if anew else whereabouts.of(sweep.job_folder(entry.name)).share
     found = claim_of(facts, entry.name, entry.technique, seconds, entry.attempt)
     return found.with_job(left=max(0.0, 1 - done))

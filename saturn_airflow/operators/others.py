@@ -36,8 +36,8 @@ def among_others(context: Context, facts: SharedSweep, problem: Problem, alone: 
         found = plan_among(problem, alone, facts, others, SharingRules())
     except AssertionError:
         # What others are at must not cost this sweep its plan.
-        log.exception("What is to be expected among other sweeps can't be said; please report it")
-        found = None
+        log.exception("Planned as if there were no other sweeps, for a mistake of Saturn's: please report it")
+        return alone
     if found is None:
         log.warning("Other sweeps leave no place for all jobs: planned as if there were none")
         return alone

@@ -31,7 +31,8 @@ def plan_among(
 
     :param alone: its plan with the nodes to itself: no plan ends before its bound.
     :param sweep: its facts; its jobs are those of the problem.
-    :param others: the active sweeps; nodes of the problem are as there, or as in the problem.
+    :param others: the active sweeps, and their nodes; those that the problem has, too, are as it has them.
+    :raises AssertionError: when what is expected never ends, which is a mistake of Saturn's.
     """
     own = tuple(node.name for node in problem.nodes)
     planned = {a.job: (a.node,) for a in alone.assignments}
