@@ -44,7 +44,8 @@ class RunSpec:
     :param alike: jobs whose optimizer and schedule a trial tries to make too; the event ``broken`` (job,
         reason) tells of those for which it can't.
     :param verdict: what the guard said of this strategy and job, if it was asked; else it is asked first.
-    :param trial_seconds: how long a trial may take, once it has its devices.
+    :param trial_seconds: how long a trial may take, once it has its devices; what comes before the
+        end of a measurement's first batch is not counted, see :class:`TrialClock`.
     :param hang_seconds: training in which nothing moved for this long is ended.
     :param most_seconds: how long a training may have its devices; then it writes a checkpoint and ends as
         ``timed_out``.

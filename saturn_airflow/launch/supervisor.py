@@ -39,6 +39,7 @@ from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.occupied import wait_until_free
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.restarts import Restarts
+from saturn_airflow.launch.trial_clock import TrialClock
 from saturn_airflow.model import formats
 from saturn_airflow.model.errors import InvalidSweepError
 
@@ -81,6 +82,7 @@ class Supervisor:
         self._stop_by: float | None = None
         self._told_to_stop = False
         self._deadline = float("inf")
+        self._not_on_the_clock = 0.0
         self._time_is_up = float("inf")
         self._timed_out = False
         self._followed: tuple[float, float] | None = None
@@ -245,17 +247,20 @@ class Supervisor:
         def launch_ranks(what: Any, asker_is_alive: Callable[[], bool]) -> Any:
             call, seconds = what
             ready_seconds.append(time.monotonic() - began)
-            end_by = time.monotonic() + seconds if seconds is not None else float("inf")
+            clock = TrialClock(seconds)
+
+            def hear(event: dict[str, Any]) -> None:
+                if event["event"] == "step":
+                    self._not_on_the_clock += clock.stepped()
+                tell(event)
 
             def poll() -> bool:
                 if not asker_is_alive():
                     # How it ended is told by who launched it.
                     raise _AskerGoneError
-                if time.monotonic() > end_by:
-                    raise RanksFailedError(
-                        Failure(status="hung", reason=f"not measured within {seconds:.0f} s")
-                    )
-                return self._poll()
+                if (reason := clock.too_late()) is not None:
+                    raise RanksFailedError(Failure(status="hung", reason=reason))
+                return self._poll(clock.setting_up)
 
             self.emit({"event": "launched", "ranks": spec.devices})
             try:
@@ -266,11 +271,12 @@ class Supervisor:
                     threads=devices.threads_per_device(spec.slots),
                     technique=spec.technique,
                     hang_seconds=spec.hang_seconds,
-                    on_event=tell,
+                    on_event=hear,
                     poll=poll,
                     keep_open=keep_open,
                 )
             except RanksFailedError as error:
+                self._not_on_the_clock += clock.stepped()
                 return error.failure
             except _AskerGoneError:
                 return None
@@ -298,10 +304,10 @@ class Supervisor:
         finally:
             os.close(file)
 
-    def _poll(self) -> bool:
+    def _poll(self, setting_up: bool = False) -> bool:
         """Whether the ranks should stop; raises when they must be ended."""
         now = time.monotonic()
-        if now > self._deadline:
+        if now > self._deadline + self._not_on_the_clock and not setting_up:
             reason = f"the trial took longer than {self._spec.trial_seconds:g} s"
             raise RanksFailedError(Failure(status="hung", reason=reason, whose="technique"))
         if self._stop_by is None and now > self._time_is_up:

@@ -21,6 +21,7 @@ from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, caches, parallel, recomputation
 from saturn_airflow.training import batches, loading, precision
+from saturn_airflow.training.attention_stand_in import lean_attention
 from saturn_airflow.training.batches import Cut, Position
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim import optimizers
@@ -68,7 +69,7 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
     fake_batch = precision.map_tensors(mode.from_tensor, prepared)
     tracker = MemTracker()
     tracker.track_external(adapted.module, optimizer)
-    with mode, tracker:
+    with mode, tracker, lean_attention():
         for _ in range(_STEPS):
             total, _ = objective(adapted.module, fake_batch, count)
             adapted.run_backward(total / count, count, True)

@@ -229,6 +229,8 @@ class Session:
         if not known:
             self._note_verdict(parameters, value)
         per_batch, set_up = float(value["seconds_per_batch"]), float(value["setup_seconds"])
+        # As the supervisor has it: what comes before the second batch takes nothing of the trial's time.
+        self._deadline += ranks[0]["launch_seconds"] + set_up + value["warmup_seconds"]
         self._measured[_key(parameters)] = {
             "setup_seconds": ranks[0]["launch_seconds"] + set_up + value["warmup_seconds"],
             "evaluation_seconds": value["evaluation_seconds"],
@@ -267,8 +269,11 @@ class Session:
         )
 
     def _launch(self, call: bytes, seconds: float | None = None) -> list[dict[str, Any]]:
+        began = time.monotonic()
         answer = self._link.request((call, seconds))
         if isinstance(answer, Failure):
+            if seconds is not None:
+                self._deadline += max(0.0, time.monotonic() - began - seconds)
             raise RanksFailedError(answer)
         ranks: list[dict[str, Any]] = answer
         return ranks

@@ -119,14 +119,28 @@ def test_a_candidate_that_hangs_does_not_hold_up_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PICKY_CANDIDATES", "hang,quick")
-    assert run(tmp_path, small_job(), "picky", seconds=20).parameters == {"how": "quick"}
+    assert run(tmp_path, small_job(), "picky", seconds=8).parameters == {"how": "quick"}
 
 
 def test_a_trial_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PICKY_CANDIDATES", "hang")
-    estimate = run(tmp_path, small_job(), "picky", seconds=4)
+    estimate = run(tmp_path, small_job(), "picky", seconds=2)
     assert estimate.reason is not None
-    assert estimate.reason.startswith("not measured within")
+    assert estimate.reason.startswith("its first batch was not done within 10 s")
+
+
+@pytest.mark.parametrize(("how", "works"), [("load slowly", True), ("slow for ever", False)])
+def test_the_clock_of_a_trial_starts_when_the_first_batch_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, works: bool
+) -> None:
+    monkeypatch.setenv("PICKY_CANDIDATES", how)
+    unguarded = dataclasses.replace(small_job(), trust=("picky",))
+    estimate = run(tmp_path, unguarded, "picky", seconds=3)
+    assert estimate.works is works
+    if works:
+        assert estimate.setup_seconds > 4
+    else:
+        assert estimate.reason == "not measured within 3 s"
 
 
 def test_a_technique_says_why_not(tmp_path: Path) -> None:

@@ -65,6 +65,27 @@ def test_is_near_what_arithmetic_says_without_taking_it() -> None:
     assert used < WEIGHTS
 
 
+@pytest.mark.parametrize("as_module", [False, True])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_is_no_more_than_flash_attention_takes(as_module: bool, precision: str) -> None:
+    width, heads, tokens, batch = 64, 4, 1024, 2
+    job = Job(
+        "attends",
+        load_model="memory_jobs:Attending",
+        load_dataloader="memory_jobs:sequences",
+        loss_function="memory_jobs:mean",
+        model_args={"width": width, "heads": heads, "as_module": as_module},
+        data_args={"width": width, "tokens": tokens},
+        hparams=HParams(batch_size=batch, precision=precision),
+    )
+    asked = TrainRequest(job=job.to_dict(), technique="single", parameters={})
+    (found,), _ = ranks.launch(predict_all, [asked], size=1)[0]
+    one_tensor = batch * tokens * width * 4
+    scores = batch * heads * tokens * tokens * 4  # of which other ways hold several
+    assert found is not None
+    assert 4 * one_tensor < found < 16 * one_tensor + (tokens * tokens * 4 if as_module else 0) < 2 * scores
+
+
 class DirectSession:
     """Launches ranks as a session does."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import Any
@@ -25,6 +26,11 @@ class Picky(BaseTechnique):
             raise AttributeError("the technique's own mistake")
         if how == "hang":
             time.sleep(1000)
+        if how == "load slowly":
+            time.sleep(4)
+        if how == "slow for ever":
+            calls = itertools.count()
+            model.register_forward_pre_hook(lambda *_: time.sleep(1000 if next(calls) > 2 else 0.0))
         if how == "slow":
             model.register_forward_pre_hook(lambda *_: time.sleep(0.05))
         return model
