@@ -8,7 +8,16 @@ memory they take. Nothing here imports torch: what Airflow forks must never meet
 
 from __future__ import annotations
 
-import saturn_airflow.operators.sweep  # noqa: F401
-from saturn_airflow.tracking.server import import_mlflow
+from typing import Any
 
-import_mlflow()
+from celery.signals import celeryd_after_setup
+
+
+@celeryd_after_setup.connect  # type: ignore[untyped-decorator]
+def preload(**_: Any) -> None:
+    """Import what tasks need: before the worker forks its pool, and after it took over from a killed one
+    (``taking_over.py``), which others wait for."""
+    import saturn_airflow.operators.sweep  # noqa: F401
+    from saturn_airflow.tracking.server import import_mlflow
+
+    import_mlflow()

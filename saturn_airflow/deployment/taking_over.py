@@ -25,8 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from celery import states
-from celery.signals import worker_ready
+from celery import Celery, states
+from celery.signals import celeryd_after_setup
 
 log = logging.getLogger(__name__)
 # Workers import this before they take anything.
@@ -37,16 +37,22 @@ class WorkerKilledError(Exception):
     """The worker that ran a task was killed."""
 
 
-@worker_ready.connect  # type: ignore[untyped-decorator]
-def take_over(sender: Any, **_: Any) -> None:
+@celeryd_after_setup.connect  # type: ignore[untyped-decorator]
+def take_over(sender: str, instance: Any, **_: Any) -> None:
     """Deal with what the worker before this one left, whose name this one has.
 
-    :param sender: Celery's consumer.
+    It is done before the worker has its processes and connections: meanwhile Airflow plans the next tries.
+
+    :param sender: the worker's name.
+    :param instance: Celery's worker.
     """
     try:
         end_leftovers()
-        queues = set(sender.app.amqp.queues.consume_from)
-        back, failed = hand_back(sender.app, sender.hostname, queues, _BEGAN)
+        queues = set(instance.app.amqp.queues.consume_from)
+        # What this opens must not be in the processes that the worker forks.
+        with Celery() as app:
+            app.conf.update(instance.app.conf)
+            back, failed = hand_back(app, sender, queues, _BEGAN)
         if back or failed:
             log.warning(
                 "The worker before this one was killed: %d of its tasks are in the queue again, %d are tried "

@@ -69,6 +69,11 @@ class Link:
         self._send(("request", what))
         return self._replies.get()
 
+    def until_heard(self) -> None:
+        """Wait until the launcher has dealt with all that was reported."""
+        self._send(("heard",))
+        self._replies.get()
+
     def end(self, kind: str, value: Any) -> None:
         """The last word: ``result`` or ``failure``."""
         self._send((kind, value))
@@ -119,6 +124,8 @@ def launch(
             for member, message in group.messages(timeout=0.1):
                 if message[0] == "event":
                     on_event(message[1])
+                elif message[0] == "heard":
+                    member.tell(("reply", None))
                 elif message[0] == "request":
                     assert on_request is not None
                     member.tell(("reply", on_request(message[1], member.process.is_alive)))

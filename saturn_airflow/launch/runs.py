@@ -397,15 +397,22 @@ def time_on_devices(folder: str | Path, counts: Callable[[Run], bool] = Run.exis
         events, since = run.so_far(), None
         for event in events:
             if event["event"] == "leased" and since is None:
-                since = event["time"]
-                started.append(since)
+                since = event
+                started.append(since["time"])
             elif since is not None and (event["event"] == "gave_way" or event is events[-1]):
                 ended.append(event["time"])
-                held += event["time"] - since
+                held += _seconds_between(since, event)
                 since = None
         if since is not None:
-            ended.append(since)
+            ended.append(since["time"])
     return {"started_at": min(started), "ended_at": max(ended), "actual_seconds": held} if started else {}
+
+
+def _seconds_between(first: Event, then: Event) -> float:
+    """Between two events of a run, whatever has been done to the machine's clock."""
+    # Runs of earlier versions have the time of day alone.
+    by = "clock" if "clock" in first and "clock" in then else "time"
+    return float(then[by] - first[by])
 
 
 def last_checkpoint(folder: str | Path) -> Event | None:

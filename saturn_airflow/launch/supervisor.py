@@ -125,7 +125,8 @@ class Supervisor:
     def emit(self, event: dict[str, Any]) -> None:
         """Append one line to the run's events; where the disk is full, they wait for room."""
         told = handed_over.hidden_event(event)
-        line = json.dumps({**told, "time": time.time()}, default=str) + "\n"
+        # Somebody may set the clock while a job trains; how long it had its devices is told by the other.
+        line = json.dumps({**told, "time": time.time(), "clock": time.monotonic()}, default=str) + "\n"
         self._unwritten += line.encode()
         self._write_events()
         give_up_at = time.monotonic() + _LAST_WORDS_SECONDS

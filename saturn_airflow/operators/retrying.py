@@ -17,7 +17,7 @@ _TRIES_FOR_AIRFLOW = 10
 #: The same of a task that trains: each outage takes some, and Airflow gives none back.
 TRIES_OF_A_TRAINING = 1000
 #: Seconds until the next try of a training that ended without a word of its task's.
-_UNTOLD_SECONDS = 3.0
+_UNTOLD_SECONDS = 1.0
 #: Seconds before the first further try, and the most, by how training ended; each further end of the same
 #: kind doubles them. Data that can't be reached for a moment is the commonest failure of a job's own code.
 _FIRST_SECONDS = {Status.LOST: 1.0, Status.STOPPED: 1.0}
@@ -50,6 +50,7 @@ class WhenItSaysSo(ExceptionRetryPolicy):
 _AIRFLOW = RetryRule(
     exception=["airflow.sdk.exceptions.AirflowRuntimeError", "builtins.OSError"],
     reason="Airflow could not be asked",
+    retry_delay=timedelta(seconds=3),
 )
 UNLESS_ITS_OWN_FAULT = WhenItSaysSo(rules=[_AIRFLOW], default=RetryAction.FAIL)
 #: For tasks that train: Airflow's own errors in following it, too.

@@ -233,6 +233,8 @@ class Checkpoints:
         with self._shared.explained():
             if self._ranks.is_first:
                 tensor_files.write_manifest(temporary, manifest)
+                # Nobody trains the steps again that it has: their losses must be known.
+                self._ranks.until_heard()
                 if final.exists():
                     shutil.rmtree(final)
                 temporary.rename(final)

@@ -33,6 +33,7 @@ class Ranks:
     device: torch.device
     _emit: Callable[[dict[str, Any]], None] = field(default=lambda event: None, repr=False)
     _stop_requested: Callable[[], bool] = field(default=lambda: False, repr=False)
+    _until_heard: Callable[[], None] = field(default=lambda: None, repr=False)
     _emitted: Emitted = field(default_factory=Emitted, repr=False, compare=False)
 
     @property
@@ -47,6 +48,10 @@ class Ranks:
         """
         if self.is_first:
             self._emit(self._emitted.complete(event, fields))
+
+    def until_heard(self) -> None:
+        """Wait until what was reported so far is written down, and outlives this process and its launcher."""
+        self._until_heard()
 
     def stop_requested(self) -> bool:
         """Whether *this* rank was asked to stop. Asking shows that it is alive: do it once a batch.
@@ -112,7 +117,14 @@ def run(
         # Whoever watches the ranks notices first, and can say which one hangs.
         timeout=timedelta(seconds=hang_seconds + 60),
     )
-    ranks = Ranks(rank=rank, size=size, device=device, _emit=link.emit, _stop_requested=link.stop_requested)
+    ranks = Ranks(
+        rank=rank,
+        size=size,
+        device=device,
+        _emit=link.emit,
+        _stop_requested=link.stop_requested,
+        _until_heard=link.until_heard,
+    )
     job_log.redirect(link.emit, first=ranks.is_first)
     # Who is connected first might be done and gone before the others are.
     ranks.barrier()

@@ -57,10 +57,11 @@ class SharedFolder:
         :returns: sizes and digests of all its files.
         """
         lengths = {name: n for part in self.everyones(lengths_of(tensors)) for name, n in part.items()}
-        self.look_at_disk(sum(lengths.values()))
         with self.explained():
             if self._ranks.is_first:
-                folder.mkdir()
+                # Somebody may have taken it away meanwhile.
+                folder.mkdir(parents=True)
+                self.look_at_disk(sum(lengths.values()))
         with self.explained():
             tensor_files.write(folder, tensors, lengths, self._group)
         own_files: dict[str, Any] = {}

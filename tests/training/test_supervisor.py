@@ -537,3 +537,16 @@ def test_time_on_devices_that_is_up_ends_a_run_with_a_checkpoint(tmp_path: Path)
 
 def _after(number: int) -> Callable[[Run], bool]:
     return lambda run: run.spec.try_number > number
+
+
+def test_a_clock_that_jumps_costs_a_job_no_time_on_devices(tmp_path: Path) -> None:
+    spec = spec_for(tmp_path, small_job("slow", batches=20))
+    _, _, events = finish(spec)
+    held = runs.time_on_devices(spec.folder)["actual_seconds"]
+    assert 0.4 < held <= events[-1]["clock"] - events[0]["clock"] + 0.001
+    (path,) = Path(spec.folder).glob("runs/*/events.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in lines[len(lines) // 2 :]:
+        event["time"] += 86400
+    path.write_text("".join(json.dumps(event) + "\n" for event in lines))
+    assert runs.time_on_devices(spec.folder)["actual_seconds"] == held
