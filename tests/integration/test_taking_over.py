@@ -6,11 +6,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery, states
+from celery.signals import celeryd_after_setup
 
 from saturn_airflow.deployment.processes import free_port
+from saturn_airflow.deployment import taking_over
 from saturn_airflow.deployment.taking_over import hand_back
 
 pytestmark = pytest.mark.services
@@ -77,6 +80,21 @@ def test_what_was_handed_to_a_killed_worker_is_queued_again_or_tried_again(app):
         with pytest.raises(queue.Empty):
             queue.get(block=False)
     assert waiting == [ids["waits"], late], "who was first goes first"
+
+
+def test_it_is_done_before_the_worker_has_processes_which_inherit_no_connection(app, monkeypatch):
+    task_id = app.send_task("execute_workload", queue="saturn.gpu-a").id
+    for _ in range(3):
+        app.send_task("execute_workload", queue="saturn.gpu-b")
+    subprocess.run([sys.executable, "-c", textwrap.dedent(TAKER), app.conf.broker_url], timeout=60)
+    app.backend.store_result(task_id, {"pid": 1, "hostname": "gpu-a@here"}, states.STARTED)
+    worker = Celery(broker=app.conf.broker_url, backend=app.conf.result_backend)
+    worker.amqp.queues.select(["saturn.gpu-a"])
+    monkeypatch.setattr(taking_over, "_BEGAN", time.time() + 1)
+    celeryd_after_setup.send(sender="gpu-a@here", instance=SimpleNamespace(app=worker))
+    assert app.backend.get_task_meta(task_id)["status"] == states.FAILURE
+    assert worker._pool is None
+    assert worker._local.__dict__.get("backend") is None
 
 
 WORKER = """
