@@ -12,8 +12,8 @@ import pytest
 from celery import Celery, states
 from celery.signals import celeryd_after_setup
 
-from saturn_airflow.deployment.processes import free_port
 from saturn_airflow.deployment import taking_over
+from saturn_airflow.deployment.processes import free_port
 from saturn_airflow.deployment.taking_over import hand_back
 
 pytestmark = pytest.mark.services

@@ -1,4 +1,4 @@
-"""What Sweeps tell Airflow's own metrics, as it arrives where these are sent: over StatsD and OpenTelemetry."""
+"""What sweeps tell Airflow's own metrics, as it arrives where they are sent: StatsD and OpenTelemetry."""
 
 from __future__ import annotations
 
