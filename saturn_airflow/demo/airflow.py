@@ -61,8 +61,13 @@ class Airflow:
 
     def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
         """All task instances of a run."""
-        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances"
-        return list(self.get(path, limit=1000)["task_instances"])
+        path, found = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances", list[dict[str, Any]]()
+        # A deployment may answer with fewer than are asked for ([api] maximum_page_limit).
+        while True:
+            page = self.get(path, limit=100, offset=len(found), order_by="id")
+            found += page["task_instances"]
+            if not page["task_instances"] or len(found) >= page["total_entries"]:
+                return found
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
         """What a task pushed, or None."""
