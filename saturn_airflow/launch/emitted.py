@@ -50,31 +50,73 @@ class Emitted:
 
 
 class Told:
-    """What a training's events say came of it, for a technique that trains by itself."""
+    """What a training's events say came of it, for a technique that trains by itself.
+
+    Its time begins when this is made.
+    """
 
     def __init__(self) -> None:
         self._losses: dict[int, dict[int, float]] = {}
         self._result: dict[str, Any] = {}
+        self._speed = _Speed()
 
     def hear(self, event: Mapping[str, Any]) -> None:
         """Hear of an event."""
-        if event.get("event") == "step":
+        if event.get("event") == "start":
+            self._speed.begin(event.get("step"))
+        elif event.get("event") == "step":
             self._losses.setdefault(int(event["epoch"]), {})[int(event["step"])] = event["loss"]
             self._result |= {"loss": event["loss"], "steps": int(event["step"])}
+            self._speed.step(int(event["step"]))
         elif event.get("event") == "eval":
             self._result |= {
                 key: event[key] for key in ("eval_loss", "metrics") if event.get(key) is not None
             }
 
     def result(self) -> dict[str, Any]:
-        """``loss``, ``steps``, ``epoch_loss``, ``eval_loss`` and ``metrics``, as far as they were told.
+        """``loss``, ``steps``, ``epoch_loss``, ``eval_loss`` and ``metrics``, as far as they were told; where
+        steps were, ``batches``, ``seconds_per_batch`` and ``setup_seconds``, by when that was.
 
         ``epoch_loss`` is the mean of the losses of the last epoch's steps that were told.
         """
         if not self._losses:
             return dict(self._result)
         last = self._losses[max(self._losses)]
-        return {"epoch_loss": statistics.fmean(last.values()), **self._result}
+        return {"epoch_loss": statistics.fmean(last.values()), **self._result, **self._speed.result()}
+
+
+class _Speed:
+    """How fast a training was, by when it told of its steps."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._start: int | None = None
+        self._told: list[tuple[int, float]] = []
+        self._in_one_go = True
+
+    def begin(self, step: Any) -> None:
+        """Training begins after ``step``, if it says after which."""
+        self._in_one_go = self._in_one_go and not self._told
+        self._start = step if isinstance(step, int) else None
+
+    def step(self, step: int) -> None:
+        """Training has come to ``step``."""
+        self._in_one_go = self._in_one_go and (not self._told or step > self._told[-1][0])
+        # The first and the last say it.
+        self._told[1:] = [(step, time.monotonic())]
+
+    def result(self) -> dict[str, Any]:
+        """Empty where the steps do not tell."""
+        if not self._in_one_go or len(self._told) < 2:
+            return {}
+        (first, began), (last, ended) = self._told
+        seconds = (ended - began) / (last - first)
+        start = first - 1 if self._start is None else self._start
+        return {
+            "batches": last - start,
+            "seconds_per_batch": seconds,
+            "setup_seconds": max(0.0, began - self._began - seconds * (first - start)),
+        }
 
 
 def _evaluation(fields: Event) -> Event:

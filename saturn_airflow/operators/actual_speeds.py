@@ -19,6 +19,8 @@ from saturn_airflow.profiling.fingerprints import fingerprint
 
 #: A speed that is further off than this share is measured again.
 DRIFT = 0.15
+#: Seconds between two runs, at the least.
+_MOMENT = 0.01
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,33 @@ class Trained:
         return max(0.0, self.held - told - evaluations * s.evaluation_seconds)
 
 
-def trained_in_one_go(outcomes: Iterable[Outcome]) -> list[Trained]:
-    """What those say that were trained from start to end in one run."""
+def trained_in_one_go(
+    outcomes: Iterable[Outcome], planned: Mapping[str, PlanEntry] | None = None
+) -> list[Trained]:
+    """What those say that were trained from start to end in one run.
+
+    :param planned: the plan's entries, for jobs whose technique did not tell its steps.
+    """
     found = []
     for o in outcomes:
-        if o.in_one_go and o.planned and o.held and o.speed and o.speed.batches:
+        speed = o.speed if o.in_one_go else _untold(o, (planned or {}).get(o.job))
+        if o.planned and o.held and speed and speed.batches:
             key = Key(o.planned.fingerprint, o.planned.technique, o.planned.devices, o.planned.kind)
             parameters, held = o.planned.parameters, o.held.actual_seconds
-            found.append(Trained(o.job, key, parameters, o.speed, held, o.verdict))
+            found.append(Trained(o.job, key, parameters, speed, held, o.verdict))
     return found
+
+
+def _untold(outcome: Outcome, entry: PlanEntry | None) -> TrainedSpeed | None:
+    """The planned speed, where training said nothing of its own: what it took besides is then known."""
+    held = outcome.held
+    if outcome.status != Status.FINISHED or outcome.speed or outcome.steps or not (held and entry):
+        return None
+    in_one_run = held.ended_at - held.started_at < held.actual_seconds + _MOMENT
+    if not entry.batches or not in_one_run:
+        return None
+    seconds = min(entry.seconds_per_batch, held.actual_seconds / entry.batches)
+    return TrainedSpeed(batches=entry.batches, seconds_per_batch=seconds)
 
 
 def actual_speeds(outcomes: Sequence[Outcome], entries: Sequence[PlanEntry] = ()) -> list[Estimate]:
@@ -59,7 +79,7 @@ def actual_speeds(outcomes: Sequence[Outcome], entries: Sequence[PlanEntry] = ()
     """
     planned = {entry.name: entry for entry in entries}
     alike: dict[tuple[Key, str], list[Trained]] = {}
-    for one in trained_in_one_go(outcomes):
+    for one in trained_in_one_go(outcomes, planned):
         alike.setdefault((one.key, json.dumps(one.parameters, sort_keys=True)), []).append(one)
     return [_seen(group, planned) for group in alike.values()] + refused_at_last(outcomes, planned)
 

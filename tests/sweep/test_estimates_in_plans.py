@@ -12,9 +12,10 @@ from saturn_airflow.deciding.choices import choices, why_nowhere
 from saturn_airflow.model import guards
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.estimates import Estimate, Key
-from saturn_airflow.model.outcomes import Outcome
+from saturn_airflow.model.outcomes import Outcome, TimeOnDevices
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
+from saturn_airflow.model.status import Status
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
 from saturn_airflow.operators.report_table import table
 from saturn_airflow.operators.report_task import stages
@@ -161,6 +162,24 @@ def test_what_training_took_is_what_the_next_plan_takes() -> None:
     assert seen.ending_seconds == pytest.approx(16.0 - 0.5 - 1.0 - 10.0 - 4.0)
     (on_cpu,) = actual_speeds([outcome(kind="cpu")], [entry()])
     assert on_cpu.seconds(20) == pytest.approx(16.0)
+
+
+def test_a_technique_that_tells_no_steps_teaches_what_a_start_costs() -> None:
+    untold = dict.fromkeys(
+        ("seconds_per_batch", "batches", "steps", "batches_per_epoch", "evaluation_seconds")
+    )
+    finished = outcome(**untold, ready_seconds=None, setup_seconds=None, spread=None, peak_device_bytes=None)
+    assert finished.speed is None
+    planned = dataclasses.replace(entry(), batches=20)
+    (seen,) = actual_speeds([finished], [planned])
+    assert (seen.seconds_per_batch, seen.ending_seconds) == (0.5, pytest.approx(6.0))
+    assert seen.seconds(20) == pytest.approx(16.0)
+    faster = actual_speeds([finished], [dataclasses.replace(planned, seconds_per_batch=2.0)])[0]
+    assert faster.seconds(20) == pytest.approx(16.0)
+    paused = dataclasses.replace(finished, held=TimeOnDevices(started_at=0, ended_at=90, actual_seconds=16))
+    for unclear in (paused, dataclasses.replace(finished, status=Status.FAILED)):
+        assert actual_speeds([unclear], [planned]) == []
+    assert actual_speeds([finished], [entry()]) == []
 
 
 def test_jobs_that_train_alike_are_one_observation() -> None:

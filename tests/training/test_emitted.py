@@ -31,13 +31,46 @@ def test_what_the_docs_ask_for_is_enough_for_all_who_listen() -> None:
         teller.tell({**event, "time": 1000.0})
         assert recorder.records({**event, "time": 1000.0})
     assert said == ["Step 1 (epoch 0): loss 0.5000", "Epoch 0: eval_loss 0.4000, accuracy 0.9000"]
-    assert told.result() == {
+    result = told.result()
+    assert result.pop("batches") == 2
+    assert result.pop("seconds_per_batch") > 0
+    assert result.pop("setup_seconds") >= 0
+    assert result == {
         "loss": 0.25,
         "steps": 2,
         "epoch_loss": 0.375,
         "eval_loss": 0.4,
         "metrics": {"accuracy": 0.9},
     }
+
+
+def test_the_times_of_steps_say_how_fast_training_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("saturn_airflow.launch.emitted.time.monotonic", lambda: now[0])
+
+    def speed(*steps: tuple[int, float], start: int | None = 0) -> dict[str, Any]:
+        now[0] = 100.0
+        told = Told()
+        if start is not None:
+            told.hear({"event": "start", "step": start})
+        for step, at in steps:
+            now[0] = at
+            told.hear({"event": "step", "step": step, "epoch": 0, "loss": 1.0})
+        result = told.result()
+        return {
+            name: result[name] for name in ("batches", "seconds_per_batch", "setup_seconds") if name in result
+        }
+
+    # Four seconds until the first batch began, then half a second each.
+    assert speed((1, 104.5), (2, 105.0), (5, 106.5)) == {
+        "batches": 5,
+        "seconds_per_batch": 0.5,
+        "setup_seconds": 4.0,
+    }
+    assert speed((10, 109.0), (20, 114.0))["setup_seconds"] == 4.0
+    assert speed((31, 101.0), (40, 110.0), start=30)["batches"] == 10
+    assert speed((1, 101.0), (2, 102.0), start=None)["batches"] == 2
+    assert speed((1, 101.0)) == speed((5, 101.0), (5, 102.0)) == speed((9, 101.0), (2, 102.0)) == {}
 
 
 @pytest.mark.parametrize(
