@@ -31,13 +31,13 @@ from machine import describe
 from saturn_airflow.demo.airflow import Airflow
 from saturn_airflow.deployment.local import LocalCluster
 from saturn_airflow.deployment.processes import end_on_signals
+from saturn_airflow.launch import runs
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks" / "overhead"
 NODES, DEVICES = ("gpu-a", "gpu-b"), 4
 SEED = 20261121
 BATCH = 0.25
-SUPERVISOR = "saturn_airflow.launch.supervisor"
 
 
 def jobs(count: int, shortest: int, longest: int) -> list[tuple[str, int]]:
@@ -184,18 +184,12 @@ def seconds_of(text: str) -> float:
 def train_processes(folder: Path) -> list[dict[str, Any]]:
     """The supervisors of the sweep's training: their node, and whether they wait for devices."""
     found = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        words = process.info["cmdline"] or []
-        at = words.index(SUPERVISOR) + 1 if SUPERVISOR in words else len(words)
-        if at < len(words) and words[at].startswith(str(folder)):
-            run = Path(words[at])
-            if (run / "alive").read_text() != str(process.pid):
-                continue  # one it launches, which still looks like it
-            said = {event["event"] for event in events(run)}
-            spec = json.loads((run / "spec.json").read_text())
-            if spec["mode"] == "train":
+    for job in folder.glob("*/runs"):
+        for run in runs.all_of(job.parent):
+            if run.spec.mode == "train" and run.is_alive() and (pid := (run.folder / "alive").read_text()):
+                said = {event["event"] for event in events(run.folder)}
                 waits = "waiting" in said and "leased" not in said
-                found.append({"pid": process.pid, "node": spec["node"], "waits": waits})
+                found.append({"pid": int(pid), "node": run.spec.node, "waits": waits})
     return found
 
 
@@ -203,18 +197,32 @@ def memory_of(supervisor: int) -> dict[str, float] | None:
     """Megabytes of one waiting task: Airflow's and Saturn's processes, whole (RSS) and by share (PSS)."""
     try:
         own = psutil.Process(supervisor)
-        task = psutil.Process(int(own.cmdline()[-1]))
-        groups = {"task": [task], "supervisor": [own], "warm_server": own.children(recursive=True)}
+        groups = {
+            "task": [psutil.Process(starter_of(supervisor))],
+            "supervisor": [own, *own.children(recursive=True)],
+        }
         sizes = {}
         for name, processes in groups.items():
             infos = [process.memory_full_info() for process in processes]
             sizes[f"{name}_rss"] = sum(info.rss for info in infos) / 2**20
             sizes[f"{name}_pss"] = sum(info.pss for info in infos) / 2**20
-    except (psutil.Error, ValueError):
+    except (psutil.Error, OSError, ValueError):
         return None
     for kind in ("rss", "pss"):
         sizes[f"all_{kind}"] = sum(sizes[f"{name}_{kind}"] for name in groups)
     return sizes
+
+
+def starter_of(supervisor: int) -> int:
+    """The process that a supervisor watches: it holds a file of it (``pidfd_open``).
+
+    :raises ValueError: when it watches none.
+    """
+    for file in Path(f"/proc/{supervisor}/fdinfo").iterdir():
+        for line in file.read_text().splitlines():
+            if line.startswith("Pid:"):
+                return int(line.split()[1])
+    raise ValueError(f"process {supervisor} watches none")
 
 
 def main() -> None:
