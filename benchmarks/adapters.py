@@ -95,7 +95,7 @@ def trained(request: TrainRequest, beside: bool, ranks: Ranks) -> list[dict[str,
     import dataclasses
 
     if not beside:
-        checkpoints.worth_a_folder = lambda frozen, lengths: False
+        checkpoints.worth_a_folder = lambda frozen, lengths: False  # type: ignore[attr-defined]
     events: list[dict[str, Any]] = []
     result = train(request, dataclasses.replace(ranks, _emit=events.append))
     return [*events, result]

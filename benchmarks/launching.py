@@ -45,7 +45,7 @@ def meet(ranks: Ranks) -> float:
 def first_all_reduce(size: int) -> float:
     """Seconds from launching ranks to their first all-reduce."""
     started = time.monotonic()
-    return max(ranks.launch("launching:meet", size=size)) - started
+    return float(max(ranks.launch("launching:meet", size=size))) - started
 
 
 def spec(folder: str, name: str, devices: int = 2) -> RunSpec:

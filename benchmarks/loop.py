@@ -60,7 +60,7 @@ def plain(model: dict[str, Any], steps: int) -> float:
     network = gpt2(**model, n_head=2).train()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, fused=True)
     loader = python_text(batch_size=8, samples=4096)
-    seconds = []
+    seconds: list[float] = []
     while len(seconds) < steps:
         began = time.perf_counter()
         for batch in loader:
@@ -79,7 +79,7 @@ def plain(model: dict[str, Any], steps: int) -> float:
 
 
 def saturn(model: dict[str, Any], steps: int, here: Ranks) -> float:
-    seconds = []
+    seconds: list[float] = []
 
     def note(event: dict[str, Any]) -> None:
         if event["event"] == "step":

@@ -118,7 +118,7 @@ def drawn(url: str, token: str, path: str, jobs: int, repeats: int) -> float | N
         context = browser.new_context(viewport={"width": 1600, "height": 1000})
         context.add_cookies([{"name": "_token", "value": token, "url": url}])
         context.add_init_script(DRAWN.replace("JOBS", str(jobs)))
-        took = []
+        took: list[float] = []
         for _ in range(repeats):
             page = context.new_page()
             page.goto(url + path)

@@ -11,6 +11,7 @@ run in parts; ``--table`` prints them.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import platform
@@ -47,7 +48,7 @@ def main() -> int:
         return 0
     if args.random:
         problem = random_problem(*args.random)
-        found = {"machine": machine(args.note), "rows": []}
+        found: dict[str, Any] = {"machine": machine(args.note), "rows": []}
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{problem['name']}.json"
             file.write_text(json.dumps(problem))
@@ -144,7 +145,9 @@ def cp_sat(problem: dict[str, Any], limit: float, workers: float) -> dict[str, A
     horizon = sum(max(r for j_, _, _, r in choices if j_ == j) for j in range(len(jobs)))
     makespan = model.new_int_var(0, horizon, "makespan")
     starts = [model.new_int_var(0, horizon, f"start{j}") for j in range(len(jobs))]
-    present, intervals, demands = [], [[] for _ in nodes], [[] for _ in nodes]
+    present: list[Any] = []
+    intervals: list[list[Any]] = [[] for _ in nodes]
+    demands: list[list[int]] = [[] for _ in nodes]
     for j, n, s, seconds in choices:
         chosen = model.new_bool_var("")
         present.append(chosen)
@@ -191,7 +194,6 @@ def cp_sat(problem: dict[str, Any], limit: float, workers: float) -> dict[str, A
 def machine(note: str) -> dict[str, Any]:
     """What the figures were measured on."""
     import highspy
-    import ortools
     import pyomo
 
     processor = platform.processor() or platform.machine()
@@ -210,7 +212,7 @@ def machine(note: str) -> dict[str, Any]:
             str(v)
             for v in (highspy.HIGHS_VERSION_MAJOR, highspy.HIGHS_VERSION_MINOR, highspy.HIGHS_VERSION_PATCH)
         ),
-        "ortools": ortools.__version__,
+        "ortools": importlib.metadata.version("ortools"),
         "note": note,
     }
 

@@ -18,6 +18,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,13 @@ class Upgrading:
             self.cluster.upgrade(HEAD_SERVICES, code)
             self._trigger()
             latest = len(self.sweeps) - 1
-            self._until(f"sweep {latest} has been planned", lambda n=latest: self._trains(n))
+            self._until(f"sweep {latest} has been planned", partial(self._trains, latest))
             for node in NODES:
                 say(f"{node} changes to {code.name}")
                 self.cluster.upgrade([node], code)
-                self._until(f"{node} is there", lambda name=node: self._is_ready(name))
+                self._until(f"{node} is there", partial(self._is_ready, node))
         return {
-            run_id: self._until(f"{run_id} has ended", lambda r=run_id: self._ended(r))
-            for run_id in self.sweeps
+            run_id: self._until(f"{run_id} has ended", partial(self._ended, run_id)) for run_id in self.sweeps
         }
 
     def folders(self, sweep: str) -> list[Path]:

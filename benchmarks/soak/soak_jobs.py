@@ -16,7 +16,7 @@ PACE = float(os.environ.get("SOAK_PACE", "0.1"))
 class _Slow(TensorDataset):
     def __getitem__(self, index: int) -> Any:
         time.sleep(PACE / 8)
-        return super().__getitem__(index)
+        return super().__getitem__(index)  # type: ignore[no-untyped-call]
 
 
 def points(batch_size: int) -> DataLoader[Any]:

@@ -21,7 +21,7 @@ from ray import tune
 CPUS = 2
 
 
-class Clock(tune.Callback):
+class Clock(tune.Callback):  # type: ignore[misc]
     """When each trial was started and done, in seconds since the epoch."""
 
     def __init__(self) -> None:

@@ -38,4 +38,4 @@ class Asleep(BaseTechnique):
 
     @staticmethod
     def _seconds(job: Job, devices: int) -> float:
-        return float(job.model_args["seconds_per_batch"]) / devices**SCALING
+        return float(job.model_args["seconds_per_batch"] / devices**SCALING)
