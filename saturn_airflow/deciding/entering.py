@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from saturn_airflow.model import guards
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.entries import PlanEntry, Strategy
-from saturn_airflow.model.estimates import Key
+from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import PlannedJob
+from saturn_airflow.model.sharing import seconds_to_leave
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import Estimates, total_batches
 
@@ -73,9 +74,17 @@ def strategies(entry: PlanEntry, job: PlannedJob, estimates: Estimates) -> tuple
                 verdict=estimate.verdicts.get(guards.mark(entry.job, estimate.version)),
                 seconds=option.seconds[entry.kind],
                 setup_seconds=option.setup,
+                leaves_in=_leaves_in(estimate),
             )
         )
     return tuple(result)
+
+
+def _leaves_in(estimate: Estimate) -> float | None:
+    """What leaving takes at the most, for the end of a training writes more than a checkpoint."""
+    if not estimate.ending_seconds:
+        return None
+    return seconds_to_leave(estimate.ending_seconds, estimate.seconds_per_batch)
 
 
 def before(assignment: Assignment, earlier: Sequence[Assignment]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.turns import Sharing
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.sharing import seconds_to_leave
 from saturn_airflow.sharing.at_a_node import trained
 
 #: Seconds between two looks at who waits.
@@ -37,6 +38,9 @@ class GivingWay:
         self._total: int | None = None
         self._share = self._had
         self._looked_at = time.monotonic()
+        self._checkpoint: float | None = None
+        self._step = 0.0
+        self._told_at = 0.0
         #: Whether the job was told to leave.
         self.leaves = False
 
@@ -47,6 +51,13 @@ class GivingWay:
             self._at(event.get("step") or 0)
         elif event["event"] == "step":
             self._at(event["step"])
+            self._step = event["seconds"]
+        elif event["event"] == "checkpoint":
+            self._checkpoint = event["seconds"]
+            # What it once took to leave counts for more.
+            if self._claim.job.stopped is None:
+                leaves_in = seconds_to_leave(self._checkpoint, self._step)
+                self._claim = self._claim.with_job(leaves_in=leaves_in)
 
     def asked(self) -> bool:
         """Whether to write a checkpoint and leave; once True, it stays so."""
@@ -74,7 +85,9 @@ class GivingWay:
                 self._claim, self._sharing, tickets, held
             )
             if self.leaves:
-                self._claim = self._claim.with_job(leaving=now + self._sharing.rules.checkpoint)
+                self._told_at = time.monotonic()
+                leaves_in = self._sharing.rules.seconds_to_leave(self._claim.job)
+                self._claim = self._claim.with_job(leaving=now + leaves_in)
             self._lease.tell(self._claim, room)
 
     def expected_seconds(self) -> float:
@@ -82,12 +95,16 @@ class GivingWay:
         option, (seconds,) = self._claim.job.option, self._claim.job.option.seconds.values()
         return option.setup + (self._share - self._had) * (seconds - option.setup)
 
+    def left_in(self) -> float:
+        """Seconds since the job was told to leave."""
+        return time.monotonic() - self._told_at
+
     def next_claim(self) -> Claim:
         """What others are told when the job has left and waits again."""
-        return replace(
-            self._claim.with_job(place=None, leaving=None, stopped=time.time(), setting_up=0.0),
-            by_plan=False,
+        left = self._claim.with_job(
+            place=None, leaving=None, stopped=time.time(), setting_up=0.0, leaves_in=self.left_in()
         )
+        return replace(left, by_plan=False)
 
     def _at(self, step: int) -> None:
         if self._total:
@@ -109,6 +126,8 @@ class Turn:
         self._stay: GivingWay | None = None
         self._expected_seconds = 0.0
         self._is_as_planned = True
+        #: Seconds that it took to leave the last turn, where it gave way.
+        self.left_in: float | None = None
         #: The numbers of the devices it runs on, in the order of the ranks.
         self.device_ids: tuple[int, ...] = ()
 
@@ -147,6 +166,7 @@ class Turn:
             return False
         stay, self._stay = self._stay, None
         self._expected_seconds += stay.expected_seconds()
+        self.left_in = stay.left_in() if stay.leaves else None
         self.sharing = replace(self.sharing, claim=stay.next_claim())
         self._is_as_planned &= not stay.leaves
         return stay.leaves

@@ -106,7 +106,8 @@ class Ledger:
         state = replace(job, left=max(0.0, 1 - p.share))
         if p.place is None:
             return state
-        state = replace(state, place=p.place, since=p.since)
+        known = state.leaves_in if p.leaves_in is None else p.leaves_in
+        state = replace(state, place=p.place, since=p.since, leaves_in=known)
         if _knows_its_strategy(state):
             setting_up = max(0.0, state.option.setup - (now - p.since))
             state = replace(state, setting_up=setting_up)

@@ -170,7 +170,7 @@ class Supervisor:
                 if not self._end_turn(turn) or result.get("status") != "stopped" or self._poll():
                     return {**result, **turn.result()}
                 _end_others()
-            self.emit({"event": "gave_way"})
+            self.emit({"event": "gave_way", "seconds": turn.left_in})
 
     def _lease(self, wanted: list[str], turn: Turn) -> leases.Lease:
         """Wait for the devices of a turn."""

@@ -12,6 +12,7 @@ from typing import Any
 from saturn_airflow.launch import runs
 from saturn_airflow.launch.runs import Run
 from saturn_airflow.model.plan import Place
+from saturn_airflow.model.sharing import seconds_to_leave
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Whereabouts:
     :param status: how its last run ended; None while it is alive, and where there is none.
     :param place: where it trains; None while it does not.
     :param since: when it got its devices there, in seconds since the epoch.
+    :param leaves_in: seconds that it takes to write its checkpoint and leave; None where it has written none.
     """
 
     share: float = 0.0
     status: str | None = None
     place: Place | None = None
     since: float = 0.0
+    leaves_in: float | None = None
 
 
 def of(folder: str | Path) -> Whereabouts:
@@ -41,7 +44,7 @@ def of(folder: str | Path) -> Whereabouts:
             place = _place(run, leased)
             left = _last(run, "gave_way")
             if left is None or left["time"] < leased["time"]:
-                found = replace(found, place=place, since=float(leased["time"]))
+                found = replace(found, place=place, since=float(leased["time"]), leaves_in=_leaves_in(run))
     return found
 
 
@@ -51,6 +54,14 @@ def _share(run: Run) -> float:
         return 0.0
     steps = max(began.get("step") or 0, step["step"] if step else 0)
     return min(1.0, float(steps / began["total_batches"]))
+
+
+def _leaves_in(run: Run) -> float | None:
+    left = _last(run, "gave_way")
+    if left and "seconds" in left:  # earlier versions did not say
+        return float(left["seconds"])
+    saved, step = _last(run, "checkpoint"), _last(run, "step")
+    return None if saved is None else seconds_to_leave(saved["seconds"], step["seconds"] if step else 0.0)
 
 
 def _place(run: Run, leased: dict[str, Any]) -> Place:

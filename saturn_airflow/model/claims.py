@@ -79,6 +79,7 @@ def claim_of(
     technique: str,
     strategies: Mapping[tuple[str, int], tuple[float, float]],
     made: float,
+    leaves_in: float | None = None,
 ) -> Claim:
     """A waiting job's claim.
 
@@ -86,12 +87,13 @@ def claim_of(
     :param technique: the planned one.
     :param strategies: by technique and number of devices, seconds of the whole training on this node, and
         seconds of them that are set-up.
+    :param leaves_in: what is known of that.
     """
     options = tuple(
         Option(technique, devices, {HERE: seconds}, min(setup, seconds))
         for (technique, devices), (seconds, setup) in strategies.items()
     )
-    facts = replace(sweep, jobs=(SharedJob(PlannedJob(job, options)),))
+    facts = replace(sweep, jobs=(SharedJob(PlannedJob(job, options), leaves_in=leaves_in),))
     return Claim(sweep=facts, made=made, technique=technique)
 
 
@@ -104,13 +106,16 @@ def _check(claim: Claim) -> None:
     (job,) = claim.sweep.jobs
     numbers = [claim.made, claim.sweep.arrived, claim.sweep.alone, claim.sweep.priority]
     numbers += [job.left, job.since, job.setting_up]
-    numbers += [n for n in (claim.sweep.deadline, job.leaving, job.stopped) if n is not None]
+    known = claim.sweep.deadline, job.leaving, job.stopped, job.leaves_in
+    numbers += [n for n in known if n is not None]
     for option in job.job.options:
         numbers += [option.seconds[HERE], option.setup, option.devices]
         if option.devices < 1 or not 0 <= option.setup <= option.seconds[HERE]:
             raise ValueError("a strategy that can't be")
     if not job.job.options or not all(map(math.isfinite, numbers)) or not 0 <= job.left <= 1:
         raise ValueError("no claim: it tells no strategies, or numbers that can't be")
+    if job.leaves_in is not None and job.leaves_in < 0:
+        raise ValueError("no claim: it leaves before it is told to")
     if not isinstance(claim.sweep.name, str) or not isinstance(job.name, str):
         raise ValueError("no claim: it names no job")
     place: Place | None = job.place

@@ -24,6 +24,7 @@ class Strategy:
 
     :param verdict: what the guard said of it.
     :param seconds: of the whole training, with ``setup_seconds``, which count again at each launch.
+    :param leaves_in: seconds until its devices are free once it is told to leave; None where not known.
     """
 
     technique: str
@@ -32,6 +33,7 @@ class Strategy:
     verdict: str | None = None
     seconds: float = 0.0
     setup_seconds: float = 0.0
+    leaves_in: float | None = None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Strategy:

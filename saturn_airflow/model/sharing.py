@@ -15,6 +15,9 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 
+#: Seconds in which a job's processes end once its checkpoint is written.
+_ENDING = 1.0
+
 
 @dataclass(frozen=True)
 class SharedJob:
@@ -27,6 +30,8 @@ class SharedJob:
     :param setting_up: seconds that it still needs there until it trains.
     :param leaving: it was told to write a checkpoint and give way; when its devices are free.
     :param stopped: when it was last told so.
+    :param leaves_in: seconds that it takes to write its checkpoint and leave, see :func:`seconds_to_leave`;
+        None where nothing is known of that.
     """
 
     job: PlannedJob
@@ -36,6 +41,7 @@ class SharedJob:
     setting_up: float = 0.0
     leaving: float | None = None
     stopped: float | None = None
+    leaves_in: float | None = None
 
     @property
     def name(self) -> str:
@@ -161,7 +167,7 @@ class SharedCluster:
 class SharingRules:
     """By which rules sweeps take turns.
 
-    :param checkpoint: seconds that a job takes to write its checkpoint and leave.
+    :param checkpoint: seconds that a job takes to write its checkpoint and leave of which nothing is known.
     :param win: how many times what it costs a stop or a change of width must win.
     :param quiet: seconds for which a job that was stopped is not stopped again.
     :param largest_stretch: a sweep that is about to take this many times what it would take alone goes first
@@ -193,6 +199,19 @@ class SharingRules:
             raise InvalidSweepError(
                 f"shares are {dict(self.shares)!r}; each is above 0, and together they are at most 1"
             )
+
+    def seconds_to_leave(self, job: SharedJob) -> float:
+        """What ``job`` takes to write its checkpoint and leave."""
+        return self.checkpoint if job.leaves_in is None else job.leaves_in
+
+
+def seconds_to_leave(checkpoint: float, step: float) -> float:
+    """What a job takes from being told to leave until its devices are free.
+
+    :param checkpoint: seconds that writing one takes.
+    :param step: seconds of a training step, at whose end it looks.
+    """
+    return step + checkpoint + _ENDING
 
 
 def least_seconds(jobs: tuple[PlannedJob, ...], nodes: tuple[Node, ...]) -> float:

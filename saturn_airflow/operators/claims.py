@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from saturn_airflow.model.claims import Claim, claim_of
 from saturn_airflow.model.entries import PlanEntry, Strategy
 from saturn_airflow.model.settings import SweepSettings
@@ -24,6 +26,11 @@ def strategies(entry: PlanEntry) -> tuple[Strategy, ...]:
     return (planned,)
 
 
+def leaves_in(found: Iterable[Strategy]) -> float | None:
+    """What a job takes to leave, whatever it runs under; None where nothing is known of that."""
+    return max((s.leaves_in for s in found if s.leaves_in is not None), default=None)
+
+
 def claim(entry: PlanEntry, settings: SweepSettings, sweep: SweepContext, *, anew: bool) -> Claim | None:
     """The claim of the job of ``entry``; None where an earlier version planned it.
 
@@ -42,7 +49,8 @@ def claim(entry: PlanEntry, settings: SweepSettings, sweep: SweepContext, *, ane
         deadline=entry.deadline,
         preempt=settings.preempt and entry.round is None,
     )
-    seconds = {(s.technique, s.devices): (s.seconds, s.setup_seconds) for s in strategies(entry)}
+    own = strategies(entry)
+    seconds = {(s.technique, s.devices): (s.seconds, s.setup_seconds) for s in own}
     done = 0.0 if anew else whereabouts.of(sweep.job_folder(entry.name)).share
-    found = claim_of(facts, entry.name, entry.technique, seconds, entry.attempt)
+    found = claim_of(facts, entry.name, entry.technique, seconds, entry.attempt, leaves_in(own))
     return found.with_job(left=max(0.0, 1 - done))

@@ -14,6 +14,7 @@ from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
+from saturn_airflow.operators.claims import leaves_in
 from saturn_airflow.operators.context import SweepContext, home
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,10 @@ def tell_others(
     from saturn_airflow.launch.ledger import Ledger
 
     jobs = {job.name: job for job in problem.jobs}
-    bound = [_bound(jobs[entry.name], entry.node) for entry in entries]
+    told = tuple(
+        SharedJob(_bound(jobs[entry.name], entry.node), leaves_in=leaves_in(entry.strategies))
+        for entry in entries
+    )
     try:
         Ledger(home()).write(
             ActiveSweep(
@@ -64,7 +68,7 @@ def tell_others(
                 folder=str(sweep.folder.relative_to(home())),
                 made=max((entry.attempt for entry in entries), default=0.0),
                 nodes=problem.nodes,
-                sweep=replace(facts, jobs=tuple(map(SharedJob, bound))),
+                sweep=replace(facts, jobs=told),
             )
         )
     except OSError as error:

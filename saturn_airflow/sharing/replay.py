@@ -112,9 +112,9 @@ class _Live:
             self.shared = dataclasses.replace(self.shared, left=self.rest, setting_up=setting_up)
         return self.shared
 
-    def leave(self, now: float, checkpoint: float) -> None:
+    def leave(self, now: float, seconds: float) -> None:
         """It writes its checkpoint, and is gone after so many seconds."""
-        self.shared = dataclasses.replace(self.shared, leaving=now + checkpoint, stopped=now)
+        self.shared = dataclasses.replace(self.shared, leaving=now + seconds, stopped=now)
 
     @property
     def next_event(self) -> float:
@@ -348,7 +348,8 @@ class _Replay:
         found = self.by(state, self.rules)
         self.look_again = found.look_again
         for turn in found.stops:
-            self.running[turn.sweep, turn.job].leave(self.now, self.rules.checkpoint)
+            live = self.running[turn.sweep, turn.job]
+            live.leave(self.now, self.rules.seconds_to_leave(live.shared))
             self.stops += 1
         for turn in found.starts:
             live = self.live[turn.sweep][turn.job]

@@ -168,7 +168,7 @@ class _Deciding:
                 self._reserve(entry)
             return
         for victim in best.victims:
-            self.devices.stop(victim, self.cluster.now + self.rules.checkpoint)
+            self.devices.stop(victim, self.cluster.now + self.rules.seconds_to_leave(victim.job))
         self.devices.claim(entry, best.node, best.way)
         self.rooms.pop(best.node)
 
@@ -182,13 +182,16 @@ class _Deciding:
         return self.rooms[node]
 
     def _gives_way(self, other: Entry) -> bool:
-        assert other.way is not None
-        cost = self.rules.checkpoint + other.way.setup
+        cost = self._seconds_of_stop(other)
         return other.may_stop(self.cluster.now, self.rules) and other.seconds_here() > self.rules.win * cost
 
     def _cost_of_stop(self, victim: Entry) -> float:
         assert victim.way is not None
-        return victim.way.devices * (self.rules.checkpoint + victim.way.setup)
+        return victim.way.devices * self._seconds_of_stop(victim)
+
+    def _seconds_of_stop(self, victim: Entry) -> float:
+        assert victim.way is not None
+        return self.rules.seconds_to_leave(victim.job) + victim.way.setup
 
     def _reserve(self, entry: Entry) -> None:
         """Keep idle devices of the node free that is going to have enough of them first."""

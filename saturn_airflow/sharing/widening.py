@@ -48,7 +48,7 @@ def widen(
             return
         gain, entry = max(gains, key=lambda found: (found[0].score, found[1].key))
         if entry.stays:
-            devices.stop(entry, cluster.now + rules.checkpoint)
+            devices.stop(entry, cluster.now + rules.seconds_to_leave(entry.job))
         else:
             devices.give_back(entry)
         devices.claim(entry, gain.node, gain.way)
@@ -70,14 +70,15 @@ def _gain(
     left, has, present = entry.job.left, entry.target.devices, entry.seconds()
     # What ends first weighs most, as do those that end last in their sweep.
     weight = max(_NOT_LAST, (present / end) ** _LAST if end else 1.0) / max(entry.rank.work, 1.0)
+    leaving = rules.seconds_to_leave(entry.job) if entry.stays else 0.0
     best: _Gain | None = None
     for node in cluster.nodes:
         free = idle[node.name] + (has if node.name == entry.target.node else 0)
         for way in ways_on(entry.job.job, node):
             if not has < way.devices <= free:
                 continue
-            cost = rules.checkpoint + way.setup if entry.stays else 0.0
-            won = present - way.seconds(left) - (rules.checkpoint if entry.stays else 0.0)
+            cost = leaving + way.setup if entry.stays else 0.0
+            won = present - way.seconds(left) - leaving
             if won <= rules.win * cost:
                 continue
             score = won * weight / (way.devices - has)

@@ -190,6 +190,21 @@ def test_a_short_sweep_need_not_wait_for_a_long_one_that_may_be_stopped() -> Non
     assert run("big", *long_jobs(), waiting=[short], preempt=False).stops == ()
 
 
+def test_what_is_known_of_leaving_counts_and_else_the_rules_seconds() -> None:
+    short = sweep("short", 90.0, job("quick", 100.0, 1))
+    one = job("long", 1000.0, 1, setup=10.0)
+    for leaves_in, stops, free in ((None, 1, 105.0), (2.0, 1, 102.0), (400.0, 0, math.inf)):
+        jobs = tuple(
+            SharedJob(dataclasses.replace(one, name=p.node + str(p.device_ids)), place=p, leaves_in=leaves_in)
+            for p in PLACES
+        )
+        own = SharedSweep("big", jobs, 0.0, 1e5, preempt=True)
+        cluster = SharedCluster(100.0, NODES[:1], (own, short))
+        assert len(decide(cluster, RULES).stops) == stops, leaves_in
+        if stops:
+            assert plan_together(cluster, RULES).jobs["short", "quick"].start == free
+
+
 def test_who_ends_soon_is_not_stopped() -> None:
     nearly = [("big", job(f"n{d}", 40.0, 1), PLACES[d]) for d in range(4)]
     found = run("big", *nearly, waiting=[sweep("urgent", 90.0, job("quick", 1.0, 1), priority=5.0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_a_running_job_gives_way_where_it_may_and_that_pays(tmp_path: Path) -> N
         with take(waiter(tmp_path, mine)) as lease:
             stay = GivingWay(Sharing(mine, NODE, SharingRules(checkpoint=1.0, quiet=0.0)), lease, tmp_path)
             stay.note({"event": "start", "total_batches": 100, "step": 0})
-            stay.note({"event": "step", "step": 25})
+            stay.note({"event": "step", "step": 25, "seconds": 0.1})
             stay._looked_at -= 10
             assert not stay.asked(), "nobody wants its devices"
             with contextlib.closing(
@@ -97,6 +98,28 @@ def test_a_running_job_gives_way_where_it_may_and_that_pays(tmp_path: Path) -> N
                         assert again.take() is None
                         take(quick).release()
                         take(again).release()
+
+
+def test_it_says_how_long_it_takes_to_leave_as_it_was_measured(tmp_path: Path) -> None:
+    mine = claim("a", "long", {("single", 4): (9000.0, 5.0)}, preempt=True)
+    sharing = Sharing(mine, NODE, SharingRules(checkpoint=50.0, quiet=0.0))
+    quick = claim("b", "quick", {("single", 4): (10.0, 1.0)})
+    for measured, expected in ((False, 50.0), (True, 2.0 + 0.25 + 1.0)):
+        with take(waiter(tmp_path, mine)) as lease, contextlib.closing(waiter(tmp_path, quick)):
+            stay = GivingWay(sharing, lease, tmp_path)
+            stay.note({"event": "start", "total_batches": 100, "step": 0})
+            stay.note({"event": "step", "step": 25, "seconds": 0.25})
+            if measured:
+                stay.note({"event": "checkpoint", "step": 25, "seconds": 2.0})
+            stay._looked_at -= 10
+            now = time.time()
+            assert stay.asked()
+            told = lease.holder.claim
+            assert told is not None
+            assert told.job.leaving == pytest.approx(now + expected, abs=1.0)
+            took = stay.next_claim().job.leaves_in
+            assert took is not None
+            assert took < expected, "what it took counts from now on"
 
 
 def test_a_folder_that_cannot_be_used_ends_no_training(tmp_path: Path) -> None:

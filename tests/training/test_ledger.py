@@ -147,10 +147,13 @@ def test_where_a_job_is_is_what_was_said_last(tmp_path: Path) -> None:
         assert (first.place, first.since, first.share) == (Place("ddp", 2, "local", (0, 1)), 1.0, 0.0)
         say("start", step=0, total_batches=50, batches_per_epoch=50)
         assert say("step", step=5, seconds=0.1, epoch=0, loss=1.0).share == 0.1
-        assert say("gave_way").place is None
+        assert say("step", step=5, seconds=0.5, epoch=0, loss=1.0).leaves_in is None
+        assert say("checkpoint", step=5, seconds=2.0).leaves_in == 3.5, "a step, the checkpoint, and the end"
+        assert say("gave_way", seconds=2.75).place is None
         assert say("leased", devices=[1], technique="single").place == Place("single", 1, "local", (1,))
         say("start", step=5, total_batches=50, batches_per_epoch=50)
         say("logged", text='\n{"event": "step", "step": 40}')
+        assert say("checkpoint", step=5, seconds=9.0).leaves_in == 2.75, "what it once took"
         now = say("step", step=6, seconds=0.1, epoch=0, loss=1.0)
         assert (now.share, now.place and now.place.devices) == (0.12, 1)
         assert now.share == progress.of(tmp_path).share
