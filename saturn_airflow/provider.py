@@ -29,6 +29,16 @@ _OPTIONS = {
         "that announced themselves with `saturn devices --announce` in the home folder.",
         "gpu-a:8:a100, gpu-b:8:a100",
     ),
+    "shares": _option(
+        "Teams and their shares of the devices, as team:share with commas between them, for sweeps with "
+        "team=. A team that used more of late goes behind the others. Default: no team has one.",
+        "vision: 0.5, text: 0.3",
+    ),
+    "priorities": _option(
+        "The highest priority= that sweeps of a team may have, as team:number with commas between them; "
+        "* is for all others. Default: any.",
+        "vision: 10, *: 0",
+    ),
     "outlive_seconds": _option(
         "How long training goes on when its task is gone and no further try has come, in "
         "seconds. It then writes a checkpoint and ends.",

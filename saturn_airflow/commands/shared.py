@@ -15,6 +15,8 @@ from saturn_airflow.model.errors import SaturnError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from saturn_airflow.model.sharing import SharingRules
+
 _SHIPPED = Path(__file__).parents[1] / "shipped"
 # A wheel brings a copy of what a clone of the repository has at its root.
 _ROOT = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).parents[2]
@@ -58,7 +60,7 @@ def uri_of(args: argparse.Namespace) -> str:
 
 
 def _deployments_uri() -> str:
-    airflow_home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
+    airflow_home = _airflow_home()
     settings = ("AIRFLOW_CONN_MLFLOW_DEFAULT", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN")
     if (airflow_home / "airflow.cfg").exists() or any(name in os.environ for name in settings):
         with suppress(ModuleNotFoundError):
@@ -70,13 +72,31 @@ def _deployments_uri() -> str:
 
 def home() -> Path:
     """The folder of Saturn's state, as it is configured here."""
-    airflow_home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
+    airflow_home = _airflow_home()
     if not os.environ.get("AIRFLOW__SATURN__HOME") and (airflow_home / "airflow.cfg").exists():
         with suppress(ModuleNotFoundError):
             from saturn_airflow.operators import context
 
             return context.home()
     return Path(os.environ.get("AIRFLOW__SATURN__HOME") or airflow_home / "saturn")
+
+
+def sharing_rules() -> SharingRules:
+    """The rules by which the sweeps of this deployment take turns, as it is configured here."""
+    from saturn_airflow.model.sharing import SharingRules
+    from saturn_airflow.model.teams import Teams
+
+    configured = os.environ.get("AIRFLOW__SATURN__SHARES")
+    if configured is None and (_airflow_home() / "airflow.cfg").exists():
+        with suppress(ModuleNotFoundError):
+            from saturn_airflow.operators import context
+
+            return context.sharing_rules()
+    return SharingRules(shares=Teams.parse(configured or "", "").shares)
+
+
+def _airflow_home() -> Path:
+    return Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
 
 
 def _tasks_uri() -> str:

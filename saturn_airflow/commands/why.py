@@ -36,12 +36,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Say it."""
     from saturn_airflow.launch.ledger import Ledger
-    from saturn_airflow.model.sharing import SharingRules
     from saturn_airflow.sharing.forecast import plan_together
 
     ledger = Ledger(args.home or shared.home())
     active = ledger.sweeps()
-    cluster, rules = ledger.cluster(active), SharingRules()
+    cluster, rules = ledger.cluster(active), shared.sharing_rules()
     plan = plan_together(cluster, rules)
     wanted = _wanted(active, args.dag, args.run)
     left = {sweep.name: sweep for sweep in cluster.sweeps}
@@ -89,6 +88,7 @@ def _described(
         "dag_id": active.dag_id,
         "run_id": active.run_id,
         "priority": sweep.priority,
+        "team": sweep.team,
         "preempt": sweep.preempt,
         "deadline": sweep.deadline,
         "end": plan.sweeps.get(sweep.name),

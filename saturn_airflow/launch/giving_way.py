@@ -82,7 +82,7 @@ class GivingWay:
             for device in self._lease.devices:
                 held[device] = replace(self._lease.holder, claim=self._claim)
             self.leaves = self._claim.sweep.preempt and turns.is_to_leave(
-                self._claim, self._sharing, tickets, held
+                self._claim, self._sharing, tickets, held, room.used()
             )
             if self.leaves:
                 self._told_at = time.monotonic()
@@ -94,6 +94,16 @@ class GivingWay:
         """What this stay at the devices was expected to take."""
         option, (seconds,) = self._claim.job.option, self._claim.job.option.seconds.values()
         return option.setup + (self._share - self._had) * (seconds - option.setup)
+
+    def count_use(self) -> None:
+        """Count for its team what the job had, where teams have shares."""
+        claim = self._claim
+        if not claim.shares:
+            return
+        with contextlib.suppress(InvalidSweepError, OSError):
+            room = LeaseFolder(self._folder)
+            with room.gate():
+                room.count_use(claim.sweep.team, len(self._lease.devices), claim.job.since)
 
     def left_in(self) -> float:
         """Seconds since the job was told to leave."""
@@ -159,6 +169,11 @@ class Turn:
     def is_to_leave(self) -> bool:
         """Whether to write a checkpoint and wait for another turn."""
         return self._stay is not None and self._stay.asked()
+
+    def count_use(self) -> None:
+        """Count for its team what the job had in this turn."""
+        if self._stay is not None:
+            self._stay.count_use()
 
     def ends(self) -> bool:
         """End this turn; whether there is to be another."""

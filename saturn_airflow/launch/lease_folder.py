@@ -23,8 +23,10 @@ from typing import Any
 
 from saturn_airflow.launch import trusted_folder
 from saturn_airflow.launch.trusted_folder import UntrustedFolderError
+from saturn_airflow.model import formats
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.sharing import use
 
 FOLDER_VARIABLE = "SATURN_LEASES_FOLDER"
 Priority = tuple[float, int]
@@ -32,6 +34,9 @@ Priority = tuple[float, int]
 _TICKET = re.compile(r"[0-9a-f]{32}")
 _MOST_WORDS = 500
 _MOST_DEVICES = 10_000
+_MOST_TEAMS = 1000
+_USED = "used"
+USE = "what teams used of a node's devices"
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class LeaseFolder:
         self.ignored: dict[str, str] = {}
         with contextlib.ExitStack() as opened:
             try:
-                top = trusted_folder.open_folder(folder)
+                self._top = top = trusted_folder.open_folder(folder)
                 opened.callback(os.close, top)
                 self._shared = self._settle_mode(folder, top)
                 self._devices = self._open_part(opened, folder, top, "devices")
@@ -200,6 +205,36 @@ class LeaseFolder:
             fcntl.flock(file, fcntl.LOCK_EX)
             _write(file, data)
         return Ticket(name, data, file, self._tickets)
+
+    def used(self) -> dict[str, float]:
+        """By team, the device-seconds that jobs which have left used here of late; what can't be is none."""
+        try:
+            file = self._open(self._top, _USED)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            self._ignore(".", _USED, error)
+            return {}
+        try:
+            return _used_of(_read(file))
+        except ValueError as error:
+            self._ignore(".", _USED, error)
+            return {}
+        finally:
+            os.close(file)
+
+    def count_use(self, team: str, devices: int, since: float) -> None:
+        """``team`` had so many devices from ``since`` (seconds since the epoch) until now.
+
+        :raises OSError: when that can't be written.
+        """
+        now = time.time()
+        used = use.with_held(self.used(), team, devices, now - since)
+        file = self._open(self._top, _USED, create=True)
+        try:
+            _write(file, {**formats.stamp(USE), "at": now, "used": used})
+        finally:
+            os.close(file)
 
     def _settle_mode(self, folder: Path, top: int) -> bool:
         """Whether a group shares the folder; one of this user's that is open to others is closed to them."""
@@ -368,6 +403,21 @@ def _write(file: int, data: dict[str, Any]) -> None:
     text = json.dumps(data).encode()
     os.pwrite(file, text, 0)
     os.ftruncate(file, len(text))
+
+
+def _used_of(data: Any) -> dict[str, float]:
+    """What a file says that teams used, by now.
+
+    :raises ValueError: when it says nothing that can be.
+    """
+    try:
+        formats.check(data, USE, "it")
+        used = {str(team): value for team, value in data["used"].items()}
+        if len(used) > _MOST_TEAMS or not all(_is_number(v) and v >= 0 for v in [*used.values(), data["at"]]):
+            raise ValueError("not what teams used")
+    except (KeyError, TypeError, AttributeError, formats.NewerFormatError) as error:
+        raise ValueError(str(error)) from None
+    return use.decayed(used, time.time() - data["at"])
 
 
 def _is_count(value: Any) -> bool:

@@ -219,7 +219,8 @@ class Waiter:
         with room.gate():
             held = room.holders()
             tickets = room.tickets()
-            mine, place = turns.next_devices(ticket, tickets, held, self._sharing, self._overtakes)
+            used = room.used() if self._sharing else None
+            mine, place = turns.next_devices(ticket, tickets, held, self._sharing, self._overtakes, used)
             self.ignored = {f"{name}: {why}" for name, why in room.ignored.items()}
             if mine and (lease := self._lock(mine, place)):
                 ticket.close()

@@ -166,7 +166,10 @@ class Supervisor:
                     _guard(launching.scratch)
                     held.callback(_end_others)
                 os.environ.update(devices.environment(mine))
-                result = self._with_restarts(turn, [device.id for device in mine], [*lease.files, state])
+                try:
+                    result = self._with_restarts(turn, [d.id for d in mine], [*lease.files, state])
+                finally:
+                    turn.count_use()
                 if not self._end_turn(turn) or result.get("status") != "stopped" or self._poll():
                     return {**result, **turn.result()}
                 _end_others()

@@ -36,6 +36,7 @@ def next_devices(
     held: Mapping[str, Holder],
     sharing: Sharing | None,
     overtakes: bool = False,
+    used: Mapping[str, float] | None = None,
 ) -> tuple[tuple[str, ...], Place | None]:
     """The devices that ``ticket`` may take now, none while it must wait; and, where that is not as it was
     planned, under what.
@@ -43,6 +44,7 @@ def next_devices(
     :param tickets: of all who wait, first in line first.
     :param held: by device, who holds it.
     :param overtakes: it is over in no time, and need not wait for the jobs of sweeps that wait before it.
+    :param used: by team, what it used of the node's devices before.
     """
     line = [other for other in tickets if other.order < ticket.order]
     mine = ticket.holder.claim
@@ -63,18 +65,26 @@ def next_devices(
         len(sharing.node),
         time.time(),
         sharing.rules,
+        used,
     )
     return (() if place is None else tuple(sharing.node[device] for device in place.device_ids)), place
 
 
-def is_to_leave(mine: Claim, sharing: Sharing, tickets: Iterable[Ticket], held: Mapping[str, Holder]) -> bool:
+def is_to_leave(
+    mine: Claim,
+    sharing: Sharing,
+    tickets: Iterable[Ticket],
+    held: Mapping[str, Holder],
+    used: Mapping[str, float] | None = None,
+) -> bool:
     """Whether the job of ``mine``, which runs, is to write its checkpoint and let others have its devices."""
     tickets, held = _of_node(sharing.node, tickets, held)
     waiting = [other.holder.claim for other in tickets if other.holder.claim is not None]
     if not waiting or at_a_node.plan_stands(_claims(tickets, held)):
         return False
     busy, devices = _busy(tickets, held, sharing.node), len(sharing.node)
-    return at_a_node.gives_way(mine, waiting, _holding(held), busy, devices, time.time(), sharing.rules)
+    now = time.time()
+    return at_a_node.gives_way(mine, waiting, _holding(held), busy, devices, now, sharing.rules, used)
 
 
 def _of_node(

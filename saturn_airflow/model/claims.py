@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from saturn_airflow.model import formats
@@ -16,6 +16,7 @@ from saturn_airflow.model.sharing import SharedJob, SharedSweep
 CLAIM = "a claim"
 #: What its own node is called in a claim, and its kind of devices: nobody else's claim is of another.
 HERE = "here"
+_MOST_TEAMS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +28,14 @@ class Claim:
     :param made: when the plan was made that sent it here, in seconds since the epoch.
     :param technique: the planned one.
     :param by_plan: whether it may still run as planned: no other sweep has met it here.
+    :param shares: of the teams, as the deployment gave them out when it was made.
     """
 
     sweep: SharedSweep
     made: float
     technique: str
     by_plan: bool = True
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def job(self) -> SharedJob:
@@ -51,6 +54,7 @@ class Claim:
     def to_dict(self) -> dict[str, Any]:
         """This claim as JSON-ready data."""
         own = {"made": self.made, "technique": self.technique, "by_plan": self.by_plan}
+        own["shares"] = dict(self.shares)
         return {**formats.stamp(CLAIM), "sweep": self.sweep.to_dict(), **own}
 
     @classmethod
@@ -66,6 +70,7 @@ class Claim:
                 made=float(data["made"]),
                 technique=str(data["technique"]),
                 by_plan=data["by_plan"] is True,
+                shares={str(team): float(share) for team, share in data.get("shares", {}).items()},
             )
             _check(found)
         except (KeyError, TypeError, AttributeError, StopIteration, formats.NewerFormatError) as error:
@@ -80,6 +85,7 @@ def claim_of(
     strategies: Mapping[tuple[str, int], tuple[float, float]],
     made: float,
     leaves_in: float | None = None,
+    shares: Mapping[str, float] | None = None,
 ) -> Claim:
     """A waiting job's claim.
 
@@ -88,13 +94,14 @@ def claim_of(
     :param strategies: by technique and number of devices, seconds of the whole training on this node, and
         seconds of them that are set-up.
     :param leaves_in: what is known of that.
+    :param shares: of the teams.
     """
     options = tuple(
         Option(technique, devices, {HERE: seconds}, min(setup, seconds))
         for (technique, devices), (seconds, setup) in strategies.items()
     )
     facts = replace(sweep, jobs=(SharedJob(PlannedJob(job, options), leaves_in=leaves_in),))
-    return Claim(sweep=facts, made=made, technique=technique)
+    return Claim(sweep=facts, made=made, technique=technique, shares=shares or {})
 
 
 def node_of(devices: int) -> Node:
@@ -116,8 +123,14 @@ def _check(claim: Claim) -> None:
         raise ValueError("no claim: it tells no strategies, or numbers that can't be")
     if job.leaves_in is not None and job.leaves_in < 0:
         raise ValueError("no claim: it leaves before it is told to")
+    if len(claim.shares) > _MOST_TEAMS or not all(0 < share <= 1 for share in claim.shares.values()):
+        raise ValueError("no claim: its shares are none")
+    if sum(claim.shares.values()) > 1 + 1e-9:
+        raise ValueError("no claim: its shares are more than there is")
     if not isinstance(claim.sweep.name, str) or not isinstance(job.name, str):
         raise ValueError("no claim: it names no job")
+    if not isinstance(claim.sweep.team, str):
+        raise ValueError("no claim: its team has no name")
     place: Place | None = job.place
     if place is not None and (place.node != HERE or len(set(place.device_ids)) != place.devices):
         raise ValueError("no claim: its job is elsewhere")

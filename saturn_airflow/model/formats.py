@@ -29,6 +29,7 @@ FORMATS = {
     "a drain": 1,
     "a shared cluster": 1,
     "a claim": 1,
+    "what teams used of a node's devices": 1,
     "an active sweep": 1,
     "a file of arrivals": 1,
 }

@@ -33,6 +33,7 @@ class SweepSettings:
     :param checkpoint_every: seconds.
     :param job_timeout: seconds.
     :param priority: among the sweeps that want the same devices: a higher one goes first.
+    :param team: whose sweep it is; empty for nobody's.
     :param preempt: whether its running jobs may be stopped at a checkpoint for other sweeps.
     :raises InvalidSweepError: for what can't be meant.
     """
@@ -61,6 +62,7 @@ class SweepSettings:
     on_missing_node: OnMissingNode = LEAVE_OUT
     priority: float = 0.0
     preempt: bool = False
+    team: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, Cluster):
@@ -86,6 +88,8 @@ class SweepSettings:
             raise InvalidSweepError(f"priority is {self.priority!r}; give a finite number")
         if not isinstance(self.preempt, bool):
             raise InvalidSweepError(f"preempt is {self.preempt!r}; give True or False")
+        if not isinstance(self.team, str):
+            raise InvalidSweepError(f"team is {self.team!r}; give a name, such as 'vision'")
         self._check_deadline()
         if self.selection is not None and self.rounds.most == 1:
             raise InvalidSweepError(

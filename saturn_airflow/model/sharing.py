@@ -117,7 +117,7 @@ class SharedCluster:
     :param now: the moment, in seconds.
     :param nodes: those that are up. What runs on others is lost: its jobs wait.
     :param busy: by node and device, when it is free of what is no job of these sweeps: a trial, a stranger.
-    :param used: by team, device-seconds of late, for their shares.
+    :param used: by team, device-seconds of late, for their shares; see :mod:`saturn_airflow.sharing.use`.
     """
 
     now: float

@@ -8,7 +8,7 @@ from saturn_airflow.model.claims import Claim, claim_of
 from saturn_airflow.model.entries import PlanEntry, Strategy
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.sharing import SharedSweep
-from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.context import SweepContext, sharing_rules
 
 
 def strategies(entry: PlanEntry) -> tuple[Strategy, ...]:
@@ -48,9 +48,11 @@ def claim(entry: PlanEntry, settings: SweepSettings, sweep: SweepContext, *, ane
         priority=settings.priority,
         deadline=entry.deadline,
         preempt=settings.preempt and entry.round is None,
+        team=settings.team,
     )
     own = strategies(entry)
     seconds = {(s.technique, s.devices): (s.seconds, s.setup_seconds) for s in own}
     done = 0.0 if anew else whereabouts.of(sweep.job_folder(entry.name)).share
-    found = claim_of(facts, entry.name, entry.technique, seconds, entry.attempt, leaves_in(own))
+    shares = sharing_rules().shares
+    found = claim_of(facts, entry.name, entry.technique, seconds, entry.attempt, leaves_in(own), shares)
     return found.with_job(left=max(0.0, 1 - done))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -21,9 +22,13 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import OF_SWEEPS, TECHNIQUES_VARIABLE, slug
 from saturn_airflow.model.outcomes import OUTCOME, Outcome
 from saturn_airflow.model.settings import MLFLOW_CONNECTION
+from saturn_airflow.model.sharing import SharingRules
+from saturn_airflow.model.teams import Teams
 from saturn_airflow.operators.airflow_internals import redact
 from saturn_airflow.operators.code_version import code_version
 from saturn_airflow.operators.private_folder import close_to_others
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,25 @@ def job_memory() -> str:
     except InvalidSweepError as error:
         raise AirflowFailException(str(error)) from None
     return allowed
+
+
+def deployed_teams() -> Teams:
+    """The teams of the deployment (``[saturn] shares`` and ``[saturn] priorities``).
+
+    :raises InvalidSweepError: when they are written wrongly.
+    """
+    shares, priorities = (conf.get("saturn", name, fallback="") or "" for name in ("shares", "priorities"))
+    return Teams.parse(shares, priorities)
+
+
+def sharing_rules() -> SharingRules:
+    """The rules by which sweeps of the deployment take turns; without shares where these are written wrongly,
+    which whoever plans is told."""
+    try:
+        return SharingRules(shares=deployed_teams().shares)
+    except InvalidSweepError as error:
+        log.error("%s; no team has a share until it is set right", error)
+        return SharingRules()
 
 
 def technique_folders() -> tuple[str, ...]:

@@ -13,9 +13,9 @@ from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
-from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
+from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep
 from saturn_airflow.operators.claims import leaves_in
-from saturn_airflow.operators.context import SweepContext, home
+from saturn_airflow.operators.context import SweepContext, home, sharing_rules
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def among_others(context: Context, facts: SharedSweep, problem: Problem, alone: 
     if not meets_others(problem, others):
         return alone
     try:
-        found = plan_among(problem, alone, facts, others, SharingRules())
+        found = plan_among(problem, alone, facts, others, sharing_rules())
     except AssertionError:
         # What others are at must not cost this sweep its plan.
         log.exception("Planned as if there were no other sweeps, for a mistake of Saturn's: please report it")

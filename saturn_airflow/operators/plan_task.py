@@ -24,7 +24,13 @@ from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.model.settings import DEVICE_TIME, SweepSettings
 from saturn_airflow.model.sharing import SharedSweep, least_seconds
 from saturn_airflow.operators import missed_deadlines
-from saturn_airflow.operators.context import SweepContext, finite, mlflow_uri, pull_from_trials
+from saturn_airflow.operators.context import (
+    SweepContext,
+    deployed_teams,
+    finite,
+    mlflow_uri,
+    pull_from_trials,
+)
 from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.inventory import lost
 from saturn_airflow.operators.others import among_others, tell_others
@@ -94,12 +100,14 @@ class PlanOperator(ListingOperator):
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan the round.
 
-        :raises AirflowFailException: when there are no trials, or no job has a strategy that works.
+        :raises AirflowFailException: when there are no trials, no job has a strategy that works, or the
+            deployment does not let the sweep have its priority or team.
         :raises AirflowSkipException: when nothing is left to train.
         """
         from saturn_airflow.deciding import next_round
 
         sweep = SweepContext.of(context, self.settings.group)
+        check_team(self.settings)
         self.ends_by = self.moment_of_deadline(context)
         stand = self._stand(context, sweep) if self.earlier else self._beginning(context, sweep)
         going = next_round.who_goes_on(stand)
@@ -288,6 +296,7 @@ class PlanOperator(ListingOperator):
             priority=self.settings.priority,
             deadline=self.ends_by,
             preempt=self.settings.preempt and self.settings.rounds.most == 1,
+            team=self.settings.team,
         )
 
     def _unfollowed(self, sweep: SweepContext, stand: Stand) -> set[str]:
@@ -429,6 +438,17 @@ def to_plan(
             reason = reason or why_nowhere(job, found, refusals, profile)
             unplanned.append({"job": job.name, "reason": reason})
     return planned, unplanned
+
+
+def check_team(settings: SweepSettings) -> None:
+    """Look again at what the DAG asks for: what the deployment allows may have changed since it was parsed.
+
+    :raises AirflowFailException: when the deployment does not let it have that.
+    """
+    try:
+        deployed_teams().check(settings.team, settings.priority)
+    except InvalidSweepError as error:
+        raise AirflowFailException(str(error)) from None
 
 
 def profiling(learned: Learned, until: float) -> dict[str, float]:

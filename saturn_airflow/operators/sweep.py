@@ -39,7 +39,7 @@ from saturn_airflow.model.settings import (
 )
 from saturn_airflow.model.stages import Stages
 from saturn_airflow.operators.champion_graph import champion_scored
-from saturn_airflow.operators.context import limit_users_code, use_techniques_folder
+from saturn_airflow.operators.context import deployed_teams, limit_users_code, use_techniques_folder
 from saturn_airflow.operators.graph import profile_waves, short, wait_in_pool
 from saturn_airflow.operators.inventory import deployed_cluster
 from saturn_airflow.operators.report_task import ReportOperator
@@ -107,7 +107,10 @@ class SaturnSweepOperator(TaskGroup):
     :param on_missing_node: what happens when no worker listens for a node as the sweep begins:
         ``"leave_out"`` plans with the others, which the plan's page says; ``"fail"`` fails. Where none
         answers, the sweep fails.
-    :param priority: where several sweeps want the same devices, those of a higher one go first.
+    :param priority: where several sweeps want the same devices, those of a higher one go first. ``[saturn]
+        priorities`` may say how high a team's may be.
+    :param team: whose sweep it is. Where ``[saturn] shares`` gives teams shares of the devices, a team that
+        used more of late goes behind the others among sweeps of one priority.
     :param preempt: whether running jobs may be stopped at a checkpoint when sweeps before this one want their
         devices; they go on later from there, perhaps under another technique. Not with ``rounds``.
     :param profile_args: what else Airflow is told of the tasks that measure, such as ``{"pool": "gpus"}``,
@@ -147,6 +150,7 @@ class SaturnSweepOperator(TaskGroup):
         mlflow_conn_id: str = MLFLOW_CONNECTION,
         on_missing_node: OnMissingNode = LEAVE_OUT,
         priority: float = 0.0,
+        team: str = "",
         preempt: bool = False,
         profile_args: Mapping[str, Any] | None = None,
         plan_args: Mapping[str, Any] | None = None,
@@ -182,7 +186,9 @@ class SaturnSweepOperator(TaskGroup):
                 on_missing_node=on_missing_node,
                 priority=priority,
                 preempt=preempt,
+                team=team,
             )
+            deployed_teams().check(settings.team, settings.priority)
             _check_jobs(jobs, settings)
             _check_comparison(metric, mode)
             _check_asset(asset)

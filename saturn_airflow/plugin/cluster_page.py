@@ -9,7 +9,8 @@ from typing import Any
 
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.model.active_sweep import ActiveSweep
-from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
+from saturn_airflow.model.sharing import SharedCluster, SharedSweep
+from saturn_airflow.operators.context import sharing_rules
 from saturn_airflow.sharing.forecast import StandingPlan, plan_together
 from saturn_airflow.sharing.outlook import Outlook, goes_before, outlooks
 
@@ -54,7 +55,7 @@ def _state(home: Path, moment: int) -> tuple[list[ActiveSweep], SharedCluster, S
     ledger = Ledger(home)
     active = ledger.sweeps()
     cluster = ledger.cluster(active)
-    return active, cluster, plan_together(cluster, SharingRules())
+    return active, cluster, plan_together(cluster, sharing_rules())
 
 
 def _sweep(
@@ -74,7 +75,7 @@ def _sweep(
     }
     if names[sweep.name] == _HIDDEN:
         return {**told, "dag_id": None, "run_id": None, "sweep": None, "deadline": None, "before": []}
-    before = goes_before(cluster, SharingRules(), sweep)
+    before = goes_before(cluster, sharing_rules(), sweep)
     return {
         **told,
         "dag_id": active.dag_id,

@@ -9,6 +9,7 @@ from saturn_airflow.model.claims import HERE, Claim, node_of
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
 from saturn_airflow.sharing.turns import Decision, decide
+from saturn_airflow.sharing.use import with_held
 
 #: For how long devices are taken to be busy whose holder does not say how long it needs them.
 _UNKNOWN_SECONDS = 60.0
@@ -29,6 +30,7 @@ def place_for(
     devices: int,
     now: float,
     rules: SharingRules,
+    used: Mapping[str, float] | None = None,
 ) -> Place | None:
     """Where ``mine``, which waits, is to run now; None while it is not its turn.
 
@@ -37,8 +39,9 @@ def place_for(
     :param busy: devices that are held by, or kept for, what is no job of a sweep.
     :param devices: how many the node has.
     :param now: seconds since the epoch.
+    :param used: by team, what it used of the node's devices before those who have their place.
     """
-    decision = _decision(waiting, holding, busy, devices, now, rules)
+    decision = _decision(waiting, holding, busy, devices, now, rules, used or {})
     return next((turn.place for turn in decision.starts if (turn.sweep, turn.job) == mine.key), None)
 
 
@@ -50,9 +53,10 @@ def gives_way(
     devices: int,
     now: float,
     rules: SharingRules,
+    used: Mapping[str, float] | None = None,
 ) -> bool:
     """Whether ``mine``, which runs, is to write its checkpoint and leave, for another or for more devices."""
-    decision = _decision(waiting, holding, busy, devices, now, rules)
+    decision = _decision(waiting, holding, busy, devices, now, rules, used or {})
     return any((turn.sweep, turn.job) == mine.key for turn in decision.stops)
 
 
@@ -72,7 +76,9 @@ def _decision(
     devices: int,
     now: float,
     rules: SharingRules,
+    used: Mapping[str, float],
 ) -> Decision:
+    waiting = list(waiting)
     placed: list[Claim] = []
     taken: set[int] = set()
     unknown = set(busy)
@@ -84,9 +90,17 @@ def _decision(
             continue
         taken |= ids
         placed.append(_still_leaving(claim, now))
+        used = with_held(used, claim.sweep.team, len(ids), now - claim.job.since)
     until = {(HERE, device): now + _UNKNOWN_SECONDS for device in unknown - taken}
-    cluster = SharedCluster(now, (node_of(devices),), _sweeps([*placed, *waiting]), until)
-    return decide(cluster, rules)
+    claims = [*placed, *waiting]
+    cluster = SharedCluster(now, (node_of(devices),), _sweeps(claims), until, used)
+    return decide(cluster, replace(rules, shares=_shares(claims)))
+
+
+def _shares(claims: Iterable[Claim]) -> Mapping[str, float]:
+    """Those that are given out now: all who wait must decide by the same, whatever was set when they came."""
+    newest = max(claims, key=lambda claim: (claim.made, claim.key), default=None)
+    return {} if newest is None else newest.shares
 
 
 def _still_leaving(claim: Claim, now: float) -> Claim:

@@ -17,6 +17,7 @@ from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
 from saturn_airflow.planning.online.learning import Seen, corrected_jobs
 from saturn_airflow.sharing.turns import Decision, decide
+from saturn_airflow.sharing.use import decayed, with_held
 
 #: Seconds, and the share of its training, after which the speed of a job is known.
 _SEEN_SECONDS, _SEEN_SHARE = 60.0, 0.02
@@ -246,11 +247,11 @@ class _Replay:
         return max(self.now, min(found, default=math.inf))
 
     def _advance(self, then: float) -> None:
+        self.used = decayed(self.used, then - self.now)
         for (sweep, _), live in self.running.items():
             place = live.shared.place
             assert place is not None
-            team = self.sweeps[sweep].team
-            self.used[team] = self.used.get(team, 0.0) + place.devices * (then - self.now)
+            self.used = with_held(self.used, self.sweeps[sweep].team, place.devices, then - self.now)
             live.advance(then)
         self.now = then
 

@@ -26,6 +26,7 @@ from saturn_airflow.model.sharing import (
     least_seconds,
 )
 from saturn_airflow.sharing.forecast import plan_together
+from saturn_airflow.sharing.outlook import goes_before
 from saturn_airflow.sharing.replay import Arrival, NodeChange, Ran, Replay, replay
 from saturn_airflow.sharing.turns import Decision, decide
 
@@ -248,10 +249,57 @@ def test_who_starves_goes_before_higher_priorities() -> None:
 def test_a_team_that_used_more_than_its_share_waits() -> None:
     x = sweep("x", 90.0, job("j", 100.0, 4), team="x")
     y = sweep("y", 90.0, job("j", 150.0, 4), team="y")
-    cluster = SharedCluster(100.0, NODES[:1], (x, y), used={"x": 900.0, "y": 100.0})
+    cluster = SharedCluster(100.0, NODES[:1], (x, y), used={"x": 90000.0, "y": 10000.0})
     rules = SharingRules(shares={"x": 0.5, "y": 0.5})
     assert [t.sweep for t in decide(cluster, rules).starts] == ["y"]
     assert [t.sweep for t in decide(cluster, RULES).starts] == ["x"]
+    assert goes_before(cluster, rules, x) == {"y": "its team used less of its share of late"}
+    # What little was used says nothing yet.
+    early = dataclasses.replace(cluster, used={"x": 900.0, "y": 100.0})
+    assert [t.sweep for t in decide(early, rules).starts] == ["x"]
+
+
+@pytest.mark.parametrize(("share", "seed"), [(0.7, 1), (0.3, 2), (0.5, 3)])
+def test_shares_hold_over_a_long_time_where_both_teams_always_want_more(share: float, seed: int) -> None:
+    chance = random.Random(seed)
+    arrivals = []
+    for number in range(8):
+        # One team's sweeps are small, so that by the work that is left they would always go first.
+        for team, size in (("x", 3000.0), ("y", 300.0)):
+            count = 3 if team == "x" else 30
+            jobs = [job(f"j{i}", size * chance.uniform(0.5, 1.5), 1) for i in range(count)]
+            own = sweep(f"{team}{number}", 0.0, *jobs, team=team, preempt=chance.random() < 0.5)
+            arrivals.append(Arrival(own))
+    shares = {"x": share, "y": 1 - share}
+    found = replay(arrivals, NODES[:1], SharingRules(largest_stretch=math.inf, shares=shares))
+    last = {team: max(ran.end for ran in found.ran if ran.sweep[0] == team) for team in shares}
+    until = 0.9 * min(last.values())
+    used = {
+        team: sum(max(0.0, min(r.end, until) - r.start) for r in found.ran if r.sweep[0] == team)
+        for team in shares
+    }
+    assert until > 5 * 3600
+    assert used["x"] / sum(used.values()) == pytest.approx(share, abs=0.06)
+
+
+@pytest.mark.parametrize("team", ["x", "y"])
+def test_nobody_starves_behind_higher_priorities_or_for_what_his_team_used(team: str) -> None:
+    urgent = [
+        sweep(f"u{i:03d}", 295.0 * i, job("j", 800.0, 4, setup=0.0), priority=1.0, team="x", preempt=False)
+        for i in range(120)
+    ]
+    low = sweep("low", 100.0, job("j", 500.0, 4), team=team, preempt=False)
+    rules = SharingRules(largest_stretch=5.0, shares={"x": 0.9, "y": 0.1})
+    begin = SharedCluster(0.0, NODES[:1], (), used={"y": 1e6})
+    found = replay([Arrival(s) for s in (*urgent, low)], NODES[:1], rules, begin=begin)
+    assert (found.done["low"] - low.arrived) / low.alone < 1.2 * 5.0 + 2
+    never = replay(
+        [Arrival(s) for s in (*urgent, low)],
+        NODES[:1],
+        dataclasses.replace(rules, largest_stretch=1e9),
+        begin=begin,
+    )
+    assert (never.done["low"] - low.arrived) / low.alone > 20, "else this test can't fail"
 
 
 def test_a_wide_job_that_waits_too_long_gets_a_node_that_nobody_may_be_stopped_on() -> None:

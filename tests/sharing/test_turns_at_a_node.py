@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saturn_airflow.launch.giving_way import GivingWay
+from saturn_airflow.launch.lease_folder import LeaseFolder
 from saturn_airflow.launch.leases import Lease, Waiter
 from saturn_airflow.launch.turns import Sharing
 from saturn_airflow.model.claims import HERE, Claim, claim_of
@@ -154,6 +156,59 @@ def test_nodes_that_share_a_folder_do_not_mind_each_other(tmp_path: Path) -> Non
             assert wants.take() is None
             lease.release()
             assert take(wants).devices == NODE
+
+
+def test_teams_have_their_shares_of_a_node(tmp_path: Path) -> None:
+    work = {("single", 4): (1000.0, 1.0)}
+    more = {("single", 4): (1500.0, 1.0)}
+    shares = {"x": 0.5, "y": 0.5}
+    x = replace(claim("a", "one", work, team="x"), shares=shares)
+    y = replace(claim("b", "one", more, team="y"), made=2.0, shares=shares)
+    with contextlib.closing(waiter(tmp_path, x)) as first, contextlib.closing(waiter(tmp_path, y)) as other:
+        assert other.take() is None, "it has more to do"
+        room = LeaseFolder(tmp_path)
+        with room.gate():
+            room.count_use("x", 4, time.time() - 40000.0)
+        assert first.take() is None, "its team used more than its share"
+        take(other).release()
+    # What was given out last counts for all, whatever was set when a job came.
+    y = replace(y, shares={"x": 0.95, "y": 0.05})
+    with contextlib.closing(waiter(tmp_path, x)) as first, contextlib.closing(waiter(tmp_path, y)) as other:
+        assert other.take() is None
+        take(first).release()
+
+
+def test_what_a_job_had_counts_for_its_team(tmp_path: Path) -> None:
+    for shares, counted in (({}, {}), ({"x": 0.5}, {"x": 4 * 100.0})):
+        mine = replace(claim("a", "one", {("single", 4): (900.0, 1.0)}, team="x"), shares=shares)
+        with take(waiter(tmp_path, mine)) as lease:
+            assert lease.holder.claim is not None
+            lease.holder = replace(lease.holder, claim=lease.holder.claim.with_job(since=time.time() - 100))
+            GivingWay(Sharing(mine, NODE), lease, tmp_path).count_use()
+        assert LeaseFolder(tmp_path).used() == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"at": 1.0}',
+        '{"at": 1.0, "used": {"x": -1.0}}',
+        '{"at": 1.0, "used": {"x": NaN}}',
+        '{"at": "now", "used": {}}',
+        '{"format": 9, "at": 1.0, "used": {"x": 1.0}}',
+        "[" * 100_000,
+    ],
+)
+def test_what_teams_used_is_none_where_that_is_damaged(tmp_path: Path, text: str) -> None:
+    room = LeaseFolder(tmp_path)
+    (tmp_path / "used").write_text(text)
+    assert room.used() == {}
+    assert list(room.ignored) == ["./used"]
+    room.count_use("x", 1, time.time() - 10.0)
+    assert room.used() == pytest.approx({"x": 10.0}, rel=0.1)
 
 
 def test_claims_of_one_device_harm_nobody() -> None:
