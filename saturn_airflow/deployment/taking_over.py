@@ -50,7 +50,7 @@ def take_over(sender: str, instance: Any, **_: Any) -> None:
         end_leftovers()
         queues = set(instance.app.amqp.queues.consume_from)
         # What this opens must not be in the processes that the worker forks.
-        with Celery() as app:
+        with Celery(set_as_current=False) as app:
             app.conf.update(instance.app.conf)
             back, failed = hand_back(app, sender, queues, _BEGAN)
         if back or failed:
