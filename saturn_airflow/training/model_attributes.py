@@ -27,6 +27,8 @@ _DEEP = 4  # attributes of attributes of ... that are looked at where nothing ca
 # That transformers has hooked this model, which it does when outputs of layers are first asked for: one that
 # is loaded anew is not hooked yet.
 _OF_THIS_PROCESS = frozenset({"_output_capturing_hooks_installed"})
+#: Where a summary is instead of what can't be encoded.
+_UNKNOWN = "unknown"
 #: What :meth:`ModelAttributes.values` calls what a module says of itself.
 EXTRA = "get_extra_state()"
 
@@ -63,6 +65,7 @@ class ModelAttributes:
         self._device = device
         self.given = plain_attributes(model)
         self._others = other_attributes(model)
+        self._kinds = {prefix: {k: type(v) for k, v in _own(m)} for prefix, m in model.named_modules()}
         self._objects = self._encoded_objects()
 
     def values(self) -> tuple[Attributes, dict[str, str]]:
@@ -78,8 +81,9 @@ class ModelAttributes:
         now |= {prefix: {EXTRA: modules[prefix].get_extra_state()} for prefix in says}
         for prefix, own in now.items():
             for key, value in own.items():
+                there = self._kinds.get(prefix, {}).get(key) is type(value)
                 try:
-                    found.setdefault(prefix, {})[key] = plain_values.encode(value, "it")
+                    found.setdefault(prefix, {})[key] = plain_values.encode(value, "it", there=there)
                 except JobError as error:
                     why_not[name_of(prefix, key)] = str(error)
         for prefix, others in other_attributes(self._model).items():
@@ -94,7 +98,8 @@ class ModelAttributes:
         put(self._model, values, self._device)
 
     def objects(self) -> Attributes:
-        """The objects of the job's own classes that have changed, and what modules say, JSON-ready."""
+        """The objects of the job's own classes, and containers of them, that have changed, and what modules
+        say, JSON-ready."""
         modules = self._model.named_modules()
         found: Attributes = {
             prefix: {EXTRA: plain_values.encode(module.get_extra_state(), "it")}
@@ -108,13 +113,21 @@ class ModelAttributes:
         return found
 
     def _encoded_objects(self) -> Attributes:
-        """Objects of the job's own classes, which may change inside."""
+        """Objects of the job's own classes, which may change inside, and containers of them."""
         found: Attributes = {}
         for prefix, module in self._model.named_modules():
             for key, value in _own(module):
-                if plain_values.fields_of(value) is not None and is_plain(value, objects=True):
-                    found.setdefault(prefix, {})[key] = plain_values.try_encode(value)
+                own = plain_values.fields_of(value) is not None or not is_plain(value)
+                if own and is_plain(value, objects=True):
+                    found.setdefault(prefix, {})[key] = _encoded(value)
         return found
+
+
+def _encoded(value: Any) -> Any:
+    try:
+        return plain_values.encode(value, "it")
+    except JobError:
+        return {_UNKNOWN: repr(seen(value, {}))}
 
 
 def put(model: nn.Module, values: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
@@ -127,7 +140,7 @@ def put(model: nn.Module, values: Mapping[str, Mapping[str, Any]], device: torch
         for key, value in own.items():
             if key == EXTRA:
                 module.set_extra_state(plain_values.decode(value))
-            elif key not in there:
+            elif key not in there and not (isinstance(value, Mapping) and _UNKNOWN in value):
                 found = plain_values.restored(vars(module).get(key), value)
                 module.__dict__[key] = found.to(device) if isinstance(found, torch.Tensor) else found
 

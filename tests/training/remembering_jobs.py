@@ -331,3 +331,56 @@ STEPS = iter(range(100))
 
 def iterating_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return mse_loss(outputs, targets) * (1 + next(STEPS) / 50)
+
+
+class KeepsOwn(nn.Module):
+    """
+    :param make: makes what counts.
+    :param how: where it is kept.
+    """
+
+    def __init__(self, make: Callable[[int], Any], how: str) -> None:
+        super().__init__()
+        self.line, self.make, self.how = nn.Linear(4, 1), make, how
+        self.kept: Any = {"list": [], "mapping": {}, "object": make(0), "none": None}[how]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        count = self._count()
+        if self.how == "list":
+            self.kept.append(self.make(count + 1))
+        elif self.how == "mapping":
+            self.kept["last"] = self.make(count + 1)
+        elif self.how == "object":
+            self.kept.count += 1
+        else:
+            self.kept = self.make(count + 1)
+        outputs: torch.Tensor = self.line(inputs) * (1 + count / 10)
+        return outputs
+
+    def _count(self) -> int:
+        last = self.kept
+        if self.how == "list":
+            last = self.kept[-1] if self.kept else None
+        elif self.how == "mapping":
+            last = self.kept.get("last")
+        return 0 if last is None else int(last.count)
+
+
+class Counted:
+    """An object, not of a dataclass."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+def keeps_own(how: str, inside: bool = True) -> nn.Module:
+    """Keeps objects of its own.
+
+    :param inside: of a class that is defined inside a function.
+    """
+
+    class Local:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+    return KeepsOwn(Local if inside else Counted, how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import Enum
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -127,6 +128,25 @@ def test_an_enumeration_that_is_not_found_again_is_told() -> None:
 
     with pytest.raises(JobError, match="is a Inside, which no checkpoint can hold"):
         plain_values.encode(Inside.ONE, "it")
+
+
+def test_what_a_container_holds_is_of_classes_that_are_found_again() -> None:
+    class Inside:
+        def __init__(self) -> None:
+            self.count = 3
+
+    class Pair(NamedTuple):
+        one: int
+
+    for value in ([Inside()], {"a": (Inside(),)}, Pair(1), [Pair(1)]):
+        with pytest.raises(JobError, match=r"to be made anew, which .*<locals>.* can.t be imported; define"):
+            plain_values.encode(value, "it")
+    # One that is there already when it is read is not made, and gets what it held.
+    there = Inside()
+    encoded = plain_values.encode(there, "it")
+    there.count = 0
+    assert plain_values.restored(there, encoded) is there
+    assert there.count == 3
 
 
 def test_what_json_cannot_hold_is_told() -> None:

@@ -55,7 +55,7 @@ class Watched:
                 holder = sys.modules[module]
             value = None if holder is None else vars(holder).get(key)
             # Anything else may be a cache, which steps read and can do without.
-            if isinstance(value, Iterator) or plain_values.fields_of(value) is not None:
+            if isinstance(value, Iterator) or plain_values.holds_objects(value):
                 undo.append((holder, key, vars(holder)[key]))
                 setattr(holder, key, _Gone(name, why))
         try:

@@ -7,13 +7,10 @@ get their attributes, without ``__init__``, only where the job's own code has de
 from __future__ import annotations
 
 import base64
-import dataclasses
-import functools
 import itertools
 import random
-import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -21,9 +18,12 @@ import numpy as np
 import torch
 
 from saturn_airflow.model.errors import JobError
+from saturn_airflow.training.optim.own_classes import LIBRARIES as LIBRARIES
+from saturn_airflow.training.optim.own_classes import class_of, found, is_plain_class, name_of
+from saturn_airflow.training.optim.own_classes import fields_of as fields_of
+from saturn_airflow.training.optim.own_classes import holds_objects as holds_objects
+from saturn_airflow.training.optim.own_classes import is_dataclass as is_dataclass
 
-#: Whose objects are no state of a job: configurations, mostly.
-LIBRARIES = ("torch", "transformers", "torchvision", "huggingface_hub", "numpy", "saturn_airflow")
 #: What every module has of its own.
 OF_MODULES = frozenset([*vars(torch.nn.Module()), "forward", "_compiled_call_impl"])
 # Numbers of a tensor that are written as such; more are written as their bytes.
@@ -40,14 +40,15 @@ _SCALARS = (bool, int, float, str, bytes, bytearray, complex, itertools.count)
 _FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "str": str}
 
 
-def encode(value: Any, what: str) -> Any:
+def encode(value: Any, what: str, *, there: bool = True) -> Any:
     """``value`` as JSON can hold it: numbers, strings, None, tensors, arrays, random generators, members
     of enumerations, Python's containers, and dataclasses of them.
 
     :param what: names the value where it can't be held.
+    :param there: whether it is read into one that is there already (:func:`restored`); else it is made anew.
     :raises JobError: when it is of another kind, holds itself, or is too large.
     """
-    return _Encoder(what).encode(value)
+    return _Encoder(what, there).encode(value)
 
 
 def try_encode(value: Any) -> Any:
@@ -72,15 +73,12 @@ def is_mapping(value: Mapping[Any, Any]) -> bool:
     return type(value) in _MAPPINGS.values() and (factory is None or factory in _FACTORIES.values())
 
 
-def is_dataclass(value: Any) -> bool:
-    """Whether ``value`` is an object of a dataclass."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
 class _Encoder:
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, there: bool) -> None:
         self._what = what
         self._inside: list[int] = []
+        #: How many there are around what is encoded; it is made anew, where there are any.
+        self._containers = 0 if there else 1
         self._bytes = 0
 
     def encode(self, value: Any) -> Any:
@@ -114,8 +112,22 @@ class _Encoder:
         if isinstance(value, torch.nn.Module):
             return self._module(value)
         if (fields := fields_of(value)) is not None:
-            return {"object": _name_of(type(value)), "fields": self._fields(fields)}
-        return self._container(value)
+            return {"object": self._name(type(value)), "fields": self._fields(fields)}
+        self._containers += 1
+        try:
+            return self._container(value)
+        finally:
+            self._containers -= 1
+
+    def _name(self, kind: type) -> str:
+        """The name of a class, by which it is found again: what containers hold is made anew."""
+        name = name_of(kind)
+        if self._containers and found(name) is not kind:
+            raise JobError(
+                f"{self._what} holds a {kind.__name__} to be made anew, which no checkpoint can do: "
+                f"{name!r} can't be imported; define the class at the top level of its module"
+            )
+        return name
 
     def _module(self, value: torch.nn.Module) -> Any:
         """Buffers and attributes of a module beside the model, such as a loss."""
@@ -123,7 +135,7 @@ class _Encoder:
         for prefix, module in value.named_modules():
             own = {k: part for k, part in vars(module).items() if k not in OF_MODULES and not callable(part)}
             parts[prefix] = self._fields({**own, **module._buffers})
-        return {"module": _name_of(type(value)), "parts": parts}
+        return {"module": name_of(type(value)), "parts": parts}
 
     def _tensor(self, value: torch.Tensor) -> Any:
         known = type(value) in (torch.Tensor, torch.nn.Parameter)
@@ -144,9 +156,9 @@ class _Encoder:
     def _member(self, value: Enum) -> Any:
         """A member of an enumeration, if it can be found again by its name."""
         kind = type(value)
-        if _found(_name_of(kind)) is not kind or value.name not in kind.__members__:
+        if found(name_of(kind)) is not kind or value.name not in kind.__members__:
             self._refuse(value)
-        return {"enum": _name_of(kind), "member": value.name}
+        return {"enum": name_of(kind), "member": value.name}
 
     def _container(self, value: Any) -> Any:
         if type(value) is deque:
@@ -156,7 +168,7 @@ class _Encoder:
             parts = sorted((self.encode(part) for part in value), key=repr)
             return {"set": parts, "frozen": type(value) is frozenset}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return {"named": _name_of(type(value)), "parts": [self.encode(part) for part in value]}
+            return {"named": self._name(type(value)), "parts": [self.encode(part) for part in value]}
         if type(value) in (tuple, torch.Size):
             return {"tuple": [self.encode(part) for part in value]}
         if type(value) is list:
@@ -215,13 +227,13 @@ def restored(current: Any, encoded: Any) -> Any:
     """The value that ``encoded`` tells, in the place of ``current``: containers and objects that are there
     stay, since others may refer to them, and get the contents of then."""
     if isinstance(encoded, list) and type(current) is list:
-        current[:] = [decode(part) for part in encoded]
+        current[:] = _parts_restored(current, encoded)
         return current
     if not isinstance(encoded, Mapping):
         return decode(encoded)
     if "module" in encoded:
         return _restored_module(current, encoded)
-    if "object" in encoded and _name_of(type(current)) == encoded["object"]:
+    if "object" in encoded and name_of(type(current)) == encoded["object"]:
         fields = encoded["fields"]
         there = fields_of(current) or {}
         for name in there.keys() - fields.keys():
@@ -232,6 +244,13 @@ def restored(current: Any, encoded: Any) -> Any:
     if "generator" in encoded and type(current).__name__ == encoded["generator"]:
         set_generator_state(current, decode(encoded["state"]))
         return current
+    if "mapping" in encoded and type(current) is dict:
+        there = dict(current)
+        current.clear()
+        current.update({k: restored(there.get(k), part) for k, part in encoded["mapping"].items()})
+        return current
+    if "tuple" in encoded and type(current) is tuple:
+        return tuple(_parts_restored(current, encoded["tuple"]))
     value = decode(encoded)
     if type(current) is not type(value):
         return value
@@ -248,8 +267,15 @@ def restored(current: Any, encoded: Any) -> Any:
     return current
 
 
+def _parts_restored(current: Sequence[Any], encoded: Sequence[Any]) -> list[Any]:
+    """The parts of a container; the objects among those that are there stay."""
+    return [
+        restored(current[index] if index < len(current) else None, part) for index, part in enumerate(encoded)
+    ]
+
+
 def _restored_module(current: Any, encoded: Mapping[str, Any]) -> Any:
-    if not isinstance(current, torch.nn.Module) or _name_of(type(current)) != encoded["module"]:
+    if not isinstance(current, torch.nn.Module) or name_of(type(current)) != encoded["module"]:
         raise JobError(f"the checkpoint holds a {encoded['module']!r}, which is another object by now")
     modules = dict(current.named_modules())
     for prefix, parts in encoded["parts"].items():
@@ -297,37 +323,18 @@ def _decoded_pairs(encoded: Mapping[str, Any]) -> Any:
     return _MAPPINGS[encoded["kind"]](dict(pairs))
 
 
-def _class_of(reference: str, is_such: Callable[[type], bool]) -> Any:
-    """A class that is imported already; nothing is imported for a checkpoint.
-
-    :raises JobError: when it is not there, or is another kind of class by now.
-    """
-    found = _found(reference)
-    if not isinstance(found, type) or not is_such(found):
-        raise JobError(f"the checkpoint holds an object of {reference!r}, which is no such class any more")
-    return found
-
-
-def _found(reference: str) -> Any:
-    module, _, name = reference.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
 def _decoded_member(encoded: Mapping[str, Any]) -> Any:
     name = encoded["member"]
-    return _class_of(encoded["enum"], lambda cls: issubclass(cls, Enum) and name in cls.__members__)[name]
+    return class_of(encoded["enum"], lambda cls: issubclass(cls, Enum) and name in cls.__members__)[name]
 
 
 def _decoded_named(encoded: Mapping[str, Any]) -> Any:
-    found = _class_of(encoded["named"], lambda cls: issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    found = class_of(encoded["named"], lambda cls: issubclass(cls, tuple) and hasattr(cls, "_fields"))
     return tuple.__new__(found, map(decode, encoded["parts"]))
 
 
 def _decoded_object(encoded: Mapping[str, Any]) -> Any:
-    value = object.__new__(_class_of(encoded["object"], _is_plain_class))
+    value = object.__new__(class_of(encoded["object"], is_plain_class))
     for key, part in encoded["fields"].items():
         object.__setattr__(value, key, decode(part))
     return value
@@ -364,36 +371,6 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "set": lambda e: (frozenset if e["frozen"] else set)(map(decode, e["set"])),
     "pairs": _decoded_pairs,
 }
-
-
-def fields_of(value: Any) -> dict[str, Any] | None:
-    """What an object of a class of the job's own code holds; None of anything else."""
-    kind: type = type(value)
-    if not _is_plain_class(kind):
-        return None
-    if hasattr(value, "__dict__"):
-        return dict(vars(value))
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
-
-
-@functools.cache
-def _is_plain_class(kind: type) -> bool:
-    """Whether objects of a class are what their attributes are, as far as one can see."""
-    library = kind.__module__.partition(".")[0]
-    if library in LIBRARIES or library in sys.stdlib_module_names:
-        return False
-    if getattr(kind, "__new__") is not object.__new__:  # noqa: B009 - mypy knows that of no class
-        return False
-    if issubclass(kind, type | torch.nn.Module | Iterator | Enum) or "site-packages" in str(
-        getattr(sys.modules.get(kind.__module__), "__file__", "")
-    ):
-        return False
-    has_slots = any("__slots__" in vars(base) for base in kind.__mro__[:-1])
-    return dataclasses.is_dataclass(kind) or not has_slots
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def generator_state(value: Any) -> Any:

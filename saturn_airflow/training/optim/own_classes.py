@@ -1,0 +1,87 @@
+"""Objects of classes of a job's own code: what they hold, and their classes, found again by their names."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+
+from saturn_airflow.model.errors import JobError
+
+#: Whose objects are no state of a job: configurations, mostly.
+LIBRARIES = ("torch", "transformers", "torchvision", "huggingface_hub", "numpy", "saturn_airflow")
+
+
+def is_dataclass(value: Any) -> bool:
+    """Whether ``value`` is an object of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def holds_objects(value: Any, deep: int = 8) -> bool:
+    """Whether ``value`` is, or a container in it holds, an object or a named tuple of the job's own.
+
+    :param deep: in how many containers to look.
+    """
+    if fields_of(value) is not None or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return True
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    is_container = type(value) in (list, tuple, set, frozenset, deque)
+    return is_container and deep > 0 and any(holds_objects(part, deep - 1) for part in value)
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """What an object of a class of the job's own code holds; None of anything else."""
+    kind: type = type(value)
+    if not is_plain_class(kind):
+        return None
+    if hasattr(value, "__dict__"):
+        return dict(vars(value))
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+
+
+@functools.cache
+def is_plain_class(kind: type) -> bool:
+    """Whether objects of a class are what their attributes are, as far as one can see."""
+    library = kind.__module__.partition(".")[0]
+    if library in LIBRARIES or library in sys.stdlib_module_names:
+        return False
+    if getattr(kind, "__new__") is not object.__new__:  # noqa: B009 - mypy knows that of no class
+        return False
+    if issubclass(kind, type | torch.nn.Module | Iterator | Enum) or "site-packages" in str(
+        getattr(sys.modules.get(kind.__module__), "__file__", "")
+    ):
+        return False
+    has_slots = any("__slots__" in vars(base) for base in kind.__mro__[:-1])
+    return dataclasses.is_dataclass(kind) or not has_slots
+
+
+def name_of(kind: type) -> str:
+    """What :func:`found` finds a class by."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def class_of(reference: str, is_such: Callable[[type], bool]) -> Any:
+    """A class that is imported already; nothing is imported for a checkpoint.
+
+    :raises JobError: when it is not there, or is another kind of class by now.
+    """
+    kind = found(reference)
+    if not isinstance(kind, type) or not is_such(kind):
+        raise JobError(f"the checkpoint holds an object of {reference!r}, which is no such class any more")
+    return kind
+
+
+def found(reference: str) -> Any:
+    """What is called so, of what is imported; None where there is nothing."""
+    module, _, name = reference.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
