@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from saturn_airflow.launch import event_file
 
 STAGES = ("trials", "profile", "plan", "train", "report")
 ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
@@ -75,14 +76,10 @@ def read_plan(progress: SweepProgress, plan: Mapping[str, Any], entries: list[Ma
 
 def read_job(job: JobProgress, folder: Path) -> None:
     """Update one job from the events that its latest run has written."""
-    runs = sorted(folder.glob("runs/*/events.jsonl"))
-    if not runs:
-        return
-    for line in runs[-1].read_text().splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # the line that is being written
+    runs = sorted(folder.glob("runs/*"))
+    for event, _ in event_file.read(runs[-1]) if runs else ():
+        if event is None:
+            continue
         kind = event["event"]
         if kind == "waiting":
             job.status = "waiting"

@@ -21,22 +21,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from saturn_airflow.launch import devices, environment, fork_server, handed_over
+from saturn_airflow.launch import devices, environment, event_file, fork_server, handed_over
+from saturn_airflow.launch.event_file import Event as Event
 from saturn_airflow.launch.handed_over import NOTHING, HandedOver
 from saturn_airflow.launch.run_spec import RunSpec as RunSpec
 from saturn_airflow.launch.run_spec import read_spec as read_spec
-from saturn_airflow.model import formats
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
 
 log = logging.getLogger(__name__)
 
-Event = dict[str, Any]
-_EVENTS = "a run's events"
-#: The first line of a run's events: not an event, but the format of those that follow.
-FORMAT_EVENT = "format"
 # What a supervisor may need to end a run that did not stop in time, and to say so.
 _SUPERVISOR_SECONDS = 5.0
 
@@ -78,14 +74,8 @@ class Run:
         word. None for as long as it is alive."""
         if self.is_alive():
             return None
-        with contextlib.suppress(OSError), open(self.folder / "events.jsonl", "rb") as file:
-            self._check_format(file.readline())
-            file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 20)))
-            last = (file.read().splitlines() or [b""])[-1]
-            with contextlib.suppress(ValueError):
-                event: Event = json.loads(last)
-                if event["event"] == "end":
-                    return event
+        if (said := event_file.ending(self.folder)) is not None:
+            return said
         return {
             "event": "end",
             "time": time.time(),
@@ -208,25 +198,10 @@ class Run:
             self._process.poll()
 
     def _new_events(self) -> Iterator[Event]:
-        try:
-            with open(self.folder / "events.jsonl", "rb") as file:
-                file.seek(self.offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        return
-                    event = json.loads(line)
-                    if event["event"] == FORMAT_EVENT:
-                        formats.check(event, _EVENTS, file.name)
-                    self.offset += len(line)
-                    if event["event"] != FORMAT_EVENT:
-                        yield event
-        except FileNotFoundError:
-            return
-
-    def _check_format(self, line: bytes) -> None:
-        """Check the first line of the run's events."""
-        with contextlib.suppress(ValueError):
-            formats.check(json.loads(line), _EVENTS, self.folder / "events.jsonl")
+        for event, follows in event_file.read(self.folder, self.offset):
+            self.offset = follows
+            if event is not None:
+                yield event
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError), open(self.log, "rb") as file:

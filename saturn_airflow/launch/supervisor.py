@@ -22,6 +22,7 @@ from typing import Any
 
 from saturn_airflow.launch import (
     devices,
+    event_file,
     failures,
     handed_over,
     job_log,
@@ -77,7 +78,7 @@ class Supervisor:
         # At the end, as Airflow does, so that a user's queue.py hides no module of Python's. Whatever is
         # launched from here searches the same path.
         sys.path.extend(entry for entry in self._spec.path if entry not in sys.path)
-        self._events = os.open(folder / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._events = os.open(folder / event_file.NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._unwritten = b""
         self._stop_by: float | None = None
         self._told_to_stop = False
@@ -95,7 +96,7 @@ class Supervisor:
         """Do what the spec says and write the end of it."""
         signal.signal(signal.SIGTERM, lambda *_: self._stop_within(self._spec.stop_seconds))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self.emit({"event": runs.FORMAT_EVENT, **formats.stamp("a run's events")})
+        self.emit({"event": event_file.FORMAT_EVENT, **formats.stamp(event_file.FORMAT)})
         for message in self._spec.warnings:
             self.emit({"event": "warning", "message": message})
         result: dict[str, Any] = {}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import mmap
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import runs
+from saturn_airflow.launch import event_file, runs
 from saturn_airflow.launch.runs import Run
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import seconds_to_leave
@@ -40,16 +37,16 @@ def of(folder: str | Path) -> Whereabouts:
         end = run.end
         share = max(found.share, 1.0 if end and end["status"] == "finished" else _share(run))
         found = Whereabouts(share, end["status"] if end else None)
-        if end is None and (leased := _last(run, "leased")) is not None:
+        if end is None and (leased := event_file.last(run.folder, "leased")) is not None:
             place = _place(run, leased)
-            left = _last(run, "gave_way")
+            left = event_file.last(run.folder, "gave_way")
             if left is None or left["time"] < leased["time"]:
                 found = replace(found, place=place, since=float(leased["time"]), leaves_in=_leaves_in(run))
     return found
 
 
 def _share(run: Run) -> float:
-    began, step = _last(run, "start"), _last(run, "step")
+    began, step = event_file.last(run.folder, "start"), event_file.last(run.folder, "step")
     if began is None or not began.get("total_batches"):
         return 0.0
     steps = max(began.get("step") or 0, step["step"] if step else 0)
@@ -69,20 +66,3 @@ def _place(run: Run, leased: dict[str, Any]) -> Place:
     if "technique" not in leased:  # of an earlier version, where all ran as planned
         return Place(spec.technique, spec.devices, spec.node, devices)
     return Place(leased["technique"], len(devices), spec.node, devices)
-
-
-def _last(run: Run, kind: str) -> dict[str, Any] | None:
-    """The run's last event of this kind, looked for from its end."""
-    # Lines begin so, and nothing else can: what jobs say has no line breaks in JSON.
-    wanted = b'{"event": "%s"' % kind.encode()
-    with (
-        suppress(OSError, ValueError),
-        open(run.folder / "events.jsonl", "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as said,
-    ):
-        end = said.rfind(b"\n") + 1  # a line that is being written does not count
-        at = said.rfind(b"\n" + wanted, 0, end) + 1
-        if at or said[: len(wanted)] == wanted:  # the first line of all has none before it
-            found: dict[str, Any] = json.loads(said[at : said.find(b"\n", at)])
-            return found
-    return None

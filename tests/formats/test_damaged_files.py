@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saturn_airflow import HParams, Job, Node
-from saturn_airflow.launch import restarting
+from saturn_airflow.launch import progress, restarting, runs, whereabouts
 from saturn_airflow.launch.run_spec import RunSpec, read_spec
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.plan import Assignment, Plan
@@ -103,6 +103,37 @@ def test_spec_of_a_run(content: bytes) -> None:
     with one_message("spec") as folder:
         (folder / "spec.json").write_bytes(content)
         assert isinstance(read_spec(folder), RunSpec)
+
+
+EVENTS = [
+    {"event": "format", "format": 1},
+    {"event": "leased", "devices": ["0"], "technique": "ddp"},
+    {"event": "start", "step": 0, "total_batches": 9, "batches_per_epoch": 3},
+    *({"event": "step", "step": n, "epoch": 0, "loss": 0.5, "seconds": 1.0} for n in range(1, 9)),
+    {"event": "end", "status": "finished", "reason": None, "traceback": "", "result": {}},
+]
+
+
+@fuzz(EVENTS[2])
+def test_events(content: bytes) -> None:
+    lines = [json.dumps({**event, "time": 1.0 * n}).encode() for n, event in enumerate(EVENTS)]
+    for at in (1, 6, len(lines) - 1):
+        with one_message("events") as folder:
+            run = folder / "runs" / "0001"
+            run.mkdir(parents=True)
+            (run / "spec.json").write_text(json.dumps(SPEC))
+            (run / "alive").touch()
+            # As a crash leaves it: bytes of anything where a line was.
+            hurt = b"\x00" + content.replace(b"\n", b" ")
+            said = [*lines[:at], hurt, *lines[at + 1 :]]
+            (run / "events.jsonl").write_bytes(b"\n".join(said) + b"\n")
+            heard = [event["time"] for event in runs.Run(run).so_far()]
+            assert heard == [float(n) for n in range(1, len(lines)) if n != at]
+            end = runs.Run(run).end
+            assert end is not None
+            assert end["status"] == ("lost" if at == len(lines) - 1 else "finished")
+            assert progress.of(folder).steps == 8
+            assert whereabouts.of(folder).share >= 8 / 9
 
 
 @fuzz(Node("n", 2, kind="cpu").to_dict())

@@ -1,0 +1,95 @@
+"""Reading ``events.jsonl`` of a run: one JSON object a line, the first of them the format of the others.
+
+A line that is being written is not read yet. One that can't be read, after a crash of the machine or on a
+damaged disk, is left out and told in the log: what is said after it is not lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.model import formats
+
+log = logging.getLogger(__name__)
+
+Event = dict[str, Any]
+NAME = "events.jsonl"
+FORMAT = "a run's events"
+#: The first line: not an event, but the format of those that follow.
+FORMAT_EVENT = "format"
+#: Longer than any event, in bytes.
+_TAIL = 1 << 20
+
+
+def read(folder: Path, offset: int = 0) -> Iterator[tuple[Event | None, int]]:
+    """The events of the run in ``folder`` from ``offset`` (bytes) on, each with the offset of what follows.
+
+    Lines that are none are None.
+
+    :raises NewerFormatError: when a newer version wrote them in a way that this one can't read.
+    """
+    with suppress(FileNotFoundError), open(folder / NAME, "rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            event = _event(line)
+            if event is None:
+                log.warning("%s: the line at byte %d can't be read, and is left out", file.name, offset)
+            elif event["event"] == FORMAT_EVENT:
+                formats.check(event, FORMAT, file.name)
+                event = None
+            offset += len(line)
+            yield event, offset
+
+
+def ending(folder: Path) -> Event | None:
+    """The event ``end`` of the run in ``folder``, if that is the last it said.
+
+    :raises NewerFormatError: when a newer version wrote them in a way that this one can't read.
+    """
+    with suppress(OSError), open(folder / NAME, "rb") as file:
+        if (first := _event(file.readline())) is not None:
+            formats.check(first, FORMAT, file.name)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        last = _event((file.read().splitlines() or [b""])[-1])
+        if last is not None and last["event"] == "end":
+            return last
+    return None
+
+
+def last(folder: Path, kind: str) -> Event | None:
+    """The last event of this kind, looked for from the end: training of days says millions of things."""
+    # Lines begin so, and nothing else can: what jobs say has no line breaks in JSON.
+    wanted = b'{"event": "%s"' % kind.encode()
+    with (
+        suppress(OSError, ValueError),  # nothing was said yet
+        open(folder / NAME, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as said,
+    ):
+        end = said.rfind(b"\n") + 1
+        while True:
+            at = said.rfind(b"\n" + wanted, 0, end) + 1
+            if not at and said[: len(wanted)] != wanted:  # the first line of all has none before it
+                return None
+            found = _event(said[at : said.find(b"\n", at)])
+            if found is not None or not at:
+                return found
+            end = at
+    return None
+
+
+def _event(line: bytes) -> Event | None:
+    """What a line says; None where it can't be read."""
+    with suppress(ValueError):
+        found = json.loads(line)
+        if isinstance(found, dict) and isinstance(found.get("event"), str):
+            return found
+    return None
