@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
     from saturn_airflow.parallelism.parallel import Parallel
     from saturn_airflow.training.ranks import Ranks
+    from saturn_airflow.training.session import Session
 
 
 class Spill(BaseTechnique):
     """Blocks streamed from the host's memory.
 
-    Its parameters: ``resident``, how many blocks may be on the device at once, at least two; and ``folder``,
-    where the host's memory does not suffice either: weights and gradients are then in files there.
+    Its parameters: ``resident``, how many blocks may be on the device at once, at least two; ``stay``, how
+    many more are there for good, with their gradients and their optimizer; and ``folder``, where the host's
+    memory does not suffice either: weights and gradients of the others are then in files there.
     """
 
     def why_not(self, job: Job, devices: int) -> str | None:
@@ -39,12 +41,34 @@ class Spill(BaseTechnique):
     def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:
         return [{"resident": 2}, {"resident": 4}]
 
+    def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        from saturn_airflow.launch.failures import RanksFailedError
+        from saturn_airflow.training.searching import how_many_stay
+
+        parameters, seconds = session.fastest(self.candidates(job, len(devices)))
+        stay = how_many_stay(job, parameters, session)
+        if not stay:
+            return parameters, seconds
+        try:
+            fuller, faster = session.fastest([{**parameters, "stay": stay}])
+        except RanksFailedError as error:
+            if error.failure.status not in ("out_of_memory", "lost", "hung"):
+                raise
+            return parameters, seconds
+        return (fuller, faster) if faster < seconds else (parameters, seconds)
+
     def parallelize(
-        self, model: nn.Module, ranks: Ranks, resident: int = 2, folder: str | None = None, **parameters: Any
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        resident: int = 2,
+        folder: str | None = None,
+        stay: int = 0,
+        **parameters: Any,
     ) -> Parallel:
         from saturn_airflow.launch.request import DoesNotFit
         from saturn_airflow.parallelism.spilling import Spilled
 
         if ranks.size != 1:
             raise DoesNotFit("spill uses one device")
-        return Spilled(model, ranks, resident, folder)
+        return Spilled(model, ranks, resident, folder, stay=stay)

@@ -50,7 +50,7 @@ def recomputed(name: str, block: nn.Module, compute: Compute) -> Compute:
         nonlocal calls
         if not torch.is_grad_enabled():
             return compute(*args, **kwargs)
-        call = _Call(name, block, modules, compute, args, kwargs)
+        call = Call(name, block, modules, compute, args, kwargs)
         result = checkpoint(call, use_reentrant=False, preserve_rng_state=False)
         if calls < checked_calls:
             calls += 1
@@ -60,7 +60,7 @@ def recomputed(name: str, block: nn.Module, compute: Compute) -> Compute:
     return forward
 
 
-class _Call:
+class Call:
     """One call of a block, which can be repeated."""
 
     def __init__(
@@ -92,6 +92,10 @@ class _Call:
             self._check_unchanged("a weight", self._weight_versions)
             return result
         self._check_unchanged("an input", self._input_versions)
+        return self.again()
+
+    def again(self) -> Any:
+        """Compute the block as it was when this was made; nothing of it is changed by that."""
         args, kwargs = copied(self._inputs, {}, tensors=False)
         with self._state.put_back(), job_log.muted():
             return self._compute(*args, **kwargs)

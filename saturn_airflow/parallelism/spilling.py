@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,35 +13,49 @@ from torch import nn
 from torch.func import functional_call
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.parallelism.block_stream import BlockStream, Weights
 from saturn_airflow.parallelism.blocks import find_blocks, own_forward
+from saturn_airflow.parallelism.narrow_weights import narrow_weights
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.recomputation import Compute, recomputed
+from saturn_airflow.parallelism.transfers import Transfers, on
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
-
-Weights = tuple[torch.Tensor, ...]
 
 
 class Spilled(Parallel):
     """A model on one device whose blocks' weights and gradients are in the host's memory.
 
     A block is computed with copies of its weights that live until it is done, and again in the backward
-    pass, so at most ``resident`` blocks are on the device at any time.
+    pass, so at most ``resident`` blocks are on the device at any time, besides those that stay.
 
     :param folder: keep weights and gradients of the blocks in files there; None for memory.
+    :param stay: how many of the first blocks stay on the device with all they have; at most all but one.
+    :param transfers: how copies get there and back; None for how the device does it.
     :raises DoesNotFit: when the model has no blocks, they share weights with something, or their gradients
         have hooks.
     """
 
-    def __init__(self, model: nn.Module, ranks: Ranks, resident: int, folder: str | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        resident: int,
+        folder: str | None,
+        *,
+        stay: int = 0,
+        transfers: Transfers | None = None,
+    ) -> None:
         blocks = find_blocks(model)
         if not blocks:
             raise DoesNotFit("the model has no repeated blocks that could be spilled")
+        stay = min(stay, len(blocks) - 1)
+        staying, blocks = blocks[:stay], blocks[stay:]
         outside = _named_outside(model, [block for _, block in blocks])
         _check_weights(blocks, set(outside))
         spilled = {p for _, block in blocks for p in block.parameters()}
         super().__init__(model, ranks)
-        self._home = _Home(ranks.device, folder)
+        home = _Home(folder)
         for parameter in outside:
             parameter.data = parameter.data.to(ranks.device)
         moved = {buffer: buffer.to(ranks.device) for buffer in model.buffers()}
@@ -51,12 +64,16 @@ class Spilled(Parallel):
                 if buffer is not None:
                     module._buffers[name] = moved[buffer]
         for parameter in spilled:
-            parameter.data = self._home.place(parameter.data)
-        self._stream = _WeightPrefetcher(
-            [tuple(block.parameters()) for _, block in blocks], ranks.device, resident, self._home
+            parameter.data = home.place(parameter.data)
+        weights = [tuple(block.parameters()) for _, block in blocks]
+        self._stream = BlockStream(
+            weights, resident, on(ranks.device) if transfers is None else transfers, home.empty_like
         )
+        for name, block in staying:
+            block.forward = recomputed(name, block, own_forward(block))
         for index, (name, block) in enumerate(blocks):
-            block.forward = recomputed(name, block, _streamed(name, block, index, self._stream))
+            compute = _streamed(name, block, index, self._stream, ranks.device.type)
+            block.forward = recomputed(name, block, compute)
 
     def backward(
         self, objective: Objective, batch: Any, samples: int, scale: float, last: bool
@@ -96,19 +113,18 @@ def _at_home() -> Iterator[None]:
 
 
 class _Home:
-    """Where spilled tensors live: pinned memory for a GPU, files, or plain memory."""
+    """Where spilled tensors live: in memory, or in files."""
 
-    def __init__(self, device: torch.device, folder: str | None) -> None:
-        self._pin = device.type == "cuda" and folder is None
+    def __init__(self, folder: str | None) -> None:
         self._folder = folder
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of ``tensor`` at home."""
-        return self.empty_like(tensor).copy_(tensor)
+        """``tensor`` at home."""
+        return tensor.to("cpu") if self._folder is None else self.empty_like(tensor).copy_(tensor)
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._folder is None:
-            return torch.empty_like(tensor, device="cpu", pin_memory=self._pin)
+            return torch.empty_like(tensor, device="cpu")
         # The file has no name any more once it is open, so it goes when the tensor goes.
         with tempfile.NamedTemporaryFile(dir=self._folder, prefix="spilled-") as file:
             size = max(1, tensor.numel())
@@ -116,110 +132,17 @@ class _Home:
         return flat[: tensor.numel()].view(tensor.shape)
 
 
-class _WeightPrefetcher:
-    """Copies of blocks' weights on their way to the device, and of gradients on their way back.
-
-    :ivar direction: 1 while blocks are used from first to last, -1 while from last to first.
-    """
-
-    def __init__(
-        self, weights: Sequence[tuple[nn.Parameter, ...]], device: torch.device, resident: int, home: _Home
-    ):
-        self.direction = 1
-        self._weights = weights
-        self._device = device
-        self._resident = max(2, resident)
-        self._home = home
-        self._here: OrderedDict[int, tuple[Weights, Any]] = OrderedDict()
-        self._homes: dict[nn.Parameter, torch.Tensor] = {}
-        on_gpu = device.type == "cuda"
-        self._fetching = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._returning = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._used: list[Any] = []
-
-    def fetch(self, index: int) -> Weights:
-        """The weights of a block on the device; those of the next one start on their way."""
-        copies, arrived = self._here.pop(index) if index in self._here else self._start(index)
-        self._here[index] = copies, arrived
-        self._wait_for_space()
-        following = index + self.direction
-        if 0 <= following < len(self._weights) and following not in self._here:
-            while len(self._here) >= self._resident:
-                self._here.popitem(last=False)
-            self._here[following] = self._start(following)
-            self._here.move_to_end(index)
-        if arrived is not None:
-            compute = torch.cuda.current_stream(self._device)
-            compute.wait_event(arrived)
-            for copy in copies:
-                copy.record_stream(compute)
-        # Callers get tensors of their own, that autograd may mark.
-        return tuple(copy.detach() for copy in copies)
-
-    def store(self, index: int, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Add gradients to those of a block at home."""
-        if self._returning is not None:
-            self._returning.wait_stream(torch.cuda.current_stream(self._device))
-        for parameter, gradient in zip(self._weights[index], gradients, strict=True):
-            if gradient is None:
-                continue
-            if gradient.layout != torch.strided:
-                here = gradient.to(parameter.device)
-                parameter.grad = here if parameter.grad is None else parameter.grad + here
-                continue
-            if parameter.grad is not None:
-                if self._returning is not None:
-                    self._returning.synchronize()
-                parameter.grad.add_(gradient.to(parameter.device))
-                continue
-            if parameter not in self._homes:
-                self._homes[parameter] = self._home.empty_like(parameter)
-            home = parameter.grad = self._homes[parameter]
-            if self._returning is None:
-                home.copy_(gradient)
-            else:
-                with torch.cuda.stream(self._returning):
-                    home.copy_(gradient, non_blocking=True)
-                gradient.record_stream(self._returning)
-
-    def finish(self) -> None:
-        """Wait for all gradients; weights on the device are old from here on."""
-        if self._returning is not None:
-            self._returning.synchronize()
-        self._here.clear()
-        self._used.clear()
-
-    def _start(self, index: int) -> tuple[Weights, Any]:
-        if self._fetching is None:
-            return tuple(weight.detach().clone() for weight in self._weights[index]), None
-        with torch.cuda.stream(self._fetching):
-            copies = tuple(
-                weight.detach().to(self._device, non_blocking=True) for weight in self._weights[index]
-            )
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record(self._fetching)
-        return copies, arrived
-
-    def _wait_for_space(self) -> None:
-        """Keep the host from running so far ahead that blocks pile up on the device."""
-        if self._fetching is None:
-            return
-        used = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        used.record(torch.cuda.current_stream(self._device))
-        self._used.append(used)
-        if len(self._used) >= self._resident:
-            self._used.pop(0).synchronize()
-
-
 class _Fetch(torch.autograd.Function):
     """From weights at home to copies on the device, and from the copies' gradients to gradients at home."""
 
     @staticmethod
-    def forward(ctx: Any, stream: _WeightPrefetcher, index: int, *weights: torch.Tensor) -> Weights:
+    def forward(
+        ctx: Any, stream: BlockStream, index: int, lower: torch.dtype | None, *weights: torch.Tensor
+    ) -> Weights:
         ctx.stream, ctx.index = stream, index
         # A weight that takes no part in the loss gets no gradient, as it would without all this.
         ctx.set_materialize_grads(False)
-        fetched = stream.fetch(index)
+        fetched = stream.fetch(index, lower)
         frozen = [copy for copy, weight in zip(fetched, weights, strict=True) if not weight.requires_grad]
         ctx.mark_non_differentiable(*frozen)
         return fetched
@@ -227,7 +150,7 @@ class _Fetch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
         ctx.stream.store(ctx.index, gradients)
-        return (None, None, *(None for _ in gradients))
+        return (None, None, None, *(None for _ in gradients))
 
 
 class _Bare(nn.Module):
@@ -242,15 +165,20 @@ class _Bare(nn.Module):
         return self.own_forward(*args, **kwargs)
 
 
-def _streamed(name: str, block: nn.Module, index: int, stream: _WeightPrefetcher) -> Compute:
+def _streamed(name: str, block: nn.Module, index: int, stream: BlockStream, device_type: str) -> Compute:
     """The forward pass of ``block`` with fetched weights."""
+    compiled = block._compiled_call_impl is not None
     bare = _Bare(block)
     names = [name for name, _ in bare.named_parameters()]
     weights = tuple(bare.parameters())
 
-    @functools.wraps(block.forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        fetched = _Fetch.apply(stream, index, *weights)  # type: ignore[no-untyped-call]
+    def compute(
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        look: Callable[[Weights], object] = lambda fetched: None,
+    ) -> Any:
+        fetched = _Fetch.apply(stream, index, _lower(device_type), *weights)  # type: ignore[no-untyped-call]
+        look(fetched)
         versions = [weight._version for weight in fetched]
         result = functional_call(bare, dict(zip(names, fetched, strict=True)), args, kwargs)
         for short_name, weight, version in zip(names, fetched, versions, strict=True):
@@ -261,7 +189,28 @@ def _streamed(name: str, block: nn.Module, index: int, stream: _WeightPrefetcher
                 )
         return result
 
+    def variant(narrow: Sequence[bool], look: Callable[[Weights], object]) -> Compute:
+        def of_these(*args: Any, **kwargs: Any) -> Any:
+            stream.narrow[index] = narrow
+            return compute(args, kwargs, look)
+
+        return of_these
+
+    @functools.wraps(block.forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        lower = _lower(device_type)
+        # Where gradients are wanted, what a block does to its inputs is noticed.
+        if lower is not None and index not in stream.narrow and not compiled and torch.is_grad_enabled():
+            found = narrow_weights(name, block, len(weights), lower, variant, args, kwargs)
+            stream.narrow[index] = found
+        return compute(args, kwargs)
+
     return forward
+
+
+def _lower(device_type: str) -> torch.dtype | None:
+    """The format that is computed in, where that is not the weights'."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
 def _check_weights(blocks: Sequence[tuple[str, nn.Module]], outside: set[nn.Parameter]) -> None:

@@ -20,6 +20,7 @@ from saturn_airflow import library
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, caches, parallel, recomputation
+from saturn_airflow.parallelism.blocks import find_blocks
 from saturn_airflow.training import batches, loading, precision
 from saturn_airflow.training.attention_stand_in import lean_attention
 from saturn_airflow.training.batches import Cut, Position
@@ -78,3 +79,21 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
             tracker.reset_mod_stats()
     peak = tracker.get_tracker_snapshot("peak")
     return sum(int(kinds["Total"]) for kinds in peak.values())
+
+
+# Weights, gradients, and the two moments of Adam.
+_OF_TRAINED = 4
+
+
+def blocks(request: TrainRequest, ranks: Ranks) -> tuple[int, int]:
+    """How many blocks a job's model has, and the bytes that the largest takes while it is trained."""
+    job = Job.from_dict(request.job)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = precision.cast_model(loading.made(job), job.hparams.precision)
+        sizes = [
+            sum(
+                p.numel() * p.element_size() * (_OF_TRAINED if p.requires_grad else 1) for p in b.parameters()
+            )
+            for _, b in find_blocks(model)
+        ]
+    return len(sizes), max(sizes, default=1)

@@ -56,3 +56,25 @@ def refuse_hopeless(technique: str, most_frugal: Parameters, job: Job, count: in
             f"{OUT_OF_MEMORY} (predicted): its tensors alone take {peak / 2**30:.1f} GiB on each of "
             f"{count} devices, which have {device_bytes / 2**30:.1f} GiB"
         )
+
+
+# What is measured in a trial is not all that training takes: fragments, batches that are longer than others.
+_LEFT_FREE = 0.12
+
+
+def how_many_stay(job: Job, parameters: Parameters, session: Session) -> int:
+    """How many of a model's blocks, with gradients and optimizer, the memory has room for that is left free
+    of a GPU under ``parameters``; 0 on CPU slots.
+
+    :param parameters: spill's, which the session has measured.
+    """
+    device_bytes = devices.smallest_gpu_bytes()
+    if device_bytes is None:
+        return 0
+    request = TrainRequest(job=replace(job, init_from=None).to_dict(), technique="spill")
+    try:
+        (blocks, each), *_ = session.launch("saturn_airflow.training.memory_prediction:blocks", request)
+    except RanksFailedError:
+        return 0
+    left: float = (1 - _LEFT_FREE) * device_bytes - session.measured(parameters)["peak_device_bytes"]
+    return max(0, min(int(blocks) - 1, int(left // each)))

@@ -10,6 +10,7 @@ import pytest
 from cells import job
 
 from saturn_airflow import library
+from saturn_airflow.launch import devices
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.request import Measure
 from saturn_airflow.model.cluster import Node
@@ -25,12 +26,12 @@ class Timed:
 
     def __init__(self, seconds: Callable[[dict[str, Any]], float | str]) -> None:
         self._seconds = seconds
-        self.measured: list[dict[str, Any]] = []
+        self.tried: list[dict[str, Any]] = []
 
     def fastest(self, candidates: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], float]:
         found, failed = [], ""
         for parameters in candidates:
-            self.measured.append(dict(parameters))
+            self.tried.append(dict(parameters))
             seconds = self._seconds(parameters)
             if isinstance(seconds, str):
                 failed = seconds
@@ -66,7 +67,7 @@ def test_every_technique_says_where_it_makes_no_sense(technique: str) -> None:
 def test_saving_memory_is_tried_only_where_nothing_else_fits(technique: str, devices: int) -> None:
     (parameters, _), session = search(technique, devices, lambda p: 1.0)
     assert not parameters.get("recompute")
-    assert not any(p.get("recompute") or p.get("offload") for p in session.measured)
+    assert not any(p.get("recompute") or p.get("offload") for p in session.tried)
     (parameters, seconds), _ = search(
         technique, devices, lambda p: 2.0 if p.get("recompute") else "out_of_memory"
     )
@@ -76,10 +77,41 @@ def test_saving_memory_is_tried_only_where_nothing_else_fits(technique: str, dev
         search(technique, devices, lambda p: "out_of_memory")
 
 
+class Roomy(Timed):
+    """And knows what they take of a GPU's memory: 10 GiB, and the model has 6 blocks of 8 GiB each."""
+
+    def measured(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        return {"peak_device_bytes": 10 * 2**30}
+
+    def launch(self, function: str, *arguments: Any) -> list[Any]:
+        assert function == "saturn_airflow.training.memory_prediction:blocks"
+        return [(6, 8 * 2**30)]
+
+
+@pytest.mark.parametrize(
+    ("gib", "seconds", "stay"),
+    [
+        (None, lambda p: 1.0, None),
+        (16, lambda p: 1.0, None),
+        (40, lambda p: 1.0 - 0.1 * p.get("stay", 0), 3),
+        (140, lambda p: 1.0 - 0.1 * p.get("stay", 0), 5),
+        (40, lambda p: "out_of_memory" if p.get("stay") else 1.0, None),
+        (40, lambda p: 1.0 + 0.1 * p.get("stay", 0), None),
+    ],
+)
+def test_blocks_stay_where_the_memory_has_room(
+    gib: int | None, seconds: Any, stay: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "smallest_gpu_bytes", lambda: gib and gib * 2**30)
+    session: Any = Roomy(seconds)
+    parameters, _ = library.get("spill").search(job(), [0], session)
+    assert parameters == {"resident": 2, **({"stay": stay} if stay else {})}
+
+
 def test_offloading_comes_last() -> None:
     (parameters, _), session = search("fsdp", 2, lambda p: 9.0 if p.get("offload") else "lost")
     assert parameters == {"recompute": True, "offload": True}
-    assert session.measured == [
+    assert session.tried == [
         {},
         {"keep_gathered": True},
         {"recompute": True},

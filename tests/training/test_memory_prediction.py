@@ -86,6 +86,11 @@ def test_is_no_more_than_flash_attention_takes(as_module: bool, precision: str) 
     assert 4 * one_tensor < found < 16 * one_tensor + (tokens * tokens * 4 if as_module else 0) < 2 * scores
 
 
+def test_blocks_are_counted_without_their_memory() -> None:
+    found = ranks.launch("saturn_airflow.training.memory_prediction:blocks", request("spill"), size=1)
+    assert found == [(DEPTH, STATE // DEPTH)]
+
+
 class DirectSession:
     """Launches ranks as a session does."""
 

@@ -17,7 +17,7 @@ from torch import nn
 from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.jobs import HParams, Job
-from saturn_airflow.parallelism import spilling
+from saturn_airflow.parallelism import block_stream
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.spilling import Spilled
 from saturn_airflow.training.losses.objective import Objective
@@ -67,15 +67,15 @@ def test_at_most_so_many_blocks_are_on_the_device(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, resident: int
 ) -> None:
     most, fetched = [0], [0]
-    start = spilling._WeightPrefetcher._start
+    start = block_stream.BlockStream._start
 
-    def count(self: Any, index: int) -> Any:
+    def count(self: Any, index: int, dtypes: Any) -> Any:
         fetched[0] += 1
-        started = start(self, index)
+        started = start(self, index, dtypes)
         most[0] = max(most[0], len(self._here) + 1)
         return started
 
-    monkeypatch.setattr(spilling._WeightPrefetcher, "_start", count)
+    monkeypatch.setattr(block_stream.BlockStream, "_start", count)
     model = deep()
     spilled = Spilled(model, ranks, resident, None)
     spilled.backward(objective(model), BATCH, 5, 0.2, True)

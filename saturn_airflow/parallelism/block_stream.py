@@ -1,0 +1,162 @@
+"""A device's copies of blocks' weights, fetched one block ahead, and the way of gradients to the host."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from saturn_airflow.parallelism.transfers import Buffers, Task, Tensors, Transfers, laid_out, views
+
+Weights = tuple[torch.Tensor, ...]
+
+
+class _Arriving(NamedTuple):
+    """Copies of a block's weights, of these dtypes, and the ticket of their way to the device."""
+
+    dtypes: Sequence[torch.dtype]
+    task: Task[tuple[list[torch.Tensor], Any]]
+
+
+class BlockStream:
+    """Copies of blocks' weights on their way to the device, and of gradients on their way back.
+
+    What travels goes through a few pinned buffers, where it is cast: weights and gradients themselves lie
+    wherever the host has them.
+
+    :param weights: those of each block.
+    :param resident: how many blocks may be on the device at once, at least two.
+    :param room: makes the memory for a parameter's gradient.
+    :ivar direction: 1 while blocks are used from first to last, -1 while from last to first.
+    :ivar narrow: which of a block's weights travel in the format that they are computed in.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[tuple[nn.Parameter, ...]],
+        resident: int,
+        transfers: Transfers,
+        room: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self.direction = 1
+        self.narrow: dict[int, Sequence[bool]] = {}
+        self._weights = weights
+        self._resident = max(2, resident)
+        self._transfers = transfers
+        self._room = room
+        self._here: OrderedDict[int, _Arriving] = OrderedDict()
+        self._staging, self._landing = Buffers(transfers), Buffers(transfers)
+        self._gradients: dict[nn.Parameter, torch.Tensor] = {}
+        self._adding: list[Task[None]] = []
+        self._used: list[Any] = []
+
+    def fetch(self, index: int, lower: torch.dtype | None = None) -> Weights:
+        """The weights of a block on the device; those of the next one start on their way.
+
+        :param lower: the format of what is computed, where that is not the weights'.
+        """
+        dtypes = self._dtypes(index, lower)
+        arriving = self._here.pop(index, None)
+        if arriving is None or arriving.dtypes != dtypes:
+            arriving = self._start(index, dtypes)
+        self._here[index] = arriving
+        self._wait_for_space()
+        following = index + self.direction
+        if 0 <= following < len(self._weights) and following not in self._here:
+            while len(self._here) >= self._resident:
+                self._here.popitem(last=False)
+            self._here[following] = self._start(following, self._dtypes(following, lower))
+            self._here.move_to_end(index)
+        copies, ticket = arriving.task.result()
+        self._transfers.compute_after(ticket, copies)
+        # Callers get tensors of their own, that autograd may mark.
+        return tuple(copy.detach() for copy in copies)
+
+    def store(self, index: int, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Add gradients to those of a block at home, beside what is computed."""
+        there = [(p, g) for p, g in zip(self._weights[index], gradients, strict=True) if g is not None]
+        if usual := [(p, g) for p, g in there if _is_plain(g)]:
+            self._land([p for p, _ in usual], [g.detach() for _, g in usual])
+        if odd := [(p, g.to(p.device)) for p, g in there if not _is_plain(g)]:
+            self._add_later([p for p, _ in odd], [g for _, g in odd], None)
+
+    def finish(self) -> None:
+        """Wait for all gradients; weights on the device are old from here on."""
+        for task in self._adding:
+            task.result()
+        for arriving in self._here.values():
+            _, ticket = arriving.task.result()
+            self._transfers.wait(ticket)
+        self._adding.clear()
+        self._here.clear()
+        self._used.clear()
+
+    def _dtypes(self, index: int, lower: torch.dtype | None) -> list[torch.dtype]:
+        weights = self._weights[index]
+        narrow = (
+            self.narrow.get(index, [False] * len(weights)) if lower is not None else [False] * len(weights)
+        )
+        return [
+            lower if is_narrow and lower is not None else weight.dtype
+            for weight, is_narrow in zip(weights, narrow, strict=True)
+        ]
+
+    def _start(self, index: int, dtypes: Sequence[torch.dtype]) -> _Arriving:
+        return _Arriving(dtypes, self._transfers.begin("in", functools.partial(self._bring, index, dtypes)))
+
+    @torch.no_grad()
+    def _bring(self, index: int, dtypes: Sequence[torch.dtype]) -> tuple[list[torch.Tensor], Any]:
+        weights = [weight.detach() for weight in self._weights[index]]
+        if not (self._transfers.staged and all(map(_is_plain, weights))):
+            return self._transfers.to_device([w.to(dtype) for w, dtype in zip(weights, dtypes, strict=True)])
+        buffer = self._staging.take(laid_out(weights, dtypes))
+        staged = views(buffer, weights, dtypes)
+        for place, weight in zip(staged, weights, strict=True):
+            place.copy_(weight)
+        copies, ticket = self._transfers.to_device(staged)
+        self._staging.give_back(buffer, functools.partial(self._transfers.wait, ticket))
+        return copies, ticket
+
+    def _land(self, parameters: Sequence[nn.Parameter], gradients: Tensors) -> None:
+        if not self._transfers.staged:
+            self._add_later(parameters, gradients, None)
+            return
+        dtypes = [gradient.dtype for gradient in gradients]
+        buffer = self._landing.take(laid_out(gradients, dtypes))
+        landed = views(buffer, gradients, dtypes)
+        ticket = self._transfers.to_host(gradients, landed)
+        task = self._add_later(parameters, landed, ticket)
+        self._landing.give_back(buffer, task.result)
+
+    def _add_later(self, parameters: Sequence[nn.Parameter], landed: Tensors, ticket: Any) -> Task[None]:
+        task = self._transfers.begin("out", functools.partial(self._add, parameters, landed, ticket))
+        self._adding.append(task)
+        return task
+
+    @torch.no_grad()
+    def _add(self, parameters: Sequence[nn.Parameter], landed: Tensors, ticket: Any) -> None:
+        self._transfers.wait(ticket)
+        for parameter, gradient in zip(parameters, landed, strict=True):
+            there = parameter.grad
+            if gradient.layout != torch.strided or (there is not None and there.layout != torch.strided):
+                parameter.grad = gradient if there is None else there + gradient
+            elif there is not None:
+                there.add_(gradient)
+            else:
+                if parameter not in self._gradients:
+                    self._gradients[parameter] = self._room(parameter)
+                parameter.grad = self._gradients[parameter].copy_(gradient)
+
+    def _wait_for_space(self) -> None:
+        """Keep the host from running so far ahead that blocks pile up on the device."""
+        self._used.append(self._transfers.computed())
+        if len(self._used) >= self._resident:
+            self._transfers.wait(self._used.pop(0))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and tensor.layout == torch.strided
