@@ -31,7 +31,7 @@ _OPTIONS = {
     ),
     "shares": _option(
         "Teams and their shares of the devices, as team:share with commas between them, for sweeps with "
-        "team=. A team that used more of late goes behind the others. Default: no team has one.",
+        "team=. Sweeps of a team that used more of late go later. Default: no team has one.",
         "vision: 0.5, text: 0.3",
     ),
     "priorities": _option(

@@ -109,8 +109,8 @@ class SaturnSweepOperator(TaskGroup):
         answers, the sweep fails.
     :param priority: where several sweeps want the same devices, those of a higher one go first. ``[saturn]
         priorities`` may say how high a team's may be.
-    :param team: whose sweep it is. Where ``[saturn] shares`` gives teams shares of the devices, a team that
-        used more of late goes behind the others among sweeps of one priority.
+    :param team: whose sweep it is. Where ``[saturn] shares`` gives teams shares of the devices, the sweeps of
+        one that used more of late go later, among those of one priority.
     :param preempt: whether running jobs may be stopped at a checkpoint when sweeps before this one want their
         devices; they go on later from there, perhaps under another technique. Not with ``rounds``.
     :param profile_args: what else Airflow is told of the tasks that measure, such as ``{"pool": "gpus"}``,

@@ -95,10 +95,10 @@ def _why_before(first: Rank, second: Rank) -> str:
         return "its deadline presses"
     if first.overdue != second.overdue:
         return "it has waited out of proportion"
-    if first.over != second.over:
-        return "its team used less of its share of late"
+    if first.work != second.work and first.left < second.left:
+        return f"it has less left to do ({_hours(first.left)}, and {_hours(second.left)} here)"
     if first.work != second.work:
-        return f"it has less left to do ({_hours(first.work)}, and {_hours(second.work)} here)"
+        return "its team used less of its share of late"
     return "it came first"
 
 

@@ -3,7 +3,7 @@
 Least remaining work first (device-seconds under the thriftiest strategies) is the order that makes the mean
 of completion times small where work can be stopped (Schrage 1968 for one machine). Above it stand priorities,
 then sweeps whose deadline would be missed otherwise, then those that wait out of proportion, so that nobody
-starves, and those of teams that did not use more than their share of late.
+starves. Work counts for more where a team used more than its share of late.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ _PRESSING = 1.5
 _SOON = 1e-3
 #: How many times the largest stretch a sweep may take until it goes before those of higher priority.
 _STARVING = 1.2
-#: How far a team's use may push its sweeps back: their work counts for as many times as much.
-_MOST_PUSHED = 4.0
-#: Sweeps of teams that used more than this many times their share go behind those of the others.
-_OVER = 1.1
+#: The work of a team's sweeps counts as many times as the team used its share, to this power: teams whose
+#: sweeps are alike have their shares; one whose are 16 times as small may have twice as much beside the other.
+_STRICT = 4
 #: Seconds in which all devices together say who uses how much of them.
 _SAYS = 3600.0
 
@@ -38,26 +37,26 @@ class Rank:
     :param starving: 0 where it has waited so far out of proportion that it goes before higher priorities.
     :param pressing: 0 where its deadline would be missed otherwise.
     :param overdue: 0 where it is about to exceed the largest stretch.
-    :param over: 0 where its team did not use more than its share.
     :param work: device-seconds that it still needs at the least, weighted by its team's use.
     :param changes: when it is overdue or starving, if it still waits then.
+    :param left: the work as it is.
     """
 
     starving: float
     priority: float
     pressing: float
     overdue: float
-    over: float
     work: float
     arrived: float
     name: str
     changes: float = math.inf
+    left: float = 0.0
 
     @cached_property
-    def key(self) -> tuple[float, float, float, float, float, float, float, str]:
+    def key(self) -> tuple[float, float, float, float, float, float, str]:
         """What is compared."""
         first = self.starving, -self.priority, self.pressing, self.overdue
-        return (*first, self.over, self.work, self.arrived, self.name)
+        return (*first, self.work, self.arrived, self.name)
 
 
 def ways_on(job: PlannedJob, node: Node) -> tuple[Way, ...]:
@@ -100,17 +99,16 @@ def rank(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules, push: 
     stretch = (cluster.now - sweep.arrived + needs) / sweep.alone if sweep.alone > 0 else 0.0
     overdue = 0.0 if stretch > rules.largest_stretch else 1.0
     starving = 0.0 if stretch > _STARVING * rules.largest_stretch else 1.0
-    pushed = push.get(sweep.team, 1.0)
-    over = 0.0 if pushed <= _OVER else 1.0
-    work *= min(pushed, _MOST_PUSHED)
+    left, work = work, work * push.get(sweep.team, 1.0)
     bound = (_STARVING if overdue == 0 else 1.0) * rules.largest_stretch * sweep.alone
     changes = math.inf if starving == 0 else sweep.arrived + bound - needs + _SOON
-    return Rank(starving, sweep.priority, pressing, overdue, over, work, sweep.arrived, sweep.name, changes)
+    return Rank(starving, sweep.priority, pressing, overdue, work, sweep.arrived, sweep.name, changes, left)
 
 
 def pushes(cluster: SharedCluster, rules: SharingRules) -> dict[str, float]:
-    """By team, how many times its share it used of late, where that is more than once; nothing where no other
-    team has an active sweep.
+    """By team, how many times its work counts: more for those that used more than their share of late.
+
+    Nothing where no other team has an active sweep.
 
     Where little has been used yet, all are taken to have had their shares before.
     """
@@ -125,7 +123,7 @@ def pushes(cluster: SharedCluster, rules: SharingRules) -> dict[str, float]:
     for team in teams:
         share = max(rules.shares.get(team, rest), 1e-3)
         of_all = (cluster.used.get(team, 0.0) + share * before) / (total + before)
-        found[team] = max(of_all / share, 1.0)
+        found[team] = max(of_all / share, 1.0) ** _STRICT
     return found
 
 

@@ -254,7 +254,7 @@ def test_a_team_that_used_more_than_its_share_waits() -> None:
     assert [t.sweep for t in decide(cluster, rules).starts] == ["y"]
     assert [t.sweep for t in decide(cluster, RULES).starts] == ["x"]
     assert goes_before(cluster, rules, x) == {"y": "its team used less of its share of late"}
-    # What little was used says nothing yet.
+    # What little was used says little yet.
     early = dataclasses.replace(cluster, used={"x": 900.0, "y": 100.0})
     assert [t.sweep for t in decide(early, rules).starts] == ["x"]
 
