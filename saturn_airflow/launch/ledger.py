@@ -101,7 +101,7 @@ class Ledger:
     def _job_now(self, active: ActiveSweep, job: SharedJob, now: float) -> SharedJob | None:
         """``job`` as its runs say it is; None where it is done."""
         p = whereabouts.of(self._home / active.folder / slug(job.name, OF_SWEEPS))
-        if p.status is not None and p.status not in WORTH_A_RETRY:
+        if p.given_up or (p.status is not None and p.status not in WORTH_A_RETRY):
             return None
         state = replace(job, left=max(0.0, 1 - p.share))
         if p.place is None:

@@ -144,6 +144,15 @@ class Run:
         *_, end = self.events()
         return end
 
+    def give_up(self) -> None:
+        """Note that no further try of its task goes on from it by itself."""
+        with contextlib.suppress(OSError):
+            (self.folder / "given_up").touch()
+
+    def is_given_up(self) -> bool:
+        """Whether somebody has noted that; a run that a user has started since is another one."""
+        return (self.folder / "given_up").exists()
+
     def ask_to_stop(self) -> None:
         """Ask the run to checkpoint and leave, on whatever machine; its supervisor keeps the time."""
         with contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ class Whereabouts:
 
     :param share: of its batches, what has been trained.
     :param status: how its last run ended; None while it is alive, and where there is none.
+    :param given_up: whether nobody goes on from its last run by himself: it has failed for good.
     :param place: where it trains; None while it does not.
     :param since: when it got its devices there, in seconds since the epoch.
     :param leaves_in: seconds that it takes to write its checkpoint and leave; None where it has written none.
@@ -25,6 +26,7 @@ class Whereabouts:
 
     share: float = 0.0
     status: str | None = None
+    given_up: bool = False
     place: Place | None = None
     since: float = 0.0
     leaves_in: float | None = None
@@ -36,7 +38,8 @@ def of(folder: str | Path) -> Whereabouts:
     for run in runs.all_of(folder):
         end = run.end
         share = max(found.share, 1.0 if end and end["status"] == "finished" else _share(run))
-        found = Whereabouts(share, end["status"] if end else None)
+        given_up = end is not None and run.is_given_up()
+        found = Whereabouts(share, end["status"] if end else None, given_up)
         if end is None and (leased := event_file.last(run.folder, "leased")) is not None:
             place = _place(run, leased)
             left = event_file.last(run.folder, "gave_way")

@@ -158,6 +158,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             if end is None:  # it has not stopped yet, and this task must go
                 self._leave(context, run)
             if end["status"] != Status.FINISHED and not self._may_go_on(context, run, end):
+                run.give_up()
                 raise AirflowFailException(self._conclude(context, run, end).reason)
             run.done_with()
         if end is not None and end["status"] == Status.FINISHED and not self._decision.changes:
@@ -206,6 +207,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         message = f"{run.spec.job.name} {self._outcome.status.in_words}: {end['reason']}"
         if self._is_worth_a_retry(context, end):
             raise TryAgainError(message, seconds_until_next_try(Path(run.spec.folder), end["status"]))
+        if end["status"] != Status.STOPPED:
+            run.give_up()
         raise AirflowFailException(message)
 
     def must_let_go(self) -> bool:

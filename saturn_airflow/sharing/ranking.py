@@ -24,7 +24,7 @@ _SOON = 1e-3
 #: How many times the largest stretch a sweep may take until it goes before those of higher priority.
 _STARVING = 1.2
 #: The work of a team's sweeps counts as many times as the team used its share, to this power: teams whose
-#: sweeps are alike have their shares; one whose are 16 times as small may have twice as much beside the other.
+#: sweeps are alike have their shares; one whose are 16 times as small may have twice as much beside another.
 _STRICT = 4
 #: Seconds in which all devices together say who uses how much of them.
 _SAYS = 3600.0

@@ -162,6 +162,24 @@ def test_where_a_job_is_is_what_was_said_last(tmp_path: Path) -> None:
         assert whereabouts.of(tmp_path) == now
 
 
+def test_a_job_that_has_failed_for_good_does_not_wait(tmp_path: Path) -> None:
+    sweep = active("nightly", "broken", "waits")
+    state = folder_of(tmp_path, sweep, "broken")
+    failing = replace(small_job(), loss_function="no.such.module:loss")
+    run = runs.start(replace(spec_for(tmp_path, failing), folder=str(state)))
+    assert run.wait()["status"] == "failed"
+
+    def waiting() -> list[str]:
+        return [job.name for one in Ledger(tmp_path).cluster([sweep]).sweeps for job in one.jobs]
+
+    assert waiting() == ["broken", "waits"], "another try may come"
+    run.give_up()
+    assert waiting() == ["waits"]
+    again = runs.start(replace(spec_for(tmp_path, failing), folder=str(state)))
+    assert again.wait()["status"] == "failed"
+    assert waiting() == ["broken", "waits"], "a user has cleared its task"
+
+
 def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "--home", str(tmp_path)]) == 0
     assert "No sweep is planned and not done" in capsys.readouterr().out

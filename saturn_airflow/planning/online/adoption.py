@@ -15,6 +15,7 @@ from saturn_airflow.planning.heuristics.foresight import foresee
 from saturn_airflow.planning.instances.instance import group
 from saturn_airflow.planning.instances.schedule import assignments, makespan
 from saturn_airflow.planning.objectives import DEVICE_TIME, MAKESPAN, MEAN_COMPLETION
+from saturn_airflow.planning.online.equal_nodes import stay_among_equals
 from saturn_airflow.planning.online.execution import Execution, Situation, execute, keep_places, same_but_ids
 from saturn_airflow.planning.online.replanning import carry_on, remaining
 from saturn_airflow.planning.planner import solve
@@ -130,6 +131,7 @@ def decide(
         if not then.situation.left:
             return end
         rest = effort.solve(what_is_left(problem, then.situation), candidate)
+        rest = stay_among_equals(rest, problem, then.situation.running)
         rest = keep_places(rest, then.situation.running)
         return min(end, ends + execute(problem, rest, then.situation, checkpoint=checkpoint).end)
 
@@ -168,6 +170,7 @@ def _candidates(
     new: Plan, left: Problem, situation: Situation, effort: Effort, ends: float | None
 ) -> Iterator[Plan]:
     for found in (new, *([] if ends is None else [_foreseen(new, left, ends, effort)])):
+        found = stay_among_equals(found, left, situation.running)
         kept = keep_places(found, situation.running)
         yield kept
         if (first := keep_places(_running_first(found, situation), situation.running)) != kept:
