@@ -100,8 +100,8 @@ def _as_many(parts: Iterable[_Part], devices: int) -> _Part | None:
 
 def _with_exchanged(plan: Plan, one: tuple[str, _Part], two: tuple[str, _Part]) -> Plan:
     to: dict[tuple[str, int], tuple[str, int]] = {}
-    for a, b in zip(one[1].devices, two[1].devices, strict=True):
-        to[one[0], a], to[two[0], b] = (two[0], b), (one[0], a)
+    for first, second in zip(one[1].devices, two[1].devices, strict=True):
+        to[one[0], first], to[two[0], second] = (two[0], second), (one[0], first)
     assigned = []
     for a in plan.assignments:
         places = [to.get((a.node, device), (a.node, device)) for device in a.device_ids]
