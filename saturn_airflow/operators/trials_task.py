@@ -61,6 +61,25 @@ class TrialsOperator(ListingOperator):
         #: The task that uses what was measured.
         self.plan_task: str | None = None
 
+    def render_template_fields(self, context: Context, jinja_env: Any = None) -> None:
+        """Render the jobs' texts.
+
+        :raises InvalidSweepError: when a template names something that this DAG run does not have.
+        """
+        from jinja2 import UndefinedError
+
+        try:
+            super().render_template_fields(context, jinja_env)
+        except UndefinedError as error:
+            without = getattr(context.get("dag_run"), "logical_date", None) is None
+            fix = (
+                "; this DAG run was triggered without a logical date, and has neither ds nor ts: write "
+                "{{ dag_run.run_after | ds }}, or give it a date (airflow dags trigger --logical-date)"
+            )
+            raise InvalidSweepError(
+                f"a template in the sweep's jobs can't be rendered: {error}{fix if without else ''}"
+            ) from None
+
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """List the trials."""
         from saturn_airflow import tracking

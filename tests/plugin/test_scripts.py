@@ -115,3 +115,18 @@ def test_a_sweep_that_is_not_in_the_list_is_not_replaced_without_a_word(server: 
     page = server.open("compare.html", dag_id="d", search="?sweep=s&before=old&after=new")
     expect(page.locator("#content")).to_be_visible()
     expect(page.locator("#message")).to_be_hidden()
+
+
+def test_a_curves_legend_says_what_the_job_s_details_say(server: Server) -> None:
+    """The points are means over some steps, and a job's details have the last value."""
+    server.data = {"": listed("new")}
+    page = server.open("sweeps.html")
+    shown = page.evaluate(
+        """async () => {
+          const { curveCharts } = await import("/saturn/static/curve.js");
+          const curves = { loss: [[8, 3], [16, 2.5]], accuracy: [[8, 0.1], [16, 0.25]] };
+          const charts = curveCharts(curves, { loss: 2.125 });
+          return charts.map((chart) => chart.querySelector("strong").textContent);
+        }"""
+    )
+    assert shown == ["2.125", "0.25"]

@@ -166,18 +166,20 @@ export class Chart {
             opacity,
           };
     const covered = kind === "planned" && layers === "both" && item.bar.actual;
-    const labelled = seen && !covered && shape.height >= 11 && shape.width > 34;
+    // Left of now, what runs there may lie over what is late.
+    const past = kind === "planned" && layers === "both" && this.page.live ? Math.max(0, api.coord([this.page.now, top])[0] - shape.x) : 0;
+    const labelled = seen && !covered && shape.height >= 11 && shape.width - past > 34;
     return {
       type: "rect",
       shape: { ...shape, r: row < 8 ? 0 : 3 },
       style,
-      ...(labelled ? this.label(item, kind, shape) : {}),
+      ...(labelled ? this.label(item, kind, shape, past) : {}),
     };
   }
 
-  label(item, kind, shape) {
+  label(item, kind, shape, past) {
     return {
-      textConfig: { position: "insideLeft", distance: 6 },
+      textConfig: { position: "insideLeft", distance: 6 + past },
       textContent: {
         type: "text",
         silent: true,
@@ -188,7 +190,7 @@ export class Chart {
           fontSize: Math.min(12, Math.max(9, shape.height - 3)),
           fontFamily: css("--font"),
           fontWeight: 500,
-          width: shape.width - 10,
+          width: shape.width - past - 10,
           overflow: "truncate",
           ellipsis: "…",
         },

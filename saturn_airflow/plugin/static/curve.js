@@ -68,13 +68,14 @@ function drawn(series) {
   return s("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label }, s("title", {}, label), ...lines.flat());
 }
 
-// All curves of one job: losses together, each other metric by itself.
-export function curveCharts(curves) {
+// All curves of one job: losses together, each other metric by itself. Their points are means over some steps;
+// `latest` has the last values by name.
+export function curveCharts(curves, latest) {
   const names = Object.keys(curves ?? {}).filter((name) => curves[name].length > 1);
   const losses = names.filter(isLoss);
   return [losses, ...names.filter((name) => !isLoss(name)).map((name) => [name])]
     .filter((group) => group.length)
-    .map((group) => chart(group.map((name) => ({ name, points: curves[name] }))));
+    .map((group) => chart(group.map((name) => ({ name, points: curves[name], last: latest?.[name] }))));
 }
 
 function chart(series) {
@@ -89,7 +90,7 @@ function chart(series) {
   return h(
     "figure",
     { class: "curve" },
-    h("figcaption", {}, ...series.map(({ name, points }) => h("span", {}, h("i", { class: name === "loss" ? "behind" : "main" }), words(name), " ", h("strong", {}, number(points.at(-1)[1]))))),
+    h("figcaption", {}, ...series.map(({ name, points, last }) => h("span", {}, h("i", { class: name === "loss" ? "behind" : "main" }), words(name), " ", h("strong", {}, number(last ?? points.at(-1)[1]))))),
     h("div", { class: "plot" }, h("span", { class: "high" }, number(scale.high)), h("span", { class: "low" }, number(scale.low)), s("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label }, ...grid, ...lines)),
     h("div", { class: "steps" }, h("span", {}, `step ${scale.first}`), h("span", {}, String(scale.last))),
   );

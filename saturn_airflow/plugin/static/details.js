@@ -39,7 +39,7 @@ export class Details {
     this.reason.hidden = !job.reason;
     fill(this.reason, job.reason, () => job.reason);
     fillEach(this.facts, facts(job), ([name, value, color]) => [h("dt", {}, name), h("dd", {}, color && h("span", { class: "swatch", color }), value)]);
-    fill(this.curves, curves ?? null, () => curveCharts(curves));
+    fill(this.curves, [curves ?? null, job.metrics ?? null], () => curveCharts(curves, job.metrics));
     fill(this.links, [job.task, job.mlflow], () => links(job));
     const { rounds, description } = known?.rounds ? known : { rounds: [] };
     fillEach(this.rounds, rounds, (round) => this.round(round));
