@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import multiprocessing
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -160,6 +161,31 @@ def test_where_a_job_is_is_what_was_said_last(tmp_path: Path) -> None:
         with open(folder / "events.jsonl", "a") as file:
             file.write('{"event": "step", "st')
         assert whereabouts.of(tmp_path) == now
+
+
+def test_a_planner_that_is_killed_while_it_writes_leaves_what_was_there(tmp_path: Path) -> None:
+    jobs = [f"job-{number}" for number in range(400)]
+    ledger, sweep = Ledger(tmp_path), active("nightly", *jobs)
+    ledger.write(sweep)
+    begun = multiprocessing.get_context("fork")
+    for number in range(12):
+        planner = begun.Process(target=_plan_again_and_again, args=(tmp_path, sweep))
+        planner.start()
+        time.sleep(0.02 + 0.01 * number)
+        planner.kill()
+        planner.join()
+        (found,) = ledger.sweeps()
+        assert [job.name for job in found.sweep.jobs] == jobs
+    again = replace(sweep, made=1e9)
+    ledger.write(again)
+    assert ledger.sweeps() == [again]
+
+
+def _plan_again_and_again(home: Path, sweep: ActiveSweep) -> None:
+    made = 2.0
+    while True:
+        Ledger(home).write(replace(sweep, made=made))
+        made += 1
 
 
 def test_a_job_that_has_failed_for_good_does_not_wait(tmp_path: Path) -> None:
