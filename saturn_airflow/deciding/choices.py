@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saturn_airflow.model import guards
+from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.profiling.fingerprints import fingerprint
-from saturn_airflow.profiling.options import Estimates, by_key, refusal, total_batches
+from saturn_airflow.profiling.options import Estimates, by_key, refusal, too_large_for_hosts, total_batches
 
 #: What is shown of an estimate beside a job's plan.
 _SHOWN = (
@@ -66,14 +67,25 @@ def _verdict(job: Job, estimate: Estimate) -> str:
 
 
 def why_nowhere(
-    job: Job, found: Sequence[Estimate], refusals: Sequence[Mapping[str, Any]], profile: str = "auto"
+    job: Job,
+    found: Sequence[Estimate],
+    refusals: Sequence[Mapping[str, Any]],
+    profile: str = "auto",
+    cluster: Cluster | None = None,
 ) -> str:
-    """Why no strategy trains ``job``, in the words of each technique."""
+    """Why no strategy trains ``job``, in the words of each technique.
+
+    :param cluster: the nodes whose memory is looked at.
+    """
     mark = fingerprint(job)
     own = [estimate for estimate in found if estimate.fingerprint == mark]
     works = [e for e in own if e.reason is None and (job.techniques is None or e.technique in job.techniques)]
     refused = [(e.technique, e.devices, reason) for e in works if (reason := refusal(job, e))]
     works = [e for e in works if not refusal(job, e)]
+    if cluster is not None:
+        large = {e.key: why for e in works if (why := too_large_for_hosts(job, e, cluster))}
+        refused += [(key.technique, key.devices, why) for key, why in large.items()]
+        works = [e for e in works if e.key not in large]
     if works and total_batches(job, by_key(*own)) is None:
         return "its data has no length; say how long to train with hparams=HParams(batches=...)"
     tried = refused + [(e.technique, e.devices, e.reason) for e in own if e.reason]

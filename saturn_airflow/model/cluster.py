@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +26,15 @@ class Node:
     :param kind: what its devices are: ``"cpu"`` for CPU slots, otherwise a name of the GPU type. Devices
         of one kind are taken to be equally fast.
     :param queue: the Celery queue its worker listens on.
+    :param host_memory: GiB of its memory that jobs may use, of which each device has an equal part; None
+        where nobody is to look at it. No plan gives a job a strategy that took more than its devices' part.
     """
 
     name: str
     devices: int
     kind: str = "gpu"
     queue: str = ""
+    host_memory: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.match(self.name):
@@ -45,6 +49,13 @@ class Node:
             raise InvalidSweepError(
                 f"node {self.name!r}: kind is {self.kind!r}; give a name such as 'cpu' or 'a100'"
             )
+        memory = self.host_memory
+        if memory is not None and (
+            not isinstance(memory, int | float) or isinstance(memory, bool) or not 0 < memory < math.inf
+        ):
+            raise InvalidSweepError(
+                f"node {self.name!r}: host_memory is {memory!r}; give the GiB that jobs may use, or None"
+            )
         if not self.queue:
             object.__setattr__(self, "queue", f"saturn.{self.name}")
 
@@ -55,7 +66,8 @@ class Node:
 
     def to_dict(self) -> dict[str, Any]:
         """This node as JSON-ready data."""
-        return {"name": self.name, "devices": self.devices, "kind": self.kind, "queue": self.queue}
+        entry = {"name": self.name, "devices": self.devices, "kind": self.kind, "queue": self.queue}
+        return entry if self.host_memory is None else {**entry, "host_memory": self.host_memory}
 
     @classmethod
     def parse(cls, text: str) -> Node:
@@ -68,7 +80,8 @@ class Node:
             raise InvalidSweepError(
                 f"{text.strip()!r} is not a node; write name:devices or name:devices:kind, as in gpu-a:8:a100"
             )
-        return cls(name, int(rest[0]), *rest[1:])
+        kind, queue = [*rest[1:], *("gpu", "")[len(rest) - 1 :]]
+        return cls(name, int(rest[0]), kind, queue)
 
 
 @dataclass(frozen=True, init=False)

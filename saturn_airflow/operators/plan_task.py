@@ -435,7 +435,7 @@ def to_plan(
         else:
             found = list(knowledge.known.values())
             reason = learned.broken.get(job.name) or why_absent(job, left_out)
-            reason = reason or why_nowhere(job, found, refusals, profile)
+            reason = reason or why_nowhere(job, found, refusals, profile, knowledge.cluster)
             unplanned.append({"job": job.name, "reason": reason})
     return planned, unplanned
 

@@ -30,7 +30,10 @@ def options_of(job: Job, estimates: Estimates, cluster: Cluster) -> tuple[Option
     setup: dict[tuple[str, int], float] = {}
     for (owner, technique, devices, kind), estimate in estimates.items():
         allowed = job.techniques is None or technique in job.techniques
-        if owner == mark and estimate.works and allowed and not refusal(job, estimate, marks):
+        usable = (
+            owner == mark and estimate.works and allowed and not too_large_for_hosts(job, estimate, cluster)
+        )
+        if usable and not refusal(job, estimate, marks):
             seconds.setdefault((technique, devices), {})[kind] = estimate.seconds(batches)
             paid_again = estimate.launch_seconds + estimate.setup_seconds
             setup[technique, devices] = min(paid_again, setup.get((technique, devices), paid_again))
@@ -56,6 +59,30 @@ def refusal(job: Job, estimate: Estimate, marks: dict[str, str] | None = None) -
     assert verdict is not None
     wanted = "" if verdict.startswith(guards.REFUSED) else ", and Job(exact=True) wants it exact"
     return verdict.removeprefix(f"{guards.REFUSED}: ") + wanted
+
+
+def too_large_for_hosts(job: Job, estimate: Estimate, cluster: Cluster) -> str | None:
+    """Why a strategy takes more of a node's memory than its devices' part; None where it does not.
+
+    Where each run keeps to the part of its devices, no plan of any jobs takes more than there is, since none
+    gives a device to two. Of nodes of one kind the one with the least counts, for a plan may take any.
+    """
+    parts = {
+        node.host_memory * 2**30 * estimate.devices / node.devices: node
+        for node in cluster
+        if node.kind == estimate.kind
+        and node.host_memory is not None
+        and estimate.devices <= node.devices
+        and (not job.nodes or node.name in job.nodes)
+    }
+    if not parts or estimate.peak_host_bytes <= min(parts):
+        return None
+    node = parts[min(parts)]
+    return (
+        f"it took {estimate.peak_host_bytes / 2**30:.1f} GiB of host memory, and its devices' part of node "
+        f"{node.name!r} is {min(parts) / 2**30:.1f} GiB; let it use more devices, or other nodes "
+        "(Job(nodes=...)), or give the node's jobs more with Node(host_memory=...)"
+    )
 
 
 def total_batches(job: Job, estimates: Estimates) -> int | None:

@@ -6,11 +6,14 @@ import dataclasses
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.deciding.choices import choices, why_nowhere
 from saturn_airflow.model import guards
 from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.outcomes import Outcome, TimeOnDevices
 from saturn_airflow.model.plan import Assignment, Plan
@@ -19,6 +22,7 @@ from saturn_airflow.model.status import Status
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
 from saturn_airflow.operators.report_table import table
 from saturn_airflow.operators.report_task import stages
+from saturn_airflow.planning.planner import solve
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of
 
@@ -47,6 +51,68 @@ def test_launching_is_paid_at_every_start() -> None:
     (option,) = options_of(job(), by_key(estimate()), GPUS)
     assert option.seconds == {"a100": 16.0}
     assert option.setup == 6.0
+
+
+def test_a_strategy_keeps_to_its_devices_part_of_the_hosts_memory() -> None:
+    gib = 2**30
+    estimates = by_key(
+        estimate("spill", 1, peak_host_bytes=30 * gib),
+        estimate("fsdp", 2, peak_host_bytes=30 * gib),
+        estimate("single", 1, peak_host_bytes=20 * gib),
+    )
+
+    def techniques(*memory: float | None, a_job: Job | None = None) -> list[str]:
+        nodes = [Node(f"n{i}", 2, kind="a100", host_memory=gib_there) for i, gib_there in enumerate(memory)]
+        return [o.technique for o in options_of(a_job or job(), estimates, Cluster(*nodes))]
+
+    assert techniques(None) == techniques(60.0) == ["spill", "fsdp", "single"]
+    assert techniques(59.0) == techniques(100.0, 59.0) == ["fsdp", "single"]
+    assert techniques(30.0) == ["fsdp"]
+    assert techniques(29.0) == []
+    assert techniques(None, 29.0, a_job=dataclasses.replace(job(), nodes=("n0",))) == techniques(None)
+    small = Cluster(Node("n0", 2, kind="a100", host_memory=29.0))
+    told = why_nowhere(job(), list(estimates.values()), [], cluster=small)
+    assert (
+        "spill x 1: it took 30.0 GiB of host memory, and its devices' part of node 'n0' is 14.5 GiB" in told
+    )
+    assert "fsdp x 2: it took 30.0 GiB of host memory, and its devices' part of node 'n0' is 29.0 GiB" in told
+
+
+@pytest.mark.parametrize("memory", [0, -1, True, "much", float("nan"), float("inf")])
+def test_memory_of_a_node_is_a_number(memory: Any) -> None:
+    with pytest.raises(InvalidSweepError, match=r"node 'n': host_memory is"):
+        Node("n", 2, host_memory=memory)
+
+
+def test_a_node_says_its_memory_where_it_has_any() -> None:
+    assert "host_memory" not in Node("n", 2).to_dict()
+    cluster = Cluster(Node("n", 2, host_memory=64))
+    assert Cluster.from_dict(cluster.to_dict()) == cluster
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    memory=st.floats(8, 64),
+    jobs=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=5),
+)
+def test_no_plan_takes_more_host_memory_than_there_is(memory: float, jobs: list[tuple[int, int]]) -> None:
+    cluster = Cluster(Node("n", 2, kind="a100", host_memory=memory))
+    planned, took = [], {}
+    for number, (narrow, wide) in enumerate(jobs):
+        name = f"job{number}"
+        estimates = [
+            estimate("single", 1, peak_host_bytes=narrow * 2**30),
+            estimate("ddp", 2, seconds_per_batch=0.3, peak_host_bytes=wide * 2**30),
+        ]
+        took |= {(name, e.technique): e.peak_host_bytes / 2**30 for e in estimates}
+        if options := options_of(job(name), by_key(*estimates), cluster):
+            planned.append(PlannedJob(name, options))
+    if not planned:
+        return
+    plan = solve(Problem("p", cluster.nodes, tuple(planned)), time_limit=0.2)
+    for at in {assignment.start for assignment in plan.assignments}:
+        running = [a for a in plan.assignments if a.start <= at < a.end]
+        assert sum(took[a.job, a.technique] for a in running) <= memory * (1 + 1e-9)
 
 
 def test_what_the_plan_page_needs_of_each_job() -> None:
