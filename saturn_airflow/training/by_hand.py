@@ -36,6 +36,9 @@ class _Here:
     def stop_requested(self) -> bool:
         return False
 
+    def until_heard(self) -> None:
+        pass
+
 
 def train(
     request: TrainRequest, size: int, device_type: str, threads: int, on_event: Callable[[Event], object]
