@@ -48,6 +48,8 @@ class TrainRequest:
     :param initial_weights: the safetensors file that the job's ``init_from`` means; empty where it has none.
     :param here: fetch samples in the ranks themselves, not in workers of the DataLoader, where that makes no
         difference to what they are.
+    :param plain_steps: what an earlier call of a guard returned under this name, for this job and technique
+        on as many devices; empty to take them anew.
     """
 
     job: Mapping[str, Any]
@@ -64,6 +66,7 @@ class TrainRequest:
     goes_on_from: str | None = None
     initial_weights: str = ""
     here: bool = False
+    plain_steps: bytes = b""
 
     @property
     def checkpoints(self) -> Path:

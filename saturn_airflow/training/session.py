@@ -56,6 +56,7 @@ class Session:
         self._deadline = deadline
         self._measured: dict[str, dict[str, Any]] = {}
         self._verdicts: dict[str, str] = {}
+        self._plain_steps = b""
         self._result: dict[str, Any] | None = None
         self._told_to_stop = False
         self._emitted = Emitted()
@@ -164,7 +165,7 @@ class Session:
                 key, f"{guards.NOT_CHECKED}: {self._spec.technique} trains by itself, in its execute"
             )
         if key not in self._verdicts:
-            ranks = self._launch(launching.pack(_GUARD_ALONE, self._request(parameters, None)))
+            ranks = self._launch_guarded(_GUARD_ALONE, self._request(parameters, None))
             self._note_verdict(parameters, ranks[0]["value"])
         return self._verdicts[key]
 
@@ -223,7 +224,10 @@ class Session:
         begun = time.monotonic()
         request = self._request(parameters, None, how._replace(seconds=seconds / 2))
         known = _key(parameters) in self._verdicts or self._spec.technique in self._spec.job.trust
-        ranks = self._launch(launching.pack(_LOOP if known else _GUARDED, request), seconds)
+        if known:
+            ranks = self._launch(launching.pack(_LOOP, request), seconds)
+        else:
+            ranks = self._launch_guarded(_GUARDED, request, seconds)
         value = ranks[0]["value"]
         parameters = {**parameters, **value["decided"]}
         if not known:
@@ -267,6 +271,21 @@ class Session:
             goes_on_from=spec.goes_on_from,
             initial_weights=spec.initial_weights,
         )
+
+    def _launch_guarded(
+        self, function: str, request: TrainRequest, seconds: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Launch a guard; the plain steps that the first one took are those of the others, too."""
+        known, self._plain_steps = self._plain_steps, b""
+        try:
+            ranks = self._launch(launching.pack(function, replace(request, plain_steps=known)), seconds)
+        except RanksFailedError as error:
+            # Weights or data that are others in each launch are not the technique's doing.
+            if not known or error.failure.status != "changes_result":
+                raise
+            ranks = self._launch(launching.pack(function, request), seconds)
+        self._plain_steps = ranks[0]["value"].get("plain_steps", b"")
+        return ranks
 
     def _launch(self, call: bytes, seconds: float | None = None) -> list[dict[str, Any]]:
         began = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -124,6 +125,12 @@ EXTRAS = {
 
 def plain(extra: str = "nothing") -> nn.Module:
     return Blocks(EXTRAS[extra]())
+
+
+def other_each_time() -> nn.Module:
+    """With weights that no seed decides."""
+    torch.manual_seed(int.from_bytes(os.urandom(4), "big"))
+    return plain()
 
 
 def as_it_is_evaluated(extra: str) -> nn.Module:

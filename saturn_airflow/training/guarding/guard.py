@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,6 +89,8 @@ class Guard:
     :param load: loads it anew.
     :param data: the job's, and
     :param eval_data: its evaluation data.
+    :param kept: the :attr:`kept` of another guard of this job and technique on as many devices; who gives it
+        asks again without it before a refusal counts.
     :raises JobError: when the plain loop can't train the job.
     """
 
@@ -100,6 +103,7 @@ class Guard:
         ranks: Ranks,
         data: Data,
         eval_data: Data | None = None,
+        kept: bytes = b"",
     ) -> None:
         began = time.perf_counter()
         #: The job as it is compared.
@@ -114,16 +118,23 @@ class Guard:
         self._eval_data = eval_data
         self._load = load
         self._aliases = state.aliases(model)
-        told: list[Any] = [None]
-        if ranks.is_first:
-            told = [_plain_steps(self.job, model, load, ranks, data, eval_data, whole=whole)]
+        told: list[Any] = [kept]
+        if ranks.is_first and not kept:
+            with _all_threads(ranks):
+                plain = _plain_steps(self.job, model, load, ranks, data, eval_data, whole=whole)
+            told = [pickle.dumps(plain)]
         if ranks.size > 1:
             dist.broadcast_object_list(told)
-        self._plain: PlainSteps = told[0]
+        #: The plain steps, for guards to come.
+        self.kept: bytes = told[0]
+        self._taken_here = not kept
+        self._plain: PlainSteps = pickle.loads(self.kept)
         #: What guarding took.
         self.seconds = time.perf_counter() - began
         #: What of that training will need as well: the first step is slower than the next.
         self.warmup_seconds = 0.0
+        #: What the technique's step on a whole batch took, if it took one.
+        self.whole_seconds: float | None = None
 
     def blamed(self, error: JobError | RuntimeError) -> DoesNotFit:
         """What to raise for an ``error`` that one device does not meet: it is the technique's."""
@@ -175,9 +186,18 @@ class Guard:
                 alike = not self._plain.drew or self._draws_alike(step, batches[-len(_RANDOM) :])
         except JobError as error:
             raise self.blamed(error) from error
-        self.warmup_seconds = max(0.0, taken[0] - taken[-1])
+        self._note_seconds(taken, batches)
         self.seconds += time.perf_counter() - began
         return "exact" if alike else "distribution"
+
+    def _note_seconds(self, taken: Sequence[float], batches: Sequence[GlobalBatch]) -> None:
+        """Note what the steps on ``batches`` tell besides."""
+        first, *others = ((batch.samples, seconds) for batch, seconds in zip(batches, taken, strict=False))
+        as_large = [seconds for samples, seconds in others if samples == first[0]]
+        self.warmup_seconds = max(0.0, first[1] - min(as_large, default=first[1]))
+        sizes = [size for number, size in enumerate(self._plain.sizes) if number not in self._plain.skipped]
+        if sizes[len(taken) - 1] == _WHOLE:
+            self.whole_seconds = taken[-1]
 
     def _take(
         self,
@@ -224,8 +244,11 @@ class Guard:
     def _refuse_for(self, differences: Sequence[Difference]) -> None:
         """Refuse the technique unless what differs in it is noise in the plain loop, too.
 
-        :raises ChangesResultError: when there is more.
+        :raises ChangesResultError: when there is more, or the plain steps were taken elsewhere, where weights
+            or data may have been others.
         """
+        if differences and not self._taken_here:
+            raise ChangesResultError(f"not as plain steps taken before: {comparing.told(differences)}")
         if real := comparing.beyond_noise(differences, self._noise, self._ranks):
             raise ChangesResultError(
                 f"{self._technique} changes the result: {comparing.told(real)}. If it may all the same, or "
@@ -266,6 +289,17 @@ class Guard:
             if not abs(loss - expected) <= allowed:
                 return False
         return True
+
+
+@contextmanager
+def _all_threads(ranks: Ranks) -> Iterator[None]:
+    """Compute with the threads of all ranks, which wait."""
+    own = torch.get_num_threads()
+    torch.set_num_threads(own * ranks.size)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
 
 
 def _comparable(job: Job) -> Job:

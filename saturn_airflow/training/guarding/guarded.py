@@ -17,12 +17,16 @@ from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.loop import Training
 from saturn_airflow.training.ranks import Ranks
 
+# The optimizer that trains takes its first step in a warm-up.
+_LEAST_WARMUPS = 2
+
 
 def check(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     """Only guard the technique; every rank calls this together.
 
-    :returns: ``guard``, the verdict of :meth:`~saturn_airflow.training.guarding.guard.Guard.compare`, and
-        ``guard_seconds``, without what training would have taken for its first steps as well.
+    :returns: ``guard``, the verdict of :meth:`~saturn_airflow.training.guarding.guard.Guard.compare`,
+        ``guard_seconds``, without what training would have taken for its first steps as well, and
+        ``plain_steps``, which other calls for this job and technique on as many devices may be given.
     :raises ChangesResultError: when the technique does not train as one device does.
     :raises DoesNotFit: when it can't train this job on these devices.
     :raises JobError: when the job can't be trained as it is written.
@@ -32,13 +36,17 @@ def check(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
 
         return resumed.check(request, ranks)
     _, guard, verdict = _passed(replace(request, measure=Measure()), ranks)
-    return {"guard": verdict, "guard_seconds": guard.seconds - guard.warmup_seconds}
+    return {
+        "guard": verdict,
+        "guard_seconds": guard.seconds - guard.warmup_seconds,
+        "plain_steps": guard.kept,
+    }
 
 
 def measure(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     """Guard the technique, and measure it then as :func:`~saturn_airflow.training.loop.train` does.
 
-    :returns: what both tell.
+    :returns: what both tell; ``guard_seconds`` without what measuring would have taken as well.
     :raises ChangesResultError: as :func:`check` does.
     """
     if request.job.get("trainer"):
@@ -46,13 +54,31 @@ def measure(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
 
         return resumed.measure(request, ranks)
     training, guard, verdict = _passed(request, ranks)
+    stood_in = _stand_in_for_a_warmup(training, guard)
     memory.reset_peaks(ranks.device)
     result = training.run()
-    # What the guard took is not what training will take; that its first step was slow, training will meet.
+    # What the guard took is not what training will take; that its first steps were slow, training will meet.
     result["setup_seconds"] = max(0.0, result["setup_seconds"] - guard.seconds)
     result["seconds"] -= guard.seconds
-    result["warmup_seconds"] += guard.warmup_seconds
-    return {**result, "guard": verdict, "guard_seconds": guard.seconds - guard.warmup_seconds}
+    slower = max(0.0, stood_in - result["seconds_per_batch"]) if stood_in else 0.0
+    result["warmup_seconds"] += guard.warmup_seconds + slower
+    return {
+        **result,
+        "guard": verdict,
+        "guard_seconds": guard.seconds - guard.warmup_seconds - stood_in,
+        "plain_steps": guard.kept,
+    }
+
+
+def _stand_in_for_a_warmup(training: Training, guard: Guard) -> float:
+    """Let the guard's step on a whole batch be one of those that warm up, where it is computed as they are;
+    how many seconds it took."""
+    how, hparams = training.request.measure, training.hparams
+    alike = hparams.precision == guard.job.hparams.precision and not hparams.compile
+    if how is None or how.warmups < _LEAST_WARMUPS or guard.whole_seconds is None or not alike:
+        return 0.0
+    training.request = replace(training.request, measure=how._replace(warmups=how.warmups - 1))
+    return guard.whole_seconds
 
 
 def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
@@ -67,7 +93,8 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
             initial_weights.start_from(another, job, request.initial_weights)
             return another
 
-        guards.append(Guard(job, request.technique, model, load, ranks, data, training.eval_data))
+        kept = request.plain_steps
+        guards.append(Guard(job, request.technique, model, load, ranks, data, training.eval_data, kept))
 
     precision.use("float32")
     try:

@@ -9,9 +9,10 @@ from saturn_airflow import BaseTechnique
 
 class LossOff(BaseTechnique):
     def candidates(self, job: Any, devices: int) -> list[dict[str, Any]]:
-        return [{"off": 0.5}, {"off": 0.0}] if job.hparams.batch_size == 6 else [{"off": 0.5}]
+        both = {6: [{"off": 0.5}, {"off": 0.0}], 7: [{"off": 0.0}, {"off": 0.0, "once_more": True}]}
+        return both.get(job.hparams.batch_size, [{"off": 0.5}])
 
-    def parallelize(self, model: Any, ranks: Any, *, off: float) -> Any:
+    def parallelize(self, model: Any, ranks: Any, *, off: float, once_more: bool = False) -> Any:
         from saturn_airflow.parallelism.parallel import Parallel
 
         class Off(Parallel):
