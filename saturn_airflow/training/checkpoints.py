@@ -337,6 +337,7 @@ class Checkpoints:
     def _read(self, path: Path, state: State, manifest: Mapping[str, Any]) -> None:
         dtypes = manifest.get("dtypes", {})
         optimizer_tensors = state.make_optimizer_tensors(manifest["optimizer_shapes"], dtypes)
+        state.make_room(tensor_files.shapes(path))
         model_tensors = state.model_tensors()
         base = self._base
         beside = {n: t for n, t in model_tensors.items() if base is not None and n in base.names}

@@ -49,6 +49,19 @@ class State:
         self._aliases = aliases
         self._parameters = {aliases[name]: p for name, p in parallel.model.named_parameters()}
 
+    def make_room(self, shapes: Mapping[str, torch.Size]) -> None:
+        """Have buffers in the shapes that a checkpoint has them in: some get one with their first batch, as
+        those of observers for quantization do.
+
+        :param shapes: of stored tensors, by the names of :meth:`model_tensors`.
+        """
+        for name, tensor in self._model().items():
+            shape = shapes.get(name)
+            plain = not isinstance(tensor, torch.nn.Parameter | DTensor) and tensor.layout == torch.strided
+            if plain and shape is not None and storing.stored(tensor.detach()).shape != shape:
+                kept = storing.room(list(shape), tensor.dtype, tensor.device)
+                tensor.data = storing.original(kept, tensor.dtype)
+
     def model_tensors(self) -> Tensors:
         """Parameters and persistent buffers in the form that checkpoints keep.
 

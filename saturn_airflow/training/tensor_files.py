@@ -35,6 +35,12 @@ def read_into(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     load_distributed(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
 
 
+def shapes(folder: Path) -> dict[str, torch.Size]:
+    """Of each tensor there is its shape."""
+    described = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {n: entry.size for n, entry in described.items() if isinstance(entry, TensorStorageMetadata)}
+
+
 def read_whole(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
     """All tensors whose names begin with ``prefix``, whole and on the CPU."""
     reader = HuggingFaceStorageReader(str(folder))

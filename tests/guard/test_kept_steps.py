@@ -13,7 +13,7 @@ from saturn_airflow.launch.request import ChangesResultError, Measure, TrainRequ
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.estimates import Trial
 from saturn_airflow.training import ranks as ranks_module
-from saturn_airflow.training.guarding import guard, guarded
+from saturn_airflow.training.guarding import first_steps, guarded
 from saturn_airflow.training.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
@@ -25,15 +25,15 @@ def asked_twice(data: dict[str, Any], other: dict[str, Any], ranks: Ranks) -> tu
     """The verdict by kept steps, whether none was taken for it, and what is said of another job by them."""
     request = TrainRequest(job=data, technique="ddp")
     kept = guarded.check(request, ranks)["plain_steps"]
-    own, taken = guard._plain_steps, []
-    guard._plain_steps = lambda *args, **kw: taken.append(0) or own(*args, **kw)  # type: ignore[func-returns-value]
+    own, taken = first_steps.take, []
+    first_steps.take = lambda *args, **kw: taken.append(0) or own(*args, **kw)  # type: ignore[func-returns-value]
     try:
         verdict = guarded.check(dataclasses.replace(request, plain_steps=kept), ranks)["guard"]
         guarded.check(dataclasses.replace(request, job=other, plain_steps=kept), ranks)
     except ChangesResultError as error:
         return verdict, not taken, str(error)
     finally:
-        guard._plain_steps = own
+        first_steps.take = own
     return verdict, not taken, ""
 
 

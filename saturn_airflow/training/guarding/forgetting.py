@@ -12,6 +12,7 @@ from torch import nn
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.guarding import resumed_model
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import ModelAttributes, name_of
 from saturn_airflow.training.optim import plain_values
@@ -21,6 +22,7 @@ class Watched:
     """What a plain loop's ``model`` and the job's global variables are before its first step."""
 
     def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
+        self._job = job
         self._model = model
         self._attributes = ModelAttributes(model, device)
         self._globals = JobGlobals(job, model)
@@ -42,6 +44,16 @@ class Watched:
         """
         with self._gone(forgotten):
             step()
+
+    def refuse_what_is_lost(
+        self, another: nn.Module, loss: resumed_model.Loss, batch: Any, allowed: float
+    ) -> None:
+        """Compare the loss of a batch with that of a model that goes on from a checkpoint.
+
+        :raises JobError: as :func:`resumed_model.refuse_what_is_lost`.
+        """
+        kept, _ = self._attributes.values()
+        resumed_model.refuse_what_is_lost(self._job, self._model, another, kept, loss, batch, allowed)
 
     @contextmanager
     def _gone(self, why_not: dict[str, str]) -> Iterator[None]:

@@ -93,6 +93,15 @@ class PlainLoop:
                 assert isinstance(mean, torch.Tensor)
         return mean, counted
 
+    def loss_of(self, model: nn.Module, batch: Any) -> float:
+        """The mean loss of a whole batch, computed by another model of the job, in training mode."""
+        own, self.model = self.model, model.train()
+        try:
+            loss, _ = self.loss(batch)
+        finally:
+            self.model = own
+        return float(loss.detach())
+
     def evaluate(self, batch: Any) -> float:
         """The mean loss of a whole batch where nothing is trained."""
         self.model.eval()

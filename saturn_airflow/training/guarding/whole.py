@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +17,36 @@ from saturn_airflow.parallelism.module_state import copied
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.gathering import dense
 from saturn_airflow.training.model_attributes import Attributes
+from saturn_airflow.training.optim import plain_values
 
 Tensors = dict[str, torch.Tensor]
 
 
+def can_be_copied(model: nn.Module) -> bool:
+    """Whether a copy of ``model`` computes as one that is loaded anew: it would be without the hooks of its
+    parameters, and functions that refer to ``model`` would go on doing so."""
+    hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
+    return not hooked and not any(
+        is_closure(value)
+        for module in model.modules()
+        for attribute in vars(module).values()
+        for value in (attribute.values() if isinstance(attribute, dict) else [attribute])
+    )
+
+
+def is_closure(value: Any) -> bool:
+    """Whether a function of a job's own refers to variables around it."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    if not isinstance(value, types.FunctionType):
+        return False
+    library = (value.__module__ or "").partition(".")[0]
+    return value.__closure__ is not None and library not in plain_values.LIBRARIES
+
+
 def bare(model: nn.Module) -> nn.Module | None:
     """A copy of ``model`` whose parameters are empty; None where a copy would not be the same."""
-    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
+    if not can_be_copied(model):
         return None
     empty = {
         id(p): nn.Parameter(torch.empty(0, dtype=p.dtype), requires_grad=p.requires_grad)

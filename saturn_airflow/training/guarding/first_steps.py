@@ -1,0 +1,221 @@
+"""The plain loop's steps on a few samples, which those of techniques are compared with."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from saturn_airflow.launch import failures
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import rng
+from saturn_airflow.training.batches import Cut, Data, Position, total_steps
+from saturn_airflow.training.guarding import comparing, whole
+from saturn_airflow.training.guarding.differences import TOLERANCES
+from saturn_airflow.training.guarding.forgetting import Watched
+from saturn_airflow.training.guarding.own_plain import OwnPlainLoop
+from saturn_airflow.training.guarding.plain import PlainLoop, Step
+from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.losses.decompose import objectives
+from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.losses.rules import SAMPLES
+from saturn_airflow.training.ranks import Ranks
+
+Load = Callable[[], nn.Module]
+
+#: Samples of the steps that see whether random numbers are those of one device.
+RANDOM = (16, 16, 16)
+#: More samples than any batch has.
+WHOLE = 1 << 30
+
+
+@dataclass
+class PlainSteps:
+    """What the plain loop did.
+
+    :param sizes: samples of each step's batch.
+    :param skipped: the numbers of those batches of which the loss is no number, as where no sample has a
+        label: nobody takes steps on them.
+    :param steps: on the others.
+    :param number_format: the lowest one that anything was computed in.
+    :param drew: whether it would have drawn random numbers.
+    :param random_losses: of further steps in which it drew what ``single`` draws, where that can be told,
+        and
+    :param device: on what kind of device.
+    :param evaluation: the loss of a batch of the evaluation data after the steps; NaN where there is none.
+    """
+
+    sizes: Sequence[int]
+    device: str
+    skipped: set[int] = field(default_factory=set)
+    steps: list[Step] = field(default_factory=list)
+    number_format: torch.dtype = torch.float64
+    drew: bool = False
+    random_losses: list[float] = field(default_factory=list)
+    evaluation: float = math.nan
+
+
+def take(
+    job: Job,
+    model: nn.Module,
+    load: Load,
+    ranks: Ranks,
+    data: Data,
+    eval_data: Data | None,
+    *,
+    whole_batch: bool,
+) -> PlainSteps:
+    """The plain steps on the device, or where it is too small on the CPU.
+
+    :param whole_batch: take a whole batch, too, if it fits: models may look at how many samples there are.
+    """
+    several = max(2 * ranks.size - 1, job.hparams.accumulate + 1, 3)
+    few = max(1, ranks.size - 1)
+    # What begins at zero, such as an adapter, shows in a later step. Some models need more than one sample,
+    # and some a certain number of them.
+    attempts = [[several, few, several, *RANDOM], [*[several] * 3, *RANDOM], [WHOLE] * (3 + len(RANDOM))]
+    if whole_batch:
+        attempts.insert(0, [several, few, several, WHOLE, *RANDOM])
+    plain = PlainSteps((), ranks.device.type)
+    device = ranks.device
+    while attempts:
+        sizes, *later = attempts
+        plain = PlainSteps(sizes, device.type)
+        try:
+            take_each(plain, job, model, load, device, data, eval_data)
+        except Exception as error:
+            causes = filter(None, (error, error.__cause__))
+            if device.type != "cpu" and any(map(failures.is_out_of_memory, causes)):
+                torch.cuda.empty_cache()
+                if sizes.count(WHOLE) == 1:
+                    attempts = later
+                else:
+                    device = torch.device("cpu")
+                continue
+            if not later:
+                raise
+        if plain.steps:
+            break
+        attempts = later
+    return plain
+
+
+def take_each(
+    plain: PlainSteps,
+    job: Job,
+    model: nn.Module,
+    load: Load,
+    device: torch.device,
+    data: Data,
+    eval_data: Data | None,
+) -> None:
+    """Take the steps of ``plain.sizes``, except those on batches of which the loss is no number.
+
+    :raises JobError: when the job can't be trained, or its training can't be resumed.
+    """
+    hooks, done = True, False
+    while not done:
+        try:
+            done = _take_steps(plain, job, model, load, device, data, eval_data, hooks=hooks)
+        except JobError as error:
+            if not hooks or "saved tensor hooks" not in str(error):  # which torch.func's gradients don't bear
+                raise
+            hooks = False
+
+
+def _take_steps(
+    plain: PlainSteps,
+    job: Job,
+    model: nn.Module,
+    load: Load,
+    device: torch.device,
+    data: Data,
+    eval_data: Data | None,
+    *,
+    hooks: bool,
+) -> bool:
+    """Take the steps; whether all losses were numbers. Where one was not, its batch is to be skipped."""
+    few, count = data.few(plain.sizes), len(plain.sizes)
+    with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
+        upcoming = enumerate(few.batches(Position(), _plain_cut(job), count))
+        batches = {number: batch for number, batch in upcoming if number not in plain.skipped}
+    random = [batches.pop(number) for number in range(count - len(RANDOM), count) if number in batches]
+    loop = _plain_loop(job, _copied(model, load).to(device), device, data)
+    watched = Watched(job, loop.model, device) if isinstance(loop, PlainLoop) else None
+    steps: list[Step] = []
+    with still() as what, comparing.noting_formats(plain, model, hooks=hooks):
+        for number, batch in batches.items():
+            rng.seed(job.hparams.seed, "step", len(steps), 0, 0)
+            step = loop.step(batch.micro_batches)
+            if not math.isfinite(step.loss):
+                if job.own_step:  # which may have kept something of it
+                    break
+                plain.skipped.add(number)
+                return False
+            steps.append(step)
+        forgotten = watched.forgotten() if watched is not None and len(steps) > 1 else {}
+    plain.steps = steps
+    plain.drew = what.drew
+    if eval_data is not None and steps and len(steps) == len(batches):
+        with of_the_job(f"load_eval_dataloader {job.load_eval_dataloader!r}"):
+            some = eval_data.few(plain.sizes[:1]).first()
+        with still():
+            plain.evaluation = loop.evaluate(some.data)
+    if plain.drew and job.hparams.accumulate == 1:
+        for number, batch in enumerate(random, len(steps)):
+            rng.seed(job.hparams.seed, "step", number, 0, 0)
+            plain.random_losses.append(loop.step(batch.micro_batches).loss)
+    if forgotten and watched is not None and isinstance(loop, PlainLoop):
+        one = next(iter(batches.values())).micro_batches
+        plain.steps = []  # so that what this raises is what the guard raises
+        with still():
+            watched.refuse_what_is_missed(forgotten, functools.partial(loop.gradients, one))
+        plain.steps = steps
+    if watched is not None and len(steps) > 1 and isinstance(loop, PlainLoop):
+        plain.steps = []
+        batch = next(iter(batches.values())).micro_batches[0].data
+        allowed = 10 * TOLERANCES[plain.number_format].loss
+        with still():
+            bare = whole.bare(model)
+            another = load() if bare is None else bare
+            watched.refuse_what_is_lost(another, loop.loss_of, batch, allowed)
+        plain.steps = steps
+    return True
+
+
+def _plain_loop(job: Job, model: nn.Module, device: torch.device, data: Data) -> PlainLoop | OwnPlainLoop:
+    if job.own_step:
+        return OwnPlainLoop(job, model, device, total_steps(job.hparams, data))
+    rule = SAMPLES
+    if job.in_micro_batches:
+        alone = Parallel(model, Ranks(rank=0, size=1, device=device))
+        rule = objectives(alone, Objective(job, model, device).of(data), data, None, job, "single")[0].rule
+    loop, count_steps = PlainLoop(job, model, device, rule), itertools.count()
+    # As the training loop does it.
+    loop.optimizer.register_step_pre_hook(
+        lambda *_: rng.seed(job.hparams.seed, "optimizer", next(count_steps))
+    )
+    return loop
+
+
+def _plain_cut(job: Job) -> Cut:
+    """How a plain loop cuts batches."""
+    return Cut(job.hparams.accumulate if job.in_micro_batches else 1)
+
+
+def _copied(model: nn.Module, load: Load) -> nn.Module:
+    if not whole.can_be_copied(model):
+        return load()
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError):  # some tensors that are not parameters can't be copied so
+        return load()

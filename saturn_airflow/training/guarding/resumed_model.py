@@ -1,0 +1,79 @@
+"""Whether a model goes on from what checkpoints keep of it: what it remembers besides shows in its loss."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.training import model_attributes
+from saturn_airflow.training.guarding import whole
+from saturn_airflow.training.guarding.users_state import UsersState
+
+Loss = Callable[[nn.Module, Any], float]
+
+
+def refuse_what_is_lost(
+    job: Job,
+    trained: nn.Module,
+    another: nn.Module,
+    attributes: Mapping[str, Mapping[str, Any]],
+    loss: Loss,
+    batch: Any,
+    allowed: float,
+) -> None:
+    """Compare the loss of ``trained`` with that of a model that gets what a checkpoint keeps of it.
+
+    Where forward passes change parameters, which both share, nothing is compared.
+
+    :param another: the job's model as it is loaded, which this changes.
+    :param attributes: those that a checkpoint keeps.
+    :param loss: of a model and a batch.
+    :param allowed: how far the losses may be apart, as a share.
+    :raises JobError: when they differ.
+    """
+    device = next((p.device for p in trained.parameters()), torch.device("cpu"))
+    saved = trained.state_dict(keep_vars=True)
+    kept = {name: tensor.detach() for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}
+    named = {name: p.detach() for name, p in trained.named_parameters()}
+    if dict(another.named_parameters()).keys() != named.keys():
+        return
+    passing = _passing_buffers(trained, another, set(kept))
+    resumed = whole.filled(another, {**kept, **named}, {}).to(device)
+    model_attributes.put(resumed, attributes, device)
+    versions = [p._version for p in trained.parameters()]
+    losses = []
+    for model in (trained, resumed):
+        with UsersState(job, model).put_back():
+            losses.append(loss(model, copy.deepcopy(batch)))
+    if versions != [p._version for p in trained.parameters()]:
+        return
+    expected, found = losses
+    if not abs(found - expected) <= allowed * max(abs(expected), 1e-2):
+        told = "hooks, closures, objects with __slots__ or modules in plain lists may remember it"
+        told = f"its buffers {passing} are not saved (persistent=False)" if passing else told
+        raise JobError(
+            "training depends on something that it changes, and that a job that is resumed would lose: with "
+            "the weights, buffers and attributes that a checkpoint keeps, the loss of a batch is "
+            f"{found:.6g} in the place of {expected:.6g} ({told}). Keep it in a buffer (register_buffer), or "
+            "in a number, tensor or container that is a module's attribute; or let the module's "
+            "get_extra_state() return it, and set_extra_state() take it. If it may be lost, "
+            "Job(trust=[...]) with the technique's name leaves it unchecked"
+        )
+
+
+def _passing_buffers(trained: nn.Module, another: nn.Module, kept: set[str]) -> list[str]:
+    """Names of the buffers that have changed and that no checkpoint has."""
+    before = dict(another.named_buffers())
+    return [
+        name
+        for name, buffer in trained.named_buffers()
+        if name not in kept
+        and (then := before.get(name)) is not None
+        and (then.shape != buffer.shape or not torch.equal(then.to(buffer), buffer))
+    ]

@@ -1,0 +1,63 @@
+"""What a resumed job would lose is refused, wherever it is remembered; and only that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checking import Cell, job, verdicts
+
+from saturn_airflow.launch.request import TrainRequest
+from saturn_airflow.training import ranks as ranks_module
+from saturn_airflow.training.loop import train
+from saturn_airflow.training.ranks import Ranks
+
+pytestmark = pytest.mark.ranks
+
+KEPT = ["buffer", "shaped by the first batch", "closure that keeps nothing"]
+LOST = {
+    "passing buffer": "its buffers ['passes'] are not saved",
+    "slots": "objects with __slots__",
+    "closure": "closures",
+}
+
+
+def growing(kind: str, **changes: Any) -> Any:
+    return job(load_model="odd_models:growing", model_args={"kind": kind}, **changes)
+
+
+def test_what_checkpoints_keep_passes_and_what_they_lose_is_refused() -> None:
+    found = verdicts([Cell(growing(kind), "single") for kind in [*KEPT, *LOST]])
+    for verdict in found[: len(KEPT)]:
+        assert verdict == "exact"
+    for verdict, why in zip(found[len(KEPT) :], LOST.values(), strict=True):
+        assert verdict.startswith("job: training depends on something that it changes"), verdict
+        assert why in verdict
+
+
+def test_gradients_are_those_of_a_plain_loop_on_their_way() -> None:
+    a_job = job(load_model="odd_models:clamped", loss_function="odd_models:three_of_each")
+    alone, shared = verdicts([Cell(a_job, "single"), Cell(a_job, "ddp", 2)])
+    assert alone == "exact"
+    assert shared.startswith("refused: ddp x 2 changes the result: the gradient of 'enter")
+
+
+def losses(data: dict[str, Any], folder: str, steps: list[int | None], ranks: Ranks) -> list[float]:
+    found = []
+    for count in steps:
+        request = TrainRequest(job=data, technique="single", folder=folder, batch_count=count)
+        found.append(train(request, ranks)["loss"])
+    return found
+
+
+def test_a_buffer_that_took_its_shape_with_the_first_batch_is_resumed(tmp_path: Path) -> None:
+    data = growing("shaped by the first batch", hparams={"batches": 4}).to_dict()
+    ((whole,),) = ranks_module.launch(losses, data, str(tmp_path / "whole"), [None], size=1)
+    ((_, resumed),) = [
+        [
+            *ranks_module.launch(losses, data, str(tmp_path / "parts"), [2], size=1)[0],
+            *ranks_module.launch(losses, data, str(tmp_path / "parts"), [None], size=1)[0],
+        ]
+    ]
+    assert resumed == whole
