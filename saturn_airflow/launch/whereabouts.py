@@ -58,7 +58,7 @@ def _share(run: Run) -> float:
 
 def _leaves_in(run: Run) -> float | None:
     left = event_file.last(run.folder, "gave_way")
-    if left and "seconds" in left:  # earlier versions did not say
+    if left and left.get("seconds") is not None:  # earlier versions did not say
         return float(left["seconds"])
     saved, step = event_file.last(run.folder, "checkpoint"), event_file.last(run.folder, "step")
     return None if saved is None else seconds_to_leave(saved["seconds"], step["seconds"] if step else 0.0)
