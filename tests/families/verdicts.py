@@ -53,7 +53,8 @@ def judge(cell: Cell, outcome: Outcome, trained: Path, truths: Path) -> Result:
     """The verdict on a cell."""
     result = outcome.ended or compare(cell, outcome.losses, trained, truths)
     if outcome.refused is not None:
-        guard = "mistaken" if result.verdict == "exact" else "refused"
+        # The guard looks at the first steps, which what is resumed has behind it.
+        guard = "mistaken" if result.verdict == "exact" and cell.after is None else "refused"
         return Result("refused", outcome.refused, result.losses, result.weights, guard)
     if result.verdict == "drawn" and outcome.guard == "exact":
         result.verdict = "wrong"
