@@ -38,6 +38,7 @@ STRATEGIES = [
     Strategy("single", 1, {"recompute": True}),
     Strategy("spill"),
     Strategy("spill", 1, {"resident": 9}),
+    Strategy("spill", 1, {"stay": 2}),
     Strategy("tensor", 1),
     Strategy("pipeline", 1, {"micro_batches": 2}),
     *[

@@ -126,7 +126,7 @@ def test_a_trial_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PICKY_CANDIDATES", "hang")
     estimate = run(tmp_path, small_job(), "picky", seconds=2)
     assert estimate.reason is not None
-    assert estimate.reason.startswith("its first batch was not done within 10 s")
+    assert estimate.reason.startswith("its first batch was not done within")
 
 
 @pytest.mark.parametrize(("how", "works"), [("load slowly", True), ("slow for ever", False)])
@@ -140,7 +140,8 @@ def test_the_clock_of_a_trial_starts_when_the_first_batch_is_done(
     if works:
         assert estimate.setup_seconds > 4
     else:
-        assert estimate.reason == "not measured within 3 s"
+        assert estimate.reason is not None
+        assert estimate.reason.startswith("not measured within")
 
 
 def test_a_technique_says_why_not(tmp_path: Path) -> None:
