@@ -1,13 +1,18 @@
-"""What a sweep that ends may have left behind: training that nobody follows, checkpoints nobody told of."""
+"""What sweeps may have left behind: training that nobody follows, checkpoints nobody told of, records."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.status import Status
-from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.context import SweepContext, home
+
+#: For how long one sweep sends what others have left, all in all and of each.
+_SENDING_SECONDS, _SECONDS_OF_EACH = 10.0, 1.0
 
 
 def stop_leftovers(
@@ -39,3 +44,20 @@ def with_last_checkpoints(sweep: SweepContext, outcomes: Iterable[Outcome]) -> l
                 outcome = replace(outcome, checkpoint=saved["path"], steps=saved["step"], reason=reason)
         found.append(outcome)
     return found
+
+
+def send_unsent(uri: str) -> list[Path]:
+    """Send MLflow what it has not taken of any sweep, such as of one that ended while it was away.
+
+    :param uri: MLflow's.
+    :returns: the folders of sweeps with something that was to be sent.
+    """
+    from saturn_airflow import tracking
+
+    deadline = time.monotonic() + _SENDING_SECONDS
+    unsent = [folder for folder in sorted((home() / "sweeps").glob("*/*/*")) if tracking.has_unsent(folder)]
+    for folder in unsent:
+        # Those of a sweep that goes on are being sent by its own tasks; others wait behind it.
+        if time.monotonic() < deadline:
+            tracking.send_outbox(uri, folder, patience=_SECONDS_OF_EACH)
+    return unsent

@@ -30,7 +30,7 @@ from saturn_airflow.operators.context import (
     mlflow_uri,
     pull_from_trials,
 )
-from saturn_airflow.operators.leftovers import stop_leftovers, with_last_checkpoints
+from saturn_airflow.operators.leftovers import send_unsent, stop_leftovers, with_last_checkpoints
 from saturn_airflow.operators.pruning import prune
 from saturn_airflow.operators.report_table import table
 from saturn_airflow.operators.round_report import at_last, of_rounds
@@ -152,6 +152,7 @@ class ReportOperator(BaseOperator):
         if settings.register_as is not None and not too_many:
             result["registered"] = self.register(context, run, result["best"], every, against)
         self.mlflow_url = result["mlflow_url"] = run.url
+        send_unsent(uri)
         return every
 
     def _end(

@@ -18,12 +18,12 @@ from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import connections, first_weights, measuring, upstream_jobs, wishes
 from saturn_airflow.operators.context import (
     SweepContext,
-    home,
     mlflow_uri,
     use_techniques_folder,
 )
 from saturn_airflow.operators.executors import check_executor
 from saturn_airflow.operators.inventory import warn_of_no_pool
+from saturn_airflow.operators.leftovers import send_unsent
 from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, absent, present
 from saturn_airflow.operators.wave_tasks import check_map_length, listed, quick_solve
@@ -192,10 +192,7 @@ def earlier_estimates(uri: str, jobs: Sequence[Job]) -> list[Estimate]:
     from saturn_airflow import tracking
     from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
 
-    unsent = [folder for folder in (home() / "sweeps").glob("*/*/*") if tracking.has_unsent(folder)]
-    for folder in unsent:
-        if not tracking.send_outbox(uri, folder, patience=1.0):
-            break
+    unsent = send_unsent(uri)
     marks = sorted({fingerprint(job) for job in jobs})
     return tracking.estimate_store.find(uri, marks, speed_versions(), unsent)
 
