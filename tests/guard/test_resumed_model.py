@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import odd_models
 import pytest
 from checking import Cell, job, verdicts
 
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.training import ranks as ranks_module
+from saturn_airflow.training.guarding.users_state import python_modules
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
 
@@ -61,3 +63,11 @@ def test_a_buffer_that_took_its_shape_with_the_first_batch_is_resumed(tmp_path: 
         ]
     ]
     assert resumed == whole
+
+
+def test_the_job_s_code_is_known_where_a_technique_gave_its_modules_other_classes() -> None:
+    model = odd_models.plain()
+    model.__class__ = type("Sharded", (model.__class__,), {"__module__": "torch.distributed"})
+    for module in model.blocks:
+        module.__class__ = type("Sharded", (module.__class__,), {"__module__": "torch.distributed"})
+    assert python_modules(job(load_model="elsewhere:plain", loss_function=None), model) == {"odd_models"}

@@ -20,7 +20,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.optim import plain_values
 
 _LARGEST = 4096  # items of a container, or numbers of a tensor: what is larger is data, no state
-_OTHERS = ("torch", "transformers", "torchvision", "saturn_airflow")
+_OTHERS = ("torch", "transformers", "torchvision", "saturn_airflow", *sys.stdlib_module_names)
 _CONTAINERS = (list, dict, set, OrderedDict, Counter, deque)
 
 
@@ -85,7 +85,8 @@ class UsersState:
 
 def python_modules(job: Job, model: nn.Module) -> set[str]:
     """Names of the Python modules that hold the code of the job's model, loss, optimizer and schedule."""
-    names = {type(module).__module__ for module in model.modules()}
+    # Techniques may put a class of their own before that of a module, as FSDP does.
+    names = {base.__module__ for module in model.modules() for base in type(module).__mro__}
     references = (job.load_model, job.loss_function, job.hparams.optimizer, job.hparams.lr_scheduler)
     names |= {str(ref).partition(":")[0] for ref in references if ref}
     return {name for name in names if name in sys.modules and name.partition(".")[0] not in _OTHERS}
