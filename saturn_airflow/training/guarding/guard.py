@@ -81,8 +81,7 @@ class Guard:
         self._aliases = state.aliases(model)
         told: list[Any] = [kept]
         if ranks.is_first and not kept:
-            with _all_threads(ranks):
-                plain = first_steps.take(self.job, model, load, ranks, data, eval_data, whole_batch=cuts)
+            plain = first_steps.take(self.job, model, load, ranks, data, eval_data, whole_batch=cuts)
             told = [pickle.dumps(plain)]
         if ranks.size > 1:
             dist.broadcast_object_list(told)
@@ -250,17 +249,6 @@ class Guard:
             if not abs(loss - expected) <= allowed:
                 return False
         return True
-
-
-@contextmanager
-def _all_threads(ranks: Ranks) -> Iterator[None]:
-    """Compute with the threads of all ranks, which wait."""
-    own = torch.get_num_threads()
-    torch.set_num_threads(own * ranks.size)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(own)
 
 
 def _comparable(job: Job) -> Job:
