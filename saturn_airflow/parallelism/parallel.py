@@ -36,9 +36,6 @@ class Parallel:
 
     #: Whether a trainable parameter is without a gradient on some rank in this step, as the loop found out.
     gradients_missing = False
-    #: Whether a micro-batch is all of its batch, and this rank computes it alone: nothing that looks at
-    #: gradients on their way, such as a hook, can then tell it from a plain loop.
-    takes_means = False
     #: Whether :meth:`prepare` is to be called.
     wants_example = False
     #: Pieces that every micro-batch of the loop is cut into.
@@ -91,8 +88,7 @@ class Parallel:
     def backward(
         self, objective: Objective, batch: Any, samples: int, scale: float, last: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the gradients of ``scale`` times the summed loss of one micro-batch to those there are; where
-        :attr:`takes_means`, those of its mean.
+        """Add the gradients of ``scale`` times the summed loss of one micro-batch to those there are.
 
         :param scale: makes the gradients of all micro-batches and shares together those of a mean.
         :param last: whether this is the last micro-batch of the step.
@@ -104,8 +100,7 @@ class Parallel:
         with self._gradient_sync(last):
             with self._whose_fault():
                 total, over = objective(self.module, prepared, count)
-            loss = total / over if self.takes_means else total * (scale * self.shares)
-            self.run_backward(loss, samples, last)
+            self.run_backward(total * (scale * self.shares), samples, last)
         return self._part(total.detach()), self._part(over)
 
     def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,6 @@ from saturn_airflow.launch.users_code import common_to_alike, each_of_the_job
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, blocks, unsupported
 from saturn_airflow.parallelism.changing_buffers import ChangingBuffers
-from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import (
     batches,
     checkpoints,
@@ -350,8 +349,6 @@ class Training:
         news = torch.zeros(5, dtype=torch.float64, device=self.ranks.device)
         self.objective.begin(batch.samples)
         buffers = ChangingBuffers(model, self.job) if self.step == self.first_step else None
-        by_itself = type(model).backward is Parallel.backward and self.ranks.size == 1
-        model.takes_means = by_itself and len(batch.micro_batches) == 1
         for index, micro_batch in enumerate(batch.micro_batches):
             rng.seed(self.hparams.seed, "step", self.step, index, model.share)
             last = index == len(batch.micro_batches) - 1
@@ -375,7 +372,7 @@ class Training:
         reporting.check_is_number(self, loss, batch)
         model.gradients_missing = missing > 0
         model.finish_gradients()
-        if over_all != batch.samples and not model.takes_means:
+        if over_all != batch.samples:
             model.scale_gradients(batch.samples / over_all)
         return loss, stop > 0, save > 0
 

@@ -184,7 +184,7 @@ class Clamped(Blocks):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.enter(x)
-        x.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01)) if x.requires_grad else None
+        x.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3)) if x.requires_grad else None
         for block in self.blocks:
             x = torch.relu(block(x))
         return self.leave(x)
