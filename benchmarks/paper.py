@@ -65,7 +65,11 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, action="append", help="only this one")
     parser.add_argument("--seconds", type=float, default=120.0, help="least of a sweep (%(default)s)")
     parser.add_argument("--out", type=Path, help="file for the results; what it has of other cases stays")
+    parser.add_argument("--laws", action="store_true", help="only say what the laws give; run nothing")
     args = parser.parse_args()
+    if args.laws:
+        print(json.dumps({case: by_laws(case, args.seconds) for case in args.case or CASES}, indent=1))
+        return
     end_on_signals()
     results: dict[str, Any] = {"cases": {}}
     if args.out and args.out.exists():
@@ -83,11 +87,8 @@ def main() -> None:
 
 def measure(case: str, least: float, folder: Path) -> dict[str, Any]:
     """All ways to run a case."""
-    problem = json.loads((ROOT / "benchmarks" / "instances" / f"{case}.json").read_text())
+    problem, jobs, scale, _ = scaled(case, least)
     nodes = [node["devices"] for node in problem["nodes"]]
-    plan = solve(Problem.from_dict(problem), time_limit=20)
-    scale = least / plan.lower_bound
-    jobs = [emulated(job, scale) for job in problem["jobs"]]
     found = {"bound": least, **queues(jobs, nodes, folder), **saturn(jobs, problem["nodes"], folder)}
     practice = found["current_practice"]
     return {
@@ -97,6 +98,29 @@ def measure(case: str, least: float, folder: Path) -> dict[str, Any]:
         "bound_less_than_current_practice": round(1 - least / practice, 3),
         "realised_over_planned": round(found["realised"] / found["planned"], 3),
     }
+
+
+def by_laws(case: str, least: float) -> dict[str, float]:
+    """Seconds of the best plan found and of the queues, where nothing but training takes time."""
+    problem, jobs, _, planned = scaled(case, least)
+    nodes = [node["devices"] for node in problem["nodes"]]
+    queues = {"current_practice": None, "fixed_width": fixed_width(jobs, nodes), "one_device": 1}
+    found = {"bound": least, "plan": planned}
+    found |= {way: expected(jobs, wanted, nodes) for way, wanted in queues.items()}
+    return {way: round(seconds, 1) for way, seconds in found.items()}
+
+
+def scaled(case: str, least: float) -> tuple[dict[str, Any], list[Emulated], float, float]:
+    """An instance, its jobs scaled to a bound of ``least`` seconds, the factor, and the plan's seconds."""
+    problem = json.loads((ROOT / "benchmarks" / "instances" / f"{case}.json").read_text())
+    plan = solve(Problem.from_dict(problem), time_limit=20)
+    scale = least / plan.lower_bound
+    return problem, [emulated(job, scale) for job in problem["jobs"]], scale, plan.makespan * scale
+
+
+def fixed_width(jobs: Sequence[Emulated], nodes: Sequence[int]) -> int:
+    """The number of devices for all jobs that takes least by the laws."""
+    return min((2, 4, 8), key=lambda wanted: expected(jobs, wanted, nodes))
 
 
 def emulated(job: Mapping[str, Any], scale: float) -> Emulated:
@@ -111,7 +135,7 @@ def emulated(job: Mapping[str, Any], scale: float) -> Emulated:
 
 def queues(jobs: Sequence[Emulated], nodes: Sequence[int], folder: Path) -> dict[str, Any]:
     """What people do without a planner: seconds of each way. They sleep side by side, but for Ray Tune's."""
-    wide = min((2, 4, 8), key=lambda wanted: expected(jobs, wanted, nodes))
+    wide = fixed_width(jobs, nodes)
     ways = {"current_practice": None, "fixed_width": wide, "one_device": 1}
     with ThreadPoolExecutor(len(ways)) as pool:
         started = {way: pool.submit(run, jobs, wanted, nodes, folder / way) for way, wanted in ways.items()}

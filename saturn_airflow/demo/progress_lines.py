@@ -76,7 +76,7 @@ def read_plan(progress: SweepProgress, plan: Mapping[str, Any], entries: list[Ma
 
 def read_job(job: JobProgress, folder: Path) -> None:
     """Update one job from the events that its latest run has written."""
-    runs = sorted(folder.glob("runs/*"))
+    runs = sorted(file.parent for file in folder.glob(f"runs/*/{event_file.NAME}"))
     for event, _ in event_file.read(runs[-1]) if runs else ():
         if event is None:
             continue

@@ -59,9 +59,9 @@ def ending(folder: Path) -> Event | None:
         if (first := _event(file.readline())) is not None:
             formats.check(first, FORMAT, file.name)
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        last = _event((file.read().splitlines() or [b""])[-1])
-        if last is not None and last["event"] == "end":
-            return last
+        said = _event((file.read().splitlines() or [b""])[-1])
+        if said is not None and said["event"] == "end":
+            return said
     return None
 
 

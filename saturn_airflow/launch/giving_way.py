@@ -38,7 +38,6 @@ class GivingWay:
         self._total: int | None = None
         self._share = self._had
         self._looked_at = time.monotonic()
-        self._checkpoint: float | None = None
         self._step = 0.0
         self._told_at = 0.0
         #: Whether the job was told to leave.
@@ -52,12 +51,10 @@ class GivingWay:
         elif event["event"] == "step":
             self._at(event["step"])
             self._step = event["seconds"]
-        elif event["event"] == "checkpoint":
-            self._checkpoint = event["seconds"]
-            # What it once took to leave counts for more.
-            if self._claim.job.stopped is None:
-                leaves_in = seconds_to_leave(self._checkpoint, self._step)
-                self._claim = self._claim.with_job(leaves_in=leaves_in)
+        elif event["event"] == "checkpoint" and self._claim.job.stopped is None:
+            # Not where it has left once: what that took counts for more.
+            leaves_in = seconds_to_leave(event["seconds"], self._step)
+            self._claim = self._claim.with_job(leaves_in=leaves_in)
 
     def asked(self) -> bool:
         """Whether to write a checkpoint and leave; once True, it stays so."""

@@ -97,13 +97,10 @@ class BlockStream:
 
     def _dtypes(self, index: int, lower: torch.dtype | None) -> list[torch.dtype]:
         weights = self._weights[index]
-        narrow = (
-            self.narrow.get(index, [False] * len(weights)) if lower is not None else [False] * len(weights)
-        )
-        return [
-            lower if is_narrow and lower is not None else weight.dtype
-            for weight, is_narrow in zip(weights, narrow, strict=True)
-        ]
+        if lower is None or index not in self.narrow:
+            return [weight.dtype for weight in weights]
+        narrow = self.narrow[index]
+        return [lower if n else weight.dtype for weight, n in zip(weights, narrow, strict=True)]
 
     def _start(self, index: int, dtypes: Sequence[torch.dtype]) -> _Arriving:
         return _Arriving(dtypes, self._transfers.begin("in", functools.partial(self._bring, index, dtypes)))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim import own_classes, plain_values
 
 # What every module has of its own; ``forward`` is there where something was put around it.
 _INTERNALS = frozenset([*vars(nn.Module()), "forward", "_compiled_call_impl"])
@@ -116,7 +116,7 @@ def copied(value: Any, memo: dict[int, Any], *, tensors: bool = True) -> Any:
         result = _copied_container(value, memo, tensors)
     elif type(value) is itertools.count:
         result = copy.copy(value)
-    elif dataclasses.is_dataclass(value) and (fields := plain_values.fields_of(value)) is not None:
+    elif dataclasses.is_dataclass(value) and (fields := own_classes.fields_of(value)) is not None:
         result = object.__new__(type(value))
         for name, item in fields.items():
             object.__setattr__(result, name, copied(item, memo, tensors=tensors))

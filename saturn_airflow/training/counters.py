@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim import own_classes, plain_values
 
 
 class Counters:
@@ -18,7 +18,7 @@ class Counters:
     def __init__(self, loader: Any) -> None:
         is_torchs = isinstance(loader, DataLoader)
         objects = [loader.dataset] if is_torchs else [loader]
-        self._objects = [one for one in objects if plain_values.fields_of(one) is not None]
+        self._objects = [one for one in objects if own_classes.fields_of(one) is not None]
 
     def values(self) -> list[dict[str, Any]]:
         """As they are now, JSON-ready."""

@@ -15,7 +15,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.guarding.users_state import python_modules
 from saturn_airflow.training.model_attributes import is_plain, seen
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim import own_classes, plain_values
 
 #: By a Python module's name, values by the variable's, or by ``Class.attribute``.
 Globals = dict[str, dict[str, Any]]
@@ -77,7 +77,7 @@ def _may_be_state(value: Any) -> bool:
         return True
     if isinstance(value, type | types.ModuleType | types.FunctionType | property):
         return False
-    return is_plain(value, objects=True) or plain_values.fields_of(value) is not None
+    return is_plain(value, objects=True) or own_classes.fields_of(value) is not None
 
 
 def _summary(value: Any) -> str:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.module_state import copied, says_its_state
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim import own_classes, plain_values
 
 #: By a module's name, values by the attribute's.
 Attributes = dict[str, dict[str, Any]]
@@ -117,7 +117,7 @@ class ModelAttributes:
         found: Attributes = {}
         for prefix, module in self._model.named_modules():
             for key, value in _own(module):
-                own = plain_values.fields_of(value) is not None or not is_plain(value)
+                own = own_classes.fields_of(value) is not None or not is_plain(value)
                 if own and is_plain(value, objects=True):
                     found.setdefault(prefix, {})[key] = _encoded(value)
         return found
@@ -187,8 +187,8 @@ def is_plain(value: Any, *, objects: bool = False, left: list[int] | None = None
         return plain_values.is_mapping(value) and all(
             is_plain(part, objects=objects, left=left) for item in value.items() for part in item
         )
-    if (fields := plain_values.fields_of(value)) is not None:
-        known = objects or plain_values.is_dataclass(value)
+    if (fields := own_classes.fields_of(value)) is not None:
+        known = objects or own_classes.is_dataclass(value)
         return known and all(is_plain(item, objects=objects, left=left) for item in fields.values())
     return plain_values.is_scalar(value)
 
@@ -211,7 +211,7 @@ def seen(value: Any, memo: dict[int, Any], deep: int = _DEEP) -> Any:
         return "trained"
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value), value._version)
-    if type(value).__module__.partition(".")[0] in plain_values.LIBRARIES:
+    if type(value).__module__.partition(".")[0] in own_classes.LIBRARIES:
         # Such as a configuration, in which transformers notes what it was called with.
         return type(value).__name__
     if (

@@ -15,7 +15,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.guarding import resumed_model
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import ModelAttributes, name_of
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim import own_classes
 
 
 class Watched:
@@ -67,7 +67,7 @@ class Watched:
                 holder = sys.modules[module]
             value = None if holder is None else vars(holder).get(key)
             # Anything else may be a cache, which steps read and can do without.
-            if isinstance(value, Iterator) or plain_values.holds_objects(value):
+            if isinstance(value, Iterator) or own_classes.holds_objects(value):
                 undo.append((holder, key, vars(holder)[key]))
                 setattr(holder, key, _Gone(name, why))
         try:

@@ -55,8 +55,11 @@ def refuse_what_is_lost(
         return
     expected, found = losses
     if not abs(found - expected) <= allowed * max(abs(expected), 1e-2):
-        told = "hooks, closures, objects with __slots__ or modules in plain lists may remember it"
-        told = f"its buffers {passing} are not saved (persistent=False)" if passing else told
+        told = (
+            f"its buffers {passing} are not saved (persistent=False)"
+            if passing
+            else "hooks, closures, objects with __slots__ or modules in plain lists may remember it"
+        )
         raise JobError(
             "training depends on something that it changes, and that a job that is resumed would lose: with "
             "the weights, buffers and attributes that a checkpoint keeps, the loss of a batch is "

@@ -17,7 +17,7 @@ from saturn_airflow.parallelism.module_state import copied
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.gathering import dense
 from saturn_airflow.training.model_attributes import Attributes
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim import own_classes
 
 Tensors = dict[str, torch.Tensor]
 
@@ -41,7 +41,7 @@ def is_closure(value: Any) -> bool:
     if not isinstance(value, types.FunctionType):
         return False
     library = (value.__module__ or "").partition(".")[0]
-    return value.__closure__ is not None and library not in plain_values.LIBRARIES
+    return value.__closure__ is not None and library not in own_classes.LIBRARIES
 
 
 def bare(model: nn.Module) -> nn.Module | None:

@@ -81,7 +81,7 @@ def class_of(reference: str, is_such: Callable[[type], bool]) -> Any:
 def found(reference: str) -> Any:
     """What is called so, of what is imported; None where there is nothing."""
     module, _, name = reference.partition(":")
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value

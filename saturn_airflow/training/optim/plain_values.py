@@ -18,11 +18,7 @@ import numpy as np
 import torch
 
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.training.optim.own_classes import LIBRARIES as LIBRARIES
-from saturn_airflow.training.optim.own_classes import class_of, found, is_plain_class, name_of
-from saturn_airflow.training.optim.own_classes import fields_of as fields_of
-from saturn_airflow.training.optim.own_classes import holds_objects as holds_objects
-from saturn_airflow.training.optim.own_classes import is_dataclass as is_dataclass
+from saturn_airflow.training.optim.own_classes import class_of, fields_of, found, is_plain_class, name_of
 
 #: What every module has of its own.
 OF_MODULES = frozenset([*vars(torch.nn.Module()), "forward", "_compiled_call_impl"])
