@@ -11,6 +11,9 @@ import httpx
 
 from saturn_airflow.model.errors import SaturnError
 
+#: Of a request that Airflow could not answer, and that may be made twice.
+_TRIES = 10
+
 
 class Airflow:
     """A client of one Airflow.
@@ -86,14 +89,23 @@ class Airflow:
         return self._client.request(method, path, json=body).raise_for_status().json()
 
     def clear(self, dag_id: str, run_id: str, task: Mapping[str, Any]) -> None:
-        """Clear one task instance, one of :meth:`tasks`, whatever its state."""
+        """Clear one task instance, one of :meth:`tasks`, whatever its state.
+
+        SQLite refuses a transaction that read what another has written since; then nothing is cleared, and
+        this asks again.
+        """
         body = {
             "dry_run": False,
             "dag_run_id": run_id,
             "task_ids": [[task["task_id"], task["map_index"]]],
             "only_failed": False,
         }
-        self.send("POST", f"/dags/{dag_id}/clearTaskInstances", body)
+        for _ in range(_TRIES):
+            answer = self._client.post(f"/dags/{dag_id}/clearTaskInstances", json=body)
+            if not answer.is_server_error:
+                break
+            time.sleep(0.5)
+        answer.raise_for_status()
 
     def get(self, path: str, **params: Any) -> Any:
         """The answer to ``GET /api/v2<path>``."""

@@ -156,7 +156,7 @@ def test_a_killed_worker_costs_no_step_and_its_task_reconnects(outages, figure):
 
 def test_training_goes_on_without_api_server_scheduler_redis_and_postgres(outages, figure):
     sweep = outages["sweep"]
-    assert sweep.ended() == "success"
+    assert sweep.ended() == "success", sweep.states()
     for job in ("on-a", "on-b"):
         times = [event["time"] for event in sweep.events(job, "step")]
         pause = max(b - a for a, b in itertools.pairwise(times))
