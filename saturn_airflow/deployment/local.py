@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO
 
 from saturn_airflow.deployment.compose import Service, load
+from saturn_airflow.deployment.packages import missing_packages
 from saturn_airflow.deployment.processes import HOST, free_port
 from saturn_airflow.deployment.restarts import Restarts
 from saturn_airflow.deployment.services import LocalServices
@@ -111,17 +112,16 @@ class LocalCluster(LocalServices):
 
     def environment(self, name: str) -> dict[str, str]:
         """The environment of a service, for a command that is to run beside it."""
-        path = os.pathsep.join(
-            [str(Path(sys.executable).parent), os.environ.get("PATH", ""), *_postgres_bin()]
-        )
         own = {key: self._local(value) for key, value in self.services[name].environment.items()}
-        return {**os.environ, **own, "PATH": path, **self._added}
+        return {**os.environ, **own, "PATH": _path(), **self._added}
 
     def start(self, timeout: float = 400.0) -> None:
         """Start all services, each as soon as those it depends on are ready, and wait until all are.
 
-        :raises SaturnError: when one fails, or they are not ready within ``timeout`` seconds.
+        :raises SaturnError: when a program is not installed that they need, when one fails, or when they are
+            not ready within ``timeout`` seconds.
         """
+        self._be_complete()
         for folder in self._folders.values():
             folder.mkdir(parents=True, exist_ok=True)
         self._be_alone()
@@ -182,6 +182,13 @@ class LocalCluster(LocalServices):
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _be_complete(self) -> None:
+        if missing := " ".join(missing_packages(self.services.values(), _path())):
+            raise SaturnError(
+                f"this machine lacks {missing} for a cluster of its own; "
+                f"on Debian and Ubuntu: sudo apt-get install {missing}"
+            )
 
     def _be_alone(self) -> None:
         """Refuse to share the folder with another cluster; end what a killed one left behind."""
@@ -292,12 +299,11 @@ def _prepare_postgres(
 ) -> tuple[str, ...]:
     """Do what the image's entry point does before the first start; the words that run the server.
 
-    :raises SaturnError: when Postgres is not installed, or refuses.
+    :raises SaturnError: when Postgres refuses.
     """
     data = Path(environment["PGDATA"])
     server = shutil.which("postgres", path=environment["PATH"])
-    if server is None:
-        raise SaturnError("there is no Postgres here; on Debian and Ubuntu: apt-get install postgresql")
+    assert server is not None, "looked for before anything was started"
     as_user: tuple[str, ...] = ()
     if os.geteuid() == 0:
         account = pwd.getpwnam("postgres")
@@ -327,6 +333,11 @@ def _feed(command: tuple[str, ...], text: str, environment: Mapping[str, str]) -
     )
     if done.returncode != 0 or "ERROR" in done.stderr:
         raise SaturnError(f"`{' '.join(command)}` failed:\n{done.stdout}{done.stderr}")
+
+
+def _path() -> str:
+    """Where services find their programs."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), *_postgres_bin()])
 
 
 def _postgres_bin() -> list[str]:

@@ -19,6 +19,7 @@ from saturn_airflow.deployment.local import LocalCluster
 from saturn_airflow.deployment.processes import Processes, free_port
 from saturn_airflow.model.errors import SaturnError
 
+DEPLOYMENT = Path(__file__).resolve().parents[2] / "docker" / "compose.yaml"
 SATURN = str(Path(sys.executable).parent / "saturn")
 COMPOSE = """
 services:
@@ -272,3 +273,17 @@ def look_for_ever(restarts):
     while True:
         restarts.look()
         time.sleep(0.005)
+
+
+def test_programs_that_are_missing_are_named_with_their_packages_before_anything_starts(
+    tmp_path, monkeypatch
+):
+    cluster = LocalCluster(tmp_path / "state", DEPLOYMENT, tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "redis-cli").symlink_to("/bin/true")
+    (tmp_path / "bin" / "redis-server").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("saturn_airflow.deployment.local._postgres_bin", list)
+    with pytest.raises(SaturnError, match=r"lacks curl postgresql for .* apt-get install curl postgresql"):
+        cluster.start()
+    assert list((tmp_path / "state").glob("*.log")) == []
