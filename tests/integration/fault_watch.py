@@ -57,6 +57,16 @@ class Watched:
         """The states of its tasks."""
         return self.cluster.states(self.dag_id, self.run_id)
 
+    def why(self) -> str:
+        """The states of its tasks, and what those that failed said last."""
+        said = [str(self.states())]
+        for task in self.cluster.airflow.tasks(self.dag_id, self.run_id):
+            if task["state"] == "failed":
+                place = (task["task_id"], task["map_index"], task["try_number"])
+                lines = self.cluster.airflow.log(self.dag_id, self.run_id, *place)
+                said += [f"--- {place}", *lines[-30:]]
+        return "\n".join(said)
+
     def ended(self) -> str | None:
         """The state of the DAG run once it has ended."""
         state = str(self.cluster.airflow.state(self.dag_id, self.run_id))

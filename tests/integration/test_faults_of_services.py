@@ -36,7 +36,7 @@ def shared(cluster):
 def test_two_sweeps_at_once_share_no_device(shared, figure):
     spans = []
     for sweep, letter in zip(shared[:2], "nw", strict=True):
-        assert sweep.ended() == "success"
+        assert sweep.ended() == "success", sweep.why()
         for job in (f"{letter}{i}" for i in range(4)):
             assert sweep.result()[job]["status"] == "finished"
             for _, events in itertools.groupby(sweep.events(job), key=lambda event: event["run"]):
@@ -55,7 +55,7 @@ def test_two_sweeps_at_once_share_no_device(shared, figure):
 
 def test_a_node_without_a_worker_is_left_out(cluster, shared):
     sweep = shared[2]
-    assert sweep.ended() == "success"
+    assert sweep.ended() == "success", sweep.why()
     there = sweep.result()["there"]
     assert there["status"] == "not_planned"
     assert "its node gpu-z takes no part: no worker listens on its queue" in there["reason"]
@@ -88,7 +88,7 @@ def test_a_job_leaves_a_drained_node_with_a_checkpoint_and_goes_on_elsewhere(clu
         cluster.wait_until(sweep.ended, 480, sweep.states)
     finally:
         _saturn(cluster, "undrain", began_on)
-    assert sweep.ended() == "success", sweep.states()
+    assert sweep.ended() == "success", sweep.why()
     _, second = sweep.events("leaves", "start")
     figure(f"a drained node: its job trained elsewhere {second['time'] - asked:.0f} s later")
     assert sweep.steps("leaves") == list(range(1, MISHAPS + 1)), "no step was lost"
@@ -156,7 +156,7 @@ def test_a_killed_worker_costs_no_step_and_its_task_reconnects(outages, figure):
 
 def test_training_goes_on_without_api_server_scheduler_redis_and_postgres(outages, figure):
     sweep = outages["sweep"]
-    assert sweep.ended() == "success", sweep.states()
+    assert sweep.ended() == "success", sweep.why()
     for job in ("on-a", "on-b"):
         times = [event["time"] for event in sweep.events(job, "step")]
         pause = max(b - a for a, b in itertools.pairwise(times))
@@ -322,7 +322,7 @@ def test_a_node_that_is_gone_is_reported_with_its_last_checkpoint(mishaps, figur
     lost = mishaps["lost"]
     stranded = lost.result()["stranded"]
     figure(f"node gone: the sweep ended {mishaps['reported']:.0f} s later; {stranded['reason']}")
-    assert lost.ended() == "success"
+    assert lost.ended() == "success", lost.why()
     assert lost.result()["elsewhere"]["status"] == "finished"
     assert stranded["status"] != "finished"
     last = lost.events("stranded", "checkpoint")[-1]
@@ -331,7 +331,7 @@ def test_a_node_that_is_gone_is_reported_with_its_last_checkpoint(mishaps, figur
 
 def test_with_a_round_to_come_the_jobs_of_a_node_that_is_gone_go_on_elsewhere(mishaps, figure):
     again = mishaps["again"]
-    assert again.ended() == "success", again.states()
+    assert again.ended() == "success", again.why()
     undisturbed = mishaps["sweep"].losses("undisturbed")
     begun = {job: again.events(job, "start") for job in MOVED}
     for job, starts in begun.items():
