@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.model.errors import SaturnError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _SWEEP_TAG = "saturn.sweep"
 _FIGURES = ("planned_seconds", "lower_bound_seconds", "gap", "actual_seconds", "utilisation", "gpu_hours")
 _JOB_FIGURES = ("planned_seconds", "actual_seconds", "gpu_hours", "step", "loss", "epoch_loss", "eval_loss")
+_REPORT = "report.json"
 _PAGE = 1000
 #: MLflow's words where Saturn's own tag is not there yet.
 _STATUSES = {"RUNNING": "running", "FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
@@ -42,6 +45,7 @@ def one(uri: str, which: str) -> dict[str, Any]:
     :param which: its MLflow run id, its key (``dag/run/task``), or a DAG's id for that DAG's latest.
     :returns: as in :func:`recent`, with a list of mappings as ``jobs``: ``job``, ``status``, ``reason``,
         ``technique``, ``devices``, ``node``, seconds, losses, ``metrics`` (its own), ``run_id``, ``url``.
+        Jobs that never trained have no run; what became of them is known once the sweep has reported.
     :raises SaturnError: when there is no such sweep.
     :raises MlflowAwayError: when MLflow does not answer.
     """
@@ -53,7 +57,32 @@ def one(uri: str, which: str) -> dict[str, Any]:
             order_by=["attributes.start_time ASC"],
             max_results=_PAGE,
         )
-    return {**_sweep(uri, run), "jobs": [_job(uri, child) for child in children if _counts(child)]}
+    jobs = [_job(uri, child) for child in children if _counts(child)]
+    trained = {job["job"] for job in jobs}
+    jobs += [_untrained(told) for told in _reported(uri, run) if told["job"] not in trained]
+    return {**_sweep(uri, run), "jobs": jobs}
+
+
+def _reported(uri: str, run: Run) -> list[dict[str, Any]]:
+    """The outcomes of a sweep's jobs in its report; none before there is one."""
+    client, run_id = server.client(uri), run.info.run_id
+    with server.answers(), tempfile.TemporaryDirectory() as folder:
+        if all(file.path != _REPORT for file in client.list_artifacts(run_id)):
+            return []
+        report = json.loads(Path(client.download_artifacts(run_id, _REPORT, folder)).read_text())
+    return list(report.get("jobs") or [])
+
+
+def _untrained(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A job that has no run, as :func:`_job` shows those that have one."""
+    unknown = ("run_id", "started_at", "ended_at", "url", "technique", "devices", "node", *_JOB_FIGURES)
+    return {
+        **dict.fromkeys(unknown),
+        "job": told["job"],
+        "status": told["status"],
+        "reason": told.get("reason"),
+        "metrics": {},
+    }
 
 
 def _counts(run: Run) -> bool:

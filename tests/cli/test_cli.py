@@ -25,10 +25,12 @@ from saturn_airflow.model.plan import Assignment, Plan
 ROOT = Path(__file__).parents[2]
 PLAN = Plan("nightly", "makespan", 100.0, 90.0, 1.5, (Assignment("a", "ddp", 2, "local", (0, 1), 0, 60),))
 
+WHY = {"<b>[red]bad": "sample 7 is damaged", "untried": "its trial failed: no module named shop"}
+
 
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store with two sweeps of one DAG, the later with a job that failed."""
+    """A store with two sweeps of one DAG: a job that finished, one that failed, one without a run."""
     folder = tmp_path_factory.mktemp("sweeps")
     uri = f"sqlite:///{folder}/mlflow.db"
     for day in ("mon", "tue"):
@@ -41,10 +43,13 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
             job.follow({"event": "step", "step": 1, "epoch": 0, "loss": 0.25})
             if status == "finished":
                 job.follow({"event": "eval", "step": 1, "epoch": 0, "metrics": {"top/1": 0.625}})
-            job.close(status, None if status == "finished" else "sample 7 is damaged")
+            job.close(status, WHY.get(name))
         sweep.log_plan(PLAN)
         best = {"job": "good", "metric": "loss", "value": 0.25, "model_uri": "runs:/1/model"}
-        sweep.log_report({"actual_seconds": 110.0, "utilisation": 0.9, "gpu_hours": 0.05, "best": best})
+        ends = {"good": "finished", "<b>[red]bad": "failed", "untried": "not_planned"}
+        jobs = [{"job": name, "status": status, "reason": WHY.get(name)} for name, status in ends.items()]
+        figures = {"actual_seconds": 110.0, "utilisation": 0.9, "gpu_hours": 0.05}
+        sweep.log_report({**figures, "best": best, "jobs": jobs})
         sweep.close("failed")
     return uri
 
@@ -79,13 +84,16 @@ def test_a_sweep_is_shown_job_by_job(uri: str, how: str, capsys: pytest.CaptureF
     assert out.startswith("nightly/tue/sweep  failed\n")
     assert re.search(r"^ *good +finished +ddp +2 +local .* 0\.25", out, re.MULTILINE)
     assert "<b>[red]bad: sample 7 is damaged\n" in out
+    assert re.search(r"^ *untried +not_planned +- +- +- ", out, re.MULTILINE)
+    assert "untried: its trial failed: no module named shop\n" in out
     shown = json.loads(printed(capsys, "sweeps", "show", how, "--json", "--uri", uri))
     assert {job["job"]: job["status"] for job in shown["jobs"]} == {
         "good": "finished",
         "<b>[red]bad": "failed",
+        "untried": "not_planned",
     }
     assert shown["jobs"][0]["devices"] == 2
-    assert [job["metrics"] for job in shown["jobs"]] == [{"top/1": 0.625}, {}]
+    assert [job["metrics"] for job in shown["jobs"]] == [{"top/1": 0.625}, {}, {}]
     assert re.search(r"eval loss +top/1 *$", out, re.MULTILINE)
     assert re.search(r"^ *good .* 0\.25 +- +0\.625 *$", out, re.MULTILINE)
 
