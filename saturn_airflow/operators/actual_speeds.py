@@ -19,8 +19,9 @@ from saturn_airflow.profiling.fingerprints import fingerprint
 
 #: A speed that is further off than this share is measured again.
 DRIFT = 0.15
-#: Seconds between two runs, at the least.
-_MOMENT = 0.01
+#: Seconds between two runs, at the least; and the share by which a clock that is being set right may run
+#: faster or slower than time (adjtime's most).
+_MOMENT, _SLEWED = 0.01, 0.0005
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _untold(outcome: Outcome, entry: PlanEntry | None) -> TrainedSpeed | None:
     held = outcome.held
     if outcome.status != Status.FINISHED or outcome.speed or outcome.steps or not (held and entry):
         return None
-    in_one_run = held.ended_at - held.started_at < held.actual_seconds + _MOMENT
+    in_one_run = held.ended_at - held.started_at < held.actual_seconds * (1 + _SLEWED) + _MOMENT
     if not entry.batches or not in_one_run:
         return None
     seconds = min(entry.seconds_per_batch, held.actual_seconds / entry.batches)

@@ -242,6 +242,8 @@ def test_a_technique_that_tells_no_steps_teaches_what_a_start_costs() -> None:
     assert seen.seconds(20) == pytest.approx(16.0)
     faster = actual_speeds([finished], [dataclasses.replace(planned, seconds_per_batch=2.0)])[0]
     assert faster.seconds(20) == pytest.approx(16.0)
+    long = TimeOnDevices(started_at=0, ended_at=36010, actual_seconds=36000)  # beside a clock that is slewed
+    assert actual_speeds([dataclasses.replace(finished, held=long)], [planned])
     paused = dataclasses.replace(finished, held=TimeOnDevices(started_at=0, ended_at=90, actual_seconds=16))
     for unclear in (paused, dataclasses.replace(finished, status=Status.FAILED)):
         assert actual_speeds([unclear], [planned]) == []
