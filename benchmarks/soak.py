@@ -314,7 +314,9 @@ def outcome_of(fault: Fault) -> dict[str, float | None]:
         before = [
             e["step"] for e in events(fault.folder) if e["event"] == "step" and e["time"] < start["time"]
         ]
-        return {"seconds": step["time"] - fault.time, "steps": max(before) - start["step"]}
+        # One that had not taken a step yet has none to train again.
+        steps = max(before, default=start["step"]) - start["step"]
+        return {"seconds": step["time"] - fault.time, "steps": steps}
     if fault.kind in ENDS_TASK:
         return {"seconds": fault.followed_after, "steps": 0}
     step = next((e for e in seen if e["event"] == "step"), None)
