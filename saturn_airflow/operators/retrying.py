@@ -44,7 +44,18 @@ class WhenItSaysSo(ExceptionRetryPolicy):
         """Whether and when to try again."""
         if isinstance(exception, TryAgainError):
             return RetryDecision.retry(timedelta(seconds=exception.seconds), "the task says so")
+        if _was_told_to_go_before_it_began(exception):
+            return RetryDecision.retry(timedelta(seconds=_UNTOLD_SECONDS), "it had not begun")
         return super().evaluate(exception, try_number, max_tries, context)
+
+
+def _was_told_to_go_before_it_began(exception: BaseException) -> bool:
+    """Whether this is what Airflow's handler of SIGTERM raises in a mapped task that is not made yet.
+
+    The handler calls ``on_kill`` of what is still the mapping of all such tasks, which has none. So a task
+    ends that starts while the API server is away.
+    """
+    return isinstance(exception, AttributeError) and exception.name == "on_kill"
 
 
 _AIRFLOW = RetryRule(

@@ -6,11 +6,12 @@ import json
 from datetime import timedelta
 
 import pytest
-from airflow.sdk import RetryAction
+from airflow.sdk import DAG, RetryAction
 
 from saturn_airflow import Job
 from saturn_airflow.launch import runs
 from saturn_airflow.operators import retrying
+from saturn_airflow.operators.following import FollowingOperator
 from saturn_airflow.operators.retrying import OF_A_TRAINING, UNLESS_ITS_OWN_FAULT, TryAgainError
 
 JOB = Job("a", load_model="m:f", load_dataloader="d:f")
@@ -22,6 +23,17 @@ def test_a_task_says_itself_when_it_is_tried_again(policy):
     assert (said.action, said.retry_delay) == (RetryAction.RETRY, timedelta(seconds=7))
     assert policy.evaluate(ConnectionResetError(), 1, 10).action == RetryAction.RETRY
     assert policy.evaluate(ValueError(), 1, 10).action == RetryAction.FAIL
+
+
+@pytest.mark.parametrize("policy", [UNLESS_ITS_OWN_FAULT, OF_A_TRAINING])
+def test_a_task_that_is_told_to_go_before_it_is_made_is_tried_again(policy):
+    """Airflow's handler of SIGTERM calls ``on_kill`` of whatever there is of the task."""
+    with DAG("a"):
+        mapped = FollowingOperator.partial(task_id="train").expand(doc=["a", "b"])
+    with pytest.raises(AttributeError) as caught:
+        mapped.on_kill()
+    assert policy.evaluate(caught.value, 1, 10).action == RetryAction.RETRY
+    assert policy.evaluate(AttributeError("x", name="loss", obj=mapped), 1, 10).action == RetryAction.FAIL
 
 
 @pytest.mark.parametrize(
