@@ -45,16 +45,21 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
     return hashlib.new(HASH, json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
+def is_whole(manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest is as it was written."""
+    rest = {key: value for key, value in manifest.items() if key != HASH}
+    return HASH in manifest and digest_of(rest) == manifest[HASH]
+
+
 def damage(path: Path, part: slice = slice(None)) -> str | None:
     """What is wrong with a checkpoint; None if nothing. All that is looked at is read.
 
     :param part: which of its files to look at, in the order of their names.
     """
     manifest = manifest_of(path)
-    digest = manifest.pop(HASH, None)
-    if digest is None:
+    if HASH not in manifest:
         return f"{MANIFEST} is missing or unreadable"
-    if digest_of(manifest) != digest:
+    if not is_whole(manifest):
         return f"{MANIFEST} has changed"
     for name in sorted(manifest["files"])[part]:
         try:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from saturn_airflow.launch import runs
+from saturn_airflow.launch import checkpoint_files, runs
 from saturn_airflow.launch.runs import Run
 from saturn_airflow.model import formats
 from saturn_airflow.model.definition import CODE, Change, Definition
@@ -192,9 +192,9 @@ def forget_wish(folder: Path) -> None:
 
 def _concluded(run: Run) -> tuple[float, int, bool]:
     """The attempt and the try that a run belongs to, and whether the user left it to go on."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
         note = json.loads((run.folder / _CONCLUSION).read_text())
-        return note["attempt"], note["try_number"], note["wanted"]
+        return float(note["attempt"]), int(note["try_number"]), bool(note["wanted"])
     spec = run.spec
     return spec.priority[0], spec.try_number, True
 
@@ -211,11 +211,10 @@ def _definition_of(run: Run) -> Definition:
 def _definition_of_newest(folder: Path) -> Definition | None:
     """The definition of the newest checkpoint, where there is one that says."""
     for path in sorted((folder / "checkpoints").glob("step-*"), reverse=True):
-        with contextlib.suppress(OSError, ValueError):
-            manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
-            formats.check(manifest, "a checkpoint", path)
-            if "definition" in manifest:
-                return Definition.from_dict(manifest["definition"])
+        manifest = checkpoint_files.manifest_of(path)
+        formats.check(manifest, "a checkpoint", path)
+        if checkpoint_files.is_whole(manifest) and "definition" in manifest:
+            return Definition.from_dict(manifest["definition"])
     return None
 
 

@@ -205,7 +205,7 @@ class Problem:
         for number, job in enumerate(_list(data["jobs"], f"'jobs' of {what}"), start=1):
             _check_mapping(job, _called(job, "job", number), ("name", "strategies"))
             jobs.append(_job(job, _called(job, "job", number)))
-        return cls(data.get("name", "problem"), tuple(nodes), tuple(jobs))
+        return cls(_text(data.get("name", "problem"), f"'name' of {what}"), tuple(nodes), tuple(jobs))
 
     @classmethod
     def read(cls, path: str | Path) -> Problem:
@@ -234,7 +234,7 @@ def _job(data: Mapping[str, Any], what: str) -> PlannedJob:
             )
         options.append(
             Option(
-                strategy["technique"],
+                _text(strategy["technique"], f"'technique' of {called}"),
                 strategy["devices"],
                 dict(strategy["seconds"]),
                 strategy.get("setup", 0.0),
@@ -242,9 +242,9 @@ def _job(data: Mapping[str, Any], what: str) -> PlannedJob:
         )
     nodes = _list(data["nodes"], f"'nodes' of {what}") if data.get("nodes") else None
     return PlannedJob(
-        data["name"],
+        _text(data["name"], f"'name' of {what}"),
         tuple(options),
-        None if nodes is None else tuple(nodes),
+        None if nodes is None else tuple(_text(node, f"a node of {what}") for node in nodes),
         data.get("release", 0.0),
         data.get("weight", 1.0),
     )
@@ -272,6 +272,12 @@ def _list(data: Any, what: str) -> list[Any]:
     if not isinstance(data, list | tuple):
         raise InvalidSweepError(f"{what} is a {type(data).__name__}; it has to be a list")
     return list(data)
+
+
+def _text(data: Any, what: str) -> str:
+    if not isinstance(data, str):
+        raise InvalidSweepError(f"{what} is {data!r:.80}; it has to be text")
+    return data
 
 
 def _is_number(value: object) -> bool:

@@ -32,13 +32,13 @@ def settled(
         return list(jobs)
     notes = folder / initial_weights.FOLDER / _SETTLED
     notes.parent.mkdir(parents=True, exist_ok=True)
-    known: dict[str, str | None] = json.loads(notes.read_text()) if notes.exists() else {}
+    versions = known(notes) if notes.exists() else {}
     found: list[Job] = []
     for job in jobs:
         if job.init_from is None:
             found.append(job)
             continue
-        if job.init_from not in known:
+        if job.init_from not in versions:
             try:
                 pinned = _fetched(uri(), job.init_from, folder)
             except InvalidSweepError as error:
@@ -49,10 +49,27 @@ def settled(
                     "with init_missing='scratch' the job starts without it then"
                 )
             log(f"init_from {job.init_from}: {pinned or 'nothing there yet; from scratch'}")
-            known[job.init_from] = pinned
-            _note(notes, known)
-        found.append(dataclasses.replace(job, init_from=known[job.init_from]))
+            versions[job.init_from] = pinned
+            _note(notes, versions)
+        found.append(dataclasses.replace(job, init_from=versions[job.init_from]))
     return found
+
+
+def known(notes: Path) -> dict[str, str | None]:
+    """The versions that were settled, by what the jobs say.
+
+    :raises InvalidSweepError: when the file is damaged.
+    """
+    try:
+        versions = json.loads(notes.read_text())
+        if isinstance(versions, dict) and all(isinstance(v, str | None) for v in versions.values()):
+            return versions
+    except ValueError:
+        pass
+    raise InvalidSweepError(
+        f"{notes} is damaged: it said with which versions of models this sweep began. "
+        "Remove it to begin with the present ones, and clear the sweep"
+    )
 
 
 def _fetched(uri: str, init_from: str, folder: Path) -> str | None:

@@ -37,12 +37,12 @@ def who_measures(
     own = folder / f"{slug(sweep.run_id)}.json"
     with _alone(folder):
         for path in folder.glob("*.json"):
-            note = _read(path)
+            note = read_note(path)
             if path == own:
                 continue
             if note is None or time.time() - note["since"] > _LONGEST_SECONDS:
                 path.unlink()
-            elif set(note["fingerprints"]) & set(fingerprints):
+            elif note["fingerprints"] & set(fingerprints):
                 if _has_no_plan_yet(context["ti"], note["run_id"], plan_task):
                     # Who waits measures nothing: two runs that were cleared would wait for each other.
                     own.unlink(missing_ok=True)
@@ -52,13 +52,14 @@ def who_measures(
     return None
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """A run's note; None for one that is damaged."""
+def read_note(path: Path) -> dict[str, Any] | None:
+    """A run's note (``run_id``, ``fingerprints``, ``since``); None for one that is damaged."""
     try:
-        note: dict[str, Any] = json.loads(path.read_text())
-    except ValueError:
+        note = json.loads(path.read_text())
+        run_id, fingerprints, since = str(note["run_id"]), set(map(str, note["fingerprints"])), note["since"]
+        return {"run_id": run_id, "fingerprints": fingerprints, "since": float(since)}
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
-    return note
 
 
 def _write(path: Path, note: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from saturn_airflow.model import clear_secrets
-from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.errors import InvalidSweepError, SaturnError
 from saturn_airflow.model.initial_weights import WEIGHTS
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import model_code, pyfunc
@@ -122,7 +122,10 @@ def load_exported(
     path = Path(folder)
     if not (path / WEIGHTS).is_file() or not (path / JOB).is_file():
         raise SaturnError(f"{path} holds no trained model: {WEIGHTS} and {JOB} are expected there")
-    job = Job.from_dict(json.loads((path / JOB).read_text()))
+    try:
+        job = Job.from_dict(json.loads((path / JOB).read_text()))
+    except (ValueError, InvalidSweepError) as error:
+        raise SaturnError(f"{path / JOB} is damaged: {error}") from None
     if model_args:
         job = replace(job, model_args={**job.model_args, **model_args})
     made_by = json.dumps([job.load_model, job.model_args], sort_keys=True)

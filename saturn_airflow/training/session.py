@@ -392,7 +392,7 @@ class _Verdicts:
             self._file.write_text(json.dumps({**self._all(), key: verdict}))
 
     def _all(self) -> dict[str, str]:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, TypeError):
             return dict(json.loads(self._file.read_text()))
         return {}
 

@@ -17,14 +17,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saturn_airflow import HParams, Job, Node
-from saturn_airflow.launch import progress, restarting, runs, whereabouts
+from saturn_airflow.launch import checkpoint_files, progress, restarting, runs, whereabouts
 from saturn_airflow.launch.run_spec import RunSpec, read_spec
+from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.plan import Assignment, Plan
-from saturn_airflow.operators import drains, inventory
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.operators import drains, first_weights, inventory, measuring
 from saturn_airflow.planning.presenting.plan_files import read_plan
 from saturn_airflow.sharing.arrivals_file import ArrivalsFile
 from saturn_airflow.tracking.outbox import Outbox
+from saturn_airflow.training.exports import load_exported
+from saturn_airflow.training.trainers import kept
 
 EXAMPLES = int(os.environ.get("SATURN_FUZZ_EXAMPLES", "60"))
 ANYTHING = st.recursive(
@@ -197,6 +201,90 @@ def test_arrivals(content: bytes) -> None:
     with one_message("arrivals") as folder:
         (folder / "arrivals.json").write_bytes(content)
         ArrivalsFile.read(folder / "arrivals.json")
+
+
+PROBLEM = {"format": 1, "nodes": ARRIVALS["nodes"], "jobs": ARRIVALS["sweeps"][0]["jobs"]}
+
+
+@fuzz(PROBLEM)
+def test_a_problem(content: bytes) -> None:
+    with one_message("problem") as folder:
+        (folder / "problem.json").write_bytes(content)
+        assert Problem.read(folder / "problem.json").jobs
+
+
+FIELDS = {"load_model": "shop:model", "hparams": {"lr": 0.1, "batches": 3}}
+MANIFEST = {
+    "format": 3,
+    "step": 8,
+    "definition": {"fields": FIELDS},
+    "files": {"w.safetensors": {"bytes": 4}},
+}
+
+
+@fuzz(MANIFEST)
+def test_manifest_of_a_checkpoint(content: bytes) -> None:
+    with one_message("manifest") as folder:
+        for step in (4, 8):
+            (folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
+        whole = {**MANIFEST, "step": 4, "files": {}}
+        (folder / "checkpoints" / "step-4" / "manifest.json").write_text(
+            json.dumps({**whole, "sha256": checkpoint_files.digest_of(whole)})
+        )
+        newest = folder / "checkpoints" / "step-8" / "manifest.json"
+        newest.write_bytes(content)
+        assert checkpoint_files.damage(newest.parent) is not None
+        assert checkpoint_files.damage(newest.parent.with_name("step-4")) is None
+        decided = restarting.decide(folder, Definition(FIELDS), restarting.Asker(1.0))
+        assert decided.definition.fields == FIELDS
+
+
+@fuzz({"attempt": 5.0, "try_number": 2, "wanted": True})
+def test_conclusion_of_a_run(content: bytes) -> None:
+    with one_message("conclusion") as folder:
+        run = folder / "runs" / "0001"
+        run.mkdir(parents=True)
+        (run / "spec.json").write_text(json.dumps(SPEC))
+        (run / "concluded.json").write_bytes(content)
+        assert restarting.Asker(5.0, 3).goes_on_with(runs.Run(run)) in (True, False)
+        assert restarting.was_cleared(folder, [5.0]) in (True, False)
+
+
+@fuzz({"run_id": "r", "fingerprints": ["f"], "since": 1e12})
+def test_note_of_who_measures(content: bytes) -> None:
+    with one_message("measuring") as folder:
+        (folder / "other.json").write_bytes(content)
+        note = measuring.read_note(folder / "other.json")
+        assert note is None or {*map(type, note.values())} == {str, set, float}
+
+
+@fuzz({"models:/a@b": "models:/a/3", "models:/c@d": None})
+def test_settled_weights(content: bytes) -> None:
+    with one_message("settled") as folder:
+        (folder / "settled.json").write_bytes(content)
+        known = first_weights.known(folder / "settled.json")
+        assert all(isinstance(version, str | None) for version in known.values())
+
+
+@fuzz(JOB.to_dict())
+def test_an_exported_job(content: bytes) -> None:
+    with one_message("export") as folder:
+        (folder / "model.safetensors").touch()
+        (folder / "job.json").write_bytes(content)
+        load_exported(folder, allowed_modules=["nowhere"])
+
+
+@fuzz({"format": 1, "files": {}, "metrics": {}, "definition": {"fields": FIELDS}, "arguments": {}})
+def test_checkpoint_of_a_trainer(content: bytes) -> None:
+    with one_message("trainer"), tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for step in (4, 8):
+            (folder / f"checkpoint-{step}").mkdir()
+            kept.seal(folder / f"checkpoint-{step}", {"metrics": {}})
+        (folder / "checkpoint-8" / kept.MANIFEST).write_bytes(content)
+        found = kept.newest(folder, lambda warning: None)
+        assert found is not None
+        assert found[0].name in ("checkpoint-4", "checkpoint-8")
 
 
 @fuzz(JOB.to_dict())

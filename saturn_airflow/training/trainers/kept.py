@@ -12,7 +12,7 @@ from typing import Any
 from saturn_airflow.model.errors import JobError
 
 _FORMAT = 1
-_MANIFEST = "saturn.json"
+MANIFEST = "saturn.json"
 _PART = 1 << 20
 
 
@@ -21,12 +21,12 @@ def seal(checkpoint: Path, facts: Mapping[str, Any]) -> None:
     digests = {}
     for path in _files(checkpoint):
         digests[str(path.relative_to(checkpoint))] = _digest(path, on_disk=True)
-    temporary = checkpoint / f".{_MANIFEST}"
+    temporary = checkpoint / f".{MANIFEST}"
     with temporary.open("w") as file:
         json.dump({"format": _FORMAT, **facts, "files": digests}, file)
         file.flush()
         os.fsync(file.fileno())
-    temporary.rename(checkpoint / _MANIFEST)
+    temporary.rename(checkpoint / MANIFEST)
 
 
 def newest(folder: Path, warn: Callable[[str], object]) -> tuple[Path, dict[str, Any]] | None:
@@ -38,7 +38,7 @@ def newest(folder: Path, warn: Callable[[str], object]) -> tuple[Path, dict[str,
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     for path in reversed(found):
         # Without a seal, its writing was interrupted, or it is the trainer's best and none to go on from.
-        if not (path / _MANIFEST).is_file():
+        if not (path / MANIFEST).is_file():
             continue
         facts = _facts(path)
         if facts is not None:
@@ -58,12 +58,13 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Sequence[str]:
 
 def _facts(checkpoint: Path) -> dict[str, Any] | None:
     try:
-        facts: dict[str, Any] = json.loads((checkpoint / _MANIFEST).read_text())
-    except (OSError, ValueError):
+        facts: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
+        number, digests = int(facts["format"]), dict(facts["files"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    if facts["format"] > _FORMAT:
-        raise JobError(f"{checkpoint} is of format {facts['format']}, which a later version of Saturn wrote")
-    for name, digest in facts["files"].items():
+    if number > _FORMAT:
+        raise JobError(f"{checkpoint} is of format {number}, which a later version of Saturn wrote")
+    for name, digest in digests.items():
         try:
             if _digest(checkpoint / name) != digest:
                 return None
@@ -83,4 +84,4 @@ def _digest(path: Path, *, on_disk: bool = False) -> str:
 
 
 def _files(checkpoint: Path) -> list[Path]:
-    return sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != _MANIFEST)
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
