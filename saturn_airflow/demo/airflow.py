@@ -11,7 +11,7 @@ import httpx
 
 from saturn_airflow.model.errors import SaturnError
 
-#: Of a request that Airflow could not answer, and that may be made twice.
+#: Of a request that Airflow could not answer.
 _TRIES = 10
 
 
@@ -54,8 +54,8 @@ class Airflow:
         now = datetime.now(timezone.utc)
         run_id = f"manual__{now:%Y-%m-%dT%H-%M-%S}"
         body = {"logical_date": now.isoformat(), "dag_run_id": run_id}
-        self._client.post(f"/dags/{dag_id}/dagRuns", json=body).raise_for_status()
-        self._client.patch(f"/dags/{dag_id}", json={"is_paused": False}).raise_for_status()
+        self.send("POST", f"/dags/{dag_id}/dagRuns", body)
+        self.send("PATCH", f"/dags/{dag_id}", {"is_paused": False})
         return run_id
 
     def state(self, dag_id: str, run_id: str) -> str:
@@ -85,27 +85,27 @@ class Airflow:
         return [line["event"] if isinstance(line, dict) else str(line) for line in content]
 
     def send(self, method: str, path: str, body: Any) -> Any:
-        """The answer to ``POST`` or ``PATCH /api/v2<path>``."""
-        return self._client.request(method, path, json=body).raise_for_status().json()
+        """The answer to ``POST`` or ``PATCH /api/v2<path>``.
+
+        SQLite refuses a transaction that read what another has written since. Then nothing was done, and this
+        asks again.
+        """
+        for _ in range(_TRIES):
+            answer = self._client.request(method, path, json=body)
+            if not answer.is_server_error:
+                break
+            time.sleep(0.5)
+        return answer.raise_for_status().json()
 
     def clear(self, dag_id: str, run_id: str, task: Mapping[str, Any]) -> None:
-        """Clear one task instance, one of :meth:`tasks`, whatever its state.
-
-        SQLite refuses a transaction that read what another has written since; then nothing is cleared, and
-        this asks again.
-        """
+        """Clear one task instance, one of :meth:`tasks`, whatever its state."""
         body = {
             "dry_run": False,
             "dag_run_id": run_id,
             "task_ids": [[task["task_id"], task["map_index"]]],
             "only_failed": False,
         }
-        for _ in range(_TRIES):
-            answer = self._client.post(f"/dags/{dag_id}/clearTaskInstances", json=body)
-            if not answer.is_server_error:
-                break
-            time.sleep(0.5)
-        answer.raise_for_status()
+        self.send("POST", f"/dags/{dag_id}/clearTaskInstances", body)
 
     def get(self, path: str, **params: Any) -> Any:
         """The answer to ``GET /api/v2<path>``."""
