@@ -1,18 +1,24 @@
-"""A device's copies of blocks' weights, fetched one block ahead, and the way of gradients to the host."""
+"""A device's copies of blocks' weights, fetched one block ahead, and the way of gradients to the host.
+
+The optimizer may step on a block there while the blocks below it are still computed backwards.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.transfers import Buffers, Task, Tensors, Transfers, laid_out, views
 
 Weights = tuple[torch.Tensor, ...]
+#: Takes the optimizer's step on parameters whose gradients are complete; whether it did.
+StepOn = Callable[[Sequence[nn.Parameter]], bool]
 
 
 class _Arriving(NamedTuple):
@@ -51,14 +57,20 @@ class BlockStream:
         self._here: OrderedDict[int, _Arriving] = OrderedDict()
         self._staging, self._landing = Buffers(transfers), Buffers(transfers)
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}
+        # Rooms of gradients that nobody needs any more.
+        self._spare: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
         self._adding: list[Task[None]] = []
         self._used: list[Any] = []
+        self._step_on: StepOn | None = None
+        self._awaited: list[int] = []
+        self._stepped: set[int] = set()
 
     def fetch(self, index: int, lower: torch.dtype | None = None) -> Weights:
         """The weights of a block on the device; those of the next one start on their way.
 
         :param lower: the format of what is computed, where that is not the weights'.
         """
+        self._check_not_stepped(index)
         dtypes = self._dtypes(index, lower)
         arriving = self._here.pop(index, None)
         if arriving is None or arriving.dtypes != dtypes:
@@ -66,7 +78,8 @@ class BlockStream:
         self._here[index] = arriving
         self._wait_for_space()
         following = index + self.direction
-        if 0 <= following < len(self._weights) and following not in self._here:
+        there = 0 <= following < len(self._weights) and following not in self._stepped
+        if there and following not in self._here:
             while len(self._here) >= self._resident:
                 self._here.popitem(last=False)
             self._here[following] = self._start(following, self._dtypes(following, lower))
@@ -78,14 +91,29 @@ class BlockStream:
 
     def store(self, index: int, gradients: Sequence[torch.Tensor | None]) -> None:
         """Add gradients to those of a block at home, beside what is computed."""
+        self._check_not_stepped(index)
         there = [(p, g) for p, g in zip(self._weights[index], gradients, strict=True) if g is not None]
         if usual := [(p, g) for p, g in there if _is_plain(g)]:
             self._land([p for p, _ in usual], [g.detach() for _, g in usual])
         if odd := [(p, g.to(p.device)) for p, g in there if not _is_plain(g)]:
             self._add_later([p for p, _ in odd], [g for _, g in odd], None)
+        if self._step_on is not None:
+            self._awaited[index] -= 1
+            if self._awaited[index] == 0 and all(_is_plain(p.detach()) for p in self._weights[index]):
+                self._stepped.add(index)
+                task = self._transfers.begin("out", functools.partial(self._step, self._step_on, index))
+                self._adding.append(task)
+
+    def step_beside(self, step_on: StepOn, uses: Sequence[int]) -> None:
+        """Have the optimizer step on each block as soon as its gradients are complete, in what is computed
+        backwards from here until :meth:`finish`.
+
+        :param uses: from how many calls of each block gradients are to come; from 0, nothing is known of it.
+        """
+        self._step_on, self._awaited = step_on, list(uses)
 
     def finish(self) -> None:
-        """Wait for all gradients; weights on the device are old from here on."""
+        """Wait for all gradients and steps; weights on the device are old from here on."""
         for task in self._adding:
             task.result()
         for arriving in self._here.values():
@@ -94,6 +122,16 @@ class BlockStream:
         self._adding.clear()
         self._here.clear()
         self._used.clear()
+        self._step_on = None
+        self._stepped.clear()
+
+    def _check_not_stepped(self, index: int) -> None:
+        if index in self._stepped:
+            raise DoesNotFit(
+                f"block {index} of those that spill streams is computed once more in the backward pass than "
+                "in the forward pass, such as where the model re-computes several of its calls by itself; "
+                "leave re-computation to spill"
+            )
 
     def _dtypes(self, index: int, lower: torch.dtype | None) -> list[torch.dtype]:
         weights = self._weights[index]
@@ -145,14 +183,27 @@ class BlockStream:
                 there.add_(gradient)
             else:
                 if parameter not in self._gradients:
-                    self._gradients[parameter] = self._room(parameter)
+                    spare = self._spare[_form(parameter)]
+                    self._gradients[parameter] = spare.pop() if spare else self._room(parameter)
                 parameter.grad = self._gradients[parameter].copy_(gradient)
+
+    def _step(self, step_on: StepOn, index: int) -> None:
+        parameters = [p for p in self._weights[index] if p.grad is not None]
+        if not all(p.grad is self._gradients.get(p) for p in parameters) or not step_on(parameters):
+            return
+        for parameter in parameters:
+            parameter.grad = None
+            self._spare[_form(parameter)].append(self._gradients.pop(parameter))
 
     def _wait_for_space(self) -> None:
         """Keep the host from running so far ahead that blocks pile up on the device."""
         self._used.append(self._transfers.computed())
         if len(self._used) >= self._resident:
             self._transfers.wait(self._used.pop(0))
+
+
+def _form(tensor: torch.Tensor) -> Any:
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -114,6 +114,10 @@ class Parallel:
     def finish_evaluating(self) -> None:
         """Clear away what evaluating left behind."""
 
+    def step_beside(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hear, before a step's first micro-batch, that ``optimizer`` will take it on the gradients as they
+        are: it may be taken on those that are complete before others are. They are None from then on."""
+
     def missing_gradients(self) -> int:
         """How many trainable parameters got no gradient on this rank, where the ranks' may differ."""
         return 0

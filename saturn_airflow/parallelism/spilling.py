@@ -13,6 +13,7 @@ from torch import nn
 from torch.func import functional_call
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.parallelism.beside_steps import BesideSteps
 from saturn_airflow.parallelism.block_stream import BlockStream, Weights
 from saturn_airflow.parallelism.blocks import find_blocks, own_forward
 from saturn_airflow.parallelism.narrow_weights import narrow_weights
@@ -66,25 +67,32 @@ class Spilled(Parallel):
         for parameter in spilled:
             parameter.data = home.place(parameter.data)
         weights = [tuple(block.parameters()) for _, block in blocks]
-        self._stream = BlockStream(
-            weights, resident, on(ranks.device) if transfers is None else transfers, home.empty_like
-        )
+        transfers = on(ranks.device) if transfers is None else transfers
+        self._stream = BlockStream(weights, resident, transfers, home.empty_like)
+        self._steps = BesideSteps(model, ranks.device, transfers)
+        self._uses = [0] * len(blocks)
         for name, block in staying:
             block.forward = recomputed(name, block, own_forward(block))
         for index, (name, block) in enumerate(blocks):
             compute = _streamed(name, block, index, self._stream, ranks.device.type)
-            block.forward = recomputed(name, block, compute)
+            block.forward = self._counted(index, recomputed(name, block, compute))
+
+    def step_beside(self, optimizer: torch.optim.Optimizer) -> None:
+        self._steps.begin(optimizer)
 
     def backward(
         self, objective: Objective, batch: Any, samples: int, scale: float, last: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         prepared, count = objective.prepare(batch, samples)
-        self._stream.direction = 1
+        self._stream.direction, self._uses = 1, [0] * len(self._uses)
         with self._whose_fault(), _at_home():
             total, over = objective(self.module, prepared, count)
+        parts = self._part(total.detach()), self._part(over)
+        if step_on := self._steps.of_micro_batch(parts, objective.batch_samples, last=last):
+            self._stream.step_beside(step_on, self._uses)
         self._stream.direction = -1
         (total * scale).backward()  # type: ignore[no-untyped-call]
-        return self._part(total.detach()), self._part(over)
+        return parts
 
     def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
         self._stream.direction = 1
@@ -92,10 +100,26 @@ class Spilled(Parallel):
 
     def finish_gradients(self) -> None:
         self._stream.finish()
+        self._steps.end()
+
+    def drop_gradients(self) -> None:
+        # Where a loss was no number, nobody has waited for them.
+        self.finish_gradients()
+        super().drop_gradients()
 
     def finish_evaluating(self) -> None:
         """Give up the copies on the device, which would outlive a change of the weights."""
         self._stream.finish()
+
+    def _counted(self, index: int, forward: Compute) -> Compute:
+        """``forward`` of a block, of which it is known how often it was called."""
+
+        @functools.wraps(forward)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._uses[index] += torch.is_grad_enabled()
+            return forward(*args, **kwargs)
+
+        return counted
 
 
 @contextmanager

@@ -315,6 +315,8 @@ class Training:
 
     def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
         """One optimizer step; whether a rank was asked to stop, and whether a checkpoint is due."""
+        if self.hparams.clip_grad_norm is None:
+            self.parallel.step_beside(self.optimizer)
         # Nothing that the optimizer did shows in the first loss and its gradients.
         with common_to_alike(self.step == 0):
             loss, stop, save = self._compute_gradients(batch, save_due)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +17,11 @@ from torch import nn
 from worst_order import WorstOrder
 
 from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.parallelism.beside_steps import BesideSteps
 from saturn_airflow.parallelism.block_stream import BlockStream
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.spilling import Spilled
-from saturn_airflow.parallelism.transfers import Buffers
+from saturn_airflow.parallelism.transfers import Buffers, Done
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 
@@ -52,6 +55,20 @@ def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs.float() - targets).square().mean()
 
 
+def of_some(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A loss over those samples that count."""
+    counts = targets[:, 0] > 0
+    return (outputs.float() - targets).square().mean(1)[counts].sum(), counts.sum()
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "AdamW": torch.optim.AdamW,
+    "fused": functools.partial(torch.optim.AdamW, fused=True),
+    "SGD": functools.partial(torch.optim.SGD, momentum=0.9),
+    "RMSprop": torch.optim.RMSprop,
+}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     meeting = tmp_path_factory.mktemp("meeting") / "file"
@@ -65,25 +82,43 @@ BATCHES = [[torch.randn(5, 4), torch.randn(5, 3)] for _ in range(2)]
 
 
 def trained(
-    depth: int, frozen: bool, precision: str, micro_batches: int, clip: bool, **spilled: Any
+    depth: int,
+    frozen: bool,
+    precision: str,
+    micro_batches: int,
+    clip: bool,
+    optimizer: str = "AdamW",
+    loss: str = "mean_square",
+    **spilled: Any,
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Losses and weights after three steps, with an evaluation between; plain without ``spilled``."""
     model = model_of(depth, frozen)
-    job = Job("j", "x:y", "x:y", "test_transfers:mean_square", hparams=HParams(precision=precision))
+    job = Job("j", "x:y", "x:y", f"test_transfers:{loss}", hparams=HParams(precision=precision))
     objective = Objective(job, model, RANKS.device)
     parallel = Spilled(model, RANKS, folder=None, **spilled) if spilled else Parallel(model, RANKS)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    steps = OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    samples = 5 * micro_batches
     losses = []
     for step in range(3):
+        if not clip:
+            parallel.step_beside(steps)
+        objective.begin(samples)
+        counted = 0.0
         for number in range(micro_batches):
             torch.manual_seed(10 * step + number)
             last = number == micro_batches - 1
-            total, _ = parallel.backward(objective, BATCHES[number % 2], 5, 0.2 / micro_batches, last)
+            total, over = parallel.backward(objective, BATCHES[number % 2], 5, 1 / samples, last)
             losses.append(total)
+            counted += float(over)
         parallel.finish_gradients()
+        if counted != samples:
+            parallel.scale_gradients(samples / counted)
+        if spilled:
+            left = sum(block.cast.weight.grad is not None for block in list(model)[1:-1])
+            assert left == (depth if clip else min(spilled.get("stay", 0), depth - 1))
         if clip:
             parallel.clip_gradients(0.1)
-        optimizer.step()
+        steps.step()
         parallel.drop_gradients()
         torch.manual_seed(step)
         with torch.no_grad():
@@ -111,6 +146,8 @@ def differs(
     precision=st.sampled_from(["float32", "bf16"]),
     micro_batches=st.integers(1, 3),
     clip=st.booleans(),
+    optimizer=st.sampled_from([*OPTIMIZERS]),
+    loss=st.sampled_from(["mean_square", "of_some"]),
     late=st.lists(st.booleans(), min_size=1, max_size=40),
 )
 def test_late_copies_change_nothing(
@@ -121,9 +158,11 @@ def test_late_copies_change_nothing(
     precision: str,
     micro_batches: int,
     clip: bool,
+    optimizer: str,
+    loss: str,
     late: list[bool],
 ) -> None:
-    how = (depth, frozen, precision, micro_batches, clip)
+    how = (depth, frozen, precision, micro_batches, clip, optimizer, loss)
     order = itertools.cycle(late)
     transfers = WorstOrder(lambda line: next(order))
     assert not differs(trained(*how), trained(*how, resident=resident, stay=stay, transfers=transfers))
@@ -139,6 +178,22 @@ def forget_to_wait(what: str, monkeypatch: pytest.MonkeyPatch) -> str:
         )
     if what == "for what is to be added":
         monkeypatch.setattr(BlockStream, "finish", lambda self: self._here.clear())
+    if what == "for the loss":
+        wait = WorstOrder.wait
+
+        def not_for_it(self: Any, ticket: Any) -> None:
+            if sys._getframe(1).f_code is not BesideSteps._step_on.__wrapped__.__code__:
+                wait(self, ticket)
+
+        monkeypatch.setattr(WorstOrder, "wait", not_for_it)
+    if what == "before a step":
+        begin = WorstOrder.begin
+
+        def at_once(self: Any, lane: Any, work: Any) -> Any:
+            is_step = getattr(work, "func", None) is not None and work.func.__name__ == "_step"
+            return Done(work()) if is_step else begin(self, lane, work)
+
+        monkeypatch.setattr(WorstOrder, "begin", at_once)
     return what
 
 
@@ -151,7 +206,15 @@ LATE = {
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize(
-    "what", ["compute_after", "wait", "before a buffer is used again", "for what is to be added"]
+    "what",
+    [
+        "compute_after",
+        "wait",
+        "before a buffer is used again",
+        "for what is to be added",
+        "for the loss",
+        "before a step",
+    ],
 )
 def test_a_wait_that_is_missing_shows(what: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     how = (4, False, precision, 2, False)

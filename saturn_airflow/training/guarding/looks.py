@@ -269,12 +269,14 @@ class Looks:
         if job is not own.job:
             own.objective = own.objective.exactly()
         with self._undone(), torch.compiler.set_stance("force_eager"), still():
-            loss, _, _ = own._compute_gradients(batch, False)
-            if own.hparams.clip_grad_norm is not None:
-                own.parallel.clip_gradients(own.hparams.clip_grad_norm)
-            gradients = comparing.gradients_of(own.parallel, self._aliases)
-            buffers = comparing.buffers_of(own.parallel, self._aliases)
-            own.parallel.drop_gradients()
+            try:
+                loss, _, _ = own._compute_gradients(batch, False)
+                if own.hparams.clip_grad_norm is not None:
+                    own.parallel.clip_gradients(own.hparams.clip_grad_norm)
+                gradients = comparing.gradients_of(own.parallel, self._aliases)
+                buffers = comparing.buffers_of(own.parallel, self._aliases)
+            finally:
+                own.parallel.drop_gradients()
         return Step(loss, own.counted, gradients, {}, {}, buffers, self._stateful())
 
     def _noise(self, job: Job, weights: whole.Tensors, data: Any, of: int, plain: PlainTake) -> set[str]:

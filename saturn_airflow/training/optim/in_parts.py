@@ -1,0 +1,66 @@
+"""An optimizer's step on some of its parameters, before the others have their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.optim import optimizer as hooks
+
+# Torch's that update each parameter by its own gradient and state alone. What derives from them may not.
+_BY_PARAMETER = frozenset(
+    {
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+    }
+)
+
+
+class InParts:
+    """The steps of ``optimizer``, taken part by part; its own ``step`` then takes that on the rest.
+
+    Its state and the options of its groups are used as they are at each step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._group_of = {p: n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
+
+    def __bool__(self) -> bool:
+        """Whether such steps are to the last bit those on all parameters at once, in whichever thread."""
+        hooked = (
+            self.optimizer._optimizer_step_pre_hooks,
+            self.optimizer._optimizer_step_post_hooks,
+            hooks._global_optimizer_pre_hooks,
+            hooks._global_optimizer_post_hooks,
+        )
+        step = vars(self.optimizer).get("step")
+        known = type(self.optimizer) in _BY_PARAMETER and (
+            step is None or hasattr(step, "_wrapped_by_lr_sched")  # torch's schedulers count steps by it
+        )
+        odd = any(group.get("differentiable") for group in self.optimizer.param_groups)
+        return known and not odd and not any(hooked)
+
+    def step_on(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Take the step on ``parameters``; those without a gradient stay as they are."""
+        # Made anew for each step: schedulers change groups, and put a ``step`` of theirs into the optimizer.
+        cls = type(self.optimizer)
+        part = object.__new__(cls)
+        part.__dict__.update(self.optimizer.__dict__)
+        part.__dict__.pop("step", None)
+        part.param_groups = [{**group, "params": []} for group in self.optimizer.param_groups]
+        for parameter in parameters:
+            if (number := self._group_of.get(parameter)) is not None:
+                part.param_groups[number]["params"].append(parameter)
+        part.param_groups = [group for group in part.param_groups if group["params"]]
+        cls.step(part)
