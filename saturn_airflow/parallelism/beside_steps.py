@@ -37,7 +37,9 @@ class BesideSteps:
         """Begin with a batch, on which ``optimizer`` will step."""
         if self._parts is None or self._parts.optimizer is not optimizer:
             self._parts = InParts(optimizer)
-        wanted = bool(self._parts) and not any(map(_has_backward_hooks, self._model.modules()))
+        # Where the device's memory is the host's, nothing could be beside anything.
+        possible = self._transfers.staged and bool(self._parts)
+        wanted = possible and not any(map(_has_backward_hooks, self._model.modules()))
         self._sums = torch.zeros(2, dtype=torch.float64, device=self._device) if wanted else None
 
     def of_micro_batch(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +15,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worst_order import WorstOrder
 
-from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.launch.request import DoesNotFit, TrainRequest
 from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.parallelism import spilling
+from saturn_airflow.parallelism.beside_steps import BesideSteps
 from saturn_airflow.parallelism.block_stream import BlockStream
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.spilling import Spilled
-from saturn_airflow.training.loop import Training
+from saturn_airflow.training import ranks as ranks_module
+from saturn_airflow.training.loop import Training, train
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim.in_parts import _BY_PARAMETER, InParts
 from saturn_airflow.training.ranks import Ranks
@@ -82,6 +87,10 @@ def test_optimizers_that_may_do_more_step_on_all_at_once() -> None:
     assert InParts(hooked)
     hooked.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     assert not InParts(hooked)
+
+
+def at_once(line: str) -> bool:
+    return False
 
 
 class Block(nn.Module):
@@ -190,7 +199,7 @@ def test_a_block_is_stepped_on_when_it_has_all_its_gradients(
 def test_what_would_use_weights_after_their_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(again_in_the_backward_pass)
     with pytest.raises(DoesNotFit, match="computed once more in the backward pass"):
-        trained(model, Spilled(model, RANKS, 2, None))
+        trained(model, Spilled(model, RANKS, 2, None, transfers=WorstOrder(at_once)))
     # So is what would come of counting calls wrongly.
     step_beside = BlockStream.step_beside
     monkeypatch.setattr(
@@ -198,12 +207,12 @@ def test_what_would_use_weights_after_their_step_is_refused(monkeypatch: pytest.
     )
     model = Model(twice)
     with pytest.raises(DoesNotFit, match="computed once more in the backward pass"):
-        trained(model, Spilled(model, RANKS, 2, None))
+        trained(model, Spilled(model, RANKS, 2, None, transfers=WorstOrder(at_once)))
 
 
 def test_gradients_take_the_memory_of_one_block() -> None:
     model = Model(once)
-    spilled = Spilled(model, RANKS, 2, None)
+    spilled = Spilled(model, RANKS, 2, None, transfers=WorstOrder(at_once))
     objective = Objective(Job("j", "x:y", "x:y", "test_beside_steps:mean_square"), model, RANKS.device)
     spilled.step_beside(torch.optim.SGD(model.parameters(), lr=0.1))
     objective.begin(4)
@@ -227,12 +236,84 @@ def test_where_the_loss_is_no_number_nothing_is_stepped_on(wrong: float) -> None
     assert all(map(torch.equal, model.parameters(), before))
 
 
+def test_a_step_waits_for_the_loss() -> None:
+    model = Model(once)
+    before = [p.detach().clone() for p in model.parameters()]
+    steps = BesideSteps(model, RANKS.device, WorstOrder(lambda line: True))
+    steps.begin(torch.optim.SGD(model.parameters(), lr=0.5))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert steps.of_micro_batch((torch.tensor(1.0), torch.tensor(2.0)), 8, last=False) is None
+    step_on = steps.of_micro_batch((torch.tensor(1.0), torch.tensor(2.0)), 8, last=True)
+    assert step_on is not None
+    assert step_on(list(model.parameters()))
+    # Divided by 8 samples, of which 4 counted.
+    assert all(torch.equal(p, b - 1.0) for p, b in zip(model.parameters(), before, strict=True))
+
+
 def test_hooks_of_the_backward_pass_see_weights_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(once)
     model.blocks[1].register_full_backward_hook(lambda *unused: None)
     found = stepped_beside(monkeypatch)
-    trained(model, Spilled(model, RANKS, 2, None))
+    trained(model, Spilled(model, RANKS, 2, None, transfers=WorstOrder(at_once)))
     assert found == []
+
+
+def some_blocks() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), *(Block() for _ in range(4)), nn.Linear(6, 3))
+
+
+def train_late(requests: list[TrainRequest], ranks: Ranks) -> list[tuple[list[float], int]]:
+    """The losses of each training, and on how many blocks it stepped beside; transfers come late."""
+    spilling.on = lambda device: WorstOrder(lambda line: True)
+    found = []
+    step = BlockStream._step
+    for request in requests:
+        losses: list[float] = []
+        stepped = [0]
+
+        def note(self: Any, step_on: Any, index: int, stepped: list[int] = stepped) -> None:
+            step(self, step_on, index)
+            stepped[0] += all(p.grad is None for p in self._weights[index])
+
+        def heard(event: dict[str, Any], losses: list[float] = losses) -> None:
+            losses.extend([event["loss"]] if event["event"] == "step" else [])
+
+        BlockStream._step = note  # type: ignore[method-assign]
+        train(request, dataclasses.replace(ranks, _emit=heard))
+        found.append((losses, stepped[0]))
+    return found
+
+
+@pytest.mark.ranks
+def test_the_loop_trains_as_one_device_does(tmp_path: Path) -> None:
+    hparams = HParams(
+        epochs=2,
+        batch_size=8,
+        accumulate=2,
+        lr=0.05,
+        lr_scheduler="torch.optim.lr_scheduler:ExponentialLR",
+        lr_scheduler_args={"gamma": 0.9},
+    )
+    jobs = [
+        Job("j", "test_beside_steps:some_blocks", "loop_jobs:points", "loop_jobs:loss", hparams=one)
+        for one in (hparams, dataclasses.replace(hparams, clip_grad_norm=0.1))
+    ]
+    requests = [
+        TrainRequest(
+            job=job.to_dict(),
+            technique=technique,
+            folder=str(tmp_path / f"{technique}-{number}"),
+            checkpoint_batches=2,
+        )
+        for number, job in enumerate(jobs)
+        for technique in ("single", "spill")
+    ]
+    ((single, spilled, clipped, spilled_clipped),) = ranks_module.launch(train_late, requests, size=1)
+    assert spilled[0] == single[0]
+    assert spilled[1] == 4 * len(single[0])
+    assert spilled_clipped[0] == clipped[0]
+    assert spilled_clipped[1] == 0
 
 
 def test_a_job_that_clips_has_all_gradients_first(monkeypatch: pytest.MonkeyPatch) -> None:
