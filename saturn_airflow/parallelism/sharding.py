@@ -85,7 +85,7 @@ class Sharded(Parallel):
         units: Sequence[nn.Module] = (),
         whole: Sequence[str] = (),
     ) -> None:
-        kernels: Kernels = "one by one" if whole else "many at once"
+        kernels: Kernels = "one by one" if whole else "fused shards"
         super().__init__(
             model,
             ranks,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from saturn_airflow.model.jobs import HParams
-from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.parallelism.parallel import Kernels, Parallel
 from saturn_airflow.training.optim.optimizers import make_optimizer, parameter_groups
 from saturn_airflow.training.ranks import Ranks
 
@@ -39,3 +39,15 @@ def test_sgd_with_momentum_takes_a_gradient_that_comes_late() -> None:
         sum(part(torch.ones(2)) for part in used).backward()
         optimizer.step()
     assert torch.equal(model[1].weight.detach(), before - 1)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "fused"),
+    [("fused", True), ("fused shards", True), ("many at once", None), ("one by one", None)],
+)
+def test_adam_updates_all_in_one_kernel_where_it_can(kernels: Kernels, fused: bool | None) -> None:
+    model = nn.Linear(2, 1)
+    alone = Ranks(rank=0, size=1, device=torch.device("cpu"))
+    parallel = Parallel(model, alone, optimizer_kernels=kernels)
+    optimizer = make_optimizer(HParams(), parameter_groups(HParams(), model), parallel)
+    assert optimizer.defaults["fused"] is fused

@@ -73,7 +73,8 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
     cls = references.load(str(hparams.optimizer))
     here = parallel.trainable()
     arguments: dict[str, Any] = {"lr": hparams.lr, **hparams.optimizer_args}
-    if parallel.optimizer_kernels == "fused" and cls in _FUSED and "foreach" not in arguments:
+    fused = parallel.optimizer_kernels in ("fused", "fused shards") and cls in _FUSED
+    if fused and "foreach" not in arguments:
         arguments.setdefault("fused", True)
     if parallel.optimizer_kernels == "one by one" and "foreach" in inspect.signature(cls).parameters:
         arguments["foreach"] = False
