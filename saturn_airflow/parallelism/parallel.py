@@ -186,7 +186,8 @@ class Parallel:
 
     def _part(self, value: torch.Tensor) -> torch.Tensor:
         """What this rank adds to a sum over all ranks of a value that ``size / shares`` ranks each have."""
-        return value.to(torch.float64) * (self.shares / self.ranks.size)
+        value = value.to(torch.float64)
+        return value if self.shares == self.ranks.size else value * (self.shares / self.ranks.size)
 
 
 def _is_split(tensor: torch.Tensor) -> bool:

@@ -270,7 +270,8 @@ class _Table(_KeepsNothing):
                 order = self._order(epoch)
             batch = self._batches[position.batch]
             for rows in cut.of(len(batch)) if self._by_sample else [range(len(batch))]:
-                yield [(epoch, int(order[batch[row]])) for row in rows or [0]]
+                chosen = [batch[row] for row in rows or [0]]
+                yield [(epoch, index) for index in order[chosen].tolist()]
 
     def _order(self, epoch: int) -> torch.Tensor:
         if not self._shuffled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 import warnings
@@ -346,25 +347,26 @@ class Training:
     def _compute_gradients(self, batch: GlobalBatch, save_due: bool) -> tuple[float, bool, bool]:
         """The loss, of which the gradients are then there; whether to stop, and whether to save."""
         model, number = self.parallel, self.step + 1
-        # Loss, what it is a sum over, stop, save, missing gradients, and what the loss's rule wants checked:
-        # in one message, so that all ranks act on the same step.
-        news = torch.zeros(5, dtype=torch.float64, device=self.ranks.device)
         self.objective.begin(batch.samples)
+        losses: list[tuple[torch.Tensor, torch.Tensor]] = []
         buffers = ChangingBuffers(model, self.job) if self.step == self.first_step else None
         for index, micro_batch in enumerate(batch.micro_batches):
             rng.seed(self.hparams.seed, "step", self.step, index, model.share)
             last = index == len(batch.micro_batches) - 1
-            total, over = model.backward(
-                self.objective, micro_batch.data, micro_batch.samples, 1 / batch.samples, last
+            losses.append(
+                model.backward(self.objective, micro_batch.data, micro_batch.samples, 1 / batch.samples, last)
             )
-            news[0] += total
-            news[1] += over
             if buffers is not None:
                 buffers.look(last=last)
-        news[2] = float(self.ranks.stop_requested())
-        news[3] = float(save_due and self.ranks.is_first)
-        news[4] = model.missing_gradients()
-        news = torch.cat([news, self.objective.end()])
+        # Loss, what it is a sum over, stop, save, missing gradients, and what the loss's rule wants checked:
+        # in one message, so that all ranks act on the same step, and in few operations.
+        sums = [functools.reduce(torch.add, parts) for parts in zip(*losses, strict=True)]
+        flags = [self.ranks.stop_requested(), save_due and self.ranks.is_first, model.missing_gradients()]
+        raised = torch.zeros(len(flags), dtype=torch.float64, device=self.ranks.device)
+        for place, flag in enumerate(flags):
+            if flag:
+                raised[place] = flag
+        news = torch.cat([torch.stack(sums), raised, self.objective.end()])
         if self.ranks.size > 1:
             dist.all_reduce(news)
         loss_sum, over_all, stop, save, missing, *tally = news.tolist()

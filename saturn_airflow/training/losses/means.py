@@ -31,7 +31,8 @@ _listener: Listener | None = None
 def listen(listener: Listener | None) -> None:
     """Have ``listener`` told of all means from now on, those computed again in backward passes too."""
     global _listener
-    _install()
+    if listener is not None:
+        _install()
     _listener = listener
 
 
