@@ -1,4 +1,7 @@
-"""What the guard costs: seconds of comparing over those of the whole trial: `python benchmarks/guard.py`."""
+"""What the guard costs: seconds of comparing over those of the whole trial: `python benchmarks/guard.py`.
+
+The trials of a job are those of one sweep: what one left of plain steps, the next need not take.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ def trial(name: str, technique: str, devices: int, folder: Path) -> dict[str, An
         devices=devices,
         folder=str(folder / f"{name}-{technique}"),
         leases_folder=str(folder / "leases"),
+        plain_steps_folder=str(folder / "plain steps"),
         path=(DAGS,),
         measure=Measure(least_seconds=0.5, precise_seconds=3.0),
     )

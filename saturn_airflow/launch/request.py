@@ -48,8 +48,8 @@ class TrainRequest:
     :param initial_weights: the safetensors file that the job's ``init_from`` means; empty where it has none.
     :param here: fetch samples in the ranks themselves, not in workers of the DataLoader, where that makes no
         difference to what they are.
-    :param plain_steps: what an earlier call of a guard returned under this name, for this job and technique
-        on as many devices; empty to take them anew.
+    :param plain_steps: what an earlier call of a guard that takes the same plain steps returned under this
+        name; empty to take them anew.
     """
 
     job: Mapping[str, Any]

@@ -56,6 +56,8 @@ class RunSpec:
         ``job``. A checkpoint of another definition is refused.
     :param goes_on_from: the hash of another definition whose checkpoints are taken all the same.
     :param initial_weights: the safetensors file that the job's ``init_from`` means; empty where it has none.
+    :param plain_steps_folder: where trials of a sweep leave the guard's plain steps for each other; empty for
+        nowhere.
     :param claim: what others who want the node's devices are told of the job, by which turns are decided;
         None where it waits in the line behind those whose plan is older.
     :param strategies: what the job may run under where others want devices too; ``technique`` and ``devices``
@@ -96,6 +98,7 @@ class RunSpec:
     definition: Mapping[str, Any] = field(default_factory=dict)
     goes_on_from: str | None = None
     initial_weights: str = ""
+    plain_steps_folder: str = ""
     claim: Claim | None = None
     strategies: tuple[Strategy, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -49,9 +49,13 @@ def mark(job: Job, technique_version: str) -> str:
     clips = hparams.pop("clip_grad_norm", None) is not None
     for name in ("model_args", "data_args"):
         fields[name] = _counting(fields.get(name, {}), job)
-    versions = {name: _version(name) for name in ("saturn-airflow", "torch")}
-    facts = [fields, _counting(hparams, job), arguments, clips, versions, technique_version]
+    facts = [fields, _counting(hparams, job), arguments, clips, versions(), technique_version]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """Those of what verdicts depend on, by its name."""
+    return {name: _version(name) for name in ("saturn-airflow", "torch")}
 
 
 def allows(job: Job, technique: str, verdict: str | None) -> bool:

@@ -102,6 +102,7 @@ class ProfileOperator(BaseOperator):
             alike=alike,
             on_broken=on_broken,
             folder=sweep.folder / "trials" / slug(what),
+            plain_steps=sweep.folder / "trials" / "plain steps",
             weights=initial_weights.file_of(sweep.folder, job.init_from),
             holder=f"{sweep.key}: trial of {job.name} under {trial.technique} x {trial.devices}",
             priority=(self.trial["made"], self.trial["position"]),

@@ -30,6 +30,7 @@ def measure(
     alike: Sequence[Job] = (),
     on_broken: Callable[[str, str], object] = lambda job, reason: None,
     folder: str | Path,
+    plain_steps: str | Path = "",
     weights: str = "",
     holder: str = "",
     priority: tuple[float, int] = (0.0, 0),
@@ -50,6 +51,7 @@ def measure(
     :param alike: jobs that share the trial, whose optimizers and schedules are looked at in passing.
     :param on_broken: called with the name of each of them that can't have its own, and the reason.
     :param folder: for the trial's files.
+    :param plain_steps: the folder in which trials of a sweep leave the guard's plain steps for each other.
     :param weights: the file that the job's ``init_from`` means.
     :param holder: who holds the devices, in words for people.
     :param priority: as in RunSpec, like the other settings of the run.
@@ -76,6 +78,7 @@ def measure(
         holder=holder,
         folder=str(folder),
         initial_weights=weights,
+        plain_steps_folder=str(plain_steps),
         leases_folder=leases_folder,
         technique_folders=technique_folders,
         path=path,

@@ -21,6 +21,7 @@ from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.model import guards
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.guarding.plain_files import PlainFile
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,7 @@ class Session:
         self._deadline = deadline
         self._measured: dict[str, dict[str, Any]] = {}
         self._verdicts: dict[str, str] = {}
-        self._plain_steps = b""
+        self._plain_file = PlainFile(spec)
         self._result: dict[str, Any] | None = None
         self._told_to_stop = False
         self._emitted = Emitted()
@@ -276,7 +277,7 @@ class Session:
         self, function: str, request: TrainRequest, seconds: float | None = None
     ) -> list[dict[str, Any]]:
         """Launch a guard; the plain steps that the first one took are those of the others, too."""
-        known, self._plain_steps = self._plain_steps, b""
+        known = self._plain_file.read()
         try:
             ranks = self._launch(launching.pack(function, replace(request, plain_steps=known)), seconds)
         except RanksFailedError as error:
@@ -284,7 +285,8 @@ class Session:
             if not known or error.failure.status != "changes_result":
                 raise
             ranks = self._launch(launching.pack(function, request), seconds)
-        self._plain_steps = ranks[0]["value"].get("plain_steps", b"")
+            self._plain_file.forget()
+        self._plain_file.write(ranks[0]["value"].get("plain_steps", b""))
         return ranks
 
     def _launch(self, call: bytes, seconds: float | None = None) -> list[dict[str, Any]]:

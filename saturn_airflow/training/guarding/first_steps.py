@@ -21,6 +21,7 @@ from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Cut, Data, Position, total_steps
 from saturn_airflow.training.guarding import comparing, whole
 from saturn_airflow.training.guarding.differences import TOLERANCES
+from saturn_airflow.training.guarding.few_samples import numbers_of_samples
 from saturn_airflow.training.guarding.forgetting import Watched
 from saturn_airflow.training.guarding.own_plain import OwnPlainLoop
 from saturn_airflow.training.guarding.plain import PlainLoop, Step
@@ -78,8 +79,7 @@ def take(
 
     :param whole_batch: take a whole batch, too, if it fits: models may look at how many samples there are.
     """
-    several = max(2 * ranks.size - 1, job.hparams.accumulate + 1, 3)
-    few = max(1, ranks.size - 1)
+    several, few = numbers_of_samples(ranks.size, job.hparams.accumulate)
     # What begins at zero, such as an adapter, shows in a later step. Some models need more than one sample,
     # and some a certain number of them.
     attempts = [[several, few, several, *RANDOM], [*[several] * 3, *RANDOM], [WHOLE] * (3 + len(RANDOM))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import state
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
-from saturn_airflow.training.guarding import comparing, first_steps
+from saturn_airflow.training.guarding import comparing, first_steps, kept_steps
 from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
 from saturn_airflow.training.guarding.first_steps import RANDOM, WHOLE, Load, PlainSteps
 from saturn_airflow.training.guarding.own_plain import gradients_as_seen
@@ -51,8 +50,8 @@ class Guard:
     :param load: loads it anew.
     :param data: the job's, and
     :param eval_data: its evaluation data.
-    :param kept: the :attr:`kept` of another guard of this job and technique on as many devices; who gives it
-        asks again without it before a refusal counts.
+    :param kept: the :attr:`kept` of another guard that takes the same plain steps (see :mod:`plain_files`);
+        who gives it asks again without it before a refusal counts. What is damaged is taken anew.
     :raises JobError: when the plain loop can't train the job.
     """
 
@@ -79,16 +78,20 @@ class Guard:
         self._eval_data = eval_data
         self._load = load
         self._aliases = state.aliases(model)
+        known = kept_steps.loaded(kept) if kept else None
         told: list[Any] = [kept]
-        if ranks.is_first and not kept:
-            plain = first_steps.take(self.job, model, load, ranks, data, eval_data, whole_batch=cuts)
-            told = [pickle.dumps(plain)]
-        if ranks.size > 1:
-            dist.broadcast_object_list(told)
+        if known is None:
+            if ranks.is_first:
+                plain = first_steps.take(self.job, model, load, ranks, data, eval_data, whole_batch=cuts)
+                told = [kept_steps.dumped(plain)]
+            if ranks.size > 1:
+                dist.broadcast_object_list(told)
         #: The plain steps, for guards to come.
         self.kept: bytes = told[0]
-        self._taken_here = not kept
-        self._plain: PlainSteps = pickle.loads(self.kept)
+        self._taken_here = known is None
+        plain_steps = known or kept_steps.loaded(self.kept)
+        assert plain_steps is not None
+        self._plain: PlainSteps = plain_steps
         #: What guarding took.
         self.seconds = time.perf_counter() - began
         #: What of that training will need as well: the first step is slower than the next.

@@ -26,7 +26,7 @@ def check(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
 
     :returns: ``guard``, the verdict of :meth:`~saturn_airflow.training.guarding.guard.Guard.compare`,
         ``guard_seconds``, without what training would have taken for its first steps as well, and
-        ``plain_steps``, which other calls for this job and technique on as many devices may be given.
+        ``plain_steps``, which other calls that take the same may be given.
     :raises ChangesResultError: when the technique does not train as one device does.
     :raises DoesNotFit: when it can't train this job on these devices.
     :raises JobError: when the job can't be trained as it is written.
