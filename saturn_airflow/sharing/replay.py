@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from saturn_airflow.model.cluster import Node
@@ -87,12 +87,14 @@ class _Live:
         self.left = self.rest = shared.left
         self.net = self.sees_at = math.inf
 
-    def launch(self, place: Place, kind: str, now: float, setting_up: float | None = None) -> None:
-        """It begins to run in ``place``."""
+    def launch(
+        self, place: Place, kind: str, now: float, slow: float = 1.0, setting_up: float | None = None
+    ) -> None:
+        """It begins to run in ``place``, where all takes ``slow`` times as long."""
         wanted = place.technique, place.devices
         option = next(o for o in self.actual.options if (o.technique, o.devices) == wanted)
-        setup = option.setup if setting_up is None else setting_up
-        self.net = option.seconds[kind] - option.setup
+        setup = slow * option.setup if setting_up is None else setting_up
+        self.net = slow * (option.seconds[kind] - option.setup)
         self.at, self.trains_at = now, now + setup
         self.began, self.left = now, self.rest
         self.sees_at = math.inf
@@ -150,6 +152,8 @@ def replay(
     *,
     begin: SharedCluster | None = None,
     actual: Mapping[Key, PlannedJob] | None = None,
+    slow: Mapping[str, float] | None = None,
+    sure: Collection[Key] = (),
     changes: Sequence[NodeChange] = (),
     learn: bool = True,
     checkpoint_every: float = 600.0,
@@ -159,6 +163,8 @@ def replay(
 
     :param begin: what is there at the beginning.
     :param actual: what jobs of ``begin`` really take, where that is not as expected.
+    :param slow: by node, how many times as long all takes there.
+    :param sure: jobs that run where that is in what is expected of them already.
     :param learn: whether speeds that are seen correct what is expected of a job.
     :param checkpoint_every: seconds between checkpoints: what a lost node costs at the most.
     :param by: how it is decided what runs next.
@@ -171,7 +177,8 @@ def replay(
         learn,
         checkpoint_every,
         by,
-    ).run(begin, actual or {})
+        slow or {},
+    ).run(begin, actual or {}, sure)
 
 
 class _Replay:
@@ -184,9 +191,10 @@ class _Replay:
         learn: bool,
         checkpoint_every: float,
         by: Decide,
+        slow: Mapping[str, float],
     ) -> None:
         self.arrivals, self.nodes, self.rules, self.changes = arrivals[::-1], nodes, rules, changes[::-1]
-        self.learn, self.checkpoint_every, self.by = learn, checkpoint_every, by
+        self.learn, self.checkpoint_every, self.by, self.slow = learn, checkpoint_every, by, slow
         self.sweeps: dict[str, SharedSweep] = {}
         self.live: dict[str, dict[str, _Live]] = {}
         self.running: dict[Key, _Live] = {}
@@ -200,13 +208,14 @@ class _Replay:
         self.now = 0.0
         self.look_again: float | None = None
 
-    def run(self, begin: SharedCluster | None, actual: Mapping[Key, PlannedJob]) -> Replay:
+    def run(
+        self, begin: SharedCluster | None, actual: Mapping[Key, PlannedJob], sure: Collection[Key]
+    ) -> Replay:
         if begin is not None:
             self.now, self.busy, self.used = begin.now, dict(begin.busy), dict(begin.used)
             for sweep in begin.sweeps:
-                self._add(
-                    sweep, {job.name: actual.get((sweep.name, job.name), job.job) for job in sweep.jobs}
-                )
+                own = {job.name: actual.get((sweep.name, job.name), job.job) for job in sweep.jobs}
+                self._add(sweep, own, sure)
             self._decide()
         at_once = 0
         while self.live or self.arrivals:
@@ -220,7 +229,7 @@ class _Replay:
                 self._decide()
         return Replay(self.done, tuple(self.ran), self.stops, self.decisions, self._state())
 
-    def _add(self, sweep: SharedSweep, actual: Mapping[str, PlannedJob]) -> None:
+    def _add(self, sweep: SharedSweep, actual: Mapping[str, PlannedJob], sure: Collection[Key] = ()) -> None:
         self.sweeps[sweep.name] = sweep
         self.live[sweep.name] = {}
         kinds = {node.name: node.kind for node in self.nodes}
@@ -231,7 +240,8 @@ class _Replay:
             self.live[sweep.name][job.name] = live
             if job.place is not None:
                 leaving = job.leaving
-                live.launch(job.place, kinds[job.place.node], self.now, job.setting_up)
+                slow = 1.0 if (sweep.name, job.name) in sure else self._slow(job.place)
+                live.launch(job.place, kinds[job.place.node], self.now, slow, job.setting_up)
                 live.shared = dataclasses.replace(live.shared, since=job.since, leaving=leaving)
                 self.running[sweep.name, job.name] = live
 
@@ -354,8 +364,11 @@ class _Replay:
             self.stops += 1
         for turn in found.starts:
             live = self.live[turn.sweep][turn.job]
-            live.launch(turn.place, state.kinds[turn.place.node], self.now)
+            live.launch(turn.place, state.kinds[turn.place.node], self.now, self._slow(turn.place))
             self.running[turn.sweep, turn.job] = live
+
+    def _slow(self, place: Place) -> float:
+        return self.slow.get(place.node, 1.0)
 
 
 def _option(job: PlannedJob, place: Place) -> Option:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 
 import pytest
 
 from saturn_airflow.model.cluster import Node
-from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
-from saturn_airflow.sharing.error_law import ErrorLaw, PastError, fit
-from saturn_airflow.sharing.odds import Ends, odds
+from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
+from saturn_airflow.sharing.odds import odds
 
 NODES = (Node("a", 1, "gpu"),)
 RULES = SharingRules()
@@ -26,20 +24,8 @@ def cluster(job: SharedJob) -> SharedCluster:
     return SharedCluster(50.0, NODES, (SharedSweep("s", (job,), 0.0, 1000.0),))
 
 
-def test_the_law_of_errors_is_found_again() -> None:
-    chance = random.Random(1)
-    past = []
-    for sweep in range(400):
-        shared = 0.1 + chance.gauss(0, 0.3)
-        past += [PastError(f"s{sweep}", f"j{j}", math.exp(shared + chance.gauss(0, 0.2))) for j in range(4)]
-    law = fit(past)
-    assert law.bias == pytest.approx(0.1, abs=0.05)
-    assert law.sweep == pytest.approx(0.3, rel=0.1)
-    assert math.hypot(law.job, law.strategy) == pytest.approx(0.2, rel=0.1)
-
-
 def test_ends_are_those_of_the_law_where_one_job_is_all_there_is() -> None:
-    law = ErrorLaw(bias=0.2, sweep=0.2, job=0.1, strategy=0.1)
+    law = ErrorLaw((Parts(bias=0.2, sweep=0.2, node=0.1, own=0.1),))
     found = odds(cluster(SharedJob(JOB)), RULES, law, draws=399)
     spread = math.sqrt(0.06)
     ends = found.sweeps["s"]
@@ -50,33 +36,29 @@ def test_ends_are_those_of_the_law_where_one_job_is_all_there_is() -> None:
     assert odds(cluster(SharedJob(JOB)), RULES, law, draws=399) == found
 
 
-def test_what_was_seen_to_run_is_sure_and_a_few_errors_leave_more_open_than_many() -> None:
+def test_what_was_seen_to_run_is_sure_and_several_possible_laws_leave_more_open() -> None:
     runs = SharedJob(JOB, left=0.5, place=Place("t", 1, "a", (0,)))
-    law = ErrorLaw(0.2, 0.2, 0.1, 0.1)
-    sure = odds(cluster(runs), RULES, law, seen=[("s", "j")]).sweeps["s"]
+    one, other = Parts(0.2, 0.2, 0.1, 0.1), Parts(0.5, 0.4, 0.2, 0.2)
+    sure = odds(cluster(runs), RULES, ErrorLaw((one,)), seen=[("s", "j")]).sweeps["s"]
     assert sure.drawn == pytest.approx([550.0] * 59)
-    many = odds(cluster(runs), RULES, law).sweeps["s"]
-    few = odds(cluster(runs), RULES, replace(law, sweeps=3.0, jobs=6.0)).sweeps["s"]
+    many = odds(cluster(runs), RULES, ErrorLaw((one,))).sweeps["s"]
+    few = odds(cluster(runs), RULES, ErrorLaw((one, other))).sweeps["s"]
     assert few.by(0.9) - few.by(0.1) > 1.2 * (many.by(0.9) - many.by(0.1))
 
 
-def test_what_fits_nowhere_has_no_end_and_rare_ends_need_more_draws() -> None:
+def test_each_sweep_has_the_errors_of_its_own_law() -> None:
+    exact, late = ErrorLaw((Parts(0.0, 0.0, 0.0, 0.0),)), ErrorLaw((Parts(math.log(2), 0.0, 0.0, 0.0),))
+    two = SharedCluster(
+        0.0,
+        (Node("a", 2, "gpu"),),
+        tuple(SharedSweep(name, (SharedJob(JOB),), 0.0, 1000.0) for name in ("s", "t")),
+    )
+    found = odds(two, RULES, {"s": exact, "t": late}, draws=3).sweeps
+    assert (found["s"].median, found["t"].median) == pytest.approx((1000.0, 2000.0))
+
+
+def test_what_fits_nowhere_has_no_end() -> None:
     wide = replace(JOB, options=(Option("t", 2, {"gpu": 10.0}),))
-    found = odds(cluster(SharedJob(wide)), RULES, ErrorLaw(0, 0.1, 0.1, 0.1), draws=3)
+    law = ErrorLaw((Parts(0, 0.1, 0.1, 0.1),))
+    found = odds(cluster(SharedJob(wide)), RULES, law, draws=3)
     assert found.sweeps["s"].by(0.5) == math.inf
-    assert Ends((1.0, 2.0, 3.0)).by(0.75) == 3.0
-    assert Ends((1.0, 2.0, 3.0)).by(0.99) == math.inf
-    with pytest.raises(InvalidSweepError, match=r"confidence is 1\.5"):
-        Ends((1.0,)).by(1.5)
-
-
-@pytest.mark.parametrize(
-    ("past", "message"),
-    [
-        ([PastError("s", "j", 1.1)] * 9, "9 errors of 1 sweeps are too few"),
-        ([PastError("s", "j", 1.1), PastError("t", "j", 0.0)], r"took 0\.0 times its estimate"),
-    ],
-)
-def test_errors_that_say_nothing_are_refused(past: list[PastError], message: str) -> None:
-    with pytest.raises(InvalidSweepError, match=message):
-        fit(past)
