@@ -114,8 +114,9 @@ def _show(sweep: Mapping[str, Any]) -> None:
     if sweep["planned_seconds"] is not None:
         _line(
             console,
-            f"makespan: planned {_seconds(sweep['planned_seconds'])} (gap {_share(sweep['gap'], 1)}), "
-            f"actual {_seconds(sweep['actual_seconds'])}; devices busy {_share(sweep['utilisation'])} of it",
+            f"makespan: planned {_seconds(sweep['planned_seconds'])} (gap {_share(sweep['gap'], 1)})"
+            f"{_promised(sweep)}, actual {_seconds(sweep['actual_seconds'])}; "
+            f"devices busy {_share(sweep['utilisation'])} of it",
         )
     if best := sweep["best"]:
         where = f" {best['model_uri']}" if best["model_uri"] else ""
@@ -145,6 +146,12 @@ def _table(
 
 def _line(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _promised(sweep: Mapping[str, Any]) -> str:
+    if sweep["promised_seconds"] is None or sweep["promised_odds"] is None:
+        return ""
+    return f", with {_share(sweep['promised_odds'])} done in {_seconds(sweep['promised_seconds'])}"
 
 
 def _moment(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.commands import shared
 from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.settings import PROMISED
 
 if TYPE_CHECKING:
     from saturn_airflow.model.active_sweep import ActiveSweep
     from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
     from saturn_airflow.sharing.forecast import StandingPlan
     from saturn_airflow.sharing.outlook import Outlook
+
+
+#: Futures that are drawn while somebody waits for the answer: 90% is the 18th of 20.
+_DRAWS = 19
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
     wanted = _wanted(active, args.dag, args.run)
     left = {sweep.name: sweep for sweep in cluster.sweeps}
     found = [_described(cluster, plan, rules, left[a.key], a, args.jobs) for a in wanted if a.key in left]
+    if args.dag is not None:
+        for sweep, a in zip(found, [a for a in wanted if a.key in left], strict=True):
+            sweep["promised"] = _promised(cluster, rules, active, a)
     if args.jobs and not any(sweep["jobs"] for sweep in found):
         raise SaturnError(
             f"no job of {args.dag!r} that is not done is called {' or '.join(map(repr, args.jobs))}; "
@@ -99,6 +108,21 @@ def _described(
     }
 
 
+def _promised(
+    cluster: SharedCluster, rules: SharingRules, active: Sequence[ActiveSweep], mine: ActiveSweep
+) -> dict[str, float] | None:
+    """By when the sweep is done with which odds, from how far earlier estimates were off; None where too few
+    were told. Of sweeps that tell none, the errors are taken to be like this one's."""
+    from saturn_airflow.planning.online.error_law import ErrorLaw
+    from saturn_airflow.sharing.odds import odds
+
+    if mine.law is None:
+        return None
+    laws = {a.key: ErrorLaw.from_dict(mine.law if a.law is None else a.law) for a in active}
+    by = odds(cluster, rules, laws, draws=_DRAWS).sweeps[mine.key].by(PROMISED)
+    return {"odds": PROMISED, "by": by} if math.isfinite(by) else None
+
+
 def _job(one: Outlook) -> dict[str, Any]:
     place = one.place or (one.expected.place if one.expected else None)
     return {
@@ -138,8 +162,11 @@ def _show(sweep: dict[str, Any], now: float) -> None:
 
     console = shared.console()
     gives_way = ", its jobs may give way" if sweep["preempt"] else ""
+    promised = sweep["promised"]
+    with_odds = f", with {promised['odds']:.0%} by {_at(promised['by'], now)}" if promised else ""
     head = (
-        f"{sweep['sweep']}: expected end {_at(sweep['end'], now)} (priority {sweep['priority']:g}{gives_way})"
+        f"{sweep['sweep']}: expected end {_at(sweep['end'], now)}{with_odds} "
+        f"(priority {sweep['priority']:g}{gives_way})"
     )
     console.print(head, style="bold", markup=False, highlight=False)
     table = Table(box=box.SIMPLE_HEAD)

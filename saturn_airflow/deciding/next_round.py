@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from saturn_airflow.deciding import odds
 from saturn_airflow.deciding.entering import entries, strategies
 from saturn_airflow.launch.progress import Progress
 from saturn_airflow.model import selection
@@ -24,6 +25,8 @@ from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import MAKESPAN, SweepSettings
 from saturn_airflow.model.status import OVER, Status
 from saturn_airflow.planning.online.adoption import Adoption, Effort, decide, what_is_left
+from saturn_airflow.planning.online.ends import PlanEnds, ends_of
+from saturn_airflow.planning.online.error_law import ErrorLaw
 from saturn_airflow.planning.online.execution import Situation
 from saturn_airflow.planning.online.learning import Seen, corrected
 from saturn_airflow.planning.online.replanning import on_nodes, stranded
@@ -38,8 +41,6 @@ _NOTHING = 1e-9
 #: The share of a job that has trained all its batches and has not ended: it evaluates, or writes its model.
 _ENDING = 1e-3
 
-Made = TypeVar("Made")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Stand:
@@ -53,6 +54,7 @@ class Stand:
     :param statuses: how jobs ended, by their train tasks.
     :param pruned: jobs that the selection has dropped.
     :param standing: when the plans of earlier rounds were made that still stand, in seconds since the epoch.
+    :param law: of the errors of earlier estimates; None where nothing is known of it.
     """
 
     settings: SweepSettings
@@ -66,6 +68,7 @@ class Stand:
     statuses: Mapping[str, Status] = field(default_factory=dict)
     pruned: Sequence[str] = ()
     standing: Sequence[float] = ()
+    law: ErrorLaw | None = None
 
     @property
     def is_last(self) -> bool:
@@ -119,11 +122,13 @@ class Decided(NamedTuple):
 
     :param left: what it is for: what is left of the jobs, up to the round's rung.
     :param missed: why the deadline can't be met, where it can't.
+    :param ends: when the plan may end, if it stays as it is; None where nothing is known of that.
     """
 
     adoption: Adoption
     left: Problem
     missed: str | None
+    ends: PlanEnds | None = None
 
 
 def who_goes_on(stand: Stand) -> GoingOn:
@@ -218,6 +223,8 @@ def decide_round(stand: Stand, problem: Problem, situation: Situation, seconds: 
     # Where jobs wait for each other at a rung, that is what ends a round.
     whole = stand.is_last or _waits_at_rungs(settings)
     time_limit = settings.planning_seconds / (1 if whole else _SEARCHES)
+    time_limit /= 1 if settings.confidence is None else odds.SEARCHES
+    checkpoint = 0.0 if stand.plan is None else _checkpoint_seconds(stand.progress)
 
     def adopt(objective: str, deadline: float | None) -> Adoption:
         return decide(
@@ -225,13 +232,14 @@ def decide_round(stand: Stand, problem: Problem, situation: Situation, seconds: 
             stand.plan,
             situation,
             effort=Effort(time_limit=time_limit, objective=objective, deadline=deadline),
-            checkpoint=0.0 if stand.plan is None else _checkpoint_seconds(stand.progress),
+            checkpoint=checkpoint,
             length=(lambda makespan: math.inf) if whole else policy.length,
         )
 
     situation = replace(situation, left={job.name: situation.left[job.name] for job in problem.jobs})
-    adoption, missed = _in_time(adopt, settings, seconds)
-    return Decided(adoption, what_is_left(problem, situation), missed)
+    ends = None if stand.law is None else _ends(stand, problem, situation, stand.law, checkpoint)
+    adoption, missed = _in_time(adopt, settings, seconds, ends)
+    return Decided(adoption, what_is_left(problem, situation), missed, ends and ends(adoption))
 
 
 def staying(made: Sequence[PlanEntry], progress: Mapping[str, Progress], adoption: Adoption) -> set[str]:
@@ -295,9 +303,22 @@ def _in_round(stand: Stand, entry: PlanEntry, adoption: Adoption, rung: float, s
     )
 
 
+def _ends(
+    stand: Stand, problem: Problem, situation: Situation, law: ErrorLaw, checkpoint: float
+) -> Callable[[Adoption], PlanEnds]:
+    """What says when a plan may end."""
+    running = {job: (place.technique, place.devices) for job, place in situation.running.items()}
+    speeds = seen(stand.progress, stand.estimates, stand.jobs)
+    known = {s.job for s in speeds if running.get(s.job) == (s.technique, s.devices)}
+    return lambda made: ends_of(problem, made.plan, situation, law, seen=known, checkpoint=checkpoint)
+
+
 def _in_time(
-    make: Callable[[str, float | None], Made], settings: SweepSettings, seconds: float | None
-) -> tuple[Made, str | None]:
+    make: odds.Make,
+    settings: SweepSettings,
+    seconds: float | None,
+    ends: Callable[[Adoption], PlanEnds] | None,
+) -> tuple[Adoption, str | None]:
     """What ``make`` makes of the objective and the seconds until the deadline; why that can't be met."""
     if seconds is None:
         return make(settings.objective, None), None
@@ -305,6 +326,8 @@ def _in_time(
     try:
         if left <= 0:
             raise MissedDeadlineError(f"planning ends {-left:.0f} s after it")
+        if settings.confidence is not None:
+            return odds.in_time_with_odds(make, ends, left, settings.confidence)
         return make(settings.objective, left), None
     except MissedDeadlineError as error:
         return make(MAKESPAN, None), str(error)

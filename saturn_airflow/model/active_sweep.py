@@ -20,6 +20,7 @@ class ActiveSweep:
     :param folder: where it keeps what its jobs write, below Saturn's home.
     :param made: when it was planned, in seconds since the epoch.
     :param nodes: those that it was planned with.
+    :param law: of the errors of its estimates, as JSON-ready data; None where nothing is known of it.
     :param sweep: its jobs, none begun, each bound to the node that the plan gave it.
     """
 
@@ -29,6 +30,7 @@ class ActiveSweep:
     made: float
     nodes: tuple[Node, ...]
     sweep: SharedSweep
+    law: Mapping[str, Any] | None = None
 
     @property
     def key(self) -> str:
@@ -45,6 +47,7 @@ class ActiveSweep:
             "made": self.made,
             "nodes": [node.to_dict() for node in self.nodes],
             "sweep": self.sweep.to_dict(),
+            "law": self.law,
         }
 
     @classmethod
@@ -64,6 +67,7 @@ class ActiveSweep:
                 made=float(data["made"]),
                 nodes=tuple(Node(**formats.known_fields(Node, node)) for node in data["nodes"]),
                 sweep=SharedSweep.from_dict(data["sweep"]),
+                law=data.get("law"),
             )
         except (KeyError, TypeError, AttributeError, StopIteration) as error:
             raise ValueError(f"no active sweep: {error}") from None

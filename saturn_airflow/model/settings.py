@@ -22,6 +22,10 @@ MAKESPAN: Objective = "makespan"
 DEVICE_TIME: Objective = "device-time"
 OnMissingNode = Literal["leave_out", "fail"]
 LEAVE_OUT: OnMissingNode = "leave_out"
+#: The odds of the ends that are shown where no others are asked for.
+PROMISED = 0.9
+#: Rarer ends than these no few earlier errors can tell.
+MOST_CONFIDENT = 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,7 @@ class SweepSettings:
     :param techniques: None for all in the library.
     :param checkpoint_every: seconds.
     :param job_timeout: seconds.
+    :param confidence: the odds with which the deadline is to be kept; None for those of the expected end.
     :param priority: among the sweeps that want the same devices: a higher one goes first.
     :param team: whose sweep it is; empty for nobody's.
     :param preempt: whether its running jobs may be stopped at a checkpoint for other sweeps.
@@ -45,6 +50,7 @@ class SweepSettings:
     planning_seconds: float = 10.0
     objective: Objective = MAKESPAN
     deadline: Deadline | None = None
+    confidence: float | None = None
     on_missed_deadline: str | None = None
     metric: str | None = None
     mode: metrics.Mode | None = None
@@ -104,11 +110,18 @@ class SweepSettings:
             )
         if self.deadline is None and self.on_missed_deadline is not None:
             raise InvalidSweepError("on_missed_deadline needs a deadline to be missed: give deadline=")
+        if self.confidence is not None:
+            _check_confidence(self.confidence, self.deadline)
         if self.deadline is not None and self.objective != DEVICE_TIME:
             raise InvalidSweepError(
                 f"deadline goes with objective='device-time', not with {self.objective!r}, which is as early "
                 "as can be already"
             )
+
+    @property
+    def promised(self) -> float:
+        """The odds of the ends that are shown."""
+        return PROMISED if self.confidence is None else self.confidence
 
     @property
     def trials_task(self) -> str:
@@ -130,6 +143,19 @@ class SweepSettings:
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     if value not in choices:
         raise InvalidSweepError(f"{name} is {value!r}; it is {' or '.join(map(repr, choices))}")
+
+
+def _check_confidence(value: object, deadline: Deadline | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.5 <= value <= MOST_CONFIDENT:
+        raise InvalidSweepError(
+            f"confidence is {value!r}; give the odds with which the deadline is to be kept, from 0.5 to "
+            f"{MOST_CONFIDENT}, such as 0.9"
+        )
+    if deadline is None:
+        raise InvalidSweepError(
+            "confidence says how surely a deadline is to be kept, and there is none: give deadline= and "
+            "objective='device-time', or leave it out"
+        )
 
 
 def _check_number(name: str, value: Any) -> None:

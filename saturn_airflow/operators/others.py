@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 
@@ -17,42 +17,60 @@ from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep
 from saturn_airflow.operators.claims import leaves_in
 from saturn_airflow.operators.context import SweepContext, home, sharing_rules
 
+if TYPE_CHECKING:
+    from saturn_airflow.deciding.next_round import Decided
+    from saturn_airflow.planning.online.ends import PlanEnds
+    from saturn_airflow.planning.online.error_law import ErrorLaw
+
 log = logging.getLogger(__name__)
 
 _ACTIVE = ["queued", "running"]
 
 
-def among_others(context: Context, facts: SharedSweep, problem: Problem, alone: Plan) -> Plan:
-    """``alone``, or where other sweeps are active on its nodes, what is to be expected among them.
+def among_others(
+    context: Context, facts: SharedSweep, problem: Problem, decided: Decided, law: ErrorLaw | None
+) -> tuple[Plan, PlanEnds | None]:
+    """The plan and its ends; where other sweeps are active on its nodes, what is to be expected among them.
 
     :param facts: of the sweep that is planned.
-    :param alone: its plan with the nodes to itself.
+    :param decided: its plan with the nodes to itself.
+    :param law: of the errors of its estimates.
     """
-    from saturn_airflow.sharing.among import meets_others, plan_among
+    alone, ends = decided.adoption.plan, decided.ends
+    from saturn_airflow.sharing.among import ends_among, meets_others, plan_among
 
     others = _others_now(context, facts.name, problem)
     if not meets_others(problem, others):
-        return alone
+        return alone, ends
     try:
         found = plan_among(problem, alone, facts, others, sharing_rules())
+        if found is not None and law is not None:
+            ends = ends_among(problem, found, facts, others, sharing_rules(), law)
     except AssertionError:
         # What others are at must not cost this sweep its plan.
         log.exception("Planned as if there were no other sweeps, for a mistake of Saturn's: please report it")
-        return alone
+        return alone, decided.ends
     if found is None:
         log.warning("Other sweeps leave no place for all jobs: planned as if there were none")
-        return alone
+        return alone, decided.ends
     log.info(
         "Planned among %d other sweeps: done in %.1f s, which would be %.1f s alone",
         *(len(others.sweeps), found.makespan, alone.makespan),
     )
-    return found
+    return found, ends
 
 
 def tell_others(
-    sweep: SweepContext, facts: SharedSweep, problem: Problem, entries: Sequence[PlanEntry]
+    sweep: SweepContext,
+    facts: SharedSweep,
+    problem: Problem,
+    entries: Sequence[PlanEntry],
+    law: ErrorLaw | None,
 ) -> None:
-    """Let the plans of others know of this one; where that can't be, they plan as if it were not."""
+    """Let the plans of others know of this one; where that can't be, they plan as if it were not.
+
+    :param law: of the errors of its estimates.
+    """
     from saturn_airflow.launch.ledger import Ledger
 
     jobs = {job.name: job for job in problem.jobs}
@@ -69,6 +87,7 @@ def tell_others(
                 made=max((entry.attempt for entry in entries), default=0.0),
                 nodes=problem.nodes,
                 sweep=replace(facts, jobs=told),
+                law=None if law is None else law.to_dict(),
             )
         )
     except OSError as error:

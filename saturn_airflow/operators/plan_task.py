@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from saturn_airflow.deciding.choices import choices, why_nowhere
+from saturn_airflow.deciding.choices import choices
 from saturn_airflow.deciding.plan_in_words import in_words, summary
 from saturn_airflow.model import formats
 from saturn_airflow.model.cluster import Cluster
@@ -20,10 +20,10 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
-from saturn_airflow.model.problem import PlannedJob, Problem
+from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import DEVICE_TIME, SweepSettings
 from saturn_airflow.model.sharing import SharedSweep, least_seconds
-from saturn_airflow.operators import missed_deadlines
+from saturn_airflow.operators import missed_deadlines, promises
 from saturn_airflow.operators.context import (
     SweepContext,
     deployed_teams,
@@ -32,15 +32,16 @@ from saturn_airflow.operators.context import (
     pull_from_trials,
 )
 from saturn_airflow.operators.drains import drained
+from saturn_airflow.operators.first_plan import profiling, to_plan
 from saturn_airflow.operators.inventory import lost
 from saturn_airflow.operators.others import among_others, tell_others
 from saturn_airflow.operators.parts import ListingOperator
-from saturn_airflow.operators.presence import LEFT_OUT_KEY, left_out_now, present, why_absent
+from saturn_airflow.operators.presence import LEFT_OUT_KEY, left_out_now, present
 from saturn_airflow.operators.round_outcomes import last_outcomes, standing_plans
 from saturn_airflow.operators.wave_tasks import Learned, quick_solve
 from saturn_airflow.plugin.links import MlflowRunLink, PlanLink
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
-from saturn_airflow.profiling.options import Estimates, by_key, options_of
+from saturn_airflow.profiling.options import by_key
 
 if TYPE_CHECKING:
     from saturn_airflow.deciding.next_round import Decided, GoingOn, Stand
@@ -110,6 +111,9 @@ class PlanOperator(ListingOperator):
         check_team(self.settings)
         self.ends_by = self.moment_of_deadline(context)
         stand = self._stand(context, sweep) if self.earlier else self._beginning(context, sweep)
+        uri = mlflow_uri(self.settings.mlflow_conn_id)
+        known = promises.Experience.of(uri, sweep.dag_id, sweep.key, stand.estimates.values())
+        stand = replace(stand, law=known.law)
         going = next_round.who_goes_on(stand)
         self._leave_behind(context, stand, going)
         self.also_told["rung"] = going.rung
@@ -121,8 +125,9 @@ class PlanOperator(ListingOperator):
             facts = self._facts(context, sweep, stand)
             decided = self.decide(stand, problem, going)
             if self.settings.rounds.most == 1 and self.settings.objective != DEVICE_TIME:
-                plan = among_others(context, facts, problem, decided.adoption.plan)
-                decided = decided._replace(adoption=decided.adoption._replace(plan=plan))
+                plan, ends = among_others(context, facts, problem, decided, stand.law)
+                decided = decided._replace(adoption=decided.adoption._replace(plan=plan), ends=ends)
+            self._promise(known, decided)
             self._say(context, stand, decided)
             plan, made = decided.adoption.plan, time.time()
             refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
@@ -133,7 +138,7 @@ class PlanOperator(ListingOperator):
                 replace(entry, arrived=facts.arrived, alone=facts.alone, deadline=facts.deadline)
                 for entry in found
             ]
-            tell_others(sweep, facts, problem, found)
+            tell_others(sweep, facts, problem, found, known.law)
             stay = next_round.staying(found, stand.progress, decided.adoption)
             _stop(stand.progress, [job for job in going.situation.left if job not in stay])
         assert plan is not None, "where nothing is left, there was a plan before"
@@ -285,6 +290,14 @@ class PlanOperator(ListingOperator):
             )
         return found
 
+    def _promise(self, known: promises.Experience, decided: Decided) -> None:
+        """Say when all is done with the odds that were asked for."""
+        left = None if self.ends_by is None else self.ends_by - time.time()
+        odds = promises.odds_of(decided.ends, left)
+        promise = promises.told(known, decided.ends, self.settings.promised)
+        self.also_told["promise"] = {**promise, "odds": odds}
+        self.log.info("%s", promises.in_words(promise, odds))
+
     def _facts(self, context: Context, sweep: SweepContext, stand: Stand) -> SharedSweep:
         """What other sweeps are told of this one, besides its jobs."""
         first = next(iter(stand.before.values()), None)
@@ -357,7 +370,7 @@ class PlanOperator(ListingOperator):
         uri = mlflow_uri(self.settings.mlflow_conn_id)
         parent = pull_from_trials(context, self.settings.trials_task, "sweep")
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
-        run.log_plan(plan, cluster, self.number)
+        run.log_plan(plan, cluster, self.number, self.also_told.get("promise"))
         self.mlflow_url = run.url
         if self._learned is not None:
             lasting = [estimate for estimate in self._learned.fresh if not estimate.passing]
@@ -418,28 +431,6 @@ def progress_of(sweep: SweepContext, problem: Problem, standing: Sequence[float]
     return {job.name: of(sweep.job_folder(job.name)) for job in problem.jobs}
 
 
-def to_plan(
-    learned: Learned,
-    estimates: Estimates,
-    refusals: Sequence[Mapping[str, Any]],
-    profile: str,
-    left_out: Mapping[str, str],
-) -> tuple[list[PlannedJob], list[dict[str, str]]]:
-    """The jobs to plan, and those that are left out, each with the reason."""
-    planned, unplanned = [], []
-    knowledge = learned.knowledge
-    for job in knowledge.jobs:
-        options = options_of(job, estimates, knowledge.cluster)
-        if options and job.name not in learned.broken:
-            planned.append(PlannedJob(job.name, options, knowledge.cluster.among(job.nodes)))
-        else:
-            found = list(knowledge.known.values())
-            reason = learned.broken.get(job.name) or why_absent(job, left_out)
-            reason = reason or why_nowhere(job, found, refusals, profile, knowledge.cluster)
-            unplanned.append({"job": job.name, "reason": reason})
-    return planned, unplanned
-
-
 def check_team(settings: SweepSettings) -> None:
     """Look again at what the DAG asks for: what the deployment allows may have changed since it was parsed.
 
@@ -449,18 +440,6 @@ def check_team(settings: SweepSettings) -> None:
         deployed_teams().check(settings.team, settings.priority)
     except InvalidSweepError as error:
         raise AirflowFailException(str(error)) from None
-
-
-def profiling(learned: Learned, until: float) -> dict[str, float]:
-    """What the trials of this sweep took.
-
-    :param until: when the last was done, in seconds since the epoch.
-    """
-    return {
-        "trials": learned.trials,
-        "known": sum(e.source == "history" for e in learned.knowledge.known.values()),
-        "seconds": until - learned.attempt,
-    }
 
 
 def _stop(progress: Mapping[str, Progress], jobs: Iterable[str]) -> None:

@@ -40,6 +40,12 @@ def _figures(result: Mapping[str, Any]) -> list[str]:
             f"devices busy {100 * result['utilisation']:.0f}% of it; "
             f"one after another on whole nodes: {result['current_practice_seconds']:.1f} s"
         )
+    if (promise := result.get("promise")) and promise.get("seconds") is not None:
+        words = {True: "kept", False: "NOT KEPT", None: "not to be judged: not all jobs finished"}
+        lines.append(
+            f"done with {promise['confidence']:.0%} in {promise['seconds']:.1f} s of its plan: "
+            f"{words[promise['kept']]} ({promise['took']:.1f} s)"
+        )
     if due := result.get("deadline"):
         late = due["late_seconds"]
         lines.append(

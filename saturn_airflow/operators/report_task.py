@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
-from saturn_airflow.operators import missed_deadlines, numbers_for_airflow, others, wishes
+from saturn_airflow.operators import missed_deadlines, numbers_for_airflow, others, promises, wishes
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
 from saturn_airflow.operators.champion_task import scored
 from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
@@ -47,7 +48,8 @@ class ReportOperator(BaseOperator):
     The result is a mapping: ``best`` (job, metric, value, model_uri, run_id), ``jobs`` (one outcome per
     job), ``failed``, ``pruned`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``,
     ``gap``, ``utilisation``, ``gpu_hours`` (device-hours), ``deadline`` (where there was one: when, and
-    whether it was met), ``champion`` (scored anew), ``registered`` (what came of ``register_as``, if it was
+    whether it was met), ``promise`` (by when all was to be done with which odds, and whether it was
+    ``kept``), ``champion`` (scored anew), ``registered`` (what came of ``register_as``, if it was
     given), ``mlflow_url`` and more; with several rounds ``rounds``, and with a selection
     ``without_selection_seconds``. It is pushed before the task fails for failed jobs.
 
@@ -94,11 +96,12 @@ class ReportOperator(BaseOperator):
         result |= self._against_plan(context, planned, outcomes)
         started = pull_from_trials(context, self.settings.trials_task, "started")
         result |= stages(profiling, time.time() - started)
+        errors = self._errors(context, sweep, planned, outcomes)
         speeds = actual_speeds(outcomes, last_entries)
         result["drifted"] = drifted(speeds, jobs)
         if len(self.plan_tasks) > 1:
             result |= of_rounds(context, self.settings, self.plan_tasks, jobs)
-        every = self._tell_mlflow(context, sweep, jobs, every, speeds, result)
+        every = self._tell_mlflow(context, sweep, jobs, every, speeds, errors, result)
         return self._end(context, sweep, every, result)
 
     def _against_plan(
@@ -108,11 +111,29 @@ class ReportOperator(BaseOperator):
         if not planned:
             return {}
         found: dict[str, Any] = {"current_practice_seconds": planned["current_practice"]}
+        if promise := planned.get("promise"):
+            made = context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key="attempt", map_indexes=-1)
+            found["promise"] = promises.became(promise, made, outcomes)
         if due := planned.get("deadline"):
             found["deadline"] = lateness(due, outcomes)
             if not found["deadline"]["met"]:
                 missed_deadlines.tell(self.settings.on_missed_deadline, context, found["deadline"])
         return found
+
+    def _errors(
+        self,
+        context: Context,
+        sweep: SweepContext,
+        planned: Mapping[str, Any] | None,
+        outcomes: Sequence[Outcome],
+    ) -> dict[str, str]:
+        """How far the first plan's estimates were off, as the tag by which later sweeps know."""
+        from saturn_airflow.tracking import past_errors
+
+        first = context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key="return_value", map_indexes=-1)
+        entries = {entry.name: entry for entry in map(PlanEntry.from_dict, first or ())}
+        fresh = bool(((planned or {}).get("promise") or {}).get("fresh", True))
+        return past_errors.tag(promises.errors_of(sweep.key, outcomes, entries), fresh)
 
     def _too_many_failed(self, result: Mapping[str, Any]) -> bool:
         return len(result["failed"]) > self.settings.allowed_failures
@@ -124,6 +145,7 @@ class ReportOperator(BaseOperator):
         jobs: Sequence[Job],
         outcomes: Sequence[Outcome],
         speeds: Sequence[Estimate],
+        errors: Mapping[str, str],
         result: dict[str, Any],
     ) -> list[Outcome]:
         """Close the sweep's run with the best job, and register that; the outcomes with their models.
@@ -146,6 +168,7 @@ class ReportOperator(BaseOperator):
         against = scored(context, self.scoring_tasks)
         if against is not None and against["value"] is not None and result["best"]:
             result["champion"] = compared(against, result["best"], settings.better)
+        run.tag(errors)
         run.log_report(result)
         too_many = self._too_many_failed(result)
         run.close(Status.FAILED if too_many else Status.FINISHED)

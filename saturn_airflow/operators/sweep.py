@@ -72,6 +72,10 @@ class SaturnSweepOperator(TaskGroup):
         time of day in the DAG's timezone, such as ``"06:00"``, the first after the sweep began. Where no
         plan can meet it, all is planned to end as early as possible, and the plan's log, its page and the
         report say so.
+    :param confidence: the odds with which the deadline is to be kept, from 0.5 to 0.99: the plan is made so
+        that it ends by then with this probability, as far as the errors of earlier estimates tell. Where they
+        are too few to tell, and where no plan can, all is planned to end as early as possible. Without it the
+        plan's expected end is by the deadline.
     :param on_missed_deadline: a function, or its ``"module:name"``, called as ``f(context, deadline)`` when a
         plan can't meet the deadline, and when the sweep has missed it; ``deadline`` has ``at`` (seconds since
         the epoch), ``planned`` (whether a plan could meet it) and, at the end, ``late_seconds``.
@@ -133,6 +137,7 @@ class SaturnSweepOperator(TaskGroup):
         planning_seconds: float = 10.0,
         objective: Objective = MAKESPAN,
         deadline: timedelta | str | None = None,
+        confidence: float | None = None,
         on_missed_deadline: Reference | None = None,
         metric: str | None = None,
         mode: Literal["min", "max"] | None = None,
@@ -169,6 +174,7 @@ class SaturnSweepOperator(TaskGroup):
                 planning_seconds=planning_seconds,
                 objective=objective,
                 deadline=None if deadline is None else Deadline.of(deadline),
+                confidence=confidence,
                 on_missed_deadline=_checked_function("on_missed_deadline", on_missed_deadline),
                 metric=metric,
                 mode=mode,

@@ -193,13 +193,20 @@ def _totals(
     busy = sum((bar.held or 0.0) * bar.assignment.devices for bar in ran)
     planned = sum(a.seconds * a.devices for a in first.plan.assignments)
     expected = [bar.expected_end - origin for bar in last.bars if bar.expected_end is not None]
-    deadline = last.values.get("deadline")
+    deadline, promise = last.values.get("deadline"), last.values.get("promise") or {}
+    promised = promise.get("seconds")
     return {
         "devices": devices,
         "objective": first.plan.objective,
         "value": first.plan.value,
         "value_bound": first.plan.value_bound,
         "deadline": deadline and {"at": deadline["at"] - origin, "planned": deadline["planned"]},
+        "promise": {
+            "confidence": promise.get("confidence"),
+            "at": None if promised is None else last.made_at + promised - origin,
+            "why": promise.get("why"),
+            "odds": promise.get("odds"),
+        },
         "makespan": first.plan.makespan,
         "lower_bound": first.plan.lower_bound,
         "gap": finite(first.plan.gap),

@@ -12,7 +12,13 @@ from dataclasses import replace
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
+from saturn_airflow.planning.online.ends import PlanEnds
+from saturn_airflow.planning.online.error_law import ErrorLaw
 from saturn_airflow.sharing.forecast import Expected, plan_together
+from saturn_airflow.sharing.odds import DRAWS, odds
+
+#: With more jobs than this, fewer futures are drawn, so that planning does not wait: 90% is the 18th of 20.
+_MANY_JOBS, _FEWER_DRAWS = 60, 19
 
 
 def meets_others(problem: Problem, others: SharedCluster) -> bool:
@@ -50,6 +56,38 @@ def plan_among(
     return replace(alone, makespan=makespan, assignments=assignments, value=None, value_bound=None)
 
 
+def ends_among(
+    problem: Problem,
+    plan: Plan,
+    sweep: SharedSweep,
+    others: SharedCluster,
+    rules: SharingRules,
+    law: ErrorLaw,
+) -> PlanEnds:
+    """When ``plan``, which :func:`plan_among` made, may end; seconds from now.
+
+    :param law: of the errors of its estimates, and of those of others, too.
+    :raises AssertionError: when what is expected never ends, which is a mistake of Saturn's.
+    """
+    nodes_of: dict[str, tuple[str, ...]] = {a.job: (a.node,) for a in plan.assignments}
+    cluster = _entered(problem, sweep, others, nodes_of)
+    draws = DRAWS if sum(len(each.jobs) for each in cluster.sweeps) <= _MANY_JOBS else _FEWER_DRAWS
+    found = odds(cluster, rules, law, draws=draws)
+    jobs = {job.name: found.jobs[sweep.name, job.name].since(others.now) for job in problem.jobs}
+    return PlanEnds(found.sweeps[sweep.name].since(others.now), jobs)
+
+
+def _entered(
+    problem: Problem, sweep: SharedSweep, others: SharedCluster, nodes_of: Mapping[str, tuple[str, ...]]
+) -> SharedCluster:
+    """``others`` and ``sweep``, its jobs bound to these nodes."""
+    jobs = tuple(SharedJob(replace(job, nodes=nodes_of[job.name])) for job in problem.jobs)
+    # What its jobs would win by changing later is not counted on: a plan has one strategy for each.
+    entered = replace(sweep, jobs=jobs, preempt=False)
+    nodes = {node.name: node for node in (*others.nodes, *problem.nodes)}
+    return replace(others, nodes=tuple(nodes.values()), sweeps=(*others.sweeps, entered))
+
+
 def _expected(
     problem: Problem,
     sweep: SharedSweep,
@@ -58,12 +96,7 @@ def _expected(
     nodes_of: Mapping[str, tuple[str, ...]],
 ) -> dict[str, Expected]:
     """What is to be expected of each job, on these nodes; nothing where one finds no place."""
-    jobs = tuple(SharedJob(replace(job, nodes=nodes_of[job.name])) for job in problem.jobs)
-    # What its jobs would win by changing later is not counted on: a plan has one strategy for each.
-    entered = replace(sweep, jobs=jobs, preempt=False)
-    nodes = {node.name: node for node in (*others.nodes, *problem.nodes)}
-    cluster = replace(others, nodes=tuple(nodes.values()), sweeps=(*others.sweeps, entered))
-    expected = plan_together(cluster, rules).jobs
+    expected = plan_together(_entered(problem, sweep, others, nodes_of), rules).jobs
     found = {job.name: expected.get((sweep.name, job.name)) for job in problem.jobs}
     return {} if None in found.values() else {name: each for name, each in found.items() if each}
 

@@ -111,11 +111,18 @@ class SweepRun(_Run):
         """This run as JSON-ready data, for XCom: what :func:`open_job` and :func:`reopen_sweep` need."""
         return {**self.description, "run_id": self.id, "url": self.url}
 
-    def log_plan(self, plan: Plan, nodes: Iterable[Node] | None = None, round: int = 1) -> None:
+    def log_plan(
+        self,
+        plan: Plan,
+        nodes: Iterable[Node] | None = None,
+        round: int = 1,
+        promise: Mapping[str, Any] | None = None,
+    ) -> None:
         """Log a plan, its chart and its figures.
 
         :param nodes: the cluster's, to show devices the plan leaves idle.
         :param round: which of the sweep's plans it is, from 1.
+        :param promise: ``seconds`` in which it is done with the odds ``confidence``, where that is known.
         """
         from saturn_airflow.tracking.chart import draw
 
@@ -131,6 +138,8 @@ class SweepRun(_Run):
         }
         if plan.lower_bound > 0:
             figures["gap"] = plan.gap
+        if promise and math.isfinite(promise.get("seconds", math.inf)):
+            figures |= {"promised_seconds": promise["seconds"], "promised_odds": promise["confidence"]}
         self.log_metrics(figures, step=round)
         self.flush()
 

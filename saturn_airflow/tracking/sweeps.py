@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 _SWEEP_TAG = "saturn.sweep"
-_FIGURES = ("planned_seconds", "lower_bound_seconds", "gap", "actual_seconds", "utilisation", "gpu_hours")
+_FIGURES = (
+    "planned_seconds",
+    "promised_seconds",
+    "promised_odds",
+    "lower_bound_seconds",
+    "gap",
+    "actual_seconds",
+    "utilisation",
+    "gpu_hours",
+)
 _JOB_FIGURES = ("planned_seconds", "actual_seconds", "gpu_hours", "step", "loss", "epoch_loss", "eval_loss")
 _REPORT = "report.json"
 _PAGE = 1000
@@ -83,6 +92,15 @@ def _untrained(told: Mapping[str, Any]) -> dict[str, Any]:
         "reason": told.get("reason"),
         "metrics": {},
     }
+
+
+def tagged(uri: str, tag: str, limit: int, dag_id: str | None = None) -> list[tuple[str, str]]:
+    """The names of the latest sweeps that have a tag, each with what it says.
+
+    :raises MlflowAwayError: when MLflow does not answer.
+    """
+    runs = _sweep_runs(uri, limit, dag_id)
+    return [(run.data.tags[_SWEEP_TAG], run.data.tags[tag]) for run in runs if tag in run.data.tags]
 
 
 def _counts(run: Run) -> bool:

@@ -29,6 +29,16 @@ def test_the_second_night_starts_from_the_first_nights_champion(deployment, nigh
     assert second < 0.8 * first
 
 
+def test_nights_keep_how_far_their_estimates_were_off_and_promise_nothing_before_they_know(
+    deployment, nights
+):
+    client = MlflowClient(deployment.services.mlflow_url)
+    experiment = client.get_experiment_by_name("warm_start")
+    tag = "tags.`saturn.errors` LIKE '%nodes%'"
+    assert len(client.search_runs([experiment.experiment_id], tag)) == len(nights)
+    assert all("too few to say" in night["promise"]["why"] for night in nights)
+
+
 def test_the_champion_is_scored_anew_on_the_nights_data_before_it_is_beaten(deployment, nights):
     first, second = nights
     assert (first["registered"]["version"], first["registered"]["champion"]) == ("1", None)

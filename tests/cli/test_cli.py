@@ -44,7 +44,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
             if status == "finished":
                 job.follow({"event": "eval", "step": 1, "epoch": 0, "metrics": {"top/1": 0.625}})
             job.close(status, WHY.get(name))
-        sweep.log_plan(PLAN)
+        sweep.log_plan(PLAN, promise={"seconds": 115.0, "confidence": 0.9})
         best = {"job": "good", "metric": "loss", "value": 0.25, "model_uri": "runs:/1/model"}
         ends = {"good": "finished", "<b>[red]bad": "failed", "untried": "not_planned"}
         jobs = [{"job": name, "status": status, "reason": WHY.get(name)} for name, status in ends.items()]
@@ -84,6 +84,7 @@ def test_a_sweep_is_shown_job_by_job(uri: str, how: str, capsys: pytest.CaptureF
     assert out.startswith("nightly/tue/sweep  failed\n")
     assert re.search(r"^ *good +finished +ddp +2 +local .* 0\.25", out, re.MULTILINE)
     assert "<b>[red]bad: sample 7 is damaged\n" in out
+    assert "makespan: planned 100.0 s (gap 11.1%), with 90% done in 115.0 s, actual 110.0 s; " in out
     assert re.search(r"^ *untried +not_planned +- +- +- ", out, re.MULTILINE)
     assert "untried: its trial failed: no module named shop\n" in out
     shown = json.loads(printed(capsys, "sweeps", "show", how, "--json", "--uri", uri))

@@ -286,6 +286,18 @@ def test_a_deadline_and_another_objective_are_told():
     assert (totals["objective"], totals["value"], totals["gap"]) == ("device-time", 50, 0.25)
 
 
+@pytest.mark.parametrize(("seconds", "at"), [(200.0, 190.0), (None, None)])
+def test_by_when_all_is_done_with_which_odds_is_told(seconds: float | None, at: float | None) -> None:
+    run = Run()
+    run.plan(on("job", 0, 50))
+    promise = {"confidence": 0.9, "seconds": seconds, "odds": 0.8, "jobs": {}}
+    run.values["sweep.plan", -1, "plan"]["promise"] = promise
+    run.train(0, "success", "job", **finished(1010, 1060))
+    # From when the plan was made, ten seconds before its first job began.
+    found = run.page()["totals"]["promise"]
+    assert found == {"confidence": 0.9, "at": at, "why": None, "odds": 0.8}
+
+
 def test_choices_are_told_and_their_absence_too():
     run = Run()
     entry = {"name": "job", "technique": "single", "devices": 1, "start": 0, "end": 50, "attempt": MADE}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jinja2 import Environment, FileSystemLoader
 from playwright.sync_api import Browser, Page, Route, expect
-from test_overview import Run
+from test_overview import MADE, Run, on
 
 import saturn_airflow.plugin
 
@@ -102,6 +102,22 @@ def test_by_how_much_the_champion_was_beaten(server: Server) -> None:
     expect(trend).to_contain_text("over the champion−0.05better in 1 of 2 nights")
     expect(trend.locator("circle")).to_have_count(6)
     expect(trend.locator("line.base")).to_have_count(1)
+
+
+def test_by_when_a_running_sweep_is_done_with_which_odds(server: Server) -> None:
+    run = Run("running")
+    run.plan(on("job", 0, 50))
+    run.train(0, "running", "job")
+    promise = {"confidence": 0.9, "seconds": 200.0, "odds": 0.97}
+    for told, words in (
+        (promise, "Done with 90 % by1 m 40 sthe deadline is kept with 97 %"),
+        ({**promise, "odds": None}, "Done with 90 % by1 m 40 s"),
+        ({"confidence": 0.9, "why": "0 errors are too few"}, "Done bynot promised yet0 errors are too few"),
+    ):
+        run.values["sweep.plan", -1, "plan"]["promise"] = told
+        server.data = {"": {**run.page(), "origin": MADE, "curves": {}, "curves_at": None}}
+        card = server.open("plan.html", dag_id="d", run_id="r").locator("#totals div", has_text="Done ")
+        expect(card).to_have_text(words)
 
 
 def test_a_sweep_that_is_not_in_the_list_is_not_replaced_without_a_word(server: Server) -> None:

@@ -14,7 +14,7 @@ from laws import TECHNIQUES, cluster, job, measure
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.estimates import Estimate, Key, Trial
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.operators.plan_task import to_plan
+from saturn_airflow.operators.first_plan import to_plan
 from saturn_airflow.operators.profile_task import broken_of
 from saturn_airflow.operators.wave_tasks import Learned
 from saturn_airflow.profiling import waves

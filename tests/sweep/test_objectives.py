@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from saturn_airflow.deciding.next_round import GoingOn, Stand
+from saturn_airflow.deciding.next_round import Decided, GoingOn, Stand
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.outcomes import Outcome, TimeOnDevices
@@ -20,6 +20,7 @@ from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.report_table import table
 from saturn_airflow.operators.report_task import lateness
 from saturn_airflow.planning.online.adoption import Effort, decide
+from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
 from saturn_airflow.planning.online.execution import Place, Situation
 from saturn_airflow.planning.warming import warm
 
@@ -48,9 +49,13 @@ def operator(**arguments: Any) -> PlanOperator:
 
 def planned(operator: PlanOperator) -> Plan:
     """The plan of the only round."""
-    stand = Stand(settings=operator.settings, number=1, problem=ONE_JOB, jobs={}, estimates={})
+    return decided_by(operator).adoption.plan
+
+
+def decided_by(operator: PlanOperator, law: ErrorLaw | None = None) -> Decided:
+    stand = Stand(settings=operator.settings, number=1, problem=ONE_JOB, jobs={}, estimates={}, law=law)
     going = GoingOn(("a",), {}, (), math.inf, Situation({"a": 1.0}), ())
-    return operator.decide(stand, ONE_JOB, going).adoption.plan
+    return operator.decide(stand, ONE_JOB, going)
 
 
 @pytest.mark.parametrize(("left", "technique"), [(90.0, "one"), (23.0, "two")])
@@ -61,6 +66,39 @@ def test_with_a_deadline_the_thriftiest_plan_that_meets_it_is_made(left: float, 
     assert [a.technique for a in plan.assignments] == [technique]
     assert plan.value == {"one": 10, "two": 12}[technique]
     assert plans.meets_deadline
+
+
+@pytest.mark.parametrize(
+    ("confidence", "factor", "technique", "objective"),
+    [
+        (0.5, 1.0, "one", "device-time"),  # sure enough with the thrifty one
+        (0.9, 1.5, "two", "device-time"),  # the thrifty one would end too late too often
+        (0.9, None, "two", "makespan"),  # nothing is known: as early as can be
+    ],
+)
+def test_with_odds_the_thriftiest_plan_that_keeps_them_is_made(
+    confidence: float, factor: float | None, technique: str, objective: str
+) -> None:
+    plans = operator(objective="device-time", deadline=Deadline(seconds=60.0), confidence=confidence)
+    plans.ends_by = time.time() + 15.0 + 14.0
+    law = None if factor is None else ErrorLaw((Parts(math.log(factor), 0.0, 0.0, 0.0),))
+    decided = decided_by(plans, law)
+    plan = decided.adoption.plan
+    assert ([a.technique for a in plan.assignments], plan.objective) == ([technique], objective)
+    assert plans.meets_deadline
+    if law is not None:
+        assert decided.ends is not None
+        assert decided.ends.sweep.by(confidence) <= 14.0
+
+
+def test_where_no_plan_has_the_odds_all_ends_as_early_as_can_be_and_that_is_said() -> None:
+    plans = operator(objective="device-time", deadline=Deadline(seconds=60.0), confidence=0.9)
+    plans.ends_by = time.time() + 15.0 + 14.0
+    decided = decided_by(plans, ErrorLaw((Parts(0.0, 0.0, 0.0, 0.0), Parts(1.0, 0.0, 0.0, 0.0))))
+    assert decided.adoption.plan.makespan == 6.0
+    assert not plans.meets_deadline
+    assert decided.missed is not None
+    assert "it is met with odds of" in decided.missed
 
 
 @pytest.mark.parametrize("left", [18.0, -100.0])

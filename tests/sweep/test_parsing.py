@@ -168,6 +168,14 @@ MISTAKES = [
     ("objective='cost'", "objective is 'cost'; it is 'makespan' or 'mean-completion' or 'device-time'"),
     ("objective='device-time'", "objective is 'device-time', which needs a deadline: give deadline="),
     ("deadline='06:00'", "deadline goes with objective='device-time', not with 'makespan'"),
+    ("confidence=0.9", "confidence says how surely a deadline is to be kept, and there is none"),
+    (
+        "objective='device-time', deadline='06:00', confidence=90",
+        "confidence is 90; give the odds with which the deadline is to be kept, from 0.5 to 0.99",
+    ),
+    ("objective='device-time', deadline='06:00', confidence=1.0", "confidence is 1.0; give the odds"),
+    ("objective='device-time', deadline='06:00', confidence=0.4", "confidence is 0.4; give the odds"),
+    ("objective='device-time', deadline='06:00', confidence='high'", "confidence is 'high'; give the odds"),
     ("objective='device-time', deadline=3600", "deadline is 3600; give the time a sweep may take"),
     (
         "metric='los'",

@@ -17,7 +17,8 @@ from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import inventory, plan_task
 from saturn_airflow.operators.drains import drain, drained, undrain
-from saturn_airflow.operators.plan_task import PlanOperator, to_plan
+from saturn_airflow.operators.first_plan import to_plan
+from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, absent, left_out_now, present, why_absent
 from saturn_airflow.operators.report_task import devices_of
 from saturn_airflow.operators.round_watch import RoundWatchOperator

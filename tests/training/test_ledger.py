@@ -21,6 +21,7 @@ from saturn_airflow.model.folders import OF_SWEEPS, slug
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedJob, SharedSweep
+from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
 
 NODE = Node("local", 2, "cpu")
 
@@ -37,6 +38,25 @@ def active(dag: str, *jobs: str, made: float = 1.0, **facts: object) -> ActiveSw
         nodes=(NODE,),
         sweep=SharedSweep(f"{dag}/run/sweep", planned, **own),  # type: ignore[arg-type]
     )
+
+
+def test_why_says_the_end_with_odds_where_the_law_of_errors_was_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = ErrorLaw((Parts(1.0, 0.0, 0.0, 0.0),))
+    ledger = Ledger(tmp_path)
+    ledger.write(replace(active("nightly", "a"), law=late.to_dict()))
+    ledger.write(active("other", "b", made=2.0))
+    assert main(["why", "nightly", "--home", str(tmp_path), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    now = time.time()
+    assert found["promised"]["odds"] == 0.9
+    # Its training takes e times as long as is expected.
+    assert found["promised"]["by"] - now > 1.8 * (found["end"] - now)
+    assert main(["why", "nightly", "--home", str(tmp_path)]) == 0
+    assert ", with 90% by " in capsys.readouterr().out
+    assert main(["why", "other", "--home", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["promised"] is None
 
 
 def folder_of(home: Path, sweep: ActiveSweep, job: str) -> Path:

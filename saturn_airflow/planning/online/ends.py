@@ -46,6 +46,10 @@ class Ends:
         """The moment by which it ends as likely as not."""
         return self.by(0.5)
 
+    def since(self, moment: float) -> Ends:
+        """The same in seconds from ``moment`` on."""
+        return Ends(tuple(end - moment for end in self.drawn))
+
     def odds(self, moment: float) -> float:
         """The probability that it ends by ``moment``, between 0 and 1."""
         return sum(end <= moment for end in self.drawn) / (len(self.drawn) + 1)

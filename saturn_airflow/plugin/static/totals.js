@@ -55,6 +55,12 @@ function roundsCard({ rounds, rounds_most: most, live }, card) {
   card(live ? "Round" : "Rounds", live ? `${rounds.length} of ${most}` : `${rounds.length}`, "planned → took", ...told.slice(-4));
 }
 
+// By when the last plan is done with which odds, as it was when it was made.
+function promiseCard({ confidence, at, why, odds }, card) {
+  if (at !== null) card(`Done with ${percent(confidence)} by`, duration(at), odds === null ? null : `the deadline is kept with ${percent(odds)}`);
+  else if (why) card("Done by", "not promised yet", why);
+}
+
 function timeCards({ totals, rounds, live, state, rounds_most: most }, card) {
   const compare = totals.is_comparable;
   const goesOn = live && totals.expected !== null;
@@ -65,6 +71,7 @@ function timeCards({ totals, rounds, live, state, rounds_most: most }, card) {
   if (state === "cancelled") card("Stopped after", duration(totals.elapsed), compare || rounds.length === 1 ? `of ${duration(totals.makespan)} that were planned` : null);
   else if (goesOn) card("So far", duration(totals.elapsed), isLate ? "later than expected" : `${end} ${duration(totals.expected)}`, last.rung !== null && rounds.length < most && "further rounds follow");
   else card(live ? "So far" : "Actual makespan", duration(totals.elapsed), live ? "the next round is being planned" : against);
+  if (live && last.rung === null) promiseCard(totals.promise, card);
   const saved = totals.current_practice && compare ? `${duration(totals.current_practice)} one after another on whole nodes` : null;
   const gap = totals.gap === null ? null : `gap ${percent(totals.gap, 1)}, bound ${duration(totals.lower_bound)}`;
   if (!rounds.some((round) => round.rung !== null)) {

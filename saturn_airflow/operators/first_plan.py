@@ -1,0 +1,46 @@
+"""What the trials of a sweep give its first plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saturn_airflow.deciding.choices import why_nowhere
+from saturn_airflow.model.problem import PlannedJob
+from saturn_airflow.operators.presence import why_absent
+from saturn_airflow.operators.wave_tasks import Learned
+from saturn_airflow.profiling.options import Estimates, options_of
+
+
+def to_plan(
+    learned: Learned,
+    estimates: Estimates,
+    refusals: Sequence[Mapping[str, Any]],
+    profile: str,
+    left_out: Mapping[str, str],
+) -> tuple[list[PlannedJob], list[dict[str, str]]]:
+    """The jobs to plan, and those that are left out, each with the reason."""
+    planned, unplanned = [], []
+    knowledge = learned.knowledge
+    for job in knowledge.jobs:
+        options = options_of(job, estimates, knowledge.cluster)
+        if options and job.name not in learned.broken:
+            planned.append(PlannedJob(job.name, options, knowledge.cluster.among(job.nodes)))
+        else:
+            found = list(knowledge.known.values())
+            reason = learned.broken.get(job.name) or why_absent(job, left_out)
+            reason = reason or why_nowhere(job, found, refusals, profile, knowledge.cluster)
+            unplanned.append({"job": job.name, "reason": reason})
+    return planned, unplanned
+
+
+def profiling(learned: Learned, until: float) -> dict[str, float]:
+    """What the trials of this sweep took.
+
+    :param until: when the last was done, in seconds since the epoch.
+    """
+    return {
+        "trials": learned.trials,
+        "known": sum(e.source == "history" for e in learned.knowledge.known.values()),
+        "seconds": until - learned.attempt,
+    }

@@ -1,0 +1,78 @@
+"""How far the estimates of earlier sweeps were off, kept with their runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from saturn_airflow.model.past_errors import PastError
+from saturn_airflow.tracking import sweeps
+from saturn_airflow.tracking.server import TrackingError
+
+log = logging.getLogger(__name__)
+
+#: A sweep's tag with its errors, as JSON.
+ERRORS_TAG = "saturn.errors"
+#: Errors of one sweep that are kept, which fit in a tag.
+MOST_ERRORS = 250
+#: The latest sweeps that are looked at.
+_SWEEPS = 40
+
+
+class SweepErrors(NamedTuple):
+    """The errors of a sweep.
+
+    :param fresh: whether most of its estimates were of trials, not of earlier trainings.
+    """
+
+    sweep: str
+    fresh: bool
+    errors: tuple[PastError, ...]
+
+
+def tag(errors: Iterable[PastError], fresh: bool) -> dict[str, str]:
+    """The tag that keeps the errors of a sweep; none where there are none."""
+    kept = list(errors)[:MOST_ERRORS]
+    nodes = sorted({error.node for error in kept})
+    rows = [
+        [nodes.index(error.node), round(math.log(error.factor), 4), round(error.gap, 1)] for error in kept
+    ]
+    told = {"fresh": fresh, "nodes": nodes, "errors": rows}
+    return {ERRORS_TAG: json.dumps(told, separators=(",", ":"))} if kept else {}
+
+
+def find(uri: str, dag_id: str | None = None) -> list[SweepErrors]:
+    """The errors of the latest sweeps; none, with a note in the log, when MLflow does not answer.
+
+    :param dag_id: only of this DAG's.
+    """
+    try:
+        tagged = sweeps.tagged(uri, ERRORS_TAG, _SWEEPS, dag_id)
+    except TrackingError as error:
+        log.warning("MLflow does not answer (%s): no errors of earlier estimates", error)
+        return []
+    found = []
+    for sweep, text in tagged:
+        try:
+            found.append(_read(sweep, json.loads(text)))
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError):
+            log.warning("the errors of the sweep %s are damaged; they are left out", sweep)
+    return found
+
+
+def _read(sweep: str, told: Mapping[str, Any]) -> SweepErrors:
+    errors = tuple(
+        PastError(sweep, str(number), _factor(log_factor), str(told["nodes"][node]), max(0.0, float(gap)))
+        for number, (node, log_factor, gap) in enumerate(told["errors"])
+    )
+    return SweepErrors(sweep, bool(told["fresh"]), errors)
+
+
+def _factor(log_factor: Any) -> float:
+    factor = math.exp(float(log_factor))
+    if not 0 < factor < math.inf:
+        raise ValueError(f"{log_factor!r} is the logarithm of no factor")
+    return factor

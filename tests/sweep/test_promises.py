@@ -1,0 +1,158 @@
+"""Ends with odds in sweeps: what is kept of a night's errors, and what the nights after make of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saturn_airflow import tracking
+from saturn_airflow.model.entries import PlanEntry, Strategy
+from saturn_airflow.model.estimates import Estimate, Source
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.model.outcomes import Outcome
+from saturn_airflow.model.past_errors import PastError
+from saturn_airflow.operators.promises import Experience, became, errors_of, in_words, odds_of, told
+from saturn_airflow.operators.report_table import table
+from saturn_airflow.planning.online.ends import Ends, PlanEnds
+from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
+from saturn_airflow.tracking import past_errors
+
+MADE = 1000.0
+
+
+def entry(name: str, **fields: Any) -> PlanEntry:
+    job = Job(
+        name,
+        load_model="shop.models:m",
+        load_dataloader="shop.data:d",
+        loss_function="shop.models:loss",
+        hparams=HParams(epochs=1),
+    )
+    usual = {"technique": "single", "devices": 1, "node": "n", "device_ids": (0,), "kind": "cpu"}
+    usual |= {"start": 0.0, "end": 100.0, "fingerprint": "f", "attempt": MADE, "position": 0}
+    return PlanEntry(job=job, **{**usual, **fields})
+
+
+def outcome(name: str, began: float, ended: float, **fields: Any) -> Outcome:
+    usual = {"job": name, "status": "finished", "technique": "single", "devices": 1, "node": "n"}
+    usual |= {"planned_seconds": 100.0, "started_at": MADE + began, "ended_at": MADE + ended}
+    usual |= {"actual_seconds": ended - began, "seconds_per_batch": 1.0, "batches": 9, "steps": 9}
+    return Outcome.from_dict({**usual, **fields})
+
+
+def test_errors_are_those_of_jobs_that_ran_in_one_go_under_a_strategy_that_was_estimated() -> None:
+    entries = [
+        entry("first"),
+        entry("then", after=("first",), start=100.0, end=200.0),
+        entry("narrow", strategies=(Strategy(technique="ddp", devices=2, seconds=50.0),)),
+        entry("other"),
+        entry("resumed"),
+        entry("ended early"),
+        entry("failed"),
+    ]
+    outcomes = [
+        outcome("first", 5.0, 155.0),
+        outcome("then", 158.0, 248.0),
+        outcome("narrow", 0.0, 60.0, technique="ddp", devices=2),
+        outcome("other", 0.0, 60.0, technique="fsdp", devices=2),
+        outcome("resumed", 0.0, 60.0, batches=4),
+        outcome("ended early", 0.0, 60.0, reason="ended at epoch 3"),
+        outcome("failed", 0.0, 60.0, status="failed"),
+        outcome("unplanned", 0.0, 60.0),
+    ]
+    found = errors_of("s", outcomes, {e.name: e for e in entries})
+    assert found == [
+        PastError("s", "first", 1.5, "n", 5.0),
+        PastError("s", "then", 0.9, "n", 3.0),
+        PastError("s", "narrow", 1.2, "n", 0.0),
+    ]
+
+
+def sweep_with_errors(folder: Path, dag: str, run: str, fresh: bool, factors: list[float]) -> str:
+    uri = f"sqlite:///{folder}/mlflow.db"
+    key = f"{dag}/{run}/sweep"
+    tags = {"saturn.sweep": key, "airflow.dag_id": dag}
+    sweep = tracking.open_sweep(uri, dag, run, tags, {}, folder / dag / run)
+    errors = [PastError(key, f"j{i}", factor, f"n{i % 2}", 2.5) for i, factor in enumerate(factors)]
+    sweep.tag(past_errors.tag(errors, fresh))
+    assert sweep.close("finished")
+    return uri
+
+
+def estimates(source: Source) -> list[Estimate]:
+    return [Estimate(fingerprint="f", technique="single", devices=1, kind="cpu", source=source)]
+
+
+def test_later_nights_know_the_errors_of_those_that_were_estimated_alike(tmp_path: Path) -> None:
+    uri = sweep_with_errors(tmp_path, "nightly", "mon", True, [2.0, 2.2, 1.9])
+
+    def experience(source: Source, dag: str = "nightly", key: str = "tonight") -> Experience:
+        return Experience.of(uri, dag, key, estimates(source))
+
+    first = experience("history")
+    assert (first.fresh, first.law) == (False, None)
+    assert "0 errors of 0 sweeps are too few" in str(first.why)
+    for run in ("tue", "wed"):
+        sweep_with_errors(tmp_path, "nightly", run, False, [1.1, 1.2, 0.9])
+    law = experience("history").law
+    assert law is not None
+    assert (law.errors, law.sweeps, set(law.gaps)) == (6, 2, {2.5})
+    # Errors of trials, of one sweep only, say nothing yet; nor do those of a sweep that is planned anew.
+    assert "3 errors of 1 sweeps are too few" in str(experience("measured").why)
+    assert experience("history", key="nightly/wed/sweep").law is None
+    # A DAG without sweeps of its own begins with what all others say.
+    other = experience("history", dag="weekly").law
+    assert other is not None
+    assert other.errors == 6
+
+
+def test_damaged_errors_are_left_out_and_more_than_fit_are_not_kept(tmp_path: Path) -> None:
+    uri = sweep_with_errors(tmp_path, "nightly", "mon", False, [1.5] * 400)
+    for number, text in enumerate(["{", "[]", '{"fresh":true,"nodes":[],"errors":[[0,0.1,0]]}']):
+        tags = {"saturn.sweep": f"nightly/{number}/sweep", past_errors.ERRORS_TAG: text}
+        tracking.open_sweep(uri, "nightly", str(number), tags, {}, tmp_path / str(number)).close()
+    (found,) = past_errors.find(uri)
+    assert len(found.errors) == past_errors.MOST_ERRORS
+    assert found.errors[0].factor == pytest.approx(1.5, rel=1e-3)
+
+
+def test_where_mlflow_is_away_nothing_is_promised() -> None:
+    found = Experience.of("http://127.0.0.1:9", "nightly", "tonight", estimates("history"))
+    assert found.law is None
+
+
+def test_a_promise_says_by_when_and_the_report_whether_it_was_kept() -> None:
+    law = ErrorLaw((Parts(0.0, 0.0, 0.0, 0.0),), errors=7, sweeps=3)
+    ends = PlanEnds(Ends(tuple(map(float, range(101, 200)))), {"a": Ends(tuple(map(float, range(1, 100))))})
+    promise = told(Experience(False, law, None), ends, 0.9)
+    assert promise == {
+        "confidence": 0.9,
+        "fresh": False,
+        "seconds": 190.0,
+        "median": 150.0,
+        "jobs": {"a": 90.0},
+        "errors": 7,
+        "sweeps": 3,
+    }
+    assert odds_of(ends, 150.0) == 0.5
+    assert "Done in 190 s with odds of 90%" in in_words(promise, 0.5)
+    assert "the deadline is kept with odds of 50%" in in_words(promise, 0.5)
+    for end, kept, words in ((185.0, True, "kept (185.0 s)"), (195.0, False, "NOT KEPT (195.0 s)")):
+        outcomes = [outcome("a", 0.0, end)]
+        found = became(promise, MADE, outcomes)
+        assert (found["kept"], "jobs" in found) == (kept, False)
+        assert words in table({"best": None, "promise": found}, outcomes)
+    assert became(promise, MADE, [outcome("a", 0.0, 10.0, status="failed")])["kept"] is None
+
+
+def test_where_nothing_is_known_that_is_said() -> None:
+    unknown = told(Experience(True, None, "0 errors are too few"), None, 0.9)
+    assert unknown == {"confidence": 0.9, "fresh": True, "why": "0 errors are too few"}
+    assert in_words(unknown, None) == "Nothing is promised of the end: 0 errors are too few"
+    assert became(unknown, MADE, []) == unknown
+    assert odds_of(None, 10.0) is None
+    assert "NOT KEPT" not in table({"best": None, "promise": unknown}, [outcome("a", 0.0, 1.0)])
+    assert math.isclose(Ends((5.0,)).since(2.0).median, 3.0)
