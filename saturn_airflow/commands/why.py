@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from saturn_airflow.sharing.forecast import StandingPlan
     from saturn_airflow.sharing.outlook import Outlook
 
+
+log = logging.getLogger(__name__)
 
 #: Futures that are drawn while somebody waits for the answer: 90% is the 18th of 20.
 _DRAWS = 19
@@ -118,7 +121,11 @@ def _promised(
 
     if mine.law is None:
         return None
-    laws = {a.key: ErrorLaw.from_dict(mine.law if a.law is None else a.law) for a in active}
+    try:
+        laws = {a.key: ErrorLaw.from_dict(mine.law if a.law is None else a.law) for a in active}
+    except ValueError as error:
+        log.warning("nothing is said of odds: %s", error)
+        return None
     by = odds(cluster, rules, laws, draws=_DRAWS).sweeps[mine.key].by(PROMISED)
     return {"odds": PROMISED, "by": by} if math.isfinite(by) else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import multiprocessing
 import time
 from dataclasses import replace
@@ -57,6 +58,10 @@ def test_why_says_the_end_with_odds_where_the_law_of_errors_was_told(
     assert ", with 90% by " in capsys.readouterr().out
     assert main(["why", "other", "--home", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["promised"] is None
+    for damaged in ({}, {**late.to_dict(), "possible": []}, {**late.to_dict(), "gaps": [math.nan]}):
+        ledger.write(replace(active("nightly", "a"), law=damaged))
+        assert main(["why", "nightly", "--home", str(tmp_path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)[0]["promised"] is None
 
 
 def folder_of(home: Path, sweep: ActiveSweep, job: str) -> Path:

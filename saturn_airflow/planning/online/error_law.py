@@ -103,9 +103,18 @@ class ErrorLaw:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ErrorLaw:
-        """The law that :meth:`to_dict` described."""
-        possible = tuple(Parts(*map(float, parts)) for parts in data["possible"])
-        return cls(possible, tuple(map(float, data["gaps"])), int(data["errors"]), int(data["sweeps"]))
+        """The law that :meth:`to_dict` described.
+
+        :raises ValueError: when it is damaged.
+        """
+        try:
+            possible = tuple(Parts(*map(float, parts)) for parts in data["possible"])
+            found = cls(possible, tuple(map(float, data["gaps"])), int(data["errors"]), int(data["sweeps"]))
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"no law of errors: {error}") from None
+        if not possible or not all(map(math.isfinite, (*found.gaps, *(x for p in possible for x in p)))):
+            raise ValueError("no law of errors: it has no possible one, or numbers that are not finite")
+        return found
 
 
 def fit(errors: Iterable[PastError], seed: int = 0) -> ErrorLaw:
