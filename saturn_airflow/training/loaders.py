@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -13,6 +15,12 @@ from torch.utils.data import (
     SequentialSampler,
     default_collate,
 )
+
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.training import precision
+from saturn_airflow.training.data_state import DataState
+from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.seeded_samples import SeededOrder, SeededSamples
 
 
 def aside(loader: DataLoader[Any]) -> Any:
@@ -52,6 +60,87 @@ def any_sample(loader: DataLoader[Any]) -> Any:
     if samples is dataset:
         raise TypeError("its dataset can be gone through once")
     return next(samples)
+
+
+def samples_stand_alone(loader: DataLoader[Any], seed: int) -> bool:
+    """Whether a sample that is fetched by its index is the same whatever was fetched before it, as it is not
+    where the dataset draws from a generator of its own, counts, or mixes samples with earlier ones.
+
+    It may be of another state afterwards.
+    """
+    dataset = aside(loader)
+    if any(hasattr(part, "set_epoch") for part in (dataset, loader.collate_fn)):
+        return False
+    if loader.num_workers and _may_change_dataset(loader.worker_init_fn):
+        return False
+    samples = SeededSamples(dataset, seed)
+    keys = [(0, 0), (0, len(dataset) // 2)]
+    try:
+        first = samples.__getitems__(keys)
+        state = DataState(dataset)
+        again = samples.__getitems__(keys)
+        return not state.changed() and all(map(alike, first, again))
+    except Exception:
+        return False  # such as where only workers have opened its files
+
+
+def _may_change_dataset(worker_init: Any) -> bool:
+    """Whether a ``worker_init_fn`` may reach the dataset of its worker, which is then not that of others."""
+    if worker_init is None:
+        return False
+    code = getattr(worker_init, "__code__", None)
+    return code is None or bool(code.co_freevars) or "get_worker_info" in code.co_names
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two samples are the same, as far as one can see."""
+    parts: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+    precision.map_parts(parts[0].setdefault, one)
+    precision.map_parts(parts[1].setdefault, other)
+    return parts[0].keys() == parts[1].keys() and all(
+        _same(part, parts[1][path]) for path, part in parts[0].items()
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor | np.ndarray) and type(one) is type(other):
+        one, other = torch.as_tensor(one), torch.as_tensor(other)
+        return one.shape == other.shape and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
+    return not plain_values.is_scalar(one) or one != one or one == other
+
+
+def ordered(loader: DataLoader[Any], job: Job, in_order: bool) -> DataLoader[Any]:
+    """A loader of the same samples that is run through, shuffled as the job's seed says where ``loader``
+    shuffles and not ``in_order``."""
+    shuffles = isinstance(loader.sampler, RandomSampler) and not in_order
+    own_order = SeededOrder(loader.dataset, job.hparams.seed) if shuffles else None
+    return DataLoader(
+        loader.dataset,
+        batch_size=job.hparams.batch_size or loader.batch_size,
+        sampler=own_order,
+        drop_last=loader.drop_last,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader's parts which epoch begins, as a training loop does that shuffles by epochs."""
+    sampler = getattr(loader, "batch_sampler", None)
+    names = ("dataset", "sampler", "collate_fn")
+    parts = [loader, sampler, getattr(sampler, "sampler", None), *(getattr(loader, n, None) for n in names)]
+    told: set[int] = set()
+    for part in parts:
+        own = getattr(part, "set_epoch", None)
+        if callable(own) and id(part) not in told:
+            told.add(id(part))
+            own(epoch)
 
 
 def collates_each_alone(collate: Any) -> bool:

@@ -39,6 +39,7 @@ from saturn_airflow.training.callbacks import Callbacks
 from saturn_airflow.training.evaluating import Evaluation
 from saturn_airflow.training.guarding import looks, whole
 from saturn_airflow.training.guarding.users_state import UsersState
+from saturn_airflow.training.load_data import load_data
 from saturn_airflow.training.loading import check_equal_everywhere, load_model
 from saturn_airflow.training.losses import decompose, rules
 from saturn_airflow.training.losses.objective import Objective
@@ -120,9 +121,9 @@ class Training:
             self._look_at_model(model)
             self.aliases = state.aliases(model)
             here = request.here
-            self.data = batches.load(job, job.load_dataloader, here=here)
+            self.data = load_data(job, job.load_dataloader, here=here)
             evaluation = job.load_eval_dataloader
-            eval_data = batches.load(job, evaluation, in_order=True, here=here) if evaluation else None
+            eval_data = load_data(job, evaluation, in_order=True, here=here) if evaluation else None
         self.eval_data = eval_data
         initial_weights.start_from(model, job, request.initial_weights)
         look(self, model)
@@ -253,7 +254,9 @@ class Training:
         wanted = self.request.batch_count if measure is None else measure.warmups + measure.batches
         known = {"total_batches": self.total, "batches_per_epoch": self.data.batches_per_epoch}
         self.ranks.emit("start", step=self.step, checkpoint=self.checkpoint, **known)
-        limit = None if self.total is None else self.total - self.step
+        # An iterable may be of another length than it says; its epochs end where they end.
+        sure = self.hparams.batches is not None or self.data.is_sure_of_length
+        limit = self.total - self.step if sure and self.total is not None else None
         if measure is None and wanted is not None:
             limit = wanted if limit is None else min(limit, wanted)
         seconds: list[float] = []

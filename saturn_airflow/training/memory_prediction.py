@@ -21,9 +21,10 @@ from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, caches, parallel, recomputation
 from saturn_airflow.parallelism.blocks import find_blocks
-from saturn_airflow.training import batches, loading, precision
+from saturn_airflow.training import loading, precision
 from saturn_airflow.training.attention_stand_in import lean_attention
 from saturn_airflow.training.batches import Cut, Position
+from saturn_airflow.training.load_data import load_data
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.ranks import Ranks
@@ -46,7 +47,7 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
     # There is nothing to compare where tensors have no data.
     recomputation.checked_calls = 0
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    data = batches.load(job, job.load_dataloader)
+    data = load_data(job, job.load_dataloader)
     with mode:
         model = precision.cast_model(loading.made(job), job.hparams.precision)
         caches.switch_off(model)

@@ -36,9 +36,10 @@ EXTRA = "get_extra_state()"
 def plain_attributes(model: nn.Module) -> Attributes:
     """The attributes of modules that a checkpoint can hold, or a copy of a moment."""
     found: Attributes = {}
+    memo: dict[int, Any] = {}  # what several modules hold, they hold together
     for prefix, module in model.named_modules():
         own = {key: value for key, value in _own(module) if is_plain(value)}
-        found[prefix] = copied(own, {})
+        found[prefix] = copied(own, memo)
     return found
 
 

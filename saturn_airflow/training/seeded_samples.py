@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import Dataset
+import torch
+from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from saturn_airflow.training import rng
 
@@ -38,3 +39,41 @@ class SeededSamples(Dataset[Any]):
         # What is drawn when they are collated, such as masks, follows from which samples they are.
         rng.seed(self._seed, "collate", *itertools.chain.from_iterable(keys))
         return samples
+
+
+class WorkerInit:
+    """A ``worker_init_fn`` to whom the worker's dataset is the job's own."""
+
+    def __init__(self, own: Callable[[int], object] | None) -> None:
+        self._own = own
+
+    def __call__(self, number: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        samples: Any = info.dataset
+        object.__setattr__(info, "dataset", samples._dataset)
+        if self._own is not None:
+            self._own(number)
+
+
+class SeededOrder(Sampler[int]):
+    """The samples of a dataset in the order that their epoch has."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(order(len(self), self._seed, self._epoch).tolist())
+
+
+def order(size: int, seed: int, epoch: int) -> torch.Tensor:
+    """The order of ``size`` samples in an epoch."""
+    return torch.randperm(size, generator=rng.generator(seed, "order", epoch))

@@ -26,6 +26,7 @@ from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import batches
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.layout import of_batch
+from saturn_airflow.training.load_data import load_data
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -110,7 +111,7 @@ def no_mapping() -> Any:
 def load(loader: str, seed: int = 0, batch_size: int | None = None, **data_args: Any) -> batches.Data:
     hparams = HParams(seed=seed, batch_size=batch_size)
     job = Job("j", "x:y", f"test_batches:{loader}", hparams=hparams, data_args=data_args)
-    return batches.load(job, job.load_dataloader)
+    return load_data(job, job.load_dataloader)
 
 
 def samples(batch: GlobalBatch) -> list[int]:

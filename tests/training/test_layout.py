@@ -14,9 +14,10 @@ from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.errors import InvalidSweepError, JobError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.profiling.fingerprints import fingerprint
-from saturn_airflow.training import batches
-from saturn_airflow.training.batches import Cut, Position
+from saturn_airflow.training import layout
+from saturn_airflow.training.batches import Cut, Data, Position
 from saturn_airflow.training.layout import ITEMS, of_batch, of_collated
+from saturn_airflow.training.load_data import load_data
 
 
 class Pair(NamedTuple):
@@ -60,7 +61,7 @@ def test_samples_lie_where_their_number_shows(collate: Any, places: Any) -> None
 
 
 def _flat(data: Any) -> list[Any]:
-    return [part for _, part in batches.layouts.parts(data) if isinstance(part, torch.Tensor)]
+    return [part for _, part in layout.parts(data) if isinstance(part, torch.Tensor)]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +124,9 @@ def masked(batch_size: int = 4, num_workers: int = 0) -> Any:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_masks_and_padding_are_those_of_the_global_batch(workers: int) -> None:
-    def load(**data_args: Any) -> batches.Data:
+    def load(**data_args: Any) -> Data:
         job = Job("j", "x:y", "test_layout:masked", data_args=data_args)
-        return batches.load(job, job.load_dataloader)
+        return load_data(job, job.load_dataloader)
 
     whole = list(load().batches(Position(), Cut(), 6))
     for shares in (2,) if workers else (2, 3):

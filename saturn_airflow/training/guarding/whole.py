@@ -61,6 +61,7 @@ def bare(model: nn.Module) -> nn.Module | None:
 def filled(model: nn.Module, weights: Mapping[str, torch.Tensor], attributes: Attributes) -> nn.Module:
     """``model`` with the parameters, buffers and attributes of another moment; parameters share memory with
     ``weights``, by the names they have in the model."""
+    memo: dict[int, Any] = {}  # what several modules hold, they hold together
     for name, parameter in model.named_parameters():
         parameter.data = weights[name]
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -70,7 +71,7 @@ def filled(model: nn.Module, weights: Mapping[str, torch.Tensor], attributes: At
                 module._buffers[name] = now.clone()
         # Where a stage lacks a parameter, an attribute stands in its place.
         own = {k: value for k, value in attributes.get(prefix, {}).items() if k not in module._parameters}
-        vars(module).update(copied(own, {}))
+        vars(module).update(copied(own, memo))
     return model
 
 

@@ -256,11 +256,20 @@ def restored(current: Any, encoded: Any) -> Any:
     elif isinstance(value, dict | set):
         current.clear()
         current.update(value)
+    elif isinstance(value, torch.Tensor) and _fits(current, value):
+        with torch.no_grad():
+            current.copy_(value)
     elif isinstance(value, np.ndarray) and value.shape == current.shape and value.dtype == current.dtype:
         current[...] = value
     else:
         return value
     return current
+
+
+def _fits(current: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether ``current`` can have the numbers of ``value``, and be the same tensor still."""
+    plain = current.layout == torch.strided and not current.requires_grad and 0 not in current.stride()
+    return plain and current.shape == value.shape and current.dtype == value.dtype
 
 
 def _parts_restored(current: Sequence[Any], encoded: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,248 @@
+"""What the objects behind a job's data keep, such as the epoch by which a sampler shuffles.
+
+Looked at are the dataset, the samplers, the collate function and the generator of a DataLoader, or an
+iterable of batches, and what they hold: objects, containers, closures and random generators.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import json
+import types
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training.model_attributes import seen
+from saturn_airflow.training.optim import plain_values
+
+_LOOKED_INTO = 64  # items of a container; longer ones are looked at from outside
+_MOST = 4096  # objects
+_READ = 2**23  # numbers of an array by which it is known
+_CONTAINERS = (list, tuple, deque, dict, set)
+_ROOTS = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")
+
+Put = Callable[[Any], object]
+
+
+class _Place(NamedTuple):
+    """Where a value is, and how to have another there."""
+
+    value: Any
+    put: Put
+
+
+class DataState:
+    """What of ``loader``, a DataLoader or an iterable of batches, changes while one goes through it."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._given = self._summaries()
+
+    def changed(self) -> bool:
+        """Whether anything is not as it was at first."""
+        return self._summaries() != self._given
+
+    def values(self) -> list[dict[str, Any] | None]:
+        """What has changed, JSON-ready: of the dataset or iterable itself by its attributes, else by where it
+        is; None instead of that where something has changed that can't be kept."""
+        places = self._places()
+        summaries = {path: _summary(place.value) for path, place in places.items()}
+        new = {path for path in summaries if self._given.get(path) != summaries[path]}
+        kept: dict[str, Any] = {}
+        # What has taken the place of a value is not found again by what it holds.
+        lost = self._given.keys() - summaries.keys() or {p for p in new if not self._is_attribute(p)}
+        try:
+            kept = {path: plain_values.encode(places[path].value, path) for path in new if not lost}
+        except JobError:
+            lost = new
+        own = {path.partition(".")[2]: kept.pop(path) for path in list(kept) if self._is_own(path)}
+        return [own, None if lost else kept]
+
+    def set(self, values: Any) -> bool:
+        """Continue with what :meth:`values` told, None for nothing; whether that was all."""
+        if not values:
+            return True
+        own, others = values[0], values[1] if len(values) > 1 else {}
+        if others is None:
+            return False
+        places = self._places()
+        for path, value in {**{f"{self._root}.{name}": v for name, v in own.items()}, **others}.items():
+            if path in places:
+                found = plain_values.restored(places[path].value, value)
+                if found is not places[path].value:
+                    places[path].put(found)
+            elif self._is_own(path):
+                object.__setattr__(self._first, path.partition(".")[2], plain_values.decode(value))
+        return True
+
+    @contextmanager
+    def put_back(self) -> Iterator[Callable[[], bool]]:
+        """What changes inside is as it was afterwards; yields what tells then whether all of it could be."""
+        before = self._places()
+        copies = {path: _copied(place.value) for path, place in before.items()}
+        summaries = {path: _summary(place.value) for path, place in before.items()}
+        try:
+            yield lambda: self._summaries() == summaries
+        finally:
+            now = self._places()
+            for path, place in before.items():
+                if path not in now or _summary(now[path].value) != summaries[path]:
+                    copies[path](place)
+
+    @property
+    def _root(self) -> str:
+        return "dataset" if isinstance(self._loader, DataLoader) else ""
+
+    @property
+    def _first(self) -> Any:
+        return self._loader.dataset if isinstance(self._loader, DataLoader) else self._loader
+
+    def _is_own(self, path: str) -> bool:
+        root, _, name = path.partition(".")
+        return root == self._root and bool(name) and "." not in name and "[" not in name
+
+    def _is_attribute(self, path: str) -> bool:
+        """Whether what is there is found in the place of a value, or as a new one of the first object."""
+        return path in self._given or self._is_own(path)
+
+    def _summaries(self) -> dict[str, Any]:
+        return {path: _summary(place.value) for path, place in self._places().items()}
+
+    def _places(self) -> dict[str, _Place]:
+        """All values that may be state, by where they are."""
+        found: dict[str, _Place] = {}
+        visited: set[int] = set()
+        if isinstance(self._loader, DataLoader):
+            waiting = [(name, getattr(self._loader, name), _cannot) for name in reversed(_ROOTS)]
+        else:
+            waiting = [("", self._loader, _cannot)]
+        for _ in range(_MOST):
+            if not waiting:
+                break
+            path, value, put = waiting.pop()
+            if not _is_immutable(value):
+                if id(value) in visited:
+                    continue
+                visited.add(id(value))
+            parts = list(_parts(value))
+            if parts and not plain_values.is_scalar(value):
+                waiting += [(f"{path}{step}", part, place) for step, part, place in reversed(parts)]
+            if isinstance(value, _CONTAINERS) or not parts:
+                found[path] = _Place(value, put)
+        return found
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any, Put]]:
+    """What an object, a container or a function holds: a step of its path, the value, its place."""
+    if isinstance(value, types.FunctionType):
+        for number, cell in enumerate(value.__closure__ or ()):
+            with_contents = [cell.cell_contents] if _is_filled(cell) else []
+            for contents in with_contents:
+                yield f"[closure {number}]", contents, functools.partial(setattr, cell, "cell_contents")
+    elif isinstance(value, types.MethodType):
+        yield "[self]", value.__self__, _cannot
+    elif isinstance(value, functools.partial):
+        yield "[function]", value.func, _cannot
+        yield "[arguments]", [*value.args, *value.keywords.values()], _cannot
+    elif isinstance(value, _CONTAINERS):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in itertools.islice(items, _LOOKED_INTO if len(value) <= _LOOKED_INTO else 0):
+            if not _is_immutable(part):
+                yield f"[{key!r}]", part, _cannot
+    elif isinstance(value, type | types.ModuleType) or plain_values.is_scalar(value):
+        return
+    elif not isinstance(value, torch.Tensor):
+        for name, part in list(getattr(value, "__dict__", {}).items()):
+            yield f".{name}", part, functools.partial(object.__setattr__, value, name)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _cannot(value: Any) -> None:
+    """Put nothing anywhere: what is there changes inside only."""
+
+
+def _is_immutable(value: Any) -> bool:
+    if isinstance(value, np.ndarray | bytearray) or plain_values.generator_state(value) is not None:
+        return False
+    return plain_values.is_scalar(value) or isinstance(value, type | types.ModuleType)
+
+
+def _summary(value: Any) -> Any:
+    """What is another if ``value`` has changed."""
+    if plain_values.generator_state(value) is not None:
+        return json.dumps(plain_values.encode(value, "it"))
+    if type(value) is np.ndarray:
+        few = value.reshape(-1)[:: max(1, value.size // _READ)]
+        plain = value.dtype.kind in "biufc"
+        return value.shape, str(value.dtype), zlib.crc32(few.tobytes()) if plain else id(value)
+    if isinstance(value, torch.Tensor):
+        return _summary_of_tensor(value)
+    if plain_values.is_scalar(value):
+        return type(value).__name__, repr(value)
+    if isinstance(value, dict):
+        return [(key, _of_item(part)) for key, part in value.items()] if len(value) <= _READ else len(value)
+    if isinstance(value, _CONTAINERS):
+        some = itertools.islice(value, 0, None, 1 + len(value) // _READ)
+        return type(value).__name__, len(value), list(map(_of_item, some))
+    return repr(seen(value, {}, 2))
+
+
+def _summary_of_tensor(value: torch.Tensor) -> Any:
+    small = value.nbytes <= plain_values.LARGEST and value.device.type == "cpu"
+    if type(value) is not torch.Tensor or value.layout != torch.strided or value.is_quantized or not small:
+        return "tensor", id(value), value._version
+    numbers = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return value.shape, str(value.dtype), zlib.crc32(numbers.data)
+
+
+def _of_item(value: Any) -> Any:
+    return value if type(value) in (int, str, bool, float, bytes, type(None)) else id(value)
+
+
+def _copied(value: Any) -> Callable[[_Place], object]:
+    """What gives a place the value it has now."""
+    if (state := plain_values.generator_state(value)) is not None:
+        return lambda place: plain_values.set_generator_state(place.value, state)
+    if isinstance(value, np.ndarray | torch.Tensor):
+        if isinstance(value, np.memmap) or value.nbytes > plain_values.LARGEST:
+            return lambda place: place.put(place.value)
+        array = value.clone() if isinstance(value, torch.Tensor) else value.copy()
+        return functools.partial(_refill_array, array)
+    if isinstance(value, _CONTAINERS) and not isinstance(value, tuple):
+        return functools.partial(_refill, copy.copy(value))
+    if type(value) is itertools.count:
+        then = copy.copy(value)
+        return lambda place: place.put(copy.copy(then))
+    return lambda place: place.put(place.value)
+
+
+def _refill_array(then: Any, place: _Place) -> None:
+    with torch.no_grad():
+        place.value[...] = then
+    place.put(place.value)
+
+
+def _refill(then: Any, place: _Place) -> None:
+    container = place.value
+    container.clear()
+    if isinstance(container, dict | set):
+        container.update(then)
+    else:
+        container.extend(then)
+    place.put(container)

@@ -1,0 +1,60 @@
+"""Loading a job's data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, DistributedSampler
+
+from saturn_airflow.launch import handed_over, job_log
+from saturn_airflow.launch.users_code import of_the_job
+from saturn_airflow.model import references
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.references import Reference
+from saturn_airflow.training import rng
+from saturn_airflow.training.batches import Data
+from saturn_airflow.training.loaders import is_table, ordered, samples_stand_alone
+from saturn_airflow.training.streams import Stream
+from saturn_airflow.training.tables import Table
+
+
+def load_data(job: Job, reference: Reference, *, in_order: bool = False, here: bool = False) -> Data:
+    """The data that ``reference`` (the job's ``load_dataloader`` or ``load_eval_dataloader``) loads.
+
+    :param in_order: leave samples in the dataset's order even where the dataloader shuffles.
+    :param here: let no workers fetch samples, where those by index can be fetched by anybody.
+    :raises JobError: when what it returns is empty or can't be used.
+    """
+    name, seed = str(reference), job.hparams.seed
+
+    def make() -> Any:
+        rng.seed(seed, "data")
+        function = references.load(name)
+        arguments = handed_over.arguments(job.data_args, "data_args")
+        if job.hparams.batch_size is not None and _takes(function, "batch_size"):
+            arguments.setdefault("batch_size", job.hparams.batch_size)
+        with of_the_job(repr(name)), job_log.loading():
+            return function(**arguments)
+
+    loader = make()
+    if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
+        raise JobError(f"{name!r} uses a DistributedSampler; leave it out, Saturn shares the batches itself")
+    if is_table(loader):
+        if here:
+            loader.num_workers, loader.prefetch_factor, loader.timeout = 0, None, 0
+        if not len(loader.dataset) or samples_stand_alone(loader, seed):
+            return Table(loader, job, name, in_order)
+        return Stream(ordered(make(), job, in_order), lambda: ordered(make(), job, in_order), job, name)
+    if not isinstance(loader, Iterable):
+        raise JobError(
+            f"{name!r} returned a {type(loader).__name__}; return a DataLoader or an iterable of batches"
+        )
+    return Stream(loader, make, job, name)
+
+
+def _takes(function: Any, name: str) -> bool:
+    parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

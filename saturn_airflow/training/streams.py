@@ -1,0 +1,215 @@
+"""Data that can only be run through, such as an IterableDataset or what a sampler of one's own chooses."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.training import layout as layouts
+from saturn_airflow.training import rng
+from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, itself
+from saturn_airflow.training.data_state import DataState
+from saturn_airflow.training.layout import Layout, MicroBatch
+from saturn_airflow.training.loaders import any_sample, set_epoch
+
+
+class Stream:
+    """Data that can only be run through: every rank sees all of it and takes its shares.
+
+    :param make: makes the loader anew, such as where one can be run through once.
+    """
+
+    is_sure_of_length = False
+
+    def __init__(self, loader: Iterable[Any], make: Callable[[], Any], job: Job, name: str) -> None:
+        self._loader: Iterable[Any] | None = loader
+        self._make = make
+        self._batch_dim = job.batch_dim
+        self._layout: Layout | None = None
+        self._looked = False
+        self._begun: list[GlobalBatch] = []
+        self._state = DataState(loader)
+        self._at_begin: tuple[int, Any] = (-1, None)
+        #: What the loader's objects go on with, and whether the epochs before have to be run through as well.
+        self._kept: Any = None
+        self._from_the_start = False
+        self._seed = job.hparams.seed
+        self._name = name
+        try:
+            length = len(loader)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):
+            length = None
+        if length == 0:
+            raise JobError(f"{name!r}: the data is empty; a job needs at least one batch")
+        self.batches_per_epoch: int | None = length
+
+    def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
+        self._begun = []
+        return itertools.islice(self._endless(start, cut), limit)
+
+    def beginning(self, count: int) -> list[GlobalBatch]:
+        """The first batches, whole; kept until one goes through them, for starting workers takes long."""
+        if len(self._begun) < count:
+            with self._aside():
+                self._begun = list(itertools.islice(self._endless(Position(), Cut()), count))
+        begun = self._begun[:count]
+        try:
+            return copy.deepcopy(begun)  # a model may change its inputs
+        except Exception:
+            self._begun = []
+            return begun
+
+    def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
+        with self._aside():
+            yield from _dealt(self.batches(Position(), Cut(), limit), share, shares)
+
+    def kept(self, position: Position) -> Any:
+        epoch, kept = self._at_begin
+        return kept if epoch == position.epoch else self._values()
+
+    def go_on(self, kept: Any) -> None:
+        self._kept = kept
+        self._from_the_start = not self._state.set(kept)
+
+    def _values(self) -> Any:
+        """What the loader's objects keep by now; nothing where it is made anew for each epoch."""
+        if self._loader is None:
+            return None
+        return [{}, None] if _has_lasting_workers(self._loader) else self._state.values()
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What is run through inside is run through again afterwards, as if for the first time."""
+        with self._state.put_back() as is_back:
+            yield
+        if self._loader is None:
+            return
+        if _has_lasting_workers(self._loader):
+            self._loader._iterator = None  # type: ignore[attr-defined]
+        if not is_back():
+            self._loader = self._make()
+            self._state = DataState(self._loader)
+            self.go_on(self._kept)
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout or self._look(self.first().data)
+
+    def first(self) -> MicroBatch:
+        return self.beginning(1)[0].micro_batches[0]
+
+    def _look(self, data: Any) -> Layout:
+        """The layout, found out by a sample or by the first batch that is seen."""
+        self._layout = self._layout or layouts.of_batch(data, self._batch_dim)
+        return self._layout
+
+    def _look_at_a_sample(self) -> None:
+        loader, self._looked = self._loader, True
+        if self._batch_dim is None and isinstance(loader, DataLoader):
+            # It may have no samples, or none that can be seen alone.
+            with self._aside(), contextlib.suppress(Exception):
+                self._layout = layouts.of_collated(loader.collate_fn, any_sample(loader))
+
+    def few(self, sizes: Sequence[int]) -> Data:
+        return _Few(self, sizes)
+
+    def _endless(self, start: Position, cut: Cut) -> Iterator[GlobalBatch]:
+        if not self._looked:
+            self._look_at_a_sample()
+        for epoch in itertools.count(0 if self._from_the_start else start.epoch):
+            empty = True
+            for position, data, ends_epoch in self._epoch(epoch):
+                empty = False
+                layout = self._look(data)
+                if position >= start:
+                    samples = layout.count(data)
+                    micro_batches = [layout.take(data, samples, rows) for rows in cut.of(samples)]
+                    whole = functools.partial(itself, data)
+                    yield GlobalBatch(position, samples, micro_batches, ends_epoch, whole)
+            if empty:
+                raise JobError(f"{self._name!r}: the data is empty; a job needs at least one batch")
+
+    def _epoch(self, epoch: int) -> Iterator[tuple[Position, Any, bool]]:
+        rng.seed(self._seed, "order", epoch)
+        loader = self._loader if self._loader is not None else self._make()
+        if isinstance(loader, DataLoader) and loader.generator is not None:
+            loader.generator.manual_seed(rng.generator(self._seed, "order", epoch).initial_seed())
+        self._at_begin = epoch, self._values()
+        set_epoch(loader, epoch)
+        source = iter(loader)
+        # An iterator runs out once, so the next epoch needs a new one.
+        self._loader = None if source is loader else loader
+        nothing = object()
+        upcoming = next(source, nothing)
+        for number in itertools.count():
+            if upcoming is nothing:
+                return
+            rng.seed(self._seed, "stream", epoch, number)
+            data, upcoming = upcoming, next(source, nothing)
+            yield Position(epoch, number), data, upcoming is nothing
+
+
+class _Few(KeepsNothing):
+    """The first samples of each of the first batches of a stream."""
+
+    is_sure_of_length = True
+
+    def __init__(self, data: Stream, sizes: Sequence[int]) -> None:
+        self._data = data
+        self._sizes = sizes
+        self.batches_per_epoch: int | None = len(sizes)
+
+    @property
+    def layout(self) -> Layout:
+        return self._data.layout
+
+    def first(self) -> MicroBatch:
+        return next(self.batches(Position(), Cut())).micro_batches[0]
+
+    def few(self, sizes: Sequence[int]) -> Data:
+        return _Few(self._data, sizes)
+
+    def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
+        whole = self._data.beginning(len(self._sizes))
+        chosen = zip(self._sizes, whole, strict=True)
+        for size, batch in itertools.islice(
+            chosen, start.batch, None if limit is None else start.batch + limit
+        ):
+            ((data, samples),) = batch.micro_batches
+            take = self._data.layout.take
+            data, count = take(data, samples, range(min(size, samples)))
+            micro_batches = [take(data, count, rows) for rows in cut.of(count)]
+            few = functools.partial(itself, data)
+            yield GlobalBatch(batch.position, count, micro_batches, batch.ends_epoch, few)
+
+    def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
+        return _dealt(self.batches(Position(), Cut(), limit), share, shares)
+
+
+def _has_lasting_workers(loader: Any) -> bool:
+    """Whether what its workers keep lasts from one epoch to the next, where nobody sees it."""
+    return isinstance(loader, DataLoader) and loader.persistent_workers and loader.num_workers > 0
+
+
+def _dealt(batches: Iterator[GlobalBatch], share: int, shares: int) -> Iterator[MicroBatch]:
+    """Of each ``shares`` whole batches of one epoch the one numbered ``share``; see :meth:`Data.whole`."""
+    own: MicroBatch | None = None
+    for number, batch in enumerate(batches):
+        (micro_batch,) = batch.micro_batches
+        if own is None or number % shares == share:
+            own = micro_batch if number % shares == share else MicroBatch(micro_batch.data, 0)
+        if number % shares == shares - 1 or batch.ends_epoch:
+            yield own
+            own = None
+        if batch.ends_epoch:
+            return
+    if own is not None:
+        yield own

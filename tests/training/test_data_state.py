@@ -1,0 +1,315 @@
+"""Data whose objects keep something: the same batches in a plain loop, in a training, and in a resumed one.
+
+The plain loop is torch's DataLoader alone, told the epoch as training loops tell it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ChainDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training.batches import Cut, Data, Position
+from saturn_airflow.training.data_state import DataState
+from saturn_airflow.training.load_data import load_data
+from saturn_airflow.training.tables import Table
+
+SIZE, BATCH, EPOCHS = 7, 3, 3
+
+
+class Rows(Dataset[Any]):
+    offset = 0.0
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(float(index)) + self.offset
+
+
+class Draws(Rows):
+    def __init__(self, generator: Any) -> None:
+        self.draw = {"augment": Augment(generator)}
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + self.draw["augment"]()
+
+
+class Augment:
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def __call__(self) -> float:
+        return float(
+            torch.rand((), generator=self.generator)
+            if isinstance(self.generator, torch.Generator)
+            else self.generator.random()
+        )
+
+
+class Counts(Rows):
+    calls = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls += 1
+        return super().__getitem__(index) + self.calls / 100
+
+
+class Mixes(Rows):
+    """Mixes a sample with those before it."""
+
+    def __init__(self) -> None:
+        self.last: deque[float] = deque(maxlen=2)
+
+    def __getitem__(self, index: int) -> Any:
+        self.last.append(float(index))
+        return torch.tensor(sum(self.last))
+
+
+class Grows(Rows):
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 2 + 3 * self.epoch
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(float(100 * self.epoch + index))
+
+
+class Caches(Rows):
+    def __init__(self) -> None:
+        self.cache: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self.cache:
+            self.cache[index] = super().__getitem__(index)
+        return self.cache[index]
+
+
+class ByEpoch(Sampler[int]):
+    """Shuffles by an epoch that it is told, or counts itself."""
+
+    def __init__(self, counts: bool) -> None:
+        self.epoch, self.counts = 0, counts
+        if not counts:
+            self.set_epoch = functools.partial(setattr, self, "epoch")
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(self.epoch))
+        self.epoch += self.counts
+        return iter(order.tolist())
+
+
+class InPlace(Sampler[int]):
+    """Shuffles a list in place, by a generator of its own."""
+
+    def __init__(self, own: Any) -> None:
+        self.own, self.order = own, list(range(SIZE))
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Iterator[int]:
+        self.own.shuffle(self.order)
+        return iter(list(self.order))
+
+
+class Files(IterableDataset[Any]):
+    """Shuffles its files in place, as those do that read shards; shares them out to workers."""
+
+    def __init__(self, names: list[Any]) -> None:
+        self.names, self.generator = names, random.Random(2)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.generator.shuffle(self.names)
+        worker = get_worker_info()
+        names = self.names[worker.id :: worker.num_workers] if worker else self.names
+        yield from (torch.tensor(float(len(str(name)))) for name in names)
+
+
+class WithIterator(IterableDataset[Any]):
+    """Goes on where it stood, by an iterator that nothing can keep."""
+
+    def __init__(self) -> None:
+        self.numbers = (float(n * n) for n in itertools.count())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([torch.tensor(next(self.numbers)) for _ in range(SIZE)])
+
+
+class Longer(IterableDataset[Any]):
+    """Says that it is shorter than it is."""
+
+    def __len__(self) -> int:
+        return BATCH
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.arange(float(SIZE)))
+
+
+def files(as_tuples: bool = False) -> Files:
+    return Files([("x" * n,) if as_tuples else "x" * n for n in range(SIZE)])
+
+
+def g() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def collate_with(generator: np.random.Generator) -> Callable[[list[Any]], Any]:
+    return lambda samples: torch.stack(samples) + generator.random()
+
+
+def shift(number: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.offset = 0.5 + number  # type: ignore[attr-defined]
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "weighted": lambda: DataLoader(
+        Rows(), BATCH, sampler=WeightedRandomSampler([1.0] * SIZE, 7, generator=g())
+    ),
+    "subset": lambda: DataLoader(Rows(), BATCH, sampler=SubsetRandomSampler(range(5), generator=g())),
+    "with replacement": lambda: DataLoader(
+        Rows(), BATCH, sampler=RandomSampler(Rows(), True, 8, generator=g())
+    ),
+    "batches of torch": lambda: DataLoader(
+        Rows(), batch_sampler=BatchSampler(SubsetRandomSampler(range(SIZE), generator=g()), 2, True)
+    ),
+    "told the epoch": lambda: DataLoader(Rows(), BATCH, sampler=ByEpoch(counts=False)),
+    "counts epochs": lambda: DataLoader(Rows(), BATCH, sampler=ByEpoch(counts=True)),
+    "in place": lambda: DataLoader(Rows(), BATCH, sampler=InPlace(random.Random(1)), drop_last=True),
+    "in place, numpy": lambda: DataLoader(Rows(), BATCH, sampler=InPlace(np.random.default_rng(1))),
+    "draws, numpy": lambda: DataLoader(Draws(np.random.default_rng(3)), BATCH),
+    "draws, numpy's old": lambda: DataLoader(Draws(np.random.RandomState(3)), BATCH),
+    "draws, python": lambda: DataLoader(Subset(Draws(random.Random(3)), range(5)), BATCH),
+    "draws, torch": lambda: DataLoader(Draws(g()), BATCH),
+    "counts calls": lambda: DataLoader(Counts(), BATCH),
+    "mixes": lambda: DataLoader(Mixes(), BATCH),
+    "grows": lambda: DataLoader(Grows(), BATCH),
+    "worker's dataset": lambda: DataLoader(Rows(), BATCH, num_workers=2, worker_init_fn=shift),
+    "files": lambda: DataLoader(files(), BATCH),
+    "files, two workers": lambda: DataLoader(files(), BATCH, num_workers=2),
+    "files, workers that stay": lambda: DataLoader(files(), BATCH, num_workers=2, persistent_workers=True),
+    "files as tuples": lambda: DataLoader(files(as_tuples=True), BATCH),
+    "files in a chain": lambda: DataLoader(ChainDataset([files(), files()]), BATCH),
+    "an iterator": lambda: DataLoader(WithIterator(), BATCH),
+    "longer than it says": lambda: DataLoader(Longer(), BATCH),
+    "collate": lambda: DataLoader(files(), BATCH, collate_fn=collate_with(np.random.default_rng(9))),
+}
+
+
+def loader(name: str) -> Any:
+    return LOADERS[name]()
+
+
+def loaded(name: str) -> Data:
+    job = Job("j", "x:y", "test_data_state:loader", hparams=HParams(), data_args={"name": name})
+    return load_data(job, job.load_dataloader)
+
+
+def plain(name: str) -> list[list[float]]:
+    own, found = loader(name), []
+    for epoch in range(EPOCHS):
+        for part in (own.sampler, own.dataset):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        found += [batch.tolist() for batch in own]
+    return found
+
+
+def taken(data: Data, start: Position, shares: int = 1, share: int = 0) -> list[tuple[Position, list[float]]]:
+    found = []
+    for batch in data.batches(start, Cut(1, share, shares)):
+        if batch.position.epoch == EPOCHS:
+            return found
+        ((numbers, count),) = batch.micro_batches
+        found.append((batch.position, numbers[:count].tolist()))
+    raise AssertionError
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_batches_are_those_of_a_plain_loop(name: str) -> None:
+    assert [numbers for _, numbers in taken(loaded(name), Position())] == plain(name)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_looking_ahead_changes_nothing(name: str) -> None:
+    data = loaded(name)
+    data.first()
+    list(data.few([2, 1]).batches(Position(), Cut(), 2))
+    list(data.whole(0, 2, 2))
+    assert data.layout is not None
+    parts = [taken(data, Position(), 2, 0), taken(loaded(name), Position(), 2, 1)]
+    joined = [one + other for (_, one), (_, other) in zip(*parts, strict=True)]
+    assert joined == plain(name)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_what_is_run_through_is_put_back(name: str) -> None:
+    own = loader(name)
+    state = DataState(own)
+    with state.put_back() as is_back:
+        list(own)
+    # A counter that was the class's is the object's own by then.
+    assert is_back() == (name not in ("an iterator", "counts calls"))
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_what_is_resumed_goes_on_with_the_same_batches(name: str) -> None:
+    whole = taken(loaded(name), Position())
+    # The end of the first epoch, the middle of the second, and one that was resumed before.
+    data, kept = loaded(name), {}
+    for batch in data.batches(Position(), Cut()):
+        number = len(kept)
+        next_one = (
+            Position(batch.position.epoch + 1)
+            if batch.ends_epoch
+            else Position(batch.position.epoch, batch.position.batch + 1)
+        )
+        kept[number] = (next_one, data.kept(next_one))
+        if number + 2 == len(whole):
+            break
+    for number in (0, len(whole) // 2, len(whole) - 2):
+        position, said = kept[number]
+        resumed = loaded(name)
+        resumed.go_on(said)
+        resumed.first()
+        assert taken(resumed, position) == whole[number + 1 :]
+
+
+@pytest.mark.parametrize(
+    "own", [Rows(), Caches(), Subset(Rows(), range(5))], ids=["rows", "caches", "a subset"]
+)
+def test_samples_that_stand_alone_are_fetched_by_whom_they_are_for(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOADERS, "this", lambda: DataLoader(own, BATCH, shuffle=True))
+    assert isinstance(loaded("this"), Table)
