@@ -22,6 +22,7 @@ from saturn_airflow.model import guards
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.guarding.plain_files import PlainFile
+from saturn_airflow.training.guarding.verdicts import Verdicts, verdict_key
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +37,6 @@ _SCORE = "saturn_airflow.training.scoring:score"
 _GUARD_ALONE = "saturn_airflow.training.guarding.guarded:check"
 # With less time left no further job is guarded in a trial; its training will begin with that.
 _LEAST_SECONDS_TO_GUARD = 15.0
-# Where a job's folder keeps what the guard said before it was trained, or while.
-_VERDICTS = "verdicts.json"
 # Where it keeps the trained model.
 _MODEL = "model"
 # With less spread than this a quick look tells enough.
@@ -352,7 +351,7 @@ def _verdict_before_training(session: Session, spec: RunSpec, technique: library
     :raises RanksFailedError: when it refuses.
     :raises ChangesResultError: when an earlier training was refused.
     """
-    known, key = _Verdicts(session.folder), _verdict_key(spec, technique)
+    known, key = Verdicts(session.folder), verdict_key(spec, technique)
     at_last = known.get(key)
     if at_last is not None and at_last.startswith(guards.REFUSED) and spec.technique not in spec.job.trust:
         raise ChangesResultError(at_last.removeprefix(f"{guards.REFUSED}: "))
@@ -376,32 +375,9 @@ def _remembering_refusals(
         yield
     except RanksFailedError as error:
         if error.failure.status == "changes_result":
-            _Verdicts(session.folder).set(_verdict_key(spec, technique), guards.refused(error.failure.reason))
+            refused = guards.refused(error.failure.reason)
+            Verdicts(session.folder).set(verdict_key(spec, technique), refused)
         raise
-
-
-class _Verdicts:
-    """What the guard said of a job's strategies, beside its checkpoints."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / _VERDICTS
-
-    def get(self, key: str) -> str | None:
-        return self._all().get(key)
-
-    def set(self, key: str, verdict: str) -> None:
-        with contextlib.suppress(OSError):
-            self._file.write_text(json.dumps({**self._all(), key: verdict}))
-
-    def _all(self) -> dict[str, str]:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return dict(json.loads(self._file.read_text()))
-        return {}
-
-
-def _verdict_key(spec: RunSpec, technique: library.BaseTechnique) -> str:
-    mark = guards.mark(spec.job, technique.version)
-    return f"{mark} {spec.technique} {spec.devices} {_key(spec.parameters)}"
 
 
 def _trains_by_itself(technique: library.BaseTechnique) -> bool:
