@@ -5,6 +5,7 @@ With ``SATURN_CUDA_TESTS_ON=cpu`` they run on CPU ranks, which shows whether the
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -63,6 +64,9 @@ HPARAMS = HParams(
 )
 JOBS: dict[str, Job] = {
     "llama": job(load_model="tiny:tied_llama", hparams=HPARAMS),
+    "llama, unclipped": job(
+        load_model="tiny:llama", hparams=dataclasses.replace(HPARAMS, clip_grad_norm=None)
+    ),
     "vit": job(
         load_model="tiny:vit",
         load_dataloader="tiny:images",

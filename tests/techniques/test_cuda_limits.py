@@ -78,6 +78,9 @@ def steps(spill: bool, precision: str, ranks: Ranks) -> float:
     x = torch.randn(64, WIDTH, pin_memory=on_gpu)
     for step in range(5):
         with refused_waits(on_gpu and step == 4):
+            if spill:
+                parallel.step_beside(optimizer)
+            objective.begin(64)
             total, _ = parallel.backward(objective, [x, x], 64, 1 / 64, True)
             parallel.finish_gradients()
             if not spill:
