@@ -16,7 +16,8 @@ from worker_rows import rows
 
 from saturn_airflow.model import references
 from saturn_airflow.model.jobs import HParams, Job
-from saturn_airflow.training.batches import Cut, Position, load
+from saturn_airflow.training.batches import Cut, Position
+from saturn_airflow.training.load_data import load_data
 
 STEPS = 3
 
@@ -81,7 +82,7 @@ def filed(wrapped: bool) -> DataLoader[Any]:
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_workers_inherit_no_file_that_a_look_at_the_data_opened(wrapped: bool) -> None:
     a_job = Job("a", "m:model", "test_workers:filed", data_args={"wrapped": wrapped})
-    data = load(a_job, a_job.load_dataloader)
+    data = load_data(a_job, a_job.load_dataloader)
     assert data.first().samples == 4
     assert data.layout
     read = torch.cat([b.micro_batches[0].data for b in data.batches(Position(), Cut(), 2)])
@@ -105,7 +106,7 @@ def opening() -> DataLoader[Any]:
 
 def test_the_beginning_of_a_stream_is_read_once_for_all_that_look_at_it() -> None:
     a_job = Job("a", "m:model", "test_workers:opening", batch_dim=0)
-    data = load(a_job, a_job.load_dataloader)
+    data = load_data(a_job, a_job.load_dataloader)
     few = data.few([3, 1, 3])
     looks = [[b.micro_batches[0].data.add_(1) for b in few.batches(Position(), Cut(), 3)] for _ in range(2)]
     assert data.first().samples == 4
