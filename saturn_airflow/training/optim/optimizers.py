@@ -20,6 +20,7 @@ from saturn_airflow.model.jobs import HParams
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.optim.elementwise import refuse_coupled
 from saturn_airflow.training.optim.group_state import GroupState
+from saturn_airflow.training.optim.hidden_weights import hidden_weights
 from saturn_airflow.training.optim.mixing import lacks_some, refuse_mixing
 
 # torch's optimizers that can update all parameters in one kernel, on CPU and CUDA alike. SGD's kernel raises
@@ -144,6 +145,8 @@ def scheduler_of(hparams: HParams, optimizer: torch.optim.Optimizer, total: int 
     try:
         scheduler = cls(optimizer, **given)
         wanted = [p for p in inspect.signature(scheduler.step).parameters.values() if p.default is p.empty]
+    except JobError:
+        raise
     except Exception as error:
         raise JobError(f"{what} does not take {given}: {error}") from error
     if wanted:
@@ -174,16 +177,18 @@ def make_scheduler(
 
     :param total: as for :func:`scheduler_of`.
     :param kept: is told what the scheduler writes into the optimizer's groups.
-    :raises JobError: when the scheduler can't be made, or wants a metric in each step.
+    :raises JobError: when the scheduler can't be made, wants a metric in each step, or looks at the weights.
     """
     made: list[Any] = []
-    kept.scheduled(lambda: made.append(scheduler_of(hparams, optimizer, total)))
+    what = f"lr_scheduler {hparams.lr_scheduler!r}"
+    with hidden_weights(optimizer, what):
+        kept.scheduled(lambda: made.append(scheduler_of(hparams, optimizer, total)))
     (scheduler,) = made
     if scheduler is None:
         return lambda: None
 
     def step() -> None:
-        with of_the_job(f"lr_scheduler {hparams.lr_scheduler!r}"):
+        with of_the_job(what), hidden_weights(optimizer, what):
             kept.scheduled(scheduler.step)
 
     with warnings.catch_warnings():

@@ -1,0 +1,73 @@
+"""A schedule is a function of the number of steps: schedulers that read weights or gradients are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import HParams
+from saturn_airflow.training.optim.group_state import GroupState
+from saturn_airflow.training.optim.optimizers import make_scheduler
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "LinearLR": {},
+    "CosineAnnealingLR": {"T_max": 5},
+    "CosineAnnealingWarmRestarts": {"T_0": 2, "T_mult": 2},
+    "OneCycleLR": {"max_lr": 0.5, "total_steps": 9},
+    "CyclicLR": {"base_lr": 0.01, "max_lr": 0.2, "step_size_up": 2},
+    "StepLR": {"step_size": 2},
+    "PolynomialLR": {"total_iters": 4},
+}
+
+
+class ByWeights:
+    """Follows the norm of the weights, or what ``reads`` names."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, reads: str = "norm", at_once: bool = False) -> None:
+        self.optimizer, self.reads = optimizer, reads
+        if at_once:
+            self.step()
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = sum(float(getattr(p, self.reads)()) for p in group["params"])
+
+
+def optimizer() -> torch.optim.Optimizer:
+    groups = [
+        {"params": [torch.nn.Parameter(torch.ones(2))]},
+        {"params": [torch.nn.Parameter(torch.ones(3))]},
+    ]
+    return torch.optim.SGD(groups, 0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("reads", ["norm", "grad", "numel"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_scheduler_that_reads_parameters_is_refused(reads: str, at_once: bool) -> None:
+    hparams = HParams(
+        lr_scheduler=f"{__name__}:ByWeights", lr_scheduler_args={"reads": reads, "at_once": at_once}
+    )
+    made = optimizer()
+    before = [group["params"] for group in made.param_groups]
+    with pytest.raises(JobError, match=rf"lr_scheduler '.*:ByWeights' reads '{reads}' of the optimizer's"):
+        make_scheduler(hparams, made, 0, GroupState(made), None)()
+    assert all(group["params"] is known for group, known in zip(made.param_groups, before, strict=True))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_are_what_they_were(name: str) -> None:
+    hparams = HParams(lr_scheduler=f"torch.optim.lr_scheduler:{name}", lr_scheduler_args=SCHEDULES[name])
+    plain, ours = optimizer(), optimizer()
+    schedule = getattr(lr_scheduler, name)(plain, **SCHEDULES[name])
+    step = make_scheduler(hparams, ours, 0, GroupState(ours), None)
+    for _ in range(8):
+        for made in (plain, ours):
+            made.step()
+        schedule.step()
+        step()
+        assert [g["lr"] for g in ours.param_groups] == [g["lr"] for g in plain.param_groups]
+        assert [g["momentum"] for g in ours.param_groups] == [g["momentum"] for g in plain.param_groups]
