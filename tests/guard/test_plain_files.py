@@ -67,6 +67,12 @@ def test_others_on_the_same_samples_find_what_one_left(tmp_path: Path) -> None:
     assert [PlainFile(one).read() for one in others] == [b""] * len(others)
 
 
+def test_jobs_that_say_no_hyper_parameters_have_a_file_too(tmp_path: Path) -> None:
+    bare = Job("bare", load_model="shop:trainer", trainer=True)
+    PlainFile(spec(tmp_path, a_job=bare)).write(b"steps")
+    assert PlainFile(spec(tmp_path, a_job=bare)).read() == b"steps"
+
+
 def test_what_was_forgotten_is_kept_no_more(tmp_path: Path) -> None:
     PlainFile(spec(tmp_path)).write(b"steps")
     PlainFile(spec(tmp_path)).forget()

@@ -62,7 +62,7 @@ class PlainFile:
 def _mark(spec: RunSpec) -> str:
     job = spec.job
     fields = {key: value for key, value in job.to_dict().items() if key not in _JOB}
-    fields["hparams"] = {key: value for key, value in fields["hparams"].items() if key != "lr"}
+    fields["hparams"] = {key: value for key, value in fields.get("hparams", {}).items() if key != "lr"}
     samples = numbers_of_samples(spec.devices, job.hparams.accumulate)
     where = [spec.kind, spec.initial_weights, guards.versions()]
     # The plain loop takes a whole batch where the technique cuts them.
