@@ -8,6 +8,7 @@ follows from the job's seed and the epoch's number alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -82,6 +83,10 @@ class Data(Protocol):
         """
         ...
 
+    def aside(self) -> AbstractContextManager[None]:
+        """Around looks at batches, after which the data's own objects count as if nobody had looked."""
+        ...
+
     def kept(self, position: Position) -> Any:
         """What the data's own objects count, so that one can go on from ``position``; JSON-ready."""
         ...
@@ -108,6 +113,9 @@ def total_steps(hparams: HParams, data: Data) -> int | None:
 
 class KeepsNothing:
     """Data that follow from where training stands alone."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def kept(self, position: Position) -> Any:
         return None

@@ -209,7 +209,9 @@ class Training:
             self.parallel = adapting.adapt(returned, model, ranks, request.technique)
             self.objective = Objective(self.job, model, ranks.device).of(self.data)
             if self.parallel.wants_example:
-                first = next(self.data.batches(Position(), Cut(self.hparams.accumulate), 1)).micro_batches[0]
+                with self.data.aside():
+                    batch = next(self.data.batches(Position(), Cut(self.hparams.accumulate), 1))
+                first = batch.micro_batches[0]
                 self.parallel.prepare(self.objective, first.data, first.samples)
 
     def _prepare(self) -> None:

@@ -66,7 +66,8 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
     # It is tried on small tensors that are real.
     optimizer = optimizers.make_optimizer(job.hparams, groups, adapted)
     cut = Cut(job.hparams.accumulate, adapted.share, adapted.shares)
-    batch = next(data.batches(Position(), cut, 1))
+    with data.aside():
+        batch = next(data.batches(Position(), cut, 1))
     prepared, count = objective.prepare(batch.micro_batches[0].data, max(1, batch.micro_batches[0].samples))
     fake_batch = precision.map_tensors(mode.from_tensor, prepared)
     tracker = MemTracker()

@@ -58,7 +58,7 @@ class Stream:
     def beginning(self, count: int) -> list[GlobalBatch]:
         """The first batches, whole; kept until one goes through them, for starting workers takes long."""
         if len(self._begun) < count:
-            with self._aside():
+            with self.aside():
                 self._begun = list(itertools.islice(self._endless(Position(), Cut()), count))
         begun = self._begun[:count]
         try:
@@ -68,7 +68,7 @@ class Stream:
             return begun
 
     def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
-        with self._aside():
+        with self.aside():
             yield from _dealt(self.batches(Position(), Cut(), limit), share, shares)
 
     def kept(self, position: Position) -> Any:
@@ -86,7 +86,7 @@ class Stream:
         return [{}, None] if _has_lasting_workers(self._loader) else self._state.values()
 
     @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
+    def aside(self) -> Iterator[None]:
         """What is run through inside is run through again afterwards, as if for the first time."""
         with self._state.put_back() as is_back:
             yield
@@ -115,7 +115,7 @@ class Stream:
         loader, self._looked = self._loader, True
         if self._batch_dim is None and isinstance(loader, DataLoader):
             # It may have no samples, or none that can be seen alone.
-            with self._aside(), contextlib.suppress(Exception):
+            with self.aside(), contextlib.suppress(Exception):
                 self._layout = layouts.of_collated(loader.collate_fn, any_sample(loader))
 
     def few(self, sizes: Sequence[int]) -> Data:

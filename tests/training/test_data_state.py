@@ -266,6 +266,8 @@ def test_looking_ahead_changes_nothing(name: str) -> None:
     data.first()
     list(data.few([2, 1]).batches(Position(), Cut(), 2))
     list(data.whole(0, 2, 2))
+    with data.aside():
+        next(data.batches(Position(), Cut(2), 1))
     assert data.layout is not None
     parts = [taken(data, Position(), 2, 0), taken(loaded(name), Position(), 2, 1)]
     joined = [one + other for (_, one), (_, other) in zip(*parts, strict=True)]
