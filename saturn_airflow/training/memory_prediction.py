@@ -65,6 +65,9 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
         return None
     # It is tried on small tensors that are real.
     optimizer = optimizers.make_optimizer(job.hparams, groups, adapted)
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            group["fused"] = False  # it works in place, for which tensors without memory would show copies
     cut = Cut(job.hparams.accumulate, adapted.share, adapted.shares)
     with data.aside():
         batch = next(data.batches(Position(), cut, 1))
