@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.launch import restarting, runs
+from saturn_airflow.launch import checkpoint_files, restarting, runs
 from saturn_airflow.launch.restarting import FROM_SCRATCH, GO_ON, Asker, Decision
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.formats import NewerFormatError
@@ -133,7 +133,9 @@ def test_whoever_goes_on_after_a_change_needs_not_ask_again(tmp_path: Path) -> N
     ran(tmp_path, job=before)
     checkpoint = tmp_path / "state" / "checkpoints" / "step-00000010"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "manifest.json").write_text(json.dumps({"definition": Definition.of(before).to_dict()}))
+    manifest = {"definition": Definition.of(before).to_dict()}
+    whole = {**manifest, checkpoint_files.HASH: checkpoint_files.digest_of(manifest)}
+    (checkpoint / "manifest.json").write_text(json.dumps(whole))
     decision = decided(tmp_path, CLEARED, now, wish=GO_ON)
     assert decision.goes_on_from == Definition.of(before).hash
     ran(tmp_path, job=now, try_number=3)

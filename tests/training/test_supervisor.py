@@ -250,7 +250,7 @@ def test_nothing_survives_the_one_who_started_it(tmp_path: Path) -> None:
     assert len(processes) == 4, "supervisor, guard, two ranks"
     process.kill()
     process.wait()
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
     assert leases.holders(tmp_path / "leases") == {}
     end = Run(Path(folder)).wait()
@@ -290,7 +290,7 @@ def test_nothing_survives_its_supervisor(tmp_path: Path, monkeypatch: pytest.Mon
     processes[0].kill()
     end = run.wait()
     assert end["status"] == "lost"
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
     assert leases.holders(tmp_path / "leases") == {}
     assert not list(tmp_path.glob("saturn-*")), "files for as long as it ran"
@@ -434,7 +434,7 @@ def test_killing_the_whole_group_leaves_nothing(tmp_path: Path) -> None:
     until(run, "step", 2)
     processes = family(run)
     os.killpg(processes[0].pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
     assert run.wait()["status"] == "lost"
 
