@@ -173,6 +173,13 @@ def by_pair() -> list[Cell]:
     return cells
 
 
+def by_data() -> list[Cell]:
+    """Families of data that remember, resumed in their second epoch."""
+    remembering = [name for name, family in families().items() if family.kind == "data that remember"]
+    pairs = (PLAIN[0], PLAIN[0]), (PLAIN[1], PLAIN[2]), (PLAIN[5], PLAIN[1])
+    return [Cell(recipe(name), after, before) for name in remembering for before, after in pairs]
+
+
 def _drawn(choices: Sequence[Choice], place: str) -> Choice:
     """One of ``choices``, for this place alone: with one more choice, few places get another."""
     return max(choices, key=lambda choice: hashlib.sha1(f"{place}: {choice}".encode()).hexdigest())
@@ -180,7 +187,8 @@ def _drawn(choices: Sequence[Choice], place: str) -> Choice:
 
 def all_cells() -> list[Cell]:
     """The whole matrix."""
-    return [*by_family(), *by_optimizer(), *by_pair()]
+    cells = [*by_family(), *by_optimizer(), *by_data(), *by_pair()]
+    return list({cell.name: cell for cell in cells}.values())
 
 
 def first_steps(cell: Cell) -> Cell:

@@ -51,8 +51,12 @@ def train(recipe: Recipe) -> dict[str, Any]:
     loss_of = _load(family.loss) if family.loss else None
     optimizer = _load(recipe.optimizer)(_groups(recipe, model), lr=recipe.lr, **recipe.optimizer_args)
     losses = []
-    for _ in range(recipe.epochs):
-        for batch in rooms.data(recipe.family):
+    batches = rooms.data(recipe.family)
+    for epoch in range(recipe.epochs):
+        for part in (batches, *(getattr(batches, name, None) for name in ("sampler", "dataset"))):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        for batch in batches:
             batch = _double(batch)
             parts = _parts(batch, recipe.accumulate, family.ignored) if family.couples else [(batch, 1.0)]
             total = 0.0
