@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.model.disks import write_whole
+
 MANIFEST = "manifest.json"
 HASH = "sha256"
 #: What names of folders begin with that are on their way out.
@@ -124,7 +126,7 @@ def finish_removing(folder: Path) -> None:
 def note_removed(folder: Path, names: Iterable[str], why: str) -> None:
     """Note in a folder of checkpoints which of them were taken away on purpose."""
     with contextlib.suppress(OSError):
-        (folder / NOTE).write_text(json.dumps({"checkpoints": sorted(names), "why": why}))
+        write_whole(folder / NOTE, json.dumps({"checkpoints": sorted(names), "why": why}))
 
 
 def why_removed(folder: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from dataclasses import asdict, dataclass
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, NotANumberError
-from saturn_airflow.model.errors import InvalidSweepError, JobError, SaturnError
+from saturn_airflow.model import disks
+from saturn_airflow.model.errors import DiskError, InvalidSweepError, JobError, SaturnError
 
 Status = Literal[
     "finished",
@@ -22,7 +24,7 @@ Status = Literal[
     "hung",
     "lost",
 ]
-Whose = Literal["", "job", "technique"]
+Whose = Literal["", "job", "technique", "node"]
 
 _PACKAGE = str(Path(__file__).parent.parent)
 _NO_MEMORY = (
@@ -80,7 +82,7 @@ class Failure:
         or its GPU failed.
     :param reason: one sentence.
     :param traceback: of the exception, or where a hung process stood; empty where there is none.
-    :param whose: whose code raised, where that is known.
+    :param whose: whose code raised, where that is known; of the ``node`` it is the disk.
     :param rank: the rank that failed first.
     :param peer_lost: it failed because another rank was gone.
     :param signal: the name of the signal that ended it; empty where none did.
@@ -124,6 +126,11 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
         return Failure(status="lost", reason=f"the GPU failed: {_one_line(cause)}", traceback=text, rank=rank)
     if isinstance(error, NotANumberError):
         return Failure(status="not_a_number", reason=str(error), whose="job", rank=rank, common=error.common)
+    if isinstance(error, DiskError) or (not isinstance(error, SaturnError) and disks.is_fault(error)):
+        reason = str(error) if isinstance(error, DiskError) else _one_line(error)
+        if isinstance(error, OSError) and error.filename:
+            reason = str(disks.fault(Path(os.fsdecode(error.filename)), error))
+        return Failure(status="lost", reason=reason, traceback=text, whose="node", rank=rank)
     if isinstance(error, InvalidSweepError | JobError):
         # Without a cause the message says it all.
         text = text if error.__cause__ is not None else ""

@@ -8,7 +8,10 @@ launches over their pipes. They are in no environment that a process begins with
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
+import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,13 +21,14 @@ from urllib.parse import quote
 
 from saturn_airflow.model import secrets
 from saturn_airflow.model.clear_secrets import HIDDEN
+from saturn_airflow.model.errors import JobError
 
 #: What Airflow looks for connections under, in the environment.
 CONNECTION = "AIRFLOW_CONN_"
 # What is shorter would be hidden in every second word.
 _SHORTEST = 5
-# What of an event is for people to read; the rest is read by programs, and must stay as it is.
-_READ_BY_PEOPLE = ("reason", "traceback", "message", "params", "tags")
+# What of an event, or in it, is for people to read; the rest is read by programs, and must stay as it is.
+_READ_BY_PEOPLE = ("reason", "traceback", "message", "params", "tags", "verdict", "verdicts", "why", "error")
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,25 @@ def kept() -> HandedOver:
 def receive(handed: HandedOver) -> None:
     """Make use of it in this process, which runs the job's code.
 
-    Airflow's ``BaseHook.get_connection`` finds the connections, and what is printed hides what is secret.
+    Airflow's ``BaseHook.get_connection`` finds the connections, and what is printed hides what is secret. Of
+    a process that ends by a fault, no image of its memory is left.
     """
     keep(handed)
     os.environ.update({CONNECTION + name.upper(): text for name, text in handed.connections.items()})
     if handed:
-        sys.stdout, sys.stderr = _hiding(sys.stdout), _hiding(sys.stderr)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = map(_hiding, before)
+        for handler in _log_handlers():  # libraries that were imported before the fork have such
+            if handler.stream in before:
+                handler.setStream(sys.stdout if handler.stream is before[0] else sys.stderr)
+
+
+def _log_handlers() -> Iterator[logging.StreamHandler[Any]]:
+    for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler):
+                yield handler
 
 
 def arguments(given: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -129,15 +146,55 @@ def hidden(text: str) -> str:
 
 def hidden_event(event: Mapping[str, Any]) -> dict[str, Any]:
     """An event without the secrets of this process in what people read of it."""
-    if not _kept.hidden:
-        return dict(event)
-    return {key: _hidden_in(value) if key in _READ_BY_PEOPLE else value for key, value in event.items()}
+    return dict(_hidden_in(event, False)) if _kept.hidden else dict(event)
 
 
-def _hidden_in(value: Any) -> Any:
+def _hidden_in(value: Any, told: bool) -> Any:
+    """``value`` without secrets where it is ``told`` to people, as all that is below such a name is."""
     if isinstance(value, Mapping):
-        return {key: _hidden_in(item) for key, item in value.items()}
-    return hidden(value) if isinstance(value, str) else value
+        return {key: _hidden_in(item, told or key in _READ_BY_PEOPLE) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hidden_in(item, told) for item in value]
+    return hidden(value) if told and isinstance(value, str) else value
+
+
+def is_in(data: bytes) -> bool:
+    """Whether a secret of this process stands in ``data`` as it is."""
+    return any(len(text) >= _SHORTEST and text.encode() in data for text in _kept.hidden)
+
+
+def taken_out(text: str) -> list[Any] | None:
+    """``text`` in parts, with the references of secrets in their places; None where it has none.
+
+    For what is kept on disk of a job's own objects, which may hold what they were given.
+
+    :raises JobError: when it has a secret of which there is no reference among the job's arguments.
+    """
+    if not _kept.hidden or hidden(text) == text:
+        return None
+    fields = {str(value): list(key) for key, value in _kept.values.items() if str(value) in _kept.hidden}
+    longest_first = sorted(fields, key=len, reverse=True)
+    pattern = "|".join(re.escape(value) for value in longest_first if len(value) >= _SHORTEST)
+    parts = re.split(f"({pattern})", text) if pattern else [text]
+    found = [fields[part] if number % 2 else part for number, part in enumerate(parts) if part]
+    if any(isinstance(part, str) and hidden(part) != part for part in found):
+        raise JobError("it has a secret in it, which no checkpoint may hold")
+    return found
+
+
+def put_back(parts: Sequence[Any]) -> str:
+    """The text that :func:`taken_out` was given, with the values that secrets have now.
+
+    :raises JobError: naming a secret that this process was not handed.
+    """
+    found = []
+    for part in parts:
+        if not isinstance(part, str) and tuple(part) not in _kept.values:
+            raise JobError(
+                f"the checkpoint refers to {part[1]} of connection {part[0]!r}, which the job has not"
+            )
+        found.append(part if isinstance(part, str) else str(_kept.values[tuple(part)]))
+    return "".join(found)
 
 
 class _Hiding:

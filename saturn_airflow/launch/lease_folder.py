@@ -23,7 +23,7 @@ from typing import Any
 
 from saturn_airflow.launch import trusted_folder
 from saturn_airflow.launch.trusted_folder import UntrustedFolderError
-from saturn_airflow.model import formats
+from saturn_airflow.model import disks, formats
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.sharing import use
@@ -82,6 +82,7 @@ class LeaseFolder:
 
     :ivar ignored: what was found in it that is not as Saturn writes it, by name, with the reason.
     :raises InvalidSweepError: when it can't be used, or others could tamper with it.
+    :raises DiskError: when its disk is full or fails.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -102,6 +103,8 @@ class LeaseFolder:
                     f"several users share its devices, to one of a group's: {_how_to_share(folder)}"
                 ) from None
             except OSError as error:
+                if disks.is_fault(error):
+                    raise disks.fault(folder, error) from None
                 raise InvalidSweepError(
                     f"the folder of device leases {folder} can't be used ({error.strerror}); "
                     f"set {FOLDER_VARIABLE} to a folder on this node's own disk"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 from saturn_airflow.launch import whereabouts
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import OF_SWEEPS, slug
 from saturn_airflow.model.formats import NewerFormatError
@@ -46,12 +46,7 @@ class Ledger:
         """
         path = self._file(sweep.key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}.new")
-        try:
-            new.write_text(json.dumps(sweep.to_dict()))
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
+        write_whole(path, json.dumps(sweep.to_dict()))
 
     def remove(self, key: str) -> None:
         """The sweep has ended."""

@@ -18,6 +18,7 @@ from saturn_airflow.launch import checkpoint_files, runs
 from saturn_airflow.launch.runs import Run
 from saturn_airflow.model import formats
 from saturn_airflow.model.definition import CODE, Change, Definition
+from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.folders import SUPERSEDED, superseded
 
 Wish = Literal["from_scratch", "go_on"]
@@ -118,7 +119,7 @@ def set_aside(folder: Path, why: str) -> Path:
     """
     leaving = folder / _LEAVING
     leaving.mkdir(parents=True, exist_ok=True)
-    (leaving / "why.json").write_text(json.dumps({"why": why, "time": time.time()}))
+    write_whole(leaving / "why.json", json.dumps({"why": why, "time": time.time()}))
     complete(folder)
     return folder / superseded(number(folder) - 1)
 
@@ -146,7 +147,7 @@ def conclude(run: Run, asker: Asker, *, wanted: bool = True) -> None:
     """
     note = {"attempt": asker.attempt, "try_number": asker.try_number, "wanted": wanted}
     with contextlib.suppress(OSError):
-        (run.folder / _CONCLUSION).write_text(json.dumps(note))
+        write_whole(run.folder / _CONCLUSION, json.dumps(note))
 
 
 def is_concluded(run: Run) -> bool:
@@ -169,7 +170,8 @@ def was_cleared(folder: Path, standing: Sequence[float]) -> bool:
 
 def ask_for(folder: Path, wish: Wish) -> None:
     """Leave a wish for the next time that the job is trained."""
-    (folder / _WISH).write_text(json.dumps({**formats.stamp("a wish"), "wish": wish, "time": time.time()}))
+    told = {**formats.stamp("a wish"), "wish": wish, "time": time.time()}
+    write_whole(folder / _WISH, json.dumps(told))
 
 
 def wish_of(folder: Path) -> Wish | None:

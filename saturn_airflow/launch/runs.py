@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import logging
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +30,8 @@ from saturn_airflow.launch.event_file import Event as Event
 from saturn_airflow.launch.handed_over import NOTHING, HandedOver
 from saturn_airflow.launch.run_spec import RunSpec as RunSpec
 from saturn_airflow.launch.run_spec import read_spec as read_spec
-from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model import disks
+from saturn_airflow.model.errors import DiskError, InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -76,16 +79,20 @@ class Run:
             return None
         if (said := event_file.ending(self.folder)) is not None:
             return said
-        return {
-            "event": "end",
-            "time": time.time(),
-            "status": "lost",
-            "reason": "the run's supervisor is gone without a word; " + self._last_words(),
-            "traceback": "",
-            "result": {},
-        }
+        end: Event = {"event": "end", "time": time.time(), "status": "lost", "traceback": "", "result": {}}
+        end["reason"] = "the run's supervisor is gone without a word; " + self._last_words()
+        try:
+            disks.check_room(self.folder)
+        except DiskError as error:
+            end |= {"reason": f"{end['reason']}; {error}", "whose": "node"}
+        return end
 
-    def events(self, poll: float = 0.1, give_up: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+    def events(
+        self,
+        poll: float = 0.1,
+        give_up: Callable[[], bool] = lambda: False,
+        kept: Callable[[], bool] = lambda: True,
+    ) -> Iterator[Event]:
         """Follow the run: everything that happens, up to and including its ``end``.
 
         Each event is a mapping with ``event`` (its name) and ``time`` (seconds since the epoch). A run whose
@@ -94,6 +101,7 @@ class Run:
 
         :param poll: seconds between looks.
         :param give_up: asked at every look; when it says True, following ends without an ``end``.
+        :param kept: whether what came of the events is kept, so that whoever follows next need not read them.
         """
         read, noted_at = self.offset, -math.inf
         try:
@@ -117,15 +125,18 @@ class Run:
                     return
                 if time.monotonic() - noted_at >= 1.0:
                     noted_at = time.monotonic()
-                    self._note(read)
+                    self._note(read if kept() else None)
                 time.sleep(poll)
         finally:
-            self._note(read)
+            self._note(read if kept() else None)
 
     def read_on(self) -> None:
         """Let :meth:`events` begin where the last one who followed this run had come to."""
         with contextlib.suppress(OSError, ValueError):
-            self.offset = int((self.folder / "followed").read_text())
+            followed = int((self.folder / "followed").read_text())
+            # A damaged note must not hide what is to come: what was read already comes once more.
+            said = (self.folder / event_file.NAME).stat().st_size
+            self.offset = followed if 0 <= followed <= said else 0
 
     def so_far(self) -> list[Event]:
         """Everything that has happened; how far anybody has followed is not changed."""
@@ -189,14 +200,18 @@ class Run:
         self._wait_until_gone(5.0)
 
     def _pid(self) -> int | None:
-        if not self.is_alive() or (self.folder / "host").read_text() != socket.gethostname():
-            return None
-        text = (self.folder / "alive").read_text()
-        return int(text) if text else None
+        with contextlib.suppress(OSError, ValueError):
+            if self.is_alive() and (self.folder / "host").read_text() == socket.gethostname():
+                pid = int((self.folder / "alive").read_text())
+                return pid if pid > 1 else None  # others would mean groups of processes, or all of them
+        return None
 
-    def _note(self, offset: int) -> None:
+    def _note(self, offset: int | None) -> None:
+        """Note that the run is followed, and how far; the first alone with None."""
+        # Not as a whole: the time of the file is what counts, on a full disk too.
         with contextlib.suppress(OSError):
-            (self.folder / "followed").write_text(str(offset))
+            path = self.folder / "followed"
+            path.touch() if offset is None else path.write_text(str(offset))
 
     def _wait_until_gone(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -226,14 +241,22 @@ def start(spec: RunSpec, handed: HandedOver = NOTHING) -> Run:
     """Start a run in a process group of its own.
 
     :param handed: secrets for its processes.
-    :raises InvalidSweepError: when its folder can't be written.
+    :raises DiskError: when its disk is full or fails.
+    :raises InvalidSweepError: when its folder can't be written for another reason.
     """
+    runs = Path(spec.folder) / "runs"
     try:
-        folder = _new_folder(Path(spec.folder) / "runs")
-        (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
-        (folder / "host").write_text(socket.gethostname())
-        return _start(spec, folder, handed)
+        runs.mkdir(parents=True, exist_ok=True)
+        disks.check_room(runs)
+        with _new_folder(runs) as folder:
+            disks.write_whole(folder / "spec.json", json.dumps(spec.to_dict()))
+            (folder / "host").write_text(socket.gethostname())
+            # Of what its supervisor writes first, no file is to be made.
+            (folder / event_file.NAME).touch()
+            return _start(spec, folder, handed)
     except OSError as error:
+        if disks.is_fault(error):
+            raise disks.fault(runs, error) from None
         raise InvalidSweepError(
             f"job {spec.job.name!r} can't be run in {spec.folder}: {error.strerror}; its state needs a "
             "folder that every node can write and lock, with room to spare"
@@ -272,7 +295,8 @@ def has_asked(folder: str | Path, since: float) -> bool:
 def failures(folder: str | Path, counts: Callable[[Run], bool] = Run.exists, node: str | None = None) -> int:
     """How many runs of a job ended badly: not finished, and not because they were told to stop.
 
-    One that was lost and had written a checkpoint does not count: its node went, and the job got on.
+    One that was lost and had written a checkpoint does not count: its node went, and the job got on. Neither
+    does what was the node's own fault, such as a full disk.
 
     :param counts: whether a run is to be counted.
     :param node: where the job is now; what was lost elsewhere went with its node, and does not count.
@@ -280,7 +304,7 @@ def failures(folder: str | Path, counts: Callable[[Run], bool] = Run.exists, nod
     count = 0
     for run in all_of(folder):
         end = run.end
-        if end is None or end["status"] in ("finished", "stopped"):
+        if end is None or end["status"] in ("finished", "stopped") or end.get("whose") == "node":
             continue
         lost = end["status"] == "lost" and (run.has_saved() or node not in (None, run.spec.node))
         count += not lost and counts(run)
@@ -343,6 +367,9 @@ def _start(spec: RunSpec, folder: Path, handed: HandedOver) -> Run:
     ):
         # The lock lives as long as the supervisor, from before its first instruction on.
         fcntl.flock(alive, fcntl.LOCK_EX)
+        # Once it runs no full disk is in the way of its number: it has its place.
+        alive.write(" " * 20)
+        alive.flush()
         pid = fork_server.start(
             [str(folder)],
             variables,
@@ -364,7 +391,8 @@ def _start(spec: RunSpec, folder: Path, handed: HandedOver) -> Run:
                 pass_fds=[alive.fileno(), *private],
             )
             pid = process.pid
-        alive.write(str(pid))
+        with contextlib.suppress(OSError):
+            os.pwrite(alive.fileno(), str(pid).encode(), 0)
     return Run(folder, process)
 
 
@@ -410,15 +438,20 @@ def last_checkpoint(folder: str | Path) -> Event | None:
     return saved
 
 
-def _new_folder(runs: Path) -> Path:
-    runs.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(path.name) for path in runs.iterdir() if path.name.isdigit()), default=0)
-    while True:
-        try:
-            (runs / f"{number:04}").mkdir()
-            return runs / f"{number:04}"
-        except FileExistsError:
-            number += 1
+@contextlib.contextmanager
+def _new_folder(runs: Path) -> Iterator[Path]:
+    """The folder of one more run; it goes where the run can't be started."""
+    last = max((int(path.name) for path in runs.iterdir() if path.name.isdigit()), default=0)
+    for number in itertools.count(last + 1):
+        folder = runs / f"{number:04}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+    try:
+        yield folder
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _is_locked(path: Path) -> bool:

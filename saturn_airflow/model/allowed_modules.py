@@ -1,7 +1,8 @@
 """Which modules a reference may name: jobs are data, and who writes data must not run any code there is.
 
-Python's standard library never, since ``os:system`` is a reference too. Where ``[saturn] allowed_modules`` is
-set, nothing else than what it names; processes that run users' code are told by an environment variable.
+Python's standard library never, since ``os:system`` is a reference too, nor this package, whose functions
+start processes. Where ``[saturn] allowed_modules`` is set, nothing else than what it names; processes that
+run users' code are told by an environment variable.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from saturn_airflow.model.errors import InvalidSweepError
 #: Module names with commas between them; each allows what is below it, too.
 VARIABLE = "SATURN_ALLOWED_MODULES"
 #: What any job may name: optimizers and schedulers.
-ALWAYS = ("torch.optim", "saturn_airflow")
+ALWAYS = ("torch.optim",)
+_OWN = ("saturn_airflow",)
 
 
 def configured() -> tuple[str, ...]:
@@ -68,6 +70,11 @@ def check_module(
             f"{what}: {module!r} is of Python's standard library, which jobs can't name; write a function of "
             "your own that calls it"
         )
+    if covers(_OWN, module):
+        raise InvalidSweepError(
+            f"{what}: {module!r} is Saturn's own, which jobs can't name; write a function of your own that "
+            "calls it"
+        )
     if allowed and not covers(ALWAYS, module):
         raise InvalidSweepError(
             f"{what}: module {module!r} is not among [saturn] allowed_modules ({', '.join(allowed)}); "
@@ -75,22 +82,32 @@ def check_module(
         )
 
 
-def check_found(found: Any, module: str, what: str) -> None:
-    """Refuse a function or class of the standard library that another module merely imports.
+def check_found(found: Any, module: str, what: str, allowed: Collection[str] | None = None) -> None:
+    """Refuse a function or class that its module merely imports from where references may name nothing.
 
+    :param allowed: names of modules; None for what is configured.
     :raises InvalidSweepError: as :func:`check_module`.
     """
+    allowed = configured() if allowed is None else allowed
     origin = getattr(found, "__module__", None)
     if not (inspect.isroutine(found) or inspect.isclass(found)) or not isinstance(origin, str):
         return
-    if origin.split(".")[0] in sys.stdlib_module_names and origin != module:
-        allowed = configured()
-        known = sys.modules.get(origin)
-        if _is_standard(origin, getattr(known, "__spec__", None)) and not covers(allowed, origin):
-            raise InvalidSweepError(
-                f"{what}: it is {origin}.{found.__name__} of Python's standard library, which jobs can't "
-                "name; write a function of your own that calls it"
-            )
+    if origin == module or covers(allowed, origin):
+        return
+    here = f"{what}: it is {origin}.{found.__name__}"
+    known = sys.modules.get(origin)
+    if _is_standard(origin, getattr(known, "__spec__", None)):
+        raise InvalidSweepError(
+            f"{here} of Python's standard library, which jobs can't name; write a function of your own that "
+            "calls it"
+        )
+    if covers(_OWN, origin):
+        raise InvalidSweepError(f"{here}, which is Saturn's own; write a function of your own that calls it")
+    if allowed and not covers(ALWAYS, origin):
+        raise InvalidSweepError(
+            f"{here}, and module {origin!r} is not among [saturn] allowed_modules ({', '.join(allowed)}); "
+            "whoever runs this deployment may add it"
+        )
 
 
 def _is_standard(module: str, spec: ModuleSpec | None) -> bool:

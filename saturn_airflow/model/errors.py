@@ -18,5 +18,9 @@ class MissedDeadlineError(InvalidSweepError):
     """No plan ends by the deadline, or none was found that does."""
 
 
+class DiskError(SaturnError):
+    """A disk is full, or can't be written: a fault of the machine, which may be mended; no job failed."""
+
+
 class JobError(SaturnError):
     """The job's own code raised, or its loss is not a number: this job fails, the others go on."""

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from saturn_airflow.model import formats
+from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 
 Source = Literal["measured", "history", "interpolated"]
 #: How the reason of whatever ran out of memory begins.
 OUT_OF_MEMORY = "out of memory"
+
+_NAMES = ("fingerprint", "technique", "kind", "version", "reason", "source", "stale")
 
 
 class Key(NamedTuple):
@@ -154,6 +157,23 @@ class Estimate:
     def from_dict(cls, data: Mapping[str, Any]) -> Estimate:
         """The estimate that :meth:`to_dict` described."""
         return cls(**formats.known_fields(cls, data))
+
+    def check(self) -> None:
+        """Raise InvalidSweepError where a value can't be right: others than Saturn may have written it."""
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            if one.name in _NAMES:
+                right = isinstance(value, str) or (value is None and one.default is None)
+            elif isinstance(one.default, bool):
+                right = isinstance(value, bool)
+            elif one.default_factory is not dataclasses.MISSING:
+                right = isinstance(value, Mapping)
+            else:
+                right = type(value) in (int, float) and math.isfinite(value) and value >= 0
+            if not right:
+                raise InvalidSweepError(f"an estimate's {one.name} is {value!r:.80}")
+        if type(self.devices) is not int or self.devices < 1:
+            raise InvalidSweepError(f"an estimate is of {self.devices!r:.80} devices")
 
     def seconds(self, batches: int) -> float:
         """Seconds that training for ``batches`` global batches will take, from having the devices on."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saturn_airflow.model import initial_weights, metrics, references, secrets, trainer_jobs
-from saturn_airflow.model.arguments import checked, fields_of, json_mapping, number, unknown
+from saturn_airflow.model.arguments import checked, fields_of, json_mapping, number
 from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.references import Reference
@@ -25,11 +25,10 @@ _EXAMPLES = {
     "optimizer": "torch.optim:AdamW",
     "parameter_groups": "shop.models:parameter_groups",
     "lr_scheduler": "torch.optim.lr_scheduler:CosineAnnealingLR",
-    **{
-        name.lower(): f"torch.optim:{name}"
-        for name in ("Adam", "AdamW", "Adafactor", "Muon", "RMSprop", "SGD")
-    },
+    **{n.lower(): f"torch.optim:{n}" for n in ("Adam", "AdamW", "Adafactor", "Muon", "RMSprop", "SGD")},
 }
+# What schedulers are called with besides their arguments.
+_TO_SCHEDULERS = ["optimizer", "total_steps", "num_training_steps"]
 #: Classes of torch's that the training loop can't step.
 _REFUSED = {
     "optimizer": {"LBFGS": "computes the loss several times a step; choose another"},
@@ -147,8 +146,8 @@ class Job:
     :param loss_function: called with the model's outputs and the targets; returns the mean over the
         samples as a scalar, or a pair ``(sum, count)`` where the mean is over something else, such as
         tokens. Without it the outputs' ``loss`` is used, as Hugging Face models have it. A batch that is a
-        mapping goes to the model as keyword arguments and to the loss whole (with a loss function given,
-        ``labels`` are kept from the model); a batch that is a pair is (inputs, targets).
+        mapping or a dataclass goes to the model as keyword arguments and to the loss whole (with a loss
+        function, ``labels`` are kept from the model); one that is a pair is (inputs, targets).
     :param hparams: hyper-parameters.
     :param model_args: keyword arguments of ``load_model``. ``Secret("conn_id", "password")`` may stand for
         any value among these and ``data_args``.
@@ -372,16 +371,17 @@ class Job:
         """
         for what, reference in self.named_references():
             references.check(reference, what)
-        for name, given in (
-            ("load_model", "model_args"),
-            ("load_dataloader", "data_args"),
-            ("load_eval_dataloader", "data_args"),
+        hparams = self.hparams
+        size = ["batch_size"] if hparams.batch_size is not None else []
+        for named, name, given, also in (
+            (self.load_model, "model_args", self.model_args, []),
+            (self.load_dataloader, "data_args", self.data_args, size),
+            (self.load_eval_dataloader, "data_args", self.data_args, size),
+            (hparams.optimizer, "optimizer_args", hparams.optimizer_args, ["params", "lr"]),
+            (hparams.lr_scheduler, "lr_scheduler_args", hparams.lr_scheduler_args, _TO_SCHEDULERS),
         ):
-            takes = references.parameters(getattr(self, name) or "")
-            wrong = [key for key in getattr(self, given) if takes is not None and key not in takes]
-            if takes is not None and wrong:
-                told = unknown(wrong[0], takes)
-                raise InvalidSweepError(f"job {self.name!r}: {given} of {getattr(self, name)!r}: {told}")
+            what = f"job {self.name!r}: {name} of {named!r}"
+            references.check_arguments(str(named or ""), what, given, also)
 
     def to_dict(self) -> dict[str, Any]:
         """This job as JSON-ready data, for XCom and files; fields at their default are left out."""

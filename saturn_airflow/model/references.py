@@ -11,15 +11,19 @@ import importlib
 import importlib.machinery
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from saturn_airflow.model import allowed_modules
+from saturn_airflow.model.arguments import unknown
 from saturn_airflow.model.errors import InvalidSweepError
 
+# How often what a module imports from another is looked up there.
+_IMPORTS = 3
 _REFERENCE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 # Airflow loads a DAG file under a name of its own; its functions are found again by the file's stem.
 _DAG_FILE_MODULE = re.compile(r"^unusual_prefix_[0-9a-f]+_(?P<stem>.+)$")
 
@@ -69,7 +73,7 @@ def load(reference: str, allowed: Collection[str] | None = None) -> Any:
     """
     check_allowed(reference, "a reference", allowed)
     found = resolve(reference)
-    allowed_modules.check_found(found, reference.partition(":")[0], f"reference {reference!r}")
+    allowed_modules.check_found(found, reference.partition(":")[0], f"reference {reference!r}", allowed)
     return found
 
 
@@ -123,19 +127,117 @@ def check(reference: str, what: str) -> None:
         raise InvalidSweepError(f"{what}: module {module_name!r} has no {name!r} (of {reference!r})")
 
 
-def parameters(reference: str) -> tuple[str, ...] | None:
-    """Names of the parameters of a function that ``reference`` names, from its source.
+def check_arguments(reference: str, what: str, given: Iterable[str], also: Iterable[str] = ()) -> None:
+    """Check that what ``reference`` names takes these arguments and needs no others, as its source tells.
 
-    None where the source does not tell: a class, something imported or decorated, or ``**kwargs``.
+    :param also: arguments that it is given if it takes them.
+    :raises InvalidSweepError: naming the one that is wrong or missing.
+    """
+    if (takes := parameters(reference)) is None:
+        return
+    if wrong := [name for name in given if name not in takes.names]:
+        raise InvalidSweepError(f"{what}: {unknown(wrong[0], takes.names)}")
+    if lacking := [name for name in takes.needed if name not in {*given, *also}]:
+        elsewhere = ", or as HParams(batch_size=...)" if lacking[0] == "batch_size" else ""
+        raise InvalidSweepError(f"{what}: it needs {lacking[0]!r}; give it there{elsewhere}")
+
+
+class Takes(NamedTuple):
+    """What a function takes by name: all of it, and what it can't be called without."""
+
+    names: tuple[str, ...]
+    needed: tuple[str, ...]
+
+
+def parameters(reference: str, depth: int = 0) -> Takes | None:
+    """What the function or class that ``reference`` names takes, from its source.
+
+    None where the source does not tell: something decorated, what is inherited, or ``**kwargs``.
+
+    :param depth: of how many imports the reference is known.
     """
     module_name, _, name = reference.partition(":")
     spec = find_spec(module_name) if name else None
-    tree = _source(spec.origin) if spec is not None else None
-    found = [node for node in tree.body if name in _defined_by(node)] if tree is not None else []
-    if len(found) != 1 or not isinstance(found[0], ast.FunctionDef) or found[0].decorator_list:
+    found = _definitions(spec.origin).get(name, []) if spec is not None else []
+    if len(found) == 1 and isinstance(found[0], ast.ImportFrom) and spec is not None and depth < _IMPORTS:
+        origin = _absolute(found[0], spec.parent or "")
+        (alias,) = [one for one in found[0].names if (one.asname or one.name) == name]
+        return parameters(f"{origin}:{alias.name}", depth + 1)
+    if len(found) != 1 or not isinstance(found[0], ast.FunctionDef | ast.ClassDef):
         return None
-    takes = found[0].args
-    return None if takes.kwarg else tuple(one.arg for one in (*takes.args, *takes.kwonlyargs))
+    if not isinstance(found[0], ast.ClassDef):
+        return _taken_by(found[0])
+    made = {node.name: node for node in found[0].body if isinstance(node, ast.FunctionDef)}
+    if found[0].decorator_list or found[0].keywords or "__init__" not in made or "__new__" in made:
+        return None
+    takes = _taken_by(made["__init__"])
+    return takes and Takes(takes.names[1:], tuple(one for one in takes.needed if one != takes.names[0]))
+
+
+def _taken_by(function: ast.FunctionDef) -> Takes | None:
+    takes = function.args
+    if function.decorator_list or takes.kwarg or takes.posonlyargs:
+        return None
+    of_defaults = len(takes.args) - len(takes.defaults)
+    only = zip(takes.kwonlyargs, takes.kw_defaults, strict=True)
+    needed = [*takes.args[:of_defaults], *(one for one, default in only if default is None)]
+    names = [*takes.args, *takes.kwonlyargs]
+    return Takes(tuple(one.arg for one in names), tuple(one.arg for one in needed))
+
+
+def imported_by(reference: str) -> list[str]:
+    """What a module's source may import under the name that ``reference`` has, as references.
+
+    Empty where the module defines it, or has no source.
+    """
+    module_name, _, name = reference.partition(":")
+    spec = find_spec(module_name)
+    tree = _source(spec.origin) if spec is not None else None
+    if spec is None or tree is None:
+        return []
+    package = spec.name if spec.submodule_search_locations else spec.name.rpartition(".")[0]
+    nodes = list(_run_by_import(tree))
+    imports = [(node, alias) for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    found = [(node, alias.name) for node, alias in imports if name == (alias.asname or alias.name)]
+    lines = [node.lineno for node in nodes if name == _made_by(node)] + [node.lineno for node, _ in found]
+    # Whatever a star brings replaces what was there before.
+    found += [
+        (node, name) for node, alias in imports if alias.name == "*" and node.lineno > max(lines, default=0)
+    ]
+    return [f"{_absolute(node, package)}:{what}" for node, what in found]
+
+
+def _run_by_import(tree: ast.Module) -> Iterator[Any]:
+    """The nodes of a module's source outside of functions and classes, and these themselves."""
+    waiting: list[Any] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, _SCOPES):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _made_by(node: ast.AST) -> str | None:
+    """The name that a node gives to something that is not imported."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return getattr(node, "name", None) if isinstance(node, _SCOPES) else None
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    """The module that ``from ... import`` names, in a module of ``package``."""
+    above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+    return ".".join([*above, *([node.module] if node.module else [])])
+
+
+@lru_cache(maxsize=64)
+def _definitions(origin: str | None) -> dict[str, list[ast.stmt]]:
+    """The statements at the top level of a module that may define each name."""
+    tree, found = _source(origin), dict[str, list[ast.stmt]]()
+    for statement in tree.body if tree is not None else []:
+        for name in _defined_by(statement):
+            found.setdefault(name, []).append(statement)
+    return found
 
 
 def _defined_by(statement: ast.stmt) -> set[str]:
@@ -148,7 +250,7 @@ def _defined_by(statement: ast.stmt) -> set[str]:
         alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
     ]
     return (
-        {node.id for node in nodes if isinstance(node, ast.Name)}
+        {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         | {node.name for node in nodes if isinstance(node, functions)}
         | {alias.asname or alias.name for alias in aliases}
     )
@@ -180,7 +282,7 @@ def _source(origin: str | None) -> ast.Module | None:
         return None
     try:
         return ast.parse(Path(origin).read_bytes())
-    except SyntaxError:
+    except (SyntaxError, ValueError):
         return None
 
 

@@ -119,6 +119,12 @@ class SweepSettings:
             )
 
     @property
+    def last_round(self) -> int:
+        """The last round of the DAG: with several nodes one more than are asked for, in reserve for a node
+        that is lost in the last of those."""
+        return self.rounds.most + (1 if len(self.cluster) > 1 else 0)
+
+    @property
     def promised(self) -> float:
         """The odds of the ends that are shown."""
         return PROMISED if self.confidence is None else self.confidence

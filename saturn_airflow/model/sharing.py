@@ -68,12 +68,29 @@ class SharedJob:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SharedJob:
-        """The job that :meth:`to_dict` described."""
+        """The job that :meth:`to_dict` described.
+
+        :raises InvalidSweepError: when a value can't be right.
+        """
         place = data.get("place")
         if place is not None:
             place = Place(**{**formats.known_fields(Place, place), "device_ids": tuple(place["device_ids"])})
+            whole = [place.devices, *place.device_ids]
+            if not isinstance(place.node, str) or any(type(number) is not int for number in whole):
+                raise InvalidSweepError(f"a job's place is {place!r:.200}")
         own = formats.known_fields(cls, data)
+        _check_numbers(own, ("left", "since", "setting_up"), ("leaving", "stopped", "leaves_in"))
         return cls(**{**own, "job": PlannedJob.from_dict(data["job"]), "place": place})
+
+
+def _check_numbers(fields: Mapping[str, Any], names: tuple[str, ...], optional: tuple[str, ...]) -> None:
+    for name in (*names, *optional):
+        value = fields.get(name, None if name in optional else 0.0)
+        none = value is None and name in optional
+        # What fits on no node that is up would take for ever, alone.
+        right = type(value) in (int, float) and (math.isfinite(value) or (name, value) == ("alone", math.inf))
+        if not none and not right:
+            raise InvalidSweepError(f"{name} is {value!r:.80}, which is no number of seconds or the like")
 
 
 @dataclass(frozen=True)
@@ -105,8 +122,16 @@ class SharedSweep:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SharedSweep:
-        """The sweep that :meth:`to_dict` described."""
+        """The sweep that :meth:`to_dict` described.
+
+        :raises InvalidSweepError: when a value can't be right.
+        """
         own = formats.known_fields(cls, data)
+        _check_numbers(own, ("arrived", "alone", "priority"), ("deadline",))
+        if not isinstance(data["name"], str) or not isinstance(own.get("team", ""), str):
+            raise InvalidSweepError(
+                f"a sweep's name is {data['name']!r:.80}, its team {own.get('team')!r:.80}"
+            )
         return cls(**{**own, "jobs": tuple(SharedJob.from_dict(job) for job in data["jobs"])})
 
 

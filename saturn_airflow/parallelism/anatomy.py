@@ -18,7 +18,7 @@ from torch.utils import _pytree
 
 from saturn_airflow.launch.failures import is_out_of_memory
 from saturn_airflow.launch.request import DoesNotFit
-from saturn_airflow.parallelism.blocks import find_blocks
+from saturn_airflow.parallelism.blocks import blocks_to_run
 from saturn_airflow.parallelism.sources import Follow, Sources
 
 Block = tuple[str, nn.Module]
@@ -83,7 +83,7 @@ def examine(model: nn.Module, run: Callable[[], Any], device: torch.device) -> A
     :raises DoesNotFit: when it has no blocks that are called once each and in order, keeps state that each
         forward pass changes, or does not run on these inputs.
     """
-    blocks = find_blocks(model)
+    blocks = blocks_to_run(model)
     if not blocks:
         raise DoesNotFit("the model has no repeated blocks to make stages of")
     state = _state(model)

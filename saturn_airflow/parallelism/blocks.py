@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.recomputation import Compute, recomputed
 
 
@@ -42,12 +44,25 @@ def _children(name: str, holder: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield full_name, child
 
 
+def blocks_to_run(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The blocks of :func:`find_blocks`, for who runs them in a way of its own.
+
+    :raises DoesNotFit: when the model is compiled as a whole, which takes what is run into the compilation.
+    """
+    if isinstance(model, OptimizedModule):
+        raise DoesNotFit(
+            "load_model returns a model that torch.compile has compiled as a whole, and this technique runs "
+            "its blocks one by one; return it as it is, and say HParams(compile=True), which compiles blocks"
+        )
+    return find_blocks(model)
+
+
 def recompute_blocks(model: nn.Module) -> None:
     """Keep only the inputs of each block, and compute it again in the backward pass.
 
     :raises DoesNotFit: now or in the forward pass, for a block that can't be computed twice the same.
     """
-    for name, block in find_blocks(model):
+    for name, block in blocks_to_run(model):
         block.forward = recomputed(name, block, own_forward(block))
 
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
+
+# Where caches were on in a model: modules by their names, and what of their configurations, by attributes.
+_Place = tuple[str, tuple[str, ...]]
+_were_on: WeakKeyDictionary[nn.Module, list[_Place]] = WeakKeyDictionary()
 
 
 def switch_off(model: nn.Module) -> None:
@@ -14,29 +20,50 @@ def switch_off(model: nn.Module) -> None:
     Encoders, decoders and the parts of models of several kinds have configurations of their own. A
     ``use_cache`` of other models is theirs, and stays.
     """
-    for holder in model.modules():
+    _were_on[model] = [place for place in _places(model) if _switched(model, place, False)]
+
+
+@contextmanager
+def as_given(model: nn.Module, copy: nn.Module) -> Iterator[bool]:
+    """``copy`` with the caches that ``model`` had on; yields whether it had any."""
+    places = _were_on.get(model, [])
+    for place in places:
+        _switched(copy, place, True)
+    try:
+        yield bool(places)
+    finally:
+        for place in places:
+            _switched(copy, place, False)
+
+
+def _places(model: nn.Module) -> Iterator[_Place]:
+    for name, holder in model.named_modules():
         config = getattr(holder, "config", None)
-        if not _is_config(config):
-            continue
-        for one in _configs(config, set()):
-            _switch_off(one)
-        for module in holder.modules():
-            _switch_off(module)
+        if _is_config(config):
+            yield from ((name, ("config", *path)) for path in _paths(config, set()))
+            yield from ((f"{name}.{part}".strip("."), ()) for part, _ in holder.named_modules())
 
 
-def _switch_off(holder: Any) -> None:
-    if getattr(holder, "use_cache", None) is True:
-        holder.use_cache = False
+def _switched(model: nn.Module, place: _Place, to: bool) -> bool:
+    """Set ``use_cache`` there; whether it was the opposite."""
+    name, path = place
+    holder: Any = model.get_submodule(name)
+    for step in path:
+        holder = getattr(holder, step)
+    if getattr(holder, "use_cache", None) is not (not to):
+        return False
+    holder.use_cache = to
+    return True
 
 
-def _configs(config: Any, seen: set[int]) -> Iterator[Any]:
-    """``config`` and those in it, each once."""
+def _paths(config: Any, seen: set[int]) -> Iterator[tuple[str, ...]]:
+    """To ``config`` and to those in it, each once."""
     if id(config) not in seen:
         seen.add(id(config))
-        yield config
-        for value in vars(config).values():
+        yield ()
+        for name, value in vars(config).items():
             if _is_config(value):
-                yield from _configs(value, seen)
+                yield from ((name, *path) for path in _paths(value, seen))
 
 
 def _is_config(value: Any) -> bool:

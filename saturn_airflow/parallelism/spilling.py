@@ -15,7 +15,7 @@ from torch.func import functional_call
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.beside_steps import BesideSteps
 from saturn_airflow.parallelism.block_stream import BlockStream, Weights
-from saturn_airflow.parallelism.blocks import find_blocks, own_forward
+from saturn_airflow.parallelism.blocks import blocks_to_run, own_forward
 from saturn_airflow.parallelism.narrow_weights import narrow_weights
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.recomputation import Compute, recomputed
@@ -47,7 +47,7 @@ class Spilled(Parallel):
         stay: int = 0,
         transfers: Transfers | None = None,
     ) -> None:
-        blocks = find_blocks(model)
+        blocks = blocks_to_run(model)
         if not blocks:
             raise DoesNotFit("the model has no repeated blocks that could be spilled")
         stay = min(stay, len(blocks) - 1)

@@ -12,7 +12,7 @@ from saturn_airflow.launch.request import Measure
 from saturn_airflow.launch.runs import Run, RunSpec
 from saturn_airflow.model import guards
 from saturn_airflow.model.cluster import Node
-from saturn_airflow.model.errors import JobError, SaturnError
+from saturn_airflow.model.errors import DiskError, JobError, SaturnError
 from saturn_airflow.model.estimates import OUT_OF_MEMORY, Estimate, Trial
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.profiling.blame import DoubtfulError
@@ -63,6 +63,7 @@ def measure(
     :raises JobError: when the job's own code raises or its loss is not a number; the message ends with the
         user's traceback. Its ``common`` says whether jobs that differ in nothing but what the optimizer sees
         would fail alike.
+    :raises DiskError: when this machine's disk is full or fails.
     :raises DoubtfulError: when the technique failed after the optimizer's first step.
     :raises SaturnError: when the trial was stopped, or this machine lacks the devices the node should have.
     """
@@ -147,6 +148,8 @@ def _estimate(trial: Trial, kind: str, heard: _Heard) -> Estimate:
     if status == "finished":
         found = dict(end["result"])
         return Estimate(**key, launch_seconds=found.pop("ready_seconds"), **found)
+    if end.get("whose") == "node":
+        raise DiskError(f"the trial of {trial.job.name!r} under {trial.technique} was not run: {reason}")
     told = "\n".join(filter(None, [reason, end["traceback"]]))
     if status == "not_a_number" or end.get("whose") == "job":
         error = JobError(told)

@@ -1,7 +1,8 @@
 """What the objects behind a job's data keep, such as the epoch by which a sampler shuffles.
 
 Looked at are the dataset, the samplers, the collate function and the generator of a DataLoader, or an
-iterable of batches, and what they hold: objects, containers, closures and random generators.
+iterable of batches, and what they hold: objects, containers, closures and random generators; and what the
+job's own code among them names: global variables of Python modules, attributes of classes, defaults.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import copy
 import functools
 import itertools
 import json
+import operator
 import types
 import zlib
 from collections import deque
@@ -23,12 +25,13 @@ from torch.utils.data import DataLoader
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.model_attributes import seen
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim import own_classes, plain_values
 
 _LOOKED_INTO = 64  # items of a container; longer ones are looked at from outside
 _MOST = 4096  # objects
 _READ = 2**23  # numbers of an array by which it is known
 _CONTAINERS = (list, tuple, deque, dict, set)
+_CODE = (type, types.ModuleType, types.FunctionType)
 _ROOTS = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")
 
 Put = Callable[[Any], object]
@@ -88,16 +91,26 @@ class DataState:
     @contextmanager
     def put_back(self) -> Iterator[Callable[[], bool]]:
         """What changes inside is as it was afterwards; yields what tells then whether all of it could be."""
+        back = self.snapshot()
+        try:
+            yield back
+        finally:
+            back()
+
+    def snapshot(self) -> Callable[[], bool]:
+        """What has all be as it is now; it tells whether that could be."""
         before = self._places()
         copies = {path: _copied(place.value) for path, place in before.items()}
         summaries = {path: _summary(place.value) for path, place in before.items()}
-        try:
-            yield lambda: self._summaries() == summaries
-        finally:
+
+        def back() -> bool:
             now = self._places()
             for path, place in before.items():
                 if path not in now or _summary(now[path].value) != summaries[path]:
                     copies[path](place)
+            return self._summaries() == summaries
+
+        return back
 
     @property
     def _root(self) -> str:
@@ -130,27 +143,33 @@ class DataState:
             if not waiting:
                 break
             path, value, put = waiting.pop()
-            if not _is_immutable(value):
+            if isinstance(value, _CODE) or not _is_immutable(value):
                 if id(value) in visited:
                     continue
                 visited.add(id(value))
             parts = list(_parts(value))
-            if parts and not plain_values.is_scalar(value):
-                waiting += [(f"{path}{step}", part, place) for step, part, place in reversed(parts)]
-            if isinstance(value, _CONTAINERS) or not parts:
+            if isinstance(value, _CONTAINERS) or not (parts or isinstance(value, _CODE)):
                 found[path] = _Place(value, put)
+            if own_classes.is_own(type(value).__module__):
+                parts.append(("[class]", type(value), _cannot))
+            waiting += [(f"{path}{step}", part, place) for step, part, place in reversed(parts)]
         return found
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any, Put]]:
     """What an object, a container or a function holds: a step of its path, the value, its place."""
     if isinstance(value, types.FunctionType):
-        for number, cell in enumerate(value.__closure__ or ()):
-            with_contents = [cell.cell_contents] if _is_filled(cell) else []
-            for contents in with_contents:
-                yield f"[closure {number}]", contents, functools.partial(setattr, cell, "cell_contents")
+        yield from _parts_of_function(value)
+    elif isinstance(value, type):
+        yield from _parts_of_class(value)
     elif isinstance(value, types.MethodType):
         yield "[self]", value.__self__, _cannot
+        yield "[function]", value.__func__, _cannot
+    elif isinstance(value, types.BuiltinMethodType):
+        if not isinstance(value.__self__, types.ModuleType):
+            yield "[self]", value.__self__, _cannot
+    elif isinstance(value, types.GeneratorType):
+        yield from _named(value.gi_code, value.gi_frame.f_globals if value.gi_frame else {})
     elif isinstance(value, functools.partial):
         yield "[function]", value.func, _cannot
         yield "[arguments]", [*value.args, *value.keywords.values()], _cannot
@@ -159,11 +178,52 @@ def _parts(value: Any) -> Iterator[tuple[str, Any, Put]]:
         for key, part in itertools.islice(items, _LOOKED_INTO if len(value) <= _LOOKED_INTO else 0):
             if not _is_immutable(part):
                 yield f"[{key!r}]", part, _cannot
-    elif isinstance(value, type | types.ModuleType) or plain_values.is_scalar(value):
-        return
-    elif not isinstance(value, torch.Tensor):
+    elif not (plain_values.is_scalar(value) or isinstance(value, torch.Tensor | types.ModuleType)):
         for name, part in list(getattr(value, "__dict__", {}).items()):
             yield f".{name}", part, functools.partial(object.__setattr__, value, name)
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any, Put]]:
+    """What it closes over; if it is the job's own, its defaults and the global variables it names, too."""
+    for number, cell in enumerate(function.__closure__ or ()):
+        with_contents = [cell.cell_contents] if _is_filled(cell) else []
+        for contents in with_contents:
+            yield f"[closure {number}]", contents, functools.partial(setattr, cell, "cell_contents")
+    if own_classes.is_own(function.__module__):
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        yield "[defaults]", defaults, _cannot
+        yield from _named(function.__code__, function.__globals__)
+
+
+def _parts_of_class(kind: type) -> Iterator[tuple[str, Any, Put]]:
+    """The attributes and methods of it and its bases, as far as they are the job's own."""
+    for base in kind.__mro__:
+        for name, part in list(vars(base).items()) if own_classes.is_own(base.__module__) else ():
+            part = getattr(part, "__func__", getattr(part, "fget", part))
+            if isinstance(part, types.FunctionType) or not name.startswith("__"):
+                yield f"[class {base.__qualname__}].{name}", part, functools.partial(setattr, base, name)
+
+
+def _named(code: types.CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, Any, Put]]:
+    """The global variables that ``code`` and the functions inside it name, also those of modules it names."""
+    names = _names(code)
+    waiting = [variables]
+    modules = {id(variables)}
+    while waiting:
+        variables = waiting.pop()
+        for name in sorted(names & variables.keys()):
+            part = variables[name]
+            if not isinstance(part, types.ModuleType):
+                where = f"[global {variables.get('__name__')}.{name}]"
+                yield where, part, functools.partial(operator.setitem, variables, name)
+            elif own_classes.is_own(part.__name__) and id(vars(part)) not in modules:
+                modules.add(id(vars(part)))
+                waiting.append(vars(part))
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
 
 
 def _is_filled(cell: Any) -> bool:

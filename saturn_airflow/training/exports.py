@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file, save_model
 from torch import nn
 
@@ -115,7 +116,7 @@ def load_exported(
         ``SATURN_ALLOWED_MODULES`` names, or all but the standard library where it names nothing.
     :param model_args: values of arguments of that function, in the places of those that ``job.json`` has; it
         has none of secrets, so these have to be given.
-    :raises SaturnError: when the folder holds no exported model, or one that loads itself.
+    :raises SaturnError: when the folder holds no exported model, a damaged one, or one that loads itself.
     :raises InvalidSweepError: when the module of the job's ``load_model`` can't be found here, or may not be
         imported.
     """
@@ -139,5 +140,8 @@ def load_exported(
         model: nn.Module = made_model(job, allowed_modules)
     finally:
         _making.reset(token)
-    pyfunc.load_weights(model, path / WEIGHTS)
+    try:
+        pyfunc.load_weights(model, path / WEIGHTS)
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise SaturnError(f"{path / WEIGHTS} is damaged, or of another model: {error}") from None
     return model.eval()

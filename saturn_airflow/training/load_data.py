@@ -16,6 +16,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.references import Reference
 from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Data
+from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.loaders import is_table, ordered, samples_stand_alone
 from saturn_airflow.training.streams import Stream
 from saturn_airflow.training.tables import Table
@@ -29,10 +30,12 @@ def load_data(job: Job, reference: Reference, *, in_order: bool = False, here: b
     :raises JobError: when what it returns is empty or can't be used.
     """
     name, seed = str(reference), job.hparams.seed
+    function = references.load(name)
+    as_at_first = DataState(function).snapshot()
 
     def make() -> Any:
+        as_at_first()
         rng.seed(seed, "data")
-        function = references.load(name)
         arguments = handed_over.arguments(job.data_args, "data_args")
         if job.hparams.batch_size is not None and _takes(function, "batch_size"):
             arguments.setdefault("batch_size", job.hparams.batch_size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from torch.utils.data import (
 )
 
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training import precision
+from saturn_airflow.training import precision, rng
 from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.optim import plain_values
 from saturn_airflow.training.seeded_samples import SeededOrder, SeededSamples
@@ -63,25 +65,30 @@ def any_sample(loader: DataLoader[Any]) -> Any:
 
 
 def samples_stand_alone(loader: DataLoader[Any], seed: int) -> bool:
-    """Whether a sample that is fetched by its index is the same whatever was fetched before it, as it is not
-    where the dataset draws from a generator of its own, counts, or mixes samples with earlier ones.
-
-    It may be of another state afterwards.
-    """
-    dataset = aside(loader)
-    if any(hasattr(part, "set_epoch") for part in (dataset, loader.collate_fn)):
+    """Whether a sample that is fetched by its index, and a batch of samples, is the same whatever was fetched
+    before it, as it is not where the dataset or the collate function draws from a generator of its own,
+    counts, or mixes samples with earlier ones."""
+    dataset, collate = aside(loader), loader.collate_fn
+    if any(hasattr(part, "set_epoch") for part in (dataset, collate)):
         return False
     if loader.num_workers and _may_change_dataset(loader.worker_init_fn):
         return False
     samples = SeededSamples(dataset, seed)
     keys = [(0, 0), (0, len(dataset) // 2)]
-    try:
-        first = samples.__getitems__(keys)
-        state = DataState(dataset)
-        again = samples.__getitems__(keys)
-        return not state.changed() and all(map(alike, first, again))
-    except Exception:
-        return False  # such as where only workers have opened its files
+    with DataState(dataset).put_back(), DataState(collate).put_back():
+        try:
+            first, state = samples.__getitems__(keys), DataState(dataset)
+            again = samples.__getitems__(keys)
+            if state.changed() or not all(map(alike, first, again)):
+                return False
+        except Exception:
+            return False  # such as where only workers have opened its files
+        with contextlib.suppress(Exception):  # samples that can't be copied, or collated with each other
+            first, again = copy.deepcopy((first, again))  # which some change
+            batch, state = collate(first), DataState(collate)
+            rng.seed(seed, "collate", *itertools.chain.from_iterable(keys))
+            return alike(batch, collate(again)) and not state.changed()
+    return True
 
 
 def _may_change_dataset(worker_init: Any) -> bool:

@@ -6,6 +6,7 @@ A copy of this file goes with each model, as ``code/saturn_model.py``, so it imp
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -54,7 +55,10 @@ def _load_pyfunc(path: str) -> Predictor:
             "job.json has a secret among its model_args, and not its value; load the model with "
             "saturn_airflow.training.exports.load_exported(folder, model_args={...})"
         )
-    made: Any = getattr(importlib.import_module(module), name)(**arguments)
+    function = getattr(importlib.import_module(module), name)
+    if inspect.isroutine(function) or inspect.isclass(function):  # it may be imported there
+        _check_allowed(str(function.__module__ or module))
+    made: Any = function(**arguments)
     model: nn.Module = made.model if job.get("trainer") else made
     load_weights(model, Path(path, "model.safetensors"))
     return Predictor(model.eval())
@@ -77,7 +81,7 @@ def _check_allowed(module: str) -> None:
     allowed = [name.strip() for name in os.environ.get("SATURN_ALLOWED_MODULES", "").split(",")]
     if any(name and f"{module}.".startswith(f"{name}.") for name in allowed):
         return
-    if any(allowed) or module.split(".")[0] in sys.stdlib_module_names:
+    if any(allowed) or module.split(".")[0] in {*sys.stdlib_module_names, "saturn_airflow"}:
         raise ValueError(f"job.json names module {module!r}, which is not among SATURN_ALLOWED_MODULES")
 
 

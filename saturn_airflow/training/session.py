@@ -18,7 +18,7 @@ from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.launching import Link
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, Measure, TrainRequest
 from saturn_airflow.launch.runs import RunSpec
-from saturn_airflow.model import guards
+from saturn_airflow.model import disks, guards
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.guarding.plain_files import PlainFile
@@ -420,6 +420,8 @@ def _export(session: Session, spec: RunSpec, checkpoint: str) -> dict[str, Any]:
     try:
         return {"model": str(export_model(checkpoint, spec.job, session.folder / _MODEL))}
     except OSError as error:
+        if disks.is_fault(error):
+            raise disks.fault(session.folder, error) from error
         session.emit("warning", message=f"the model can't be exported ({error}); {checkpoint} holds it")
         return {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,8 +12,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from saturn_airflow.model import sizes
-from saturn_airflow.model.errors import JobError
+from saturn_airflow.model import disks, sizes
+from saturn_airflow.model.errors import DiskError, JobError
 from saturn_airflow.training import tensor_files
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import Tensors
@@ -28,6 +27,10 @@ _MAKE_ROOM = (
 
 class CheckpointError(JobError):
     """A checkpoint that can't be written or read."""
+
+
+class DiskOfCheckpointsError(CheckpointError, DiskError):
+    """The same, where the disk is to blame."""
 
 
 class SharedFolder:
@@ -78,8 +81,8 @@ class SharedFolder:
         is_short = disk.free < max(_ROOM_FOR * needed, _ROOM * disk.total)
         if is_short and not self._disk_is_short:
             self._warn(
-                f"the disk at {_disk_of(self.path)} has {sizes.shown(disk.free)} left, and a checkpoint "
-                f"of this job takes {sizes.shown(needed)}; {_MAKE_ROOM}"
+                f"{disks.left(self.path)}, and a checkpoint of this job takes {sizes.shown(needed)}; "
+                f"{_MAKE_ROOM}"
             )
         self._disk_is_short = is_short
 
@@ -104,16 +107,13 @@ class SharedFolder:
             failure = next((str(cause) for cause in causes), str(error))
         first = next((f for f in self.everyones(failure) if f), None)
         if first:
-            is_full = any(os.strerror(number) in first for number in (errno.ENOSPC, errno.EDQUOT))
-            fix = f"{_MAKE_ROOM} at {_disk_of(self.path)}" if is_full else "check the folder and its rights"
-            raise CheckpointError(f"no checkpoint can be written to {self.path} ({first}); {fix}")
+            told = f"no checkpoint can be written to {self.path} ({first})"
+            if not disks.is_told(first):
+                raise CheckpointError(f"{told}; check the folder and its rights")
+            fix = _MAKE_ROOM if disks.is_full(first) else "look after that disk"
+            raise DiskOfCheckpointsError(f"{told}: {disks.left(self.path)}; {fix}")
 
 
 def lengths_of(tensors: Tensors) -> dict[str, int]:
     """Bytes of each tensor."""
     return {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
-
-
-def _disk_of(folder: Path) -> Path:
-    """Where the file system of ``folder`` is mounted."""
-    return next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_mount())

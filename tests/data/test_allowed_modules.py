@@ -15,6 +15,7 @@ from saturn_airflow.model.errors import InvalidSweepError
 def _beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(allowed_modules.VARIABLE, raising=False)
     (tmp_path / "its_functions.py").write_text(
+        "from torch import load\nfrom saturn_airflow.deployment.local import _feed as feed\n"
         "from os import system\nfrom subprocess import run\nfrom functools import lru_cache, partial, wraps\n"
         "eval = eval\ndef make(): return 1\n@lru_cache\ndef cached(): ...\nhalf = partial(make)\n"
         "@wraps(make)\ndef wrapped(): ...\nclass Model: ...\n"
@@ -73,6 +74,29 @@ def test_only_what_is_configured_is_imported(monkeypatch: pytest.MonkeyPatch) ->
         references.load("its_functions_too:make")
     with pytest.raises(InvalidSweepError, match="standard library"):
         references.load("its_functions:system")
+    with pytest.raises(
+        InvalidSweepError, match=r"it is torch.serialization.load, and module .* is not among"
+    ):
+        references.load("its_functions:load")
+    monkeypatch.setenv(allowed_modules.VARIABLE, "its_functions, torch")
+    assert references.load("its_functions:load") is not None
+
+
+def test_what_an_argument_allows_is_all_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(allowed_modules.VARIABLE, "its_functions, torch, functools")
+    assert references.load("its_functions:make", ["its_functions"])() == 1
+    for name in ("load", "lru_cache"):
+        with pytest.raises(InvalidSweepError, match=r"standard library|is not among"):
+            references.load(f"its_functions:{name}", ["its_functions"])
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["saturn_airflow.deployment.local:_feed", "saturn_airflow:Job", "its_functions:feed"],
+)
+def test_jobs_can_not_name_functions_of_this_package(reference: str) -> None:
+    with pytest.raises(InvalidSweepError, match="Saturn's own"):
+        references.load(reference)
 
 
 @pytest.mark.parametrize("text", ["shop;transformers", "shop/models", "*"])

@@ -13,7 +13,7 @@ from torch import nn
 #: The modules of families, in the order of the table.
 ROOMS = (
     *("decoders", "encoders", "seq2seq", "images", "speech", "several"),
-    *("plain", "oddities", "unseen", "uncommon", "everyday", "remembering_data"),
+    *("plain", "oddities", "unseen", "uncommon", "everyday", "remembering_data", "shared_things", "composed"),
 )
 
 

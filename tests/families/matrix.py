@@ -12,6 +12,9 @@ from families.truth import Recipe
 
 Choice = TypeVar("Choice")
 
+#: Kinds of families that are resumed in their second epoch.
+_REMEMBERING = ("data that remember", "state beside the data")
+
 
 @dataclass(frozen=True)
 class Strategy:
@@ -175,7 +178,7 @@ def by_pair() -> list[Cell]:
 
 def by_data() -> list[Cell]:
     """Families of data that remember, resumed in their second epoch."""
-    remembering = [name for name, family in families().items() if family.kind == "data that remember"]
+    remembering = [name for name, family in families().items() if family.kind in _REMEMBERING]
     pairs = (PLAIN[0], PLAIN[0]), (PLAIN[1], PLAIN[2]), (PLAIN[5], PLAIN[1])
     return [Cell(recipe(name), after, before) for name in remembering for before, after in pairs]
 

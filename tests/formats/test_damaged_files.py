@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,21 +15,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 from saturn_airflow import HParams, Job, Node
+from saturn_airflow.deployment import survey
+from saturn_airflow.deployment.compose import load as load_compose
+from saturn_airflow.deployment.processes import Processes
 from saturn_airflow.launch import checkpoint_files, progress, restarting, runs, whereabouts
+from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.launch.run_spec import RunSpec, read_spec
+from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.plan import Assignment, Plan
-from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.sharing import SharedJob, SharedSweep, SharingRules
 from saturn_airflow.operators import drains, first_weights, inventory, measuring
+from saturn_airflow.operators.printed import Printed
 from saturn_airflow.planning.presenting.plan_files import read_plan
 from saturn_airflow.sharing.arrivals_file import ArrivalsFile
+from saturn_airflow.sharing.forecast import plan_together
+from saturn_airflow.tracking import estimate_store, past_errors, sweeps
 from saturn_airflow.tracking.outbox import Outbox
+from saturn_airflow.training import initial_weights
 from saturn_airflow.training.exports import load_exported
+from saturn_airflow.training.guarding import kept_steps
+from saturn_airflow.training.guarding.first_steps import PlainSteps
+from saturn_airflow.training.guarding.verdicts import Verdicts
 from saturn_airflow.training.trainers import kept
 
 EXAMPLES = int(os.environ.get("SATURN_FUZZ_EXAMPLES", "60"))
@@ -291,6 +309,171 @@ def test_checkpoint_of_a_trainer(content: bytes) -> None:
 def test_a_job(content: bytes) -> None:
     with one_message("job"), contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
         assert isinstance(Job.from_dict(json.loads(content)), Job)
+
+
+LEDGER = ActiveSweep(
+    dag_id="d",
+    run_id="r",
+    folder="sweeps/d/r/sweep",
+    made=1.0,
+    nodes=(Node("n", 2, "a100"),),
+    sweep=SharedSweep(
+        "d/r/sweep",
+        (SharedJob(PlannedJob("a", (Option("ddp", 2, {"a100": 5.0}, 1.0),), ("n",))),),
+        arrived=1.0,
+        alone=5.0,
+    ),
+)
+
+
+@fuzz(LEDGER.to_dict())
+def test_a_sweep_in_the_ledger(content: bytes) -> None:
+    with one_message("ledger") as folder:
+        ledger = Ledger(folder)
+        ledger.write(dataclasses.replace(LEDGER, run_id="whole"))
+        (folder / "sweeps" / ".active" / "0.json").write_bytes(content)
+        sweeps = ledger.sweeps()
+        assert "whole" in [sweep.run_id for sweep in sweeps], "what is valid beside it stays"
+        cluster = ledger.cluster(sweeps, now=2.0)
+        assert plan_together(cluster, SharingRules()).sweeps
+
+
+@fuzz("9" * 12)
+def test_notes_of_how_far_was_read(content: bytes) -> None:
+    with one_message("followed") as folder:
+        run = folder / "runs" / "0001"
+        run.mkdir(parents=True)
+        (run / "spec.json").write_text(json.dumps(SPEC))
+        lines = [json.dumps({**event, "time": 1.0 * n}) for n, event in enumerate(EVENTS)]
+        (run / "events.jsonl").write_text("\n".join(lines) + "\n")
+        for name in ("followed", "alive", "host"):
+            (run / name).write_bytes(content)
+        followed = runs.Run(run)
+        followed.read_on()
+        ended = followed.offset == (run / "events.jsonl").stat().st_size
+        told = [event["event"] for event in followed.events()]
+        assert ended or (told and told[-1] == "end"), "its end must not be missed"
+        assert followed._pid() is None
+        followed.kill()
+        (run / "output.log").write_text("one\n")
+        (run / "printed").write_bytes(content)
+        printed: list[str] = []
+        reader = Printed(run / "output.log", printed.append)
+        with (run / "output.log").open("a") as file:
+            file.write("two\n")
+        reader.look()
+        assert printed[-1:] == ["two"], "what is printed from now on is told"
+
+
+@fuzz({"gpt2 ddp 2 {}": "ok"})
+def test_verdicts(content: bytes) -> None:
+    with one_message("verdicts") as folder:
+        (folder / "verdicts.json").write_bytes(content)
+        kept = Verdicts(folder)
+        assert isinstance(kept.get("gpt2 ddp 2 {}"), str | None)
+        kept.set("other", "refused")
+        assert kept.get("other") == "refused"
+
+
+@fuzz({"steps": []})
+def test_plain_steps(content: bytes) -> None:
+    with one_message("plain steps"):
+        whole = kept_steps.dumped(PlainSteps(sizes=(2, 3), device="cpu"))
+        assert kept_steps.loaded(whole) is not None
+        at = len(content)
+        for written in {content, whole[:at], whole[:at] + content + whole[2 * at :]} - {whole}:
+            assert kept_steps.loaded(written) is None
+
+
+@fuzz({"checkpoints": ["step-4"], "why": "there was no room"})
+def test_note_of_what_was_removed(content: bytes) -> None:
+    with one_message("removed") as folder:
+        (folder / checkpoint_files.NOTE).write_bytes(content)
+        assert isinstance(checkpoint_files.why_removed(folder), str | None)
+
+
+@fuzz({"gpu-a": "word"})
+def test_marks_of_the_doctor(content: bytes) -> None:
+    with one_message("marks") as folder:
+        survey.leave_mark(folder, "whole", "here")
+        (folder / "doctor" / "other.mark").write_bytes(content)
+        assert survey.marks(folder)["whole"] == "here"
+
+
+@fuzz("123 4567")
+def test_notes_of_services(content: bytes) -> None:
+    with one_message("services") as folder:
+        (folder / "redis.pid").write_bytes(content)
+        Processes(folder).end_marked("redis")
+
+
+@fuzz({"services": {"a": {"image": "i:1", "command": ["c"], "healthcheck": {"test": ["CMD", "x"]}}}})
+def test_a_compose_file(content: bytes) -> None:
+    with one_message("compose") as folder:
+        (folder / "compose.yaml").write_bytes(content)
+        assert isinstance(load_compose(folder / "compose.yaml", {}), dict)
+
+
+SEEN = {
+    "format": estimate_store.FORMAT,
+    "versions": {"torch": "2"},
+    "source": "measured",
+    "job": "a",
+    "time": 1e12,
+    "estimate": Estimate(
+        fingerprint="f", technique="ddp", devices=2, kind="cpu", seconds_per_batch=0.5, batches=3
+    ).to_dict(),
+}
+
+
+@fuzz(SEEN)
+def test_estimates_in_mlflow(content: bytes) -> None:
+    with one_message("estimates"):
+        text = content.decode(errors="replace")
+        found = [estimate_store._read(one, None, "n") for one in (json.dumps(SEEN), text, json.dumps(SEEN))]
+        seen = [one for one in found if one is not None]
+        assert len(seen) >= 2
+        assert estimate_store._time_of(text) is not None
+        combined = estimate_store._combined(seen, forgetful=False)
+        assert combined is not None
+        combined.check()
+        estimate_store._as_training_had_it({combined.key: combined}, {combined.key: seen})
+
+
+@fuzz({"fresh": True, "nodes": ["n"], "errors": [[0, 0.1, 5.0]]})
+def test_errors_of_earlier_sweeps(content: bytes) -> None:
+    with one_message("past errors"), pytest.MonkeyPatch.context() as patch:
+        whole = json.dumps({"fresh": True, "nodes": ["n"], "errors": [[0, 0.1, 5.0]]})
+        tagged = [("d/1/s", content.decode(errors="replace")), ("d/2/s", whole)]
+        patch.setattr(past_errors.sweeps, "tagged", lambda *_: tagged)
+        assert past_errors.find("unused")[-1].sweep == "d/2/s"
+
+
+@fuzz({"jobs": [{"job": "a", "status": "failed", "reason": "why"}]})
+def test_the_report_of_a_sweep(content: bytes) -> None:
+    with one_message("report"):
+        assert all(sweeps._untrained(told)["metrics"] == {} for told in sweeps._outcomes_in(content, "r"))
+
+
+@fuzz({"weight": [1.0, 2.0]})
+def test_weights_of_models(content: bytes) -> None:
+    # A header with its length before it, as the format has it; and nothing of the kind.
+    valid = save({"weight": torch.ones(2, 2), "bias": torch.zeros(2)})
+    cut = len(content) % len(valid)
+    for written in (content, valid[:cut], valid[:cut] + content + valid[cut + len(content) :]):
+        with one_message("weights") as folder:
+            (folder / "model.safetensors").write_bytes(written)
+            (folder / "job.json").write_text(json.dumps({**JOB.to_dict(), "load_model": "damaged_model:net"}))
+            (folder / "damaged_model.py").write_text(
+                "import torch\nnet = lambda layers: torch.nn.Linear(2, 2)"
+            )
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "path", [str(folder), *sys.path])
+                load_exported(folder)
+        with one_message("first weights") as folder:
+            (folder / "model.safetensors").write_bytes(written)
+            starts = dataclasses.replace(JOB, init_from=str(folder / "model.safetensors"))
+            initial_weights.start_from(torch.nn.Linear(2, 2), starts, str(folder / "model.safetensors"))
 
 
 def test_how_many(figure: Callable[[str], None]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, normalize
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import LlamaConfig, LlamaForCausalLM
 
 
 class Blocks(nn.Module):
@@ -67,6 +69,26 @@ class DropPath(nn.Module):
         return x * kept / 0.5
 
 
+NUMBERS, TORCH = np.random.default_rng(3), torch.Generator().manual_seed(3)
+
+
+class OwnNoise(nn.Module):
+    """Noise by a generator of this module, of which each process has one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn(x.shape, generator=TORCH, dtype=x.dtype) if self.training else x
+
+
+class CountsInClass(nn.Module):
+    """It counts its passes in its class."""
+
+    passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        CountsInClass.passes += self.training
+        return x * (1 + CountsInClass.passes / 10)
+
+
 class HalvedGradient(nn.Module):
     """A hook changes the gradient of its parameter."""
 
@@ -119,6 +141,8 @@ EXTRAS = {
     "counts passes": CountsPasses,
     "norm": lambda: nn.BatchNorm1d(8),
     "drops": Drops,
+    "own noise": OwnNoise,
+    "counts in its class": CountsInClass,
     "drop path": DropPath,
 }
 
@@ -177,6 +201,30 @@ def contrastive_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     """The other samples of the batch are what each is told apart from."""
     similar = normalize(outputs) @ normalize(outputs.flip(1)).T
     return cross_entropy(similar, torch.arange(len(outputs)))
+
+
+def loss_by_draw(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Weighs samples by a generator of this module."""
+    weights = torch.as_tensor(NUMBERS.random(len(targets)))
+    return (weights * cross_entropy(outputs, targets, reduction="none")).mean()
+
+
+def packed_llama(use_cache: bool) -> nn.Module:
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        use_cache=use_cache,
+    )
+    return LlamaForCausalLM(config)
+
+
+def packed_rows() -> list[dict[str, torch.Tensor]]:
+    """Of two sequences each, told apart by their positions."""
+    tokens = torch.arange(8)[None] % 5
+    return [{"input_ids": tokens, "position_ids": torch.arange(8)[None] % 4, "labels": tokens}] * 2
 
 
 class Clamped(Blocks):

@@ -80,6 +80,18 @@ WRONG: dict[str, tuple[Cell, str]] = {
         "the loss of step 4 is",
     ),
     "what begins at zero": (Cell(job(model_args={"extra": "coupled from zero"}), "ddp", 2), "in step 3"),
+    "noise by a generator of one's own": (
+        Cell(job(model_args={"extra": "own noise"}), "ddp", 2),
+        "the loss of step 1 is",
+    ),
+    "a loss by a generator of one's own": (
+        Cell(job(loss_function="odd_models:loss_by_draw"), "fsdp", 2),
+        "the loss of step",
+    ),
+    "passes counted in a class": (
+        Cell(job(model_args={"extra": "counts in its class"}), "ForwardTwice"),
+        "the loss of step",
+    ),
     "weights": (Cell(job(), "OtherSchedule"), "'leave.weight' after step 1 is off by"),
 }
 
@@ -139,6 +151,15 @@ RIGHT: dict[str, tuple[Cell, str]] = {
         Cell(job(model_args={"extra": "unused"}, hparams=SGD), "ZerosForMissing"),
         "exact",
     ),
+    **{
+        f"{what} of one device under {technique}": (Cell(job(**changes), technique), "exact")
+        for technique in ("single", "spill")
+        for what, changes in {
+            "noise": {"model_args": {"extra": "own noise"}},
+            "draws of the loss": {"loss_function": "odd_models:loss_by_draw"},
+            "passes in the class": {"model_args": {"extra": "counts in its class"}},
+        }.items()
+    },
     "masks of one device": (Cell(job(model_args={"extra": "drops"}), "single"), "exact"),
     "masks of two": (Cell(job(model_args={"extra": "drops"}), "ddp", 2), "distribution"),
     "samples left out": (Cell(job(model_args={"extra": "drop path"}), "ddp", 2), "distribution"),
@@ -161,6 +182,15 @@ RIGHT: dict[str, tuple[Cell, str]] = {
 def found() -> dict[str, str]:
     coupled = {what: (cell, "") for what, cell in COUPLED.items()}
     cells = {**WRONG, **RIGHT, **coupled, "blamed": (Cell(job(), "Blames"), "")}
+    for use_cache in (True, False):
+        packed = job(
+            load_model="odd_models:packed_llama",
+            load_dataloader="odd_models:packed_rows",
+            loss_function=None,
+            model_args={"use_cache": use_cache},
+            hparams={"batch_size": None},
+        )
+        cells[f"caches: {use_cache}"] = Cell(packed, "single"), ""
     cells["broken"] = Cell(job(load_model="odd_models:broken"), "single"), ""
     return dict(zip(cells, verdicts([cell for cell, _ in cells.values()]), strict=True))
 
@@ -186,6 +216,12 @@ def test_what_is_right_is_not_refused(what: str, found: dict[str, str]) -> None:
 
 def test_what_one_device_can_do_is_not_blamed_on_the_job(found: dict[str, str]) -> None:
     assert found["blamed"].startswith("can't: Blames x 1 can't train what one device can: the model raised")
+
+
+def test_caches_that_change_the_loss_are_refused_with_how_to_say_what_is_meant(found: dict[str, str]) -> None:
+    assert found["caches: True"].startswith("job: the model's loss is another with the use_cache=True")
+    assert "set use_cache=False" in found["caches: True"]
+    assert found["caches: False"] == "exact"
 
 
 def test_what_one_device_can_not_do_is_the_jobs_fault(found: dict[str, str]) -> None:

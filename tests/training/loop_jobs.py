@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 
 def line(unused: bool = False, dropout: float = 0.0, norm: bool = False, frozen: bool = False) -> nn.Module:
@@ -85,6 +86,30 @@ def points(samples: int = 20, batch_size: int = 8, named: bool = False, nan_at: 
 
 def points_in_order() -> Any:
     return DataLoader(points().dataset, batch_size=8)
+
+
+@dataclass
+class Rows:
+    x: torch.Tensor
+    weights: torch.Tensor
+
+
+def rows(samples: list[Any]) -> Rows:
+    return Rows(*default_collate(samples))
+
+
+def of_rows(batch_size: int = 8) -> Any:
+    """Batches with a field that the model does not take."""
+    return DataLoader(TensorDataset(torch.zeros(16, 4), torch.ones(16)), batch_size, collate_fn=rows)
+
+
+class Weighing(nn.Linear):
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x) * weights
+
+
+def weighing() -> nn.Module:
+    return Weighing(4, 3)
 
 
 def triples(batch_size: int = 8) -> Any:

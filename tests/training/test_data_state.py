@@ -174,6 +174,51 @@ class Longer(IterableDataset[Any]):
         return iter(torch.arange(float(SIZE)))
 
 
+NUMPY, TORCH, NUMBER = np.random.default_rng(3), torch.Generator().manual_seed(3), 0
+LAST: deque[float] = deque(maxlen=2)
+
+
+class DrawsOfModule(Rows):
+    """Augments by generators of this module, in functions that it calls."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + self.augment() + torch.rand((), generator=TORCH)
+
+    @staticmethod
+    def augment() -> float:
+        return shifted()
+
+
+def shifted(by: Any = np.random.default_rng(4)) -> float:  # noqa: B008 - which people write
+    return float(NUMPY.random() + by.random())
+
+
+class CountsInModule(Rows):
+    per_class = 0
+
+    def __getitem__(self, index: int) -> Any:
+        global NUMBER
+        NUMBER += 1
+        CountsInModule.per_class += 2
+        LAST.append(NUMBER + CountsInModule.per_class / 10)
+        return super().__getitem__(index) + sum(LAST)
+
+
+def mixed(samples: list[Any]) -> Any:
+    order = torch.randperm(len(samples), generator=TORCH)
+    return torch.stack(samples) + torch.stack(samples)[order] / 10
+
+
+def fresh(dataset: Dataset[Any], **options: Any) -> Any:
+    """As a process has it that has just imported this module."""
+    global NUMPY, NUMBER
+    NUMPY, NUMBER, CountsInModule.per_class = np.random.default_rng(3), 0, 0
+    shifted.__defaults__ = (np.random.default_rng(4),)
+    TORCH.manual_seed(3)
+    LAST.clear()
+    return DataLoader(dataset, BATCH, **options)
+
+
 def files(as_tuples: bool = False) -> Files:
     return Files([("x" * n,) if as_tuples else "x" * n for n in range(SIZE)])
 
@@ -222,6 +267,10 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "files in a chain": lambda: DataLoader(ChainDataset([files(), files()]), BATCH),
     "an iterator": lambda: DataLoader(WithIterator(), BATCH),
     "longer than it says": lambda: DataLoader(Longer(), BATCH),
+    "draws, of the module": lambda: fresh(DrawsOfModule()),
+    "draws, of the module, by batches": lambda: fresh(Rows(), collate_fn=mixed),
+    "counts in the module": lambda: fresh(CountsInModule()),
+    "counts in the module, two workers": lambda: fresh(CountsInModule(), num_workers=2),
     "collate": lambda: DataLoader(files(), BATCH, collate_fn=collate_with(np.random.default_rng(9))),
 }
 

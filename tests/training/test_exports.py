@@ -95,6 +95,27 @@ def test_a_models_file_does_not_choose_what_is_imported(load_model, tmp_path, mo
     assert "shop.models" not in sys.modules
 
 
+@pytest.mark.parametrize("name", ["run", "feed", "load"])
+def test_nor_what_an_allowed_module_only_imports(name, tmp_path, monkeypatch):
+    """With and without the setting: functions that start processes, and one that unpickles."""
+    (tmp_path / "its_models.py").write_text(
+        "from subprocess import run\nfrom torch import load\n"
+        "from saturn_airflow.deployment.local import _feed as feed\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fields = {"name": "a", "load_model": f"its_models:{name}", "load_dataloader": "shop.data:x"}
+    (tmp_path / "job.json").write_text(json.dumps({**fields, "model_args": {"args": "false"}}))
+    save_file({}, tmp_path / "model.safetensors")
+    for setting in ("", "its_models"):
+        monkeypatch.setenv("SATURN_ALLOWED_MODULES", setting)
+        if name == "load" and not setting:
+            continue
+        with pytest.raises(InvalidSweepError, match=r"which jobs can't name|Saturn's own|is not among"):
+            load_exported(tmp_path)
+        with pytest.raises(ValueError, match="not among SATURN_ALLOWED_MODULES"):
+            pyfunc._load_pyfunc(str(tmp_path))
+
+
 class OddBuffers(torch.nn.Linear):
     """A sparse buffer, and one whose elements lie in the same place."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,10 @@ from running import USERLAND, spec_for
 from saturn_airflow import HParams, InvalidSweepError, Job, Secret
 from saturn_airflow.launch import fork_server, handed_over, runs
 from saturn_airflow.launch.handed_over import HandedOver
+from saturn_airflow.model.errors import JobError
 from saturn_airflow.training import pyfunc
 from saturn_airflow.training.exports import load_exported
+from saturn_airflow.training.optim import plain_values
 
 # What JSON, Python and URLs each write in their own way; and a word of the protocol.
 PASSWORD = "so $ecret/\"as\" ü\n'nothing' \\ else"
@@ -91,6 +95,34 @@ def test_secrets_reach_ranks_and_nothing_else(
 
 
 @pytest.mark.ranks
+def test_what_a_job_remembers_is_kept_without_its_secrets(tmp_path: Path) -> None:
+    """Objects, dictionaries and lists of a model, and a global, hold the password and change.
+
+    All of it goes on behind a kill, from checkpoints that have references in its place.
+    """
+    made = Job(
+        "asks",
+        load_model="secret_jobs:asking",
+        load_dataloader="small_jobs:noise",
+        loss_function="small_jobs:squared",
+        model_args={"write_to": str(tmp_path / "seen"), "secret": REFERENCE},
+        hparams=HParams(batches=40),
+    )
+    end = runs.start(spec_for(tmp_path, made, checkpoint_seconds=0.0), HANDED).wait()
+    assert end["status"] == "finished", end
+    rows = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    kept = digest(PASSWORD), digest(f"db://ann:{PASSWORD}@host"), digest(f"{PASSWORD} again")
+    assert {tuple(row[3:6]) for row in rows} == {kept}
+    counted = [(row[0], row[1], row[2], row[6]) for row in rows]
+    last = counted[-1]
+    assert len(set(last)) == 1, "all of it went on together"
+    assert len(counted) > last[0] >= 40, "it was killed, and went on"
+    assert files_with(tmp_path, PASSWORD) == []
+    manifests = [path.read_text() for path in tmp_path.rglob("manifest.json")]
+    assert any('{"secret": [["shop_db", "password"], " again"]}' in text for text in manifests), "a reference"
+
+
+@pytest.mark.ranks
 def test_errors_do_not_tell_secrets(tmp_path: Path) -> None:
     end = runs.start(spec_for(tmp_path, job(tmp_path, fail=True)), HANDED).wait()
     assert end["status"] == "failed"
@@ -103,6 +135,48 @@ def test_without_them_a_run_says_what_it_lacks(tmp_path: Path) -> None:
     end = runs.start(spec_for(tmp_path, job(tmp_path))).wait()
     assert end["status"] == "failed"
     assert "data_args.secret is the host" in end["reason"] or "model_args.secret is the" in end["reason"]
+
+
+def test_what_was_made_before_hides_secrets_too_and_no_image_of_memory_is_left() -> None:
+    code = """if True:
+        import logging, resource, sys
+        from saturn_airflow.launch import handed_over
+        early = logging.getLogger("a library")
+        early.addHandler(logging.StreamHandler(sys.stdout))
+        logging.basicConfig()
+        resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
+        handed = handed_over.HandedOver({("a", "password"): "so secret"}, {}, ("so secret",))
+        handed_over.receive(handed)
+        early.error("it is %s", "so secret")
+        print("it is so secret", resource.getrlimit(resource.RLIMIT_CORE)[0], file=sys.stderr)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "it is ***\n"
+    assert done.stderr == "ERROR:a library:it is ***\nit is *** 0\n"
+
+
+def test_texts_are_kept_with_references_of_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handed_over, "_kept", HANDED)
+    for text in (PASSWORD, f"db://{PASSWORD}@host {PASSWORD}", "plain", "stat us"):
+        encoded = plain_values.encode({"a": [text, {"b": text}], "n": 1}, "it")
+        assert PASSWORD not in json.dumps(encoded, ensure_ascii=False)
+        assert plain_values.decode(json.loads(json.dumps(encoded))) == {"a": [text, {"b": text}], "n": 1}
+    for value in ({PASSWORD: 1}, PASSWORD.encode(), json.dumps(PASSWORD), "its status"):
+        with pytest.raises(JobError, match="which no checkpoint may hold"):
+            plain_values.encode([value], "it")
+    encoded = plain_values.encode(PASSWORD, "it")
+    monkeypatch.setattr(handed_over, "_kept", HandedOver({("shop_db", "password"): "a new one"}))
+    assert plain_values.decode(encoded) == "a new one", "the value that it has by now"
+    monkeypatch.setattr(handed_over, "_kept", handed_over.NOTHING)
+    with pytest.raises(JobError, match="password of connection 'shop_db'"):
+        plain_values.decode(encoded)
+
+
+def test_what_is_said_deep_in_an_event_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handed_over, "_kept", HANDED)
+    told = {"result": {"reason": PASSWORD, "tries": [{"why": [PASSWORD]}], "model": "finished"}}
+    hidden = {"result": {"reason": "***", "tries": [{"why": ["***"]}], "model": "finished"}}
+    assert handed_over.hidden_event({**told, "verdict": PASSWORD}) == {**hidden, "verdict": "***"}
 
 
 def test_what_programs_read_of_an_event_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,6 +289,18 @@ MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
         "JobError",
         "the dataloader gave a list of 3 as a batch; give a mapping of the model's arguments, or a pair",
     ),
+    "a field that the model does not take": (
+        request(job(load_model="loop_jobs:broken", load_dataloader="loop_jobs:of_rows")),
+        "JobError",
+        "Broken.forward gets what a batch holds as keyword arguments (x, weights, labels are kept for the "
+        "loss function): got an unexpected keyword argument 'weights'. Let it take these names",
+    ),
+    "a field that is not there": (
+        request(job(load_model="loop_jobs:weighing")),
+        "JobError",
+        "Weighing.forward gets the first part of a batch, which is a pair, and nothing else: missing a "
+        "required argument: 'weights'",
+    ),
     "wrong groups": (
         request(job({"parameter_groups": "loop_jobs:no_groups"})),
         "JobError",

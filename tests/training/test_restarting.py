@@ -225,3 +225,11 @@ def test_what_a_newer_version_wrote_is_refused_and_stays(tmp_path: Path, name: s
 
 def test_no_job_has_been_trained_where_nothing_is(tmp_path: Path) -> None:
     assert decided(tmp_path, FIRST, wish=FROM_SCRATCH) == Decision(Definition.of(small_job()))
+
+
+def test_a_note_that_finds_no_room_leaves_the_one_before_whole(small_disk: Any) -> None:
+    run = ran(small_disk.path, "stopped")
+    restarting.conclude(run, FIRST, wanted=False)
+    small_disk.fill()
+    restarting.conclude(run, Asker(NEXT, try_number=7, standing=(PLAN,)))
+    assert not FIRST.goes_on_with(run), "the user cleared it"

@@ -10,7 +10,8 @@ import pytest
 import torch
 import trainer_jobs
 
-from saturn_airflow import HParams, InvalidSweepError, Job, JobError, library
+from saturn_airflow import HParams, InvalidSweepError, Job, JobError, Secret, library
+from saturn_airflow.launch import handed_over
 from saturn_airflow.launch.request import ChangesResultError, Measure, TrainRequest
 from saturn_airflow.training.exports import load_exported
 from saturn_airflow.training.guarding import guarded
@@ -63,6 +64,21 @@ def run(*requests: TrainRequest) -> list[Told]:
         except JobError as error:
             told.append({"says": str(error), "events": events})
     return told
+
+
+def test_no_checkpoint_has_a_token_of_the_trainers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = "hf_so-secret-4711"
+    handed = handed_over.HandedOver({("hub", "password"): token}, {}, (token,))
+    monkeypatch.setattr(handed_over, "_kept", handed)
+    hub = Secret("hub", "password")
+    one = job(hub_token=hub, run_name=hub, num_train_epochs=1)
+    asked = request(one, tmp_path, checkpoint_seconds=0.0)
+    first, again = run(asked, asked)
+    assert "result" in first, first
+    assert "result" in again, again
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name == "saturn.json" for path in written)
+    assert [path for path in written if token.encode() in path.read_bytes()] == []
 
 
 def evaluations(told: Told) -> list[float]:

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,8 @@ from saturn_airflow.launch import failures
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism import caches
+from saturn_airflow.parallelism.module_state import ModuleState
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Cut, Data, Position, total_steps
@@ -26,6 +29,7 @@ from saturn_airflow.training.guarding.forgetting import Watched
 from saturn_airflow.training.guarding.own_plain import OwnPlainLoop
 from saturn_airflow.training.guarding.plain import PlainLoop, Step
 from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.losses.decompose import objectives
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.losses.rules import SAMPLES
@@ -53,6 +57,8 @@ class PlainSteps:
         and
     :param device: on what kind of device.
     :param evaluation: the loss of a batch of the evaluation data after the steps; NaN where there is none.
+    :param alone: whether they are compared with those of one device, which draws by generators of the job's
+        own what one device draws.
     """
 
     sizes: Sequence[int]
@@ -63,6 +69,7 @@ class PlainSteps:
     drew: bool = False
     random_losses: list[float] = field(default_factory=list)
     evaluation: float = math.nan
+    alone: bool = True
 
 
 def take(
@@ -89,7 +96,7 @@ def take(
     device = ranks.device
     while attempts:
         sizes, *later = attempts
-        plain = PlainSteps(sizes, device.type)
+        plain = PlainSteps(sizes, device.type, alone=ranks.size == 1)
         try:
             take_each(plain, job, model, load, device, data, eval_data)
         except Exception as error:
@@ -125,7 +132,8 @@ def take_each(
     hooks, done = True, False
     while not done:
         try:
-            done = _take_steps(plain, job, model, load, device, data, eval_data, hooks=hooks)
+            with UsersState(job, model).put_back():  # each time from the start, and the technique as well
+                done = _take_steps(plain, job, model, load, device, data, eval_data, hooks=hooks)
         except JobError as error:
             if not hooks or "saved tensor hooks" not in str(error):  # which torch.func's gradients don't bear
                 raise
@@ -150,9 +158,13 @@ def _take_steps(
         batches = {number: batch for number, batch in upcoming if number not in plain.skipped}
     random = [batches.pop(number) for number in range(count - len(RANDOM), count) if number in batches]
     loop = _plain_loop(job, _copied(model, load).to(device), device, data)
-    watched = Watched(job, loop.model, device) if isinstance(loop, PlainLoop) else None
+    watched = None
+    if isinstance(loop, PlainLoop):
+        if batches:
+            _refuse_caches_that_matter(job, model, loop, next(iter(batches.values())).micro_batches[0].data)
+        watched = Watched(job, loop.model, device)
     steps: list[Step] = []
-    with still() as what, comparing.noting_formats(plain, model, hooks=hooks):
+    with still(own_generators=plain.alone) as what, comparing.noting_formats(plain, model, hooks=hooks):
         for number, batch in batches.items():
             rng.seed(job.hparams.seed, "step", len(steps), 0, 0)
             step = loop.step(batch.micro_batches)
@@ -190,6 +202,27 @@ def _take_steps(
             watched.refuse_what_is_lost(another, loop.loss_of, batch, allowed)
         plain.steps = steps
     return True
+
+
+def _refuse_caches_that_matter(job: Job, model: nn.Module, loop: PlainLoop, batch: Any) -> None:
+    """Compare the loss of a batch with that of the model as ``load_model`` gave it, with its caches on.
+
+    :raises JobError: when it is another.
+    """
+    with still(), torch.no_grad():
+        with caches.as_given(model, loop.model) as had_caches:
+            if not had_caches:
+                return
+            with UsersState(job, loop.model).put_back(), ModuleState(loop.model.modules()).put_back():
+                given = loop.loss_of(loop.model, batch)
+        with UsersState(job, loop.model).put_back(), ModuleState(loop.model.modules()).put_back():
+            here = loop.loss_of(loop.model, batch)
+    if abs(given - here) > 10 * TOLERANCES[torch.float32].loss * max(abs(given), 1e-2):
+        raise JobError(
+            f"the model's loss is another with the use_cache=True of its configuration ({given:.6g}) than "
+            f"without ({here:.6g}), as of a row that packs several sequences, which transformers keeps apart "
+            "only without. Saturn trains without: set use_cache=False in load_model where that is meant"
+        )
 
 
 def _plain_loop(job: Job, model: nn.Module, device: torch.device, data: Data) -> PlainLoop | OwnPlainLoop:

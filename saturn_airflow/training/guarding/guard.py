@@ -33,6 +33,7 @@ from saturn_airflow.training.guarding.own_plain import gradients_as_seen
 from saturn_airflow.training.guarding.plain import Step, counts_of, stateful_of
 from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.guarding.samples import Sample, singles
+from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.precision import exact
 from saturn_airflow.training.ranks import Ranks
 
@@ -78,6 +79,7 @@ class Guard:
         self._eval_data = eval_data
         self._load = load
         self._aliases = state.aliases(model)
+        self._users = UsersState(self.job, model)
         known = kept_steps.loaded(kept) if kept else None
         told: list[Any] = [kept]
         if known is None:
@@ -133,7 +135,7 @@ class Guard:
         found: list[Difference] = []
         try:
             with torch.compiler.set_stance("force_eager"):
-                with still():
+                with still(own_generators=self._plain.alone):
                     for expected, batch in zip(self._plain.steps, batches, strict=False):
                         started = time.perf_counter()
                         got = self._take(parallel, optimizers, step, batch)
@@ -224,9 +226,11 @@ class Guard:
         Some models make such differences large: Adam those of gradients that are really 0, BatchNorm over few
         values those of any.
         """
+        self._users.restore()  # what the technique's steps have changed is no noise
         model = self._load()
         comparing.put_off_by_rounding(model, self._plain.number_format)
-        other = PlainSteps(self._plain.sizes, self._plain.device, self._plain.skipped)
+        plain = self._plain
+        other = PlainSteps(plain.sizes, plain.device, plain.skipped, alone=plain.alone)
         device = torch.device(self._plain.device)
         first_steps.take_each(other, self.job, model, self._load, device, self._data, self._eval_data)
         comparison = Comparison(self._plain.number_format)

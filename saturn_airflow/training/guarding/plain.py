@@ -78,8 +78,7 @@ class PlainLoop:
         batch = precision.place(batch, self._device, self._job.hparams.precision)
         means.listen(None)  # nobody looks into this loss
         with of_the_job("the model"), precision.autocast(self._job.hparams.precision, self._device):
-            args, kwargs = self._objective.inputs(batch)
-            outputs = self.model(*args, **kwargs)
+            outputs = self._objective.call(self.model, batch)
             if self._loss_function is None:
                 loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
             else:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import uuid
 from pathlib import Path
 
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.model import guards
+from saturn_airflow.model.disks import write_whole
 from saturn_airflow.training.guarding.few_samples import numbers_of_samples
 
 # Of what is in the files.
@@ -52,11 +52,9 @@ class PlainFile:
 
     def _replace(self, steps: bytes) -> None:
         assert self.path is not None
-        temporary = self.path.with_suffix(f".{uuid.uuid4().hex}")  # other nodes may write, too
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(steps)
-            temporary.replace(self.path)
+            write_whole(self.path, steps)
 
 
 def _mark(spec: RunSpec) -> str:

@@ -185,14 +185,27 @@ class Still:
 
 
 @contextmanager
-def still() -> Iterator[Still]:
-    """While it lasts, nothing that this process computes is random; for all its threads."""
+def still(*, own_generators: bool = True) -> Iterator[Still]:
+    """While it lasts, nothing that this process computes is random; for all its threads.
+
+    :param own_generators: nor what is drawn by a ``generator=`` of the job's own. Where this is not so, who
+        draws is to begin with those in the same state: then they show whether the same is drawn.
+    """
     what = Still()
     with ExitStack() as patched:
         for where, name, stand_in in list(what.patches()):
+            own = getattr(where, name)
             if name in vars(where):
-                patched.callback(setattr, where, name, getattr(where, name))
+                patched.callback(setattr, where, name, own)
             else:  # it is inherited, or made when it is asked for
                 patched.callback(delattr, where, name)
-            setattr(where, name, stand_in)
+            setattr(where, name, stand_in if own_generators else _unless_by_own(stand_in, own))
         yield what
+
+
+def _unless_by_own(stand_in: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        by_default = kwargs.get("generator") in (None, torch.default_generator)
+        return (stand_in if by_default else own)(*args, **kwargs)
+
+    return draw

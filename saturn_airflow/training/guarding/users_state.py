@@ -35,6 +35,7 @@ class UsersState:
         self._generators: list[tuple[Any, Any]] = []
         self._containers: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[Any, Any]] = []
+        self._classes: list[tuple[type, dict[str, Any]]] = []
         seen = set(map(id, model.modules()))
         waiting: list[Any] = [vars(sys.modules[name]) for name in self._names]
         # Containers of modules are the model's; objects may be anybody's.
@@ -56,6 +57,10 @@ class UsersState:
             elif type(value) in _CONTAINERS:
                 self._containers.append((value, copy.copy(value)))
                 waiting += [item for item in _items(value) if self._is_state(item)]
+            elif isinstance(value, type):
+                own = {name: part for name, part in vars(value).items() if _is_data_of_class(name, part)}
+                self._classes.append((value, own))
+                waiting += [part for part in own.values() if self._is_state(part)]
             elif hasattr(value, "__dict__"):
                 waiting.append(vars(value))
 
@@ -65,20 +70,30 @@ class UsersState:
         try:
             yield
         finally:
-            for container, then in self._containers:
-                _restore(container, then)
-            for generator, state in self._generators:
-                plain_values.set_generator_state(generator, state)
-            with torch.no_grad():
-                for tensor, then in self._tensors:
-                    tensor[...] = then
+            self.restore()
+
+    def restore(self) -> None:
+        """Have all be as it was when this was made."""
+        for container, then in self._containers:
+            _restore(container, then)
+        for kind, attributes in self._classes:
+            for name, value in attributes.items():
+                if vars(kind).get(name) is not value:
+                    setattr(kind, name, value)
+        for generator, state in self._generators:
+            plain_values.set_generator_state(generator, state)
+        with torch.no_grad():
+            for tensor, then in self._tensors:
+                tensor[...] = then
 
     def _is_state(self, value: Any) -> bool:
         if type(value) in _CONTAINERS:
             return len(value) <= _LARGEST
         if isinstance(value, torch.Tensor | np.ndarray) or plain_values.generator_state(value) is not None:
             return True
-        if isinstance(value, type) or (callable(value) and type(value).__module__ == "builtins"):
+        if isinstance(value, type):
+            return value.__module__ in self._names
+        if callable(value) and type(value).__module__ == "builtins":
             return False
         return isinstance(value, nn.Module) or type(value).__module__ in self._names
 
@@ -90,6 +105,11 @@ def python_modules(job: Job, model: nn.Module) -> set[str]:
     references = (job.load_model, job.loss_function, job.hparams.optimizer, job.hparams.lr_scheduler)
     names |= {str(ref).partition(":")[0] for ref in references if ref}
     return {name for name in names if name in sys.modules and name.partition(".")[0] not in _OTHERS}
+
+
+def _is_data_of_class(name: str, value: Any) -> bool:
+    """Whether an attribute of a class may be what it counts, and no method or description of it."""
+    return not name.startswith("__") and not callable(value) and not hasattr(value, "__get__")
 
 
 def _items(container: Any) -> list[Any]:

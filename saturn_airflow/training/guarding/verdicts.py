@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 
 from saturn_airflow import library
+from saturn_airflow.launch import handed_over
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.model import guards
+from saturn_airflow.model.disks import write_whole
 
 _FILE = "verdicts.json"
 
@@ -29,11 +31,12 @@ class Verdicts:
     def set(self, key: str, verdict: str) -> None:
         """Keep a verdict. That the file can't be written costs another look by the guard."""
         with contextlib.suppress(OSError):
-            self._file.write_text(json.dumps({**self._all(), key: verdict}))
+            write_whole(self._file, json.dumps({**self._all(), key: handed_over.hidden(verdict)}))
 
     def _all(self) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            return dict(json.loads(self._file.read_text()))
+            kept = dict(json.loads(self._file.read_text()))
+            return {key: said for key, said in kept.items() if isinstance(said, str)}
         return {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ class Objective:
     def __init__(self, job: Job, model: nn.Module, device: torch.device, rule: Rule = SAMPLES) -> None:
         self._loss_function = references.load(str(job.loss_function)) if job.loss_function else None
         self._name = f"loss_function {job.loss_function!r}" if job.loss_function else "the model"
+        self._model_class = type(model)
         self._precision = job.hparams.precision
         self._device = device
         self._data: Data | None = None
@@ -98,7 +100,8 @@ class Objective:
         raise JobError(
             f"the dataloader gave a {type(batch).__name__}"
             + (f" of {len(batch)}" if isinstance(batch, list | tuple) else "")
-            + " as a batch; give a mapping of the model's arguments, or a pair (inputs, targets)"
+            + " as a batch; give a mapping of the model's arguments, or a pair (inputs, targets); a "
+            "training_step of the model's own (own_step=True) gets any batch as it is"
         )
 
     def describe(self, batch: Any) -> list[dict[str, Any]]:
@@ -165,9 +168,39 @@ class Objective:
 
     def run(self, module: nn.Module, batch: Any) -> Any:
         """Run ``module`` on a prepared batch; its outputs."""
-        args, kwargs = self.inputs(batch)
         with precision.autocast(self._precision, self._device):
+            return self.call(module, batch)
+
+    def call(self, module: nn.Module, batch: Any) -> Any:
+        """Call ``module`` with what is its of a prepared batch, in the precision that is set; its outputs.
+
+        :raises JobError: when it does not take that.
+        """
+        args, kwargs = self.inputs(batch)
+        try:
             return module(*args, **kwargs)
+        except TypeError as error:
+            if why := self._why_not_taken(args, kwargs):
+                raise JobError(why) from error
+            raise
+
+    def _why_not_taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Why the model does not take these arguments; None where it does, as far as its source tells."""
+        try:
+            inspect.signature(self._model_class.forward).bind(None, *args, **kwargs)
+            return None
+        except ValueError:
+            return None
+        except TypeError as error:
+            gets = f"{self._model_class.__name__}.forward gets"
+            if not kwargs:
+                return f"{gets} the first part of a batch, which is a pair, and nothing else: {error}"
+            kept = ", labels are kept for the loss function" if self._loss_function is not None else ""
+            return (
+                f"{gets} what a batch holds as keyword arguments ({', '.join(kwargs)}{kept}): {error}. "
+                "Let it take these names, with **others for what only the loss needs; or make batches pairs "
+                "(inputs, targets), of which it gets the first part as it is"
+            )
 
     def _check_scalar(self, loss: Any) -> None:
         if not isinstance(loss, torch.Tensor):

@@ -49,17 +49,23 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 @functools.cache
 def is_plain_class(kind: type) -> bool:
     """Whether objects of a class are what their attributes are, as far as one can see."""
-    library = kind.__module__.partition(".")[0]
-    if library in LIBRARIES or library in sys.stdlib_module_names:
+    if not is_own(kind.__module__):
         return False
     if getattr(kind, "__new__") is not object.__new__:  # noqa: B009 - mypy knows that of no class
         return False
-    if issubclass(kind, type | torch.nn.Module | Iterator | Enum) or "site-packages" in str(
-        getattr(sys.modules.get(kind.__module__), "__file__", "")
-    ):
+    if issubclass(kind, type | torch.nn.Module | Iterator | Enum):
         return False
     has_slots = any("__slots__" in vars(base) for base in kind.__mro__[:-1])
     return dataclasses.is_dataclass(kind) or not has_slots
+
+
+@functools.cache
+def is_own(module: str | None) -> bool:
+    """Whether a Python module is the job's own code, and no library's."""
+    library = (module or "builtins").partition(".")[0]
+    if library in LIBRARIES or library in sys.stdlib_module_names:
+        return False
+    return "site-packages" not in str(getattr(sys.modules.get(module or ""), "__file__", ""))
 
 
 def name_of(kind: type) -> str:

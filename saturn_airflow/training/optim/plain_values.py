@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from saturn_airflow.launch import handed_over
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.optim.own_classes import class_of, fields_of, found, is_plain_class, name_of
 
@@ -78,7 +79,9 @@ class _Encoder:
         self._bytes = 0
 
     def encode(self, value: Any) -> Any:
-        if value is None or type(value) in (bool, int, float, str):
+        if type(value) is str:
+            return value if (parts := handed_over.taken_out(value)) is None else {"secret": parts}
+        if value is None or type(value) in (bool, int, float):
             return value
         if isinstance(value, Enum):
             return self._member(value)
@@ -98,6 +101,8 @@ class _Encoder:
         if isinstance(value, np.generic):
             return self.encode(value.item())
         if isinstance(value, bytes | bytearray):
+            if handed_over.taken_out(value.decode(errors="replace")) is not None:
+                self._refuse_secret()
             return {"bytes": self._text(value), "mutable": isinstance(value, bytearray)}
         if isinstance(value, complex):
             return {"complex": [value.real, value.imag]}
@@ -186,7 +191,12 @@ class _Encoder:
         return {"pairs": pairs, "kind": type(value).__name__, "factory": name}
 
     def _fields(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        if any(handed_over.taken_out(key) is not None for key in value):
+            self._refuse_secret()
         return {key: self.encode(part) for key, part in value.items()}
+
+    def _refuse_secret(self) -> None:
+        raise JobError(f"{self._what} holds a secret as bytes or as a key, which no checkpoint may hold")
 
     def _text(self, data: Any) -> str:
         self._count(data.nbytes if isinstance(data, np.ndarray) else len(data))
@@ -372,6 +382,7 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "object": _decoded_object,
     "named": _decoded_named,
     "enum": _decoded_member,
+    "secret": lambda e: handed_over.put_back(e["secret"]),
     "deque": lambda e: deque(map(decode, e["deque"]), e["maxlen"]),
     "set": lambda e: (frozenset if e["frozen"] else set)(map(decode, e["set"])),
     "pairs": _decoded_pairs,

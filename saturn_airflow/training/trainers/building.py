@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from saturn_airflow.launch import handed_over
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
@@ -81,7 +82,7 @@ def arguments(trainer: Trainer) -> dict[str, str]:
     """What the trainer was told that decides its result, as text."""
     args: Any = trainer.args
     told: Mapping[str, Any] = args.to_dict()
-    return {name: repr(value) for name, value in told.items() if name not in _DECIDED}
+    return {name: handed_over.hidden(repr(value)) for name, value in told.items() if name not in _DECIDED}
 
 
 def batches_per_epoch(trainer: Trainer, batches: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from saturn_airflow.launch import handed_over
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.model_attributes import seen
 from saturn_airflow.training.optim import plain_values
@@ -57,7 +58,8 @@ def _plain(callback: TrainerCallback) -> Mapping[str, Any]:
     found = {}
     for name, value in vars(callback).items():
         try:
-            if json.loads(json.dumps(value)) == value:
+            written = json.dumps(value)
+            if json.loads(written) == value and handed_over.hidden(written) == written:
                 found[name] = value
         except (TypeError, ValueError):
             continue

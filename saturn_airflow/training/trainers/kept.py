@@ -9,24 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.launch import handed_over
+from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import JobError
 
 _FORMAT = 1
 MANIFEST = "saturn.json"
 _PART = 1 << 20
+# The Trainer's arguments as they are, such as a token of a hub; nobody reads them to go on.
+_ARGUMENTS = "training_args.bin"
 
 
 def seal(checkpoint: Path, facts: Mapping[str, Any]) -> None:
     """Say of a checkpoint that it is whole, and what else is to be known of it, JSON-ready."""
     digests = {}
+    arguments = checkpoint / _ARGUMENTS
+    if arguments.is_file() and handed_over.is_in(arguments.read_bytes()):
+        arguments.unlink()
     for path in _files(checkpoint):
         digests[str(path.relative_to(checkpoint))] = _digest(path, on_disk=True)
-    temporary = checkpoint / f".{MANIFEST}"
-    with temporary.open("w") as file:
-        json.dump({"format": _FORMAT, **facts, "files": digests}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(checkpoint / MANIFEST)
+    write_whole(checkpoint / MANIFEST, json.dumps({"format": _FORMAT, **facts, "files": digests}))
 
 
 def newest(folder: Path, warn: Callable[[str], object]) -> tuple[Path, dict[str, Any]] | None:

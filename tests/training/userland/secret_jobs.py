@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -48,3 +49,46 @@ def noise(secret: str, **arguments: Any) -> Any:
 def digest(text: str) -> str:
     """What shows that it is the right one, without showing it."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Client:
+    """Something that a model asks, with what it was given."""
+
+    def __init__(self, password: str) -> None:
+        self.password = password
+        self.calls = 0
+
+
+LAST: dict[str, Any] = {"calls": 0}
+
+
+class Asking(nn.Module):
+    """Holds a secret in objects that change, in each way that checkpoints keep; dies once, and goes on."""
+
+    def __init__(self, write_to: str, secret: str) -> None:
+        super().__init__()
+        self.net = small_jobs.linear()
+        self.client = Client(secret)
+        self.settings = {"url": f"db://ann:{secret}@host", "calls": 0}
+        self.asked: list[str] = []
+        self.write_to = write_to
+
+    def forward(self, inputs: Any) -> Any:
+        if self.training:
+            self.client.calls += 1
+            self.settings["calls"] += 1
+            self.asked.append(f"{self.client.password} again")
+            LAST.update(calls=LAST["calls"] + 1, password=self.client.password)
+            seen = [self.client.calls, self.settings["calls"], len(self.asked), digest(self.client.password)]
+            seen += [digest(str(self.settings["url"])), digest(self.asked[0]), LAST["calls"]]
+            with open(self.write_to, "a") as file:
+                file.write(json.dumps(seen) + "\n")
+            logging.getLogger("secret_jobs.early").error("asked with %s", self.client.password)
+            if len(self.asked) == 30 and not Path(f"{self.write_to}.killed").exists():
+                Path(f"{self.write_to}.killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.net(inputs)
+
+
+def asking(write_to: str, secret: str) -> nn.Module:
+    return Asking(write_to, secret)
