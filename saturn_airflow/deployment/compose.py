@@ -76,9 +76,14 @@ def load(path: Path, variables: Mapping[str, str]) -> dict[str, Service]:
         data = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         raise ComposeError(f"there is no compose file {path}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ComposeError(f"{path} is no YAML: {error}") from None
-    services = {name: _service(name, interpolate(body, variables)) for name, body in data["services"].items()}
+    try:
+        bodies = {str(name): interpolate(body, variables) for name, body in data["services"].items()}
+        services = {name: _service(name, body) for name, body in bodies.items()}
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ComposeError(f"{path} has services of another form than Saturn can start ({what})") from None
     for service in services.values():
         if unknown := sorted(set(service.depends_on) - set(services)):
             raise ComposeError(f"{path}: {service.name} depends on {unknown[0]!r}, which is no service")

@@ -6,8 +6,9 @@ containers is this, and no more:
 - every ``<NAME>_HOST`` is 127.0.0.1, every ``<NAME>_PORT`` a free port, and ``LISTEN`` 127.0.0.1;
 - sizes are those of :data:`SMALL`;
 - where a command or an environment names the path of a volume, it gets the volume's folder on this machine;
-- the image of Postgres makes the database before its first start: :func:`_prepare_postgres` does that here.
-  Postgres refuses to run as root, so root runs it as the user ``postgres``.
+- the image of Postgres makes its folder before its first start: :func:`_prepare_postgres` does that here.
+  Postgres refuses to run as root, so root runs it as the user ``postgres``;
+- nothing is locked up: no service is kept from files, memory or capabilities.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import IO
 
 from saturn_airflow.deployment.compose import Service, load
+from saturn_airflow.deployment.databases import NAMES
 from saturn_airflow.deployment.packages import missing_packages
 from saturn_airflow.deployment.processes import HOST, free_port
 from saturn_airflow.deployment.restarts import Restarts
@@ -214,7 +216,7 @@ class LocalCluster(LocalServices):
         environment = self.environment(service.name)
         if service.image.startswith("postgres:"):
             command = (
-                *_prepare_postgres(service, environment, self._folders),
+                *_prepare_postgres(service, environment),
                 *command[1:],
                 *_POSTGRES_LOCAL,
             )
@@ -266,22 +268,27 @@ class LocalCluster(LocalServices):
 
 
 def secrets_of(path: Path) -> dict[str, str]:
-    """The secrets kept in ``path``, which is written with new ones when it is not there.
+    """The secrets kept in ``path``, to which those are added that are not there yet.
 
     :return: by the names of the compose file's variables.
     """
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write("".join(f"{name}={value}\n" for name, value in new_secrets().items()))
-    lines = (line.strip() for line in path.read_text().splitlines())
-    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
-    return {name: value for name, _, value in pairs}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+") as file:
+        file.seek(0)
+        text = file.read()
+        lines = (line.strip() for line in text.splitlines())
+        pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+        kept = {name: value for name, _, value in pairs}
+        missing = {name: value for name, value in new_secrets().items() if name not in kept}
+        ending = "" if text.endswith("\n") or not text else "\n"
+        file.write(ending + "".join(f"{name}={value}\n" for name, value in missing.items()))
+    return {**kept, **missing}
 
 
 def new_secrets() -> dict[str, str]:
     """Fresh secrets for every variable of the compose file that has no default."""
-    names = ("POSTGRES_PASSWORD", "REDIS_PASSWORD", "AIRFLOW_ADMIN_PASSWORD")
+    databases = [f"{name.upper()}_DATABASE_PASSWORD" for name in NAMES]
+    names = ("POSTGRES_PASSWORD", *databases, "REDIS_PASSWORD", "AIRFLOW_ADMIN_PASSWORD")
     keys = ("AIRFLOW_SECRET_KEY", "AIRFLOW_JWT_SECRET")
     return {
         # No word that a command line could take for an option.
@@ -294,9 +301,7 @@ def new_secrets() -> dict[str, str]:
 _POSTGRES_LOCAL = ("-c", f"listen_addresses={HOST}", "-c", "unix_socket_directories=")
 
 
-def _prepare_postgres(
-    service: Service, environment: Mapping[str, str], folders: Mapping[str, Path]
-) -> tuple[str, ...]:
+def _prepare_postgres(service: Service, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Do what the image's entry point does before the first start; the words that run the server.
 
     :raises SaturnError: when Postgres refuses.
@@ -314,15 +319,11 @@ def _prepare_postgres(
     data.chmod(0o700)
     program = (*as_user, server)
     if not (data / "PG_VERSION").exists():
-        scripts = folders["/docker-entrypoint-initdb.d"].glob("*.sql")
-        statements = [f"CREATE DATABASE {environment['POSTGRES_DB']};\n", *(s.read_text() for s in scripts)]
         password = f"{environment['POSTGRES_PASSWORD']}\n"
         initdb = str(Path(server).with_name("initdb"))
         options = ("--auth=scram-sha-256", "--pwfile=/dev/stdin", "--encoding=UTF8", "--locale=C.UTF-8")
         user = f"--username={environment['POSTGRES_USER']}"
         _feed((*as_user, initdb, "--no-sync", user, *options), password, environment)
-        plain = "\n".join(line for text in statements for line in text.splitlines() if "--" not in line)
-        _feed((*program, "--single", "-j", "postgres"), plain.replace(";", ";\n\n"), environment)
     (data / "postmaster.pid").unlink(missing_ok=True)
     return program
 

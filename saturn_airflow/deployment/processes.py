@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -181,7 +182,8 @@ class Processes:
     def end_marked(self, name: str) -> None:
         """End all that a service started, now or in an earlier life of this folder."""
         note = self.logs / f"{name}.pid"
-        if note.exists() and (identity := note.read_text()):
+        identity = note.read_text(errors="replace") if note.exists() else ""
+        if re.fullmatch(r"[1-9]\d* \d+", identity):
             group = int(identity.split()[0])
             if _identity(group) == identity:
                 _signal_group(group, signal.SIGKILL)

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.folders import slug
 
 PACKAGES = ("saturn-airflow", "apache-airflow", "celery", "mlflow", "torch")
@@ -87,12 +88,8 @@ def leave_mark(home: Path, name: str, text: str) -> None:
     """Leave a mark with these contents in ``home``."""
     folder = home / "doctor"
     folder.mkdir(parents=True, exist_ok=True)
-    new = folder / f"{slug(name)}.{os.getpid()}.new"
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # a full disk shows here, not when a checkpoint is written
-    new.replace(folder / f"{slug(name)}.mark")
+    # It is on the disk then: a full one shows here, not when a checkpoint is written.
+    write_whole(folder / f"{slug(name)}.mark", text)
 
 
 def marks(home: Path) -> dict[str, str]:
@@ -100,7 +97,7 @@ def marks(home: Path) -> dict[str, str]:
     found = {}
     for path in sorted((home / "doctor").glob("*.mark")):
         with suppress(OSError):
-            found[path.stem] = path.read_text()
+            found[path.stem] = path.read_text(errors="replace")
     return found
 
 

@@ -165,7 +165,7 @@ def test_how_long_a_lost_message_is_waited_for(
 ) -> None:
     monkeypatch.setenv("AIRFLOW__CELERY__BROKER_URL", "redis://127.0.0.1:9/0")
     if isinstance(settings, str):
-        given = yaml.safe_load(COMPOSE.read_text())["x-airflow-environment"]
+        given = yaml.safe_load(COMPOSE.read_text())["services"]["scheduler"]["environment"]
         start = "AIRFLOW__SCHEDULER__"
         settings = {name.removeprefix(start): given[name] for name in given if name.startswith(start)}
     for name, value in settings.items():

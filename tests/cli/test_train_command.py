@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ranks
 
 DAG = """
 from airflow.sdk import dag, task
-from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
+from saturn_airflow import Cluster, EarlyStopping, HParams, Job, Node, SaturnSweepOperator
 
 @dag(schedule=None)
 def mine():
@@ -30,9 +30,11 @@ def mine():
                             "loss_function": "by_hand:loss", "load_eval_dataloader": "by_hand:data",
                             "metrics": {"error": "by_hand:error"}, "data_args": {"day": "{{ ds }}"},
                             "hparams": HParams(epochs=2), **fields})
+    stop = EarlyStopping(metric="error", mode="min", patience=1, min_delta=9)
     cluster = Cluster(Node("local", devices=2, kind="cpu"))
     jobs = [job("good"), job("stops", loss_function="by_hand:stops"), job("bad", loss_function="by_hand:bad"),
-            job("logs", loss_function="by_hand:logs"), job("runs", data_args={"day": "{{ ti.run_id }}"})]
+            job("logs", loss_function="by_hand:logs"), job("runs", data_args={"day": "{{ ti.run_id }}"}),
+            job("ends", hparams=HParams(epochs=4, early_stopping=stop))]
     SaturnSweepOperator(task_id="sweep", cluster=cluster, jobs=jobs)
     SaturnSweepOperator(task_id="other", cluster=cluster, jobs=[job("twice"), job("once")])
     SaturnSweepOperator(task_id="third", cluster=cluster, jobs=[job("twice")])
@@ -142,6 +144,35 @@ def test_it_trains_as_the_sweep_does_and_writes_nothing(folder: Path, tmp_path_f
     request = TrainRequest(job=job.to_dict(), technique="single", folder=str(elsewhere))
     (expected,) = ranks.launch(in_the_sweep, request, str(elsewhere), size=1)
     assert losses(whole.stdout) == pytest.approx(expected, abs=1e-6)
+
+
+NOWHERE = """
+from airflow.sdk import dag
+from saturn_airflow import Job, SaturnSweepOperator
+
+@dag(schedule=None)
+def nowhere():
+    def job(name, **fields):
+        return Job(name, load_model="by_hand:model", load_dataloader="by_hand:data",
+                   loss_function="by_hand:loss", data_args={"day": "{{ ds }}"}, **fields)
+    SaturnSweepOperator(task_id="sweep", jobs=[job("free"), job("bound", nodes=["gpu-a"])])
+
+nowhere()
+"""
+
+
+@pytest.mark.parametrize("name", ["free", "bound"])
+def test_no_node_need_be_known(folder: Path, name: str) -> None:
+    (folder / "nowhere.py").write_text(NOWHERE)
+    done = by_hand(folder, "nowhere.py", name, "--batches", "2")
+    assert done.returncode == 0, done.stderr
+    assert len(losses(done.stdout)) == 2
+
+
+def test_why_a_job_ended_early_is_its_last_line(folder: Path) -> None:
+    done = by_hand(folder, "mine", "ends", "--dags", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("ended early in epoch 1: error was ")
 
 
 def test_several_ranks_and_checkpoints_that_are_asked_for(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The compose file follows the Compose specification, keeps its secrets, and is read as compose reads it."""
+"""The compose files follow the specification, keep their secrets, and are read as compose reads them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def raw() -> dict:
     return yaml.safe_load(COMPOSE.read_text())
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "gpu.yaml", "node.yaml"])
+@pytest.mark.parametrize("name", ["compose.yaml", "gpu.yaml", "login.yaml", "node.yaml"])
 def test_it_follows_the_specification(name):
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*check, str(DOCKER / name)], capture_output=True, text=True, check=False)
@@ -43,13 +43,13 @@ def test_dependencies_exist_and_can_be_met(raw):
 
 
 def test_all_that_is_asked_for_is_there(raw):
-    expected = {"postgres", "redis", "mlflow", "init", "airflow", "scheduler", "dag-processor", "triggerer"}
-    assert set(raw["services"]) == expected | {"worker", "gpu-a", "gpu-b"}
+    expected = {"postgres", "redis", "mlflow", "airflow", "scheduler", "dag-processor", "triggerer"}
+    assert set(raw["services"]) == expected | {"databases", "init", "worker", "gpu-a", "gpu-b"}
     for node in ("gpu-a", "gpu-b"):
         assert f"--queues=saturn.{node}" in raw["services"][node]["command"]
     # Everything that stays has a health check, and is started again when it ends.
     for name, service in raw["services"].items():
-        if name != "init":
+        if name not in ("databases", "init"):
             assert "healthcheck" in service
             assert service["restart"] == "unless-stopped"
 
@@ -106,13 +106,75 @@ def test_no_secret_is_in_a_command_line(name):
     service = load(COMPOSE, secrets)[name]
     texts = [*service.command, *(service.healthcheck.test if service.healthcheck else ())]
     assert [text for text in texts for value in secrets.values() if value in text] == []
-    # What a shell puts into the arguments of another program is in its command line, too.
-    words = [word for text in texts for word in shlex.split(text.partition("<<")[0])]
+    # What a shell puts into the arguments of another program is in its command line, too; not what `printf`
+    # prints, which is the shell's own.
+    plain = [re.sub(r"(?m)^\s*printf [^|]*|<<END(?s:.*?)\n *END$", "", text) for text in texts]
+    words = [word for text in plain for word in shlex.split(text, comments=True)]
     shown = [word for word in words if re.search(r"\$\w*(PASSWORD|AUTH|SECRET|BROKER_URL)", word)]
-    allowed = (
-        ["--password=$ADMIN_PASSWORD"] if name == "init" else []
-    )  # for seconds, when the database is made
-    assert [word for word in shown if not word.startswith("CELERY_BROKER_URL=")] == allowed
+    assert [word for word in shown if not word.startswith("CELERY_BROKER_URL=")] == []
+
+
+#: What each service is told of the secrets, and no more.
+_QUEUES = {"REDIS_PASSWORD", "CELERY_DATABASE_PASSWORD"}
+_DATABASE = {"AIRFLOW_DATABASE_PASSWORD", "AIRFLOW_FERNET_KEY"}
+KEYS = {
+    "postgres": {"POSTGRES_PASSWORD"},
+    "redis": {"REDIS_PASSWORD"},
+    "databases": {name for name in new_secrets() if name.endswith("DATABASE_PASSWORD")}
+    | {"POSTGRES_PASSWORD"},
+    "mlflow": {"MLFLOW_DATABASE_PASSWORD"},
+    "init": {*_QUEUES, *_DATABASE, "AIRFLOW_ADMIN_PASSWORD"},
+    "airflow": {*_DATABASE, "AIRFLOW_JWT_SECRET", "AIRFLOW_SECRET_KEY"},
+    "scheduler": {*_QUEUES, *_DATABASE, "AIRFLOW_JWT_SECRET"},
+    "dag-processor": _DATABASE,
+    "triggerer": _DATABASE,
+    "worker": _QUEUES,
+    "gpu-a": _QUEUES,
+    "gpu-b": _QUEUES,
+}
+
+
+def test_each_service_has_the_keys_that_it_needs_and_no_other():
+    secrets = new_secrets()
+    found = {
+        name: {key for key, value in secrets.items() if any(value in text for text in _texts_of(service))}
+        for name, service in load(COMPOSE, secrets).items()
+    }
+    assert found == KEYS
+
+
+def test_a_node_of_its_own_needs_two_secrets_and_is_as_those_of_the_main_file(raw):
+    secrets = {name: value for name, value in new_secrets().items() if name in _QUEUES}
+    variables = {**secrets, "SATURN_NODE": "gpu-a"}
+    path = DOCKER / "node.yaml"
+    assert set(load(path, variables)) == {"node"}
+    with pytest.raises(ComposeError, match="SATURN_NODE is not set: the name of this node"):
+        load(path, secrets)
+    node = interpolate(yaml.safe_load(path.read_text())["services"]["node"], variables)
+    del node["deploy"]  # its GPUs, as in gpu.yaml
+    there = {**new_secrets(), **variables}
+    expected = interpolate(raw["services"]["gpu-a"], there)
+    del expected["depends_on"]
+    assert node == expected
+
+
+def test_a_login_for_mlflow_changes_nothing_else_of_it(raw):
+    added = yaml.safe_load((DOCKER / "login.yaml").read_text())["services"]
+    assert set(added) == {"mlflow"}
+    command = [word for word in added["mlflow"]["command"] if word != "--app-name=basic-auth"]
+    assert command == raw["services"]["mlflow"]["command"]
+    secrets = {name: f"secret-{name}" for name in ("MLFLOW_ADMIN_PASSWORD", "MLFLOW_SECRET_KEY")}
+    service = interpolate(added["mlflow"], {**new_secrets(), **secrets})
+    assert not any(value in word for word in service["command"] for value in secrets.values())
+    for name in secrets:
+        with pytest.raises(ComposeError, match=f"{name} is not set"):
+            interpolate(added, {**new_secrets(), **secrets, name: ""})
+    assert [text.split(":")[2] for text in service["volumes"]] == ["ro"]
+    assert (DOCKER / "mlflow-login.ini").exists()
+
+
+def _texts_of(service) -> list[str]:
+    return [*service.command, *service.environment.values()]
 
 
 def test_mlflow_answers_to_exact_names():
@@ -128,22 +190,65 @@ def test_mlflow_answers_to_exact_names():
         assert "*" not in host.removesuffix(":*"), "10.* matches 10.evil.example"
 
 
-def test_services_can_not_become_root(raw):
+def test_services_can_not_become_root_nor_change_their_image(raw):
     for name, service in raw["services"].items():
         assert service["security_opt"] == ["no-new-privileges:true"], name
-        # The images of Postgres and Redis begin as root and step down; ours never is.
-        assert ("build" not in service) or service["cap_drop"] == ["ALL"], name
-        assert not service.get("privileged")
-        assert "cap_add" not in service
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"] is True, name
+        assert not {"privileged", "cap_add", "pid", "ipc", "devices", "network_mode"} & set(service), name
+        # The images of Postgres and Redis begin as root, which ours never is.
+        assert "build" in service or service["user"] == service["image"].partition(":")[0], name
+    assert "USER saturn" in (DOCKER / "Dockerfile").read_text().splitlines()
+
+
+def test_services_have_memory_of_their_own(raw):
+    for name, service in raw["services"].items():
+        assert re.fullmatch(r"\d+g|\$\{\w+_MEMORY:-\d+g\}", service["mem_limit"]), name
+
+
+def test_what_code_of_jobs_can_write_holds_nothing_that_services_with_keys_run(raw):
+    """Only data: logs and Saturn's folder. Homes, caches and temporary folders are apart."""
+    workers = ("worker", "gpu-a", "gpu-b")
+    written = {name: _writable(service) for name, service in raw["services"].items()}
+    for name, targets in written.items():
+        shared = targets & set.union(*(written[worker] for worker in workers))
+        assert name in workers or shared <= {"/opt/airflow/logs", "/var/lib/saturn"}, name
+    for service in raw["services"].values():
+        for text in service.get("volumes", ()):
+            parts = interpolate(text, {}).split(":")
+            assert parts[1] != "/opt/airflow/dags" or parts[2:] == ["ro"]
+            assert "docker.sock" not in text
+
+
+def test_what_services_write_they_may_write(raw):
+    """As far as it is known: the configuration's defaults, temporary files, sockets, caches."""
+    for name, service in raw["services"].items():
+        targets = _writable(service) | {text.partition(":")[0] for text in service["tmpfs"]}
+        expected = {"/tmp"}
+        if "build" in service and name != "databases":
+            expected |= {"/opt/airflow", "/home/saturn"}
+        expected |= {"postgres": {"/run/postgresql"}}.get(name, set())
+        assert expected <= targets, name
+
+
+def _writable(service: dict) -> set[str]:
+    parts = [interpolate(text, {}).split(":") for text in service.get("volumes", ())]
+    return {part[1] for part in parts if part[2:] != ["ro"]}
 
 
 def test_images_have_versions(raw):
     for name, service in raw["services"].items():
-        assert re.search(r":(\d|\$\{SATURN_DEVICE)", service["image"]), name
+        exact = r"\w+:\d+\.\d+(\.\d+)?-bookworm|saturn-airflow:\$\{SATURN_DEVICE:-cpu\}"
+        assert re.fullmatch(exact, service["image"]), name
+    text = (DOCKER / "Dockerfile").read_text()
+    assert re.search(r"^ARG PYTHON=\d+\.\d+\.\d+$", text, re.MULTILINE)
+    assert "--constraint constraints.txt" in text
 
 
 def test_the_example_lists_every_variable():
-    used = set(re.findall(r"(?<!\$)\$\{(\w+)", COMPOSE.read_text())) - {"LISTEN", "AIRFLOW_ADMIN_USER"}
+    text = "".join(path.read_text() for path in DOCKER.glob("*.yaml"))
+    unlisted = {"LISTEN", "AIRFLOW_ADMIN_USER", "SATURN_NODE"}
+    used = set(re.findall(r"(?<!\$)\$\{(\w+)", text)) - unlisted
     listed = set(re.findall(r"^#?(\w+)=", (DOCKER / ".env.example").read_text(), re.MULTILINE))
     assert used == listed
 
@@ -163,7 +268,7 @@ def test_the_image_has_what_the_files_name(raw):
     for service in raw["services"].values():
         if "build" in service:
             assert service["build"]["dockerfile"] == "docker/Dockerfile"
-            for text in service["volumes"]:
+            for text in service.get("volumes", ()):
                 assert interpolate(text, {}).split(":")[1] in words
     for line in re.findall(r"^COPY (.*) \S+$", lines, re.MULTILINE):
         for name in line.split():
@@ -207,6 +312,12 @@ def test_secrets_are_made_once_and_only_their_owner_reads_them(tmp_path):
     assert secrets_of(tmp_path / "secrets.env") == first
     assert (tmp_path / "secrets.env").stat().st_mode & 0o077 == 0
     assert secrets_of(tmp_path / "other.env") != first
+    # As an earlier version left it, which knew fewer.
+    (tmp_path / "old.env").write_text("# mine\nREDIS_PASSWORD=kept")
+    completed = secrets_of(tmp_path / "old.env")
+    assert completed["REDIS_PASSWORD"] == "kept"
+    assert set(completed) == set(new_secrets())
+    assert secrets_of(tmp_path / "old.env") == completed
 
 
 def test_here_nothing_of_a_container_is_left(tmp_path):
@@ -217,5 +328,5 @@ def test_here_nothing_of_a_container_is_left(tmp_path):
         for text in (*words, *values):
             paths = re.findall(r"(?<![\w.:/-])/(?:opt|var)/[\w/.-]+", text)
             assert [path for path in paths if not path.startswith(str(tmp_path))] == []
-            assert not re.search(r"0\.0\.0\.0|[@/](postgres|redis|mlflow|airflow):\d", text)
+            assert not re.search(r"0\.0\.0\.0|[@/](postgres|redis|mlflow|airflow):\d+(?![\w@])", text)
     assert cluster.home == tmp_path / "state" / "volumes" / "checkpoints"

@@ -22,7 +22,7 @@ def doctor(cluster):
     def run(*arguments: str, **settings: str) -> tuple[int, dict[str, list[str]]]:
         done = subprocess.run(
             [SATURN, "doctor", "--json", *arguments],
-            env={**cluster.environment("worker"), **settings},
+            env={**cluster.environment("scheduler"), **settings},
             capture_output=True,
             text=True,
             timeout=120,

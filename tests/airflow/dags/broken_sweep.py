@@ -9,7 +9,7 @@ from airflow.sdk import TriggerRule, dag, task
 
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 
-TINY = HParams(batch_size=16, batches=60, lr=0.05)
+TINY = HParams(optimizer="faulty:AdamW", batch_size=16, batches=60, lr=0.05)
 
 
 def job(name, **fields):

@@ -8,6 +8,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+# Whose arguments no source tells while a DAG is parsed.
+AdamW = torch.optim.AdamW
+
 
 def linear(inputs: int = 4) -> nn.Module:
     return nn.Linear(inputs, 2)
