@@ -7,7 +7,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,35 @@ Figure = Callable[[str], None]
 def figure(record_property: Callable[[str, object], None]) -> Figure:
     """Show a line at the end of the run: what a test measured."""
     return lambda line: record_property("figure", line)
+
+
+class SmallDisk:
+    """A disk of its own with 8 MB, mounted at ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._filler = path / "filler"
+
+    def fill(self) -> None:
+        """Leave no room on it."""
+        with suppress(OSError), open(self._filler, "ab", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+
+    def free(self) -> None:
+        """Take away what filled it."""
+        self._filler.unlink()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", path]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a disk is not allowed here")
+    yield SmallDisk(path)
+    subprocess.run(["umount", "-l", path], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -222,6 +222,8 @@ def print_event(event: Event) -> None:
         print(f"warning: {event['message']}", file=sys.stderr, flush=True)
     elif kind == "checkpoint":
         print(f"checkpoint {event['path']}", flush=True)
+    elif kind == "end" and event["status"] == "finished" and event["reason"]:
+        print(event["reason"], flush=True)
 
 
 def _print_logged(event: Event) -> None:

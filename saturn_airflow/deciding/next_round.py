@@ -72,8 +72,8 @@ class Stand:
 
     @property
     def is_last(self) -> bool:
-        """Whether no round follows this one."""
-        return self.number == self.settings.rounds.most
+        """Whether no round follows this one, unless a node is lost."""
+        return self.number >= self.settings.rounds.most
 
     def per_epoch(self, job: Job) -> int:
         """Global batches in one pass over the job's data; 0 where that is not known."""
@@ -114,7 +114,7 @@ class Nodes(NamedTuple):
     @property
     def waits(self) -> bool:
         """Whether nothing fits on what is left."""
-        return bool(self.gone) and len(self.stranded) == len(self.problem.jobs)
+        return bool(self.gone) and {job.name for job in self.problem.jobs} == set(self.stranded)
 
 
 class Decided(NamedTuple):
@@ -264,7 +264,7 @@ def entries_of(stand: Stand, decided: Decided, cluster: Cluster, rung: float, ma
     """
     found = entries(decided.adoption.plan, stand.jobs, stand.estimates, cluster, made)
     stay = staying(found, stand.progress, decided.adoption)
-    if stand.settings.rounds.most == 1:
+    if stand.settings.rounds.most == 1 and stand.plan is None:
         by_name = {job.name: job for job in decided.left.jobs}
         return [replace(e, strategies=strategies(e, by_name[e.name], stand.estimates)) for e in found]
     return [_in_round(stand, entry, decided.adoption, rung, stay) for entry in found]
@@ -278,6 +278,8 @@ def without_place(stand: Stand, job: str, made: float, position: int) -> PlanEnt
         standing=tuple(stand.standing),
         attempt=made,
         position=position,
+        ends_at=None,
+        most_batches=None,
     )
 
 

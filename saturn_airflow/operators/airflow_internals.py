@@ -36,11 +36,15 @@ def celery_app() -> Any:
     return app
 
 
-def tasks_skipped(tasks: Sequence[Any]) -> Exception:
-    """What a task raises to have Airflow skip others: ``tasks`` are ids, or pairs of id and map index."""
-    from airflow.sdk.exceptions import DownstreamTasksSkipped
+def skip_tasks(tasks: Sequence[Any]) -> None:
+    """Have Airflow skip other tasks of this DAG run, unless they run or have ended.
 
-    return DownstreamTasksSkipped(tasks=tasks)  # type: ignore[no-untyped-call]
+    :param tasks: ids, or pairs of id and map index.
+    """
+    from airflow.sdk.execution_time.comms import SkipDownstreamTasks
+    from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
+
+    SUPERVISOR_COMMS.send(SkipDownstreamTasks(tasks=list(tasks)))
 
 
 @functools.cache

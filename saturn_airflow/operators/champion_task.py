@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model import secrets
 from saturn_airflow.model.cluster import Node
-from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.errors import InvalidSweepError, SaturnError
 from saturn_airflow.model.folders import slug
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.outcomes import Outcome
@@ -31,6 +31,7 @@ from saturn_airflow.operators.context import (
 from saturn_airflow.operators.following import go_with_parent
 from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.round_outcomes import last_outcomes
+from saturn_airflow.operators.upstream_jobs import check_stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +73,8 @@ class ChampionOperator(ListingOperator):
         if best["metric"] in _OF_TRAINING or job.load_eval_dataloader is None:
             self.log.info("%s is of training data: the champion is not scored anew", best["metric"])
             return []
-        found, entry = self._entry(context, job, outcomes[job.name])
+        named = {str(own["load_model"]) for own in jobs.values()}
+        found, entry = self._entry(context, job, outcomes[job.name], named)
         found["attempt"] = time.time()
         context["ti"].xcom_push(CHAMPION_KEY, found)
         if found["why"]:
@@ -81,7 +83,7 @@ class ChampionOperator(ListingOperator):
         return [] if entry is None else [{**entry, **told}]
 
     def _entry(
-        self, context: Context, job: Job, outcome: Outcome
+        self, context: Context, job: Job, outcome: Outcome, named: set[str]
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         from saturn_airflow.profiling import scoring
         from saturn_airflow.tracking import champion
@@ -104,6 +106,10 @@ class ChampionOperator(ListingOperator):
             trained = Job.from_dict(found["job"])
         except SaturnError as error:  # such as a newer version's
             return {"version": version, "why": f"its job can't be read here: {error}"}, None
+        try:
+            check_stored(str(trained.load_model), "its load_model", named)
+        except InvalidSweepError as error:
+            return {"version": version, "why": str(error)}, None
         # Whoever may write to MLflow is not to choose what connections are looked up for it.
         foreign = {key for _, key in secrets.fields(trained)} - {key for _, key in secrets.fields(job)}
         if foreign:

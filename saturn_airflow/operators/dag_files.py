@@ -14,6 +14,7 @@ from saturn_airflow.model.arguments import hint
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.operators.airflow_internals import dag_bag
+from saturn_airflow.operators.inventory import READ_BY_HAND
 from saturn_airflow.operators.trials_task import TrialsOperator
 
 
@@ -59,7 +60,11 @@ def _dag(dag: str, folder: Path | None) -> DAG:
     for entry in (folder or (place if place.is_dir() else place.parent), conf.get("core", "plugins_folder")):
         if str(entry) not in sys.path:
             sys.path.append(str(Path(entry).absolute()))
-    bag = dag_bag(str(place))
+    before = READ_BY_HAND.set(True)
+    try:
+        bag = dag_bag(str(place))
+    finally:
+        READ_BY_HAND.reset(before)
     dags: dict[str, DAG] = bag.dags
     if file is not None and len(dags) == 1:
         return next(iter(dags.values()))

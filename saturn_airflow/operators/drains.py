@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from saturn_airflow.model import formats
+from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.operators.context import home
 
@@ -16,9 +17,8 @@ def drain(node: str, reason: str = "") -> None:
     """Let no new plan use ``node``."""
     path = _file(node)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps({**formats.stamp("a drain"), "reason": reason, "since": time.time()}))
-    new.replace(path)
+    note = {**formats.stamp("a drain"), "reason": reason, "since": time.time()}
+    write_whole(path, json.dumps(note))
 
 
 def undrain(node: str) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from saturn_airflow.model import initial_weights
+from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 
@@ -82,6 +82,4 @@ def _fetched(uri: str, init_from: str, folder: Path) -> str | None:
 
 
 def _note(notes: Path, known: dict[str, str | None]) -> None:
-    temporary = notes.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(known, indent=1))
-    temporary.rename(notes)
+    write_whole(notes, json.dumps(known, indent=1))

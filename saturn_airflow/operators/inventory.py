@@ -6,11 +6,13 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 
 from airflow.sdk import conf
 
 from saturn_airflow.model.cluster import Cluster, Node
+from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.operators import executors
 from saturn_airflow.operators.airflow_internals import celery_app
@@ -22,15 +24,18 @@ PATIENCE_SECONDS = 30.0
 RESTART_SECONDS = 15.0
 #: Where the tasks of all sweeps wait that need no device.
 SHORT_POOL = "saturn"
+#: Whether DAG files are read to train a job by hand, on this machine: then no nodes need be known.
+READ_BY_HAND: ContextVar[bool] = ContextVar("read_by_hand", default=False)
 # Every answer takes as long as is waited for more of them.
 _FIRST_SECONDS, _LATER_SECONDS = 0.5, 2.0
 
 
-def deployed_cluster() -> Cluster:
+def deployed_cluster(bound: Iterable[str] = ()) -> Cluster:
     """The nodes of this deployment: those in ``[saturn] nodes``, else those that announced themselves.
 
     Read when a DAG file is parsed, because the names of the nodes shape the DAG.
 
+    :param bound: nodes that jobs are bound to; with :data:`READ_BY_HAND` they stand in where none are known.
     :raises InvalidSweepError: when there are none, or they are written wrongly.
     """
     if text := conf.get("saturn", "nodes", fallback=""):
@@ -40,6 +45,8 @@ def deployed_cluster() -> Cluster:
             raise InvalidSweepError(f"[saturn] nodes: {error}") from None
     if nodes := announced_nodes():
         return Cluster(*nodes)
+    if READ_BY_HAND.get():
+        return Cluster(*(Node(name, 1, "cpu") for name in {"this-machine", *bound}))
     raise InvalidSweepError(
         "no nodes are known; give the sweep a cluster=Cluster(Node('name', devices=...)), list them in the "
         "configuration ([saturn] nodes = gpu-a:8:a100, gpu-b:8:a100), or run "
@@ -51,9 +58,7 @@ def announce(node: Node) -> Path:
     """Write down that ``node`` exists, where the DAG processor finds it; the file."""
     path = _cards() / f"{node.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(node.to_dict()))
-    new.replace(path)
+    write_whole(path, json.dumps(node.to_dict()))
     return path
 
 
@@ -112,9 +117,7 @@ def record_pools(slots: Mapping[str, int]) -> None:
     """Write down which pools were made, by their names, where the DAG processor finds it."""
     path = _pools_record()
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(dict(slots)))
-    new.replace(path)
+    write_whole(path, json.dumps(dict(slots)))
 
 
 def check_listeners(
@@ -171,8 +174,10 @@ def warn_of_no_pool(cluster: Iterable[Node], warn: Callable[[str], object]) -> N
         )
 
 
-def lost(cluster: Iterable[Node], suspects: Iterable[Node] | None = None) -> list[Node]:
-    """Nodes on whose queue no Celery worker listens, nor starts to for as long as a restart takes.
+def lost(
+    cluster: Iterable[Node], suspects: Iterable[Node] | None = None, seconds: float = RESTART_SECONDS
+) -> list[Node]:
+    """Nodes on whose queue no Celery worker listens, nor starts to within ``seconds``.
 
     None where that can't be told: with other executors, without a broker, when no node is heard of at all.
 
@@ -183,7 +188,7 @@ def lost(cluster: Iterable[Node], suspects: Iterable[Node] | None = None) -> lis
     if not has_queues():
         return []
     heard = set[str]()
-    deadline = time.monotonic() + RESTART_SECONDS
+    deadline = time.monotonic() + seconds
     while not heard.issuperset(node.queue for node in asked) and time.monotonic() < deadline:
         with contextlib.suppress(Exception):  # the broker may be in the middle of a restart, too
             heard |= queues_with_a_worker()

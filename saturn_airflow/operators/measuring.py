@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow.sdk import Context
 
+from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.folders import slug
 from saturn_airflow.operators.context import SweepContext, home
 from saturn_airflow.operators.following import STILL_WANTED
@@ -48,7 +49,9 @@ def who_measures(
                     own.unlink(missing_ok=True)
                     return str(note["run_id"])
                 path.unlink()
-        _write(own, {"run_id": sweep.run_id, "fingerprints": sorted(fingerprints), "since": time.time()})
+        # Whole or not there: a damaged note would be in the way of all later runs.
+        note = {"run_id": sweep.run_id, "fingerprints": sorted(fingerprints), "since": time.time()}
+        write_whole(own, json.dumps(note))
     return None
 
 
@@ -60,13 +63,6 @@ def read_note(path: Path) -> dict[str, Any] | None:
         return {"run_id": run_id, "fingerprints": fingerprints, "since": float(since)}
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
-
-
-def _write(path: Path, note: dict[str, Any]) -> None:
-    """Write a note that is whole or not there: a damaged one would be in the way of all later runs."""
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(note))
-    new.replace(path)
 
 
 def _has_no_plan_yet(ti: Any, run_id: str, plan_task: str) -> bool:

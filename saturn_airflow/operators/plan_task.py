@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
@@ -37,7 +36,9 @@ from saturn_airflow.operators.inventory import lost
 from saturn_airflow.operators.others import among_others, tell_others
 from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, left_out_now, present
-from saturn_airflow.operators.round_outcomes import last_outcomes, standing_plans
+from saturn_airflow.operators.round_outcomes import last_outcomes, progress_of, standing_plans
+from saturn_airflow.operators.round_reserve import skip_rounds_after
+from saturn_airflow.operators.round_watch import over_file
 from saturn_airflow.operators.wave_tasks import Learned, quick_solve
 from saturn_airflow.plugin.links import MlflowRunLink, PlanLink
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
@@ -89,12 +90,17 @@ class PlanOperator(ListingOperator):
         self.trained = list(trained)
         self.mlflow_url: str | None = None
         #: What the pages are told besides the plan.
-        self.also_told: dict[str, Any] = {"compared_by": {"metric": settings.metric, "mode": settings.better}}
+        self.also_told: dict[str, Any] = {
+            "compared_by": {"metric": settings.metric, "mode": settings.better},
+            "rounds_most": settings.rounds.most,
+        }
         #: When all has to be done, in seconds since the epoch, and whether the plan is made to meet it.
         self.ends_by: float | None = None
         self.meets_deadline = True
         #: Nodes that take no part, with the reasons.
         self.left_out: dict[str, str] = {}
+        #: Jobs that wait for their node, which is gone, because no later round could have them.
+        self.waiting: tuple[str, ...] = ()
         #: What the trials said, where this is the first plan.
         self._learned: Learned | None = None
 
@@ -124,7 +130,7 @@ class PlanOperator(ListingOperator):
             cluster = present(self.settings.cluster, self.left_out)
             facts = self._facts(context, sweep, stand)
             decided = self.decide(stand, problem, going)
-            if self.settings.rounds.most == 1 and self.settings.objective != DEVICE_TIME:
+            if self._is_only and self.settings.objective != DEVICE_TIME:
                 plan, ends = among_others(context, facts, problem, decided, stand.law)
                 decided = decided._replace(adoption=decided.adoption._replace(plan=plan), ends=ends)
             self._promise(known, decided)
@@ -140,6 +146,7 @@ class PlanOperator(ListingOperator):
             ]
             tell_others(sweep, facts, problem, found, known.law)
             stay = next_round.staying(found, stand.progress, decided.adoption)
+            stay.update(self.waiting)
             _stop(stand.progress, [job for job in going.situation.left if job not in stay])
         assert plan is not None, "where nothing is left, there was a plan before"
         unfollowed = self._unfollowed(sweep, stand)
@@ -147,6 +154,11 @@ class PlanOperator(ListingOperator):
         self._tell(context, sweep, stand, plan, cluster, made, shown=bool(found))
         found += self._seen_off(sweep, stand, going, unfollowed, made, len(found))
         return [entry.to_dict() for entry in found]
+
+    @property
+    def _is_only(self) -> bool:
+        """Whether all is planned here, once."""
+        return self.settings.rounds.most == 1 and not self.earlier
 
     def _beginning(self, context: Context, sweep: SweepContext) -> Stand:
         """Where the sweep stands after its trials.
@@ -182,11 +194,14 @@ class PlanOperator(ListingOperator):
     def _stand(self, context: Context, sweep: SweepContext) -> Stand:
         """Where the sweep stands after the rounds before this one.
 
-        :raises AirflowSkipException: when none of them has a plan.
+        :raises AirflowSkipException: when none of them has a plan, or this one is in reserve and not needed.
         """
         from saturn_airflow.deciding.next_round import Stand
 
         ti = context["ti"]
+        before = ti.xcom_pull(task_ids=self.earlier[-1], key="attempt", map_indexes=-1)
+        if self.number > self.settings.rounds.most and not over_file(sweep, self.number - 1, before).exists():
+            raise AirflowSkipException("no node was lost")
         last = self._last_plan(context)
         if last is None:
             raise AirflowSkipException("no earlier round has a plan")
@@ -232,7 +247,7 @@ class PlanOperator(ListingOperator):
         """
         for warning in going.warnings:
             self.log.error("%s", warning)
-        if self.settings.rounds.most > 1:
+        if self.number < self.settings.last_round:
             state = {
                 "problem": stand.problem.to_dict(),
                 "estimates": [estimate.to_dict() for estimate in stand.estimates.values()],
@@ -240,6 +255,7 @@ class PlanOperator(ListingOperator):
             }
             context["ti"].xcom_push(STATE_KEY, finite(state))
         if not (going.jobs or going.dropped or going.unfollowed):
+            skip_rounds_after(context, self.settings, self.number)
             raise AirflowSkipException("every job is done")
         _stop(stand.progress, going.dropped)
 
@@ -273,8 +289,11 @@ class PlanOperator(ListingOperator):
         self.left_out = dict(found.gone)
         if names:
             self.log.warning("Gone: %s; its jobs go elsewhere", names)
+        is_last = self.number == self.settings.last_round
+        self.waiting = found.stranded if is_last else ()
         for job in found.stranded:
-            self.log.error("%s fits nowhere else: this round is without it", job)
+            what = "it waits for its node" if is_last else "this round is without it"
+            self.log.error("%s fits nowhere else: %s", job, what)
         return found.problem
 
     def decide(self, stand: Stand, problem: Problem, going: GoingOn) -> Decided:
@@ -308,7 +327,7 @@ class PlanOperator(ListingOperator):
             alone=first.alone if first else least_seconds(stand.problem.jobs, stand.problem.nodes),
             priority=self.settings.priority,
             deadline=self.ends_by,
-            preempt=self.settings.preempt and self.settings.rounds.most == 1,
+            preempt=self.settings.preempt and self._is_only,
             team=self.settings.team,
         )
 
@@ -340,6 +359,10 @@ class PlanOperator(ListingOperator):
             run = runs.all_of(sweep.job_folder(job))[-1]
             entry = without_place(stand, job, made, position + len(found))
             found.append(replace(entry, goes_on=run.spec.priority))
+        for job in sorted(set(self.waiting) - unfollowed):
+            alive = stand.progress[job].alive
+            entry = without_place(stand, job, made, position + len(found))
+            found.append(replace(entry, goes_on=alive.spec.priority if alive else None))
         for job, why in going.dropped.items():
             when = f"pruned after {stand.progress[job].steps} batches, before round {self.number}"
             self.log.warning("%s is %s: %s", job, why, when)
@@ -415,20 +438,6 @@ class PlanOperator(ListingOperator):
         if self.ends_by is not None:
             found["deadline"] = {"at": self.ends_by, "planned": self.meets_deadline}
         return dict(finite(found))
-
-
-def progress_of(sweep: SweepContext, problem: Problem, standing: Sequence[float]) -> dict[str, Progress]:
-    """How far each job has come; those that a user cleared begin anew.
-
-    :param standing: when the plans of earlier rounds were made that still stand.
-    """
-    from saturn_airflow.launch import progress, restarting
-
-    def of(folder: Path) -> Progress:
-        anew = restarting.was_cleared(folder, standing)
-        return progress.Progress() if anew else progress.of(folder)
-
-    return {job.name: of(sweep.job_folder(job.name)) for job in problem.jobs}
 
 
 def check_team(settings: SweepSettings) -> None:

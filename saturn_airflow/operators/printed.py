@@ -35,7 +35,9 @@ class Printed:
         self._bar_at = time.monotonic()
         self._offset = 0
         with contextlib.suppress(OSError, ValueError):
-            self._offset = int(self._note.read_text())
+            told = int(self._note.read_text())
+            # A damaged note must not keep back what is printed from now on.
+            self._offset = told if 0 <= told <= self._output.stat().st_size else 0
 
     def look(self) -> None:
         """Tell what has come since the last look; of a line without an end no more than now and then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from airflow.sdk import Context, ExceptionRetryPolicy, RetryAction, RetryDecision, RetryRule
 from airflow.sdk.exceptions import AirflowException
 
+from saturn_airflow.model import disks
+from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.status import Status
 
 #: Tries that a short task has for what is not its fault, such as a worker that was restarted: with growing
@@ -22,6 +25,8 @@ _UNTOLD_SECONDS = 1.0
 #: kind doubles them. Data that can't be reached for a moment is the commonest failure of a job's own code.
 _FIRST_SECONDS = {Status.LOST: 1.0, Status.STOPPED: 1.0}
 _FIRST_SECONDS_OF_FAILURES, _MOST_SECONDS = 5.0, 300.0
+#: Seconds between the tries of a training that a full disk keeps from beginning: the tries last for a night.
+_DISK_SECONDS = 60.0
 
 
 class TryAgainError(AirflowException):
@@ -42,6 +47,8 @@ class WhenItSaysSo(ExceptionRetryPolicy):
         self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
     ) -> RetryDecision:
         """Whether and when to try again."""
+        if isinstance(exception, OSError) and disks.is_fault(exception):
+            exception = DiskError(str(exception))
         if isinstance(exception, TryAgainError):
             return RetryDecision.retry(timedelta(seconds=exception.seconds), "the task says so")
         if _was_told_to_go_before_it_began(exception):
@@ -63,10 +70,14 @@ _AIRFLOW = RetryRule(
     reason="Airflow could not be asked",
     retry_delay=timedelta(seconds=3),
 )
-UNLESS_ITS_OWN_FAULT = WhenItSaysSo(rules=[_AIRFLOW], default=RetryAction.FAIL)
+_DISK_MAY_BE_MENDED = RetryRule(
+    exception="saturn_airflow.model.errors.DiskError", reason="a disk is full or fails, which may be mended"
+)
+UNLESS_ITS_OWN_FAULT = WhenItSaysSo(rules=[_DISK_MAY_BE_MENDED, _AIRFLOW], default=RetryAction.FAIL)
 #: For tasks that train: Airflow's own errors in following it, too.
 OF_A_TRAINING = WhenItSaysSo(
     rules=[
+        replace(_DISK_MAY_BE_MENDED, retry_delay=timedelta(seconds=_DISK_SECONDS)),
         _AIRFLOW,
         RetryRule(exception="airflow.sdk.exceptions.AirflowException", reason="training can go on"),
     ],

@@ -20,8 +20,8 @@ def rounds_of(
     """``round_1.plan``, ``round_1.train``, ``round_2.plan`` and so on; of one round ``plan`` and ``train``.
 
     A plan waits for all training of the round before, however that ended: at a boundary its tasks succeed.
-    Where there are several nodes, ``round_1.watch`` notices that one is lost; in the last round nothing could
-    be made of that.
+    Where there are several nodes, ``round_1.watch`` notices that one is lost or drained, and one more round
+    than is asked for is in reserve for what it had, and skipped where none is.
 
     :param waves: the tasks that measure, which the first plan waits for.
     :returns: the plan tasks, the train tasks, and the others.
@@ -31,8 +31,8 @@ def rounds_of(
     watching: list[BaseOperator] = []
     cluster, most = settings.cluster, settings.rounds.most
     before = waves
-    for number in range(1, most + 1):
-        with TaskGroup(group_id=f"round_{number}") if most > 1 else nullcontext():
+    for number in range(1, settings.last_round + 1):
+        with TaskGroup(group_id=f"round_{number}") if max(most, number) > 1 else nullcontext():
             planned = PlanOperator(
                 task_id="plan",
                 number=number,
@@ -44,7 +44,7 @@ def rounds_of(
                 **short(stages.plan),
             )
             training = train_tasks(settings, planned, stages)
-            if len(cluster) > 1 and number < most:
+            if number < settings.last_round and len(cluster) > 1:
                 watch = RoundWatchOperator(
                     task_id="watch",
                     number=number,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.model.outcomes import Outcome
-from saturn_airflow.operators.context import outcome_of
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.operators.context import SweepContext, outcome_of
 from saturn_airflow.operators.train_task import OUTCOME_KEY
+
+if TYPE_CHECKING:
+    from saturn_airflow.launch.progress import Progress
 
 
 def standing_plans(ti: Any, plans: Sequence[str]) -> list[float]:
@@ -29,3 +34,17 @@ def last_outcomes(ti: Any, plans: Sequence[str], trained: Sequence[str]) -> dict
     pushed = ti.xcom_pull(task_ids=list(trained), key=OUTCOME_KEY) or []
     found = [outcome_of(data) for data in pushed if data and data["attempt"] in attempts]
     return {outcome.job: outcome for outcome in sorted(found, key=lambda outcome: outcome.attempt or 0.0)}
+
+
+def progress_of(sweep: SweepContext, problem: Problem, standing: Sequence[float]) -> dict[str, Progress]:
+    """How far each job has come; those that a user cleared begin anew.
+
+    :param standing: when the plans of earlier rounds were made that still stand.
+    """
+    from saturn_airflow.launch import progress, restarting
+
+    def of(folder: Path) -> Progress:
+        anew = restarting.was_cleared(folder, standing)
+        return progress.Progress() if anew else progress.of(folder)
+
+    return {job.name: of(sweep.job_folder(job.name)) for job in problem.jobs}

@@ -42,11 +42,14 @@ def of_rounds(
 ) -> dict[str, Any]:
     """How many rounds were used, and with a selection what training every job to its end would take.
 
-    :returns: ``rounds``, and ``without_selection_seconds``, planned with the speeds that were seen.
+    :returns: ``rounds``, where there may be several, and ``without_selection_seconds``, planned with the
+        speeds that were seen.
     """
     ti = context["ti"]
     used = [task for task in plans if ti.xcom_pull(task_ids=task, key="return_value", map_indexes=-1)]
-    found: dict[str, Any] = {"rounds": len(used)}
+    found: dict[str, Any] = {}
+    if max(settings.rounds.most, len(used)) > 1:
+        found["rounds"] = len(used)
     state = ti.xcom_pull(task_ids=plans[0], key=STATE_KEY, map_indexes=-1)
     if settings.selection is not None and state:
         from saturn_airflow import planning

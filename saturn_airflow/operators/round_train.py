@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.round_reserve import skip_reserve_after_last
 from saturn_airflow.operators.round_watch import over_file
 from saturn_airflow.operators.train_task import TrainOperator
 
@@ -48,7 +49,18 @@ class RoundTrainOperator(TrainOperator):
         self._over_file = over_file(sweep, self._round, self.entry.attempt)
         if self._is_over() and not self.entry.goes_on:
             self._wait_for_next(context)
-        return super().execute(context)
+        try:
+            told = super().execute(context)
+        except AirflowFailException:
+            self._skip_reserve(context)
+            raise
+        self._skip_reserve(context)
+        return told
+
+    def _skip_reserve(self, context: Context) -> None:
+        """Let the sweep end without the round in reserve, where this is the last and no node was lost."""
+        if self._round == self.settings.rounds.most < self.settings.last_round and not self._is_over():
+            skip_reserve_after_last(context, self.settings, self._round, self.node["name"])
 
     def submit_job(self, context: Context) -> str:
         """The run that goes on from the round before, or a new one."""
@@ -67,7 +79,7 @@ class RoundTrainOperator(TrainOperator):
             return
         entry, policy = self.entry, self.settings.rounds
         self._steps_seen += 1
-        if self._steps_seen < ENOUGH_STEPS or self._round == policy.most:
+        if self._steps_seen < ENOUGH_STEPS or self._round >= policy.most:
             return
         assert entry.batches is not None
         assert entry.planned_makespan is not None

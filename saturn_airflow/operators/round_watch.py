@@ -10,15 +10,17 @@ from airflow.sdk import BaseSensorOperator, Context, TaskInstanceState
 
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.operators.airflow_internals import tasks_skipped
+from saturn_airflow.operators.airflow_internals import skip_tasks
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.inventory import has_queues, lost
 
 #: Seconds between looks; each is a process of a few seconds.
 LOOK_SECONDS = 20.0
+#: A node whose worker is away for less is not lost: training goes on there while its worker is restarted.
+AWAY_SECONDS = 60.0
 _YEAR = 365 * 86400.0
-_ENDED = (
+ENDED = (
     TaskInstanceState.SUCCESS,
     TaskInstanceState.FAILED,
     TaskInstanceState.SKIPPED,
@@ -64,9 +66,9 @@ class RoundWatchOperator(BaseSensorOperator):
         self.train_tasks = train_tasks
 
     def poke(self, context: Context) -> bool:
-        """Whether all training of the round has ended; where executors have no queues, nothing can be seen.
+        """Whether all is done: training has ended, or the next round has what a lost node had.
 
-        :raises DownstreamTasksSkipped: with the tasks of lost nodes, which Airflow then skips.
+        Where executors have no queues, nothing can be seen.
         """
         if not has_queues():
             return True
@@ -74,7 +76,7 @@ class RoundWatchOperator(BaseSensorOperator):
         attempt, left = self._left(context)
         # A worker that was restarted finds its tasks again for as long as Airflow counts them as running.
         idle = [n for n in cluster if left[n.name] and TaskInstanceState.RUNNING not in left[n.name].values()]
-        if gone := lost(cluster, idle):
+        if gone := lost(cluster, idle, AWAY_SECONDS):
             names = ", ".join(node.name for node in gone)
             self.log.error(
                 "No worker listens for %s any more: its jobs go on elsewhere, in the next round", names
@@ -82,8 +84,8 @@ class RoundWatchOperator(BaseSensorOperator):
             over = over_file(SweepContext.of(context, self.settings.group), self.number, attempt)
             over.parent.mkdir(parents=True, exist_ok=True)
             over.touch()
-            tasks = [(self.train_tasks[n.name], index) for n in gone for index in left[n.name]]
-            raise tasks_skipped(tasks)
+            skip_tasks([(self.train_tasks[n.name], index) for n in gone for index in left[n.name]])
+            return True
         self._end_for_drained(context, cluster, attempt, left)
         return not any(left.values())
 
@@ -115,8 +117,8 @@ class RoundWatchOperator(BaseSensorOperator):
             count = sum(entry["node"] == node for entry in entries)
             # A task that could not be mapped has a state of its own; those not mapped yet will soon run.
             known = (
-                {} if states.get(task) in _ENDED else dict.fromkeys(range(count), TaskInstanceState.RUNNING)
+                {} if states.get(task) in ENDED else dict.fromkeys(range(count), TaskInstanceState.RUNNING)
             )
             known = {index: states.get(f"{task}_{index}", state) for index, state in known.items()}
-            left[node] = {index: state for index, state in known.items() if state not in _ENDED}
+            left[node] = {index: state for index, state in known.items() if state not in ENDED}
         return attempt, left

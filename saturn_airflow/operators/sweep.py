@@ -100,7 +100,8 @@ class SaturnSweepOperator(TaskGroup):
     :param allowed_failures: how many jobs may fail before the sweep counts as failed. Its result is handed
         on either way; but after a failed sweep, Airflow runs only tasks whose trigger rule allows that.
     :param rounds: how often to plan at the most, each time from what really happened: a number, or a policy
-        such as ``Rounds(most=4, every_minutes=30)``. With 1, the default, the first plan is all there is.
+        such as ``Rounds(most=4, every_minutes=30)``. With 1, the default, the first plan is all there is,
+        unless a node is lost or drained.
     :param selection: drops jobs between rounds that are not worth training on: ``SuccessiveHalving(...)``,
         ``MedianStopping(...)``, or a function of your own; see ``saturn_airflow.model.selection``.
     :param asset: the asset whose event tells downstream DAGs of a successful sweep, with the best job in
@@ -167,8 +168,10 @@ class SaturnSweepOperator(TaskGroup):
         try:
             if isinstance(jobs, list | tuple):
                 jobs = [Job.from_dict(job) if isinstance(job, Mapping) else job for job in jobs]
+            if cluster is None:
+                cluster = deployed_cluster(_bound_nodes(jobs))
             settings = SweepSettings(
-                cluster=deployed_cluster() if cluster is None else cluster,
+                cluster=cluster,
                 techniques=_checked_techniques(techniques),
                 profile=profile,
                 planning_seconds=planning_seconds,
@@ -244,6 +247,12 @@ class SaturnSweepOperator(TaskGroup):
     def output(self) -> XComArg:
         """The sweep's result, for the next task: best job, all outcomes, what is missing."""
         return XComArg(self.report)
+
+
+def _bound_nodes(jobs: object) -> set[str]:
+    """The nodes that jobs known by now are bound to."""
+    known = jobs if isinstance(jobs, list | tuple) else []
+    return {node for job in known if isinstance(job, Job) for node in job.nodes or ()}
 
 
 def _check_dag(dag: DAG, what: str) -> None:

@@ -310,11 +310,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         from saturn_airflow.launch import runs
 
         ti = context["ti"]
-        failures = runs.failures(
-            SweepContext.of(context, self.settings.group).job_folder(self.entry.name),
-            self._asker(context).goes_on_with,
-            node=self.entry.node,
-        )
+        folder = SweepContext.of(context, self.settings.group).job_folder(self.entry.name)
+        failures = runs.failures(folder, self._asker(context).goes_on_with, node=self.entry.node)
         tries_left = ti.try_number <= (ti.max_tries or 0) and failures <= self.settings.retries
         return end["status"] in WORTH_A_RETRY and tries_left
 
@@ -337,7 +334,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             return self.must_let_go()
 
         end = None
-        for event in run.events(give_up=must_let_go):
+        for event in run.events(
+            give_up=must_let_go, kept=lambda: self._job_run is None or self._job_run.is_kept
+        ):
             if event["event"] == "end":
                 printed.close()
                 end = event
@@ -349,6 +348,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             if event["event"] != "waiting":
                 self._mlflow(context).follow(event)
         live.close()
+        if end is not None and self._job_run is not None:
+            self._job_run.check_kept()
         return end or run.end
 
     def _budgets(self, context: Context) -> CheckpointBudgets:

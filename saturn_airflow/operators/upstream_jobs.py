@@ -15,22 +15,22 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.operators.context import limit_users_code, user_path
 
-_REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def check(jobs: Sequence[Job], dag_file: str) -> None:
     """Check what jobs from upstream refer to, as that of jobs in the file is checked when it is parsed.
 
-    :param dag_file: the file of the DAG: what it imports or names may be referred to.
+    :param dag_file: the file of the DAG: what it imports by name, or refers to, may be referred to.
     :raises InvalidSweepError: naming the job, the reference and the fix.
     """
     limit_users_code()
-    named, texts = modules_named(Path(dag_file)), texts_in(Path(dag_file))
+    named, texts = references_in(Path(dag_file)), texts_in(Path(dag_file))
     for job in jobs:
         job.check_allowed()
         if not allowed_modules.configured():
             for what, reference in job.named_references():
-                _check_known(reference, what, named)
+                _check_known(reference, f"{what} {reference!r} comes from an upstream task", named)
         for what, conn_id in _connections_of(job):
             if conn_id not in texts:
                 raise InvalidSweepError(
@@ -39,6 +39,21 @@ def check(jobs: Sequence[Job], dag_file: str) -> None:
                 )
         if conf.getboolean("saturn", "check_references", fallback=True):
             job.check_references()
+
+
+def check_stored(reference: str, what: str, named: set[str]) -> None:
+    """Check a reference that comes from MLflow, whose artifacts others may write.
+
+    :param what: how messages name it.
+    :param named: references that the sweep's own jobs have, too.
+    :raises InvalidSweepError: naming the reference and the fix.
+    """
+    if reference in named:
+        return
+    limit_users_code()
+    references.check_allowed(reference, what)
+    if not allowed_modules.configured():
+        _check_known(reference, f"{what} {reference!r} comes from MLflow", named)
 
 
 def _connections_of(job: Job) -> Iterator[tuple[str, str]]:
@@ -57,21 +72,21 @@ def texts_in(file: Path) -> set[str]:
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
-def modules_named(file: Path) -> set[str]:
-    """The modules that a Python file imports, or names in references; none where it can't be read."""
+def references_in(file: Path) -> set[str]:
+    """What a Python file imports by name, or writes as a reference; none where it can't be read.
+
+    Not what lies in the modules that it imports: ``import pandas`` names none of its functions.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return set()
     found = set[str]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and (matched := _REFERENCE.fullmatch(str(node.value))):
-            found.add(matched[1])
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.update(f"{node.module}:{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and _REFERENCE.fullmatch(str(node.value)):
+            found.add(str(node.value))
     return found
 
 
@@ -82,17 +97,23 @@ def _is_own(path: Path) -> bool:
     return any(map(path.is_relative_to, own)) and not any(map(path.is_relative_to, installed))
 
 
-def _check_known(reference: str, what: str, named: set[str]) -> None:
+def _check_known(reference: str, what: str, named: set[str], seen: frozenset[str] = frozenset()) -> None:
+    """Refuse a function that is neither the user's own nor ``named`` in the DAG's file.
+
+    :param seen: references that led to this one: modules of the user's own import it from each other.
+    """
     module = reference.partition(":")[0]
-    if module in named or allowed_modules.covers(allowed_modules.ALWAYS, module):
+    if reference in named or reference in seen or allowed_modules.covers(allowed_modules.ALWAYS, module):
         return
     spec = references.find_spec(module)
     if spec is None:  # that it is missing is told by the check of references, or on the nodes
         return
     places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
     if places and all(_is_own(Path(place).resolve()) for place in places):
+        for imported in references.imported_by(reference):
+            _check_known(imported, what, named, seen | {reference})
         return
     raise InvalidSweepError(
-        f"{what} {reference!r} comes from an upstream task, and module {module!r} neither lies beside the "
-        "DAG files nor is named in the DAG's file: allow it with [saturn] allowed_modules, or import it there"
+        f"{what}, and {reference!r} neither lies beside the DAG files nor is "
+        f"named in the DAG's file: allow {module!r} with [saturn] allowed_modules, or write that there"
     )

@@ -19,7 +19,8 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
     result = report_of(record, group)
     origin = rounds[0].zero if rounds else record.start or now
     nodes = _nodes(rounds)
-    stages = list(_stages(record, group))
+    most = _rounds_most(record, group, rounds)
+    stages = list(_stages(record, group, most))
     state = sweep_state(record.state, stages[-1]["state"], stages[0]["state"], bool(result))
     return {
         "state": state,
@@ -30,7 +31,7 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
         "now": now - origin,
         "stages": stages,
         "rounds": [round.to_dict(origin) for round in rounds],
-        "rounds_most": len(record.of(group, PLAN)),
+        "rounds_most": most,
         "nodes": nodes,
         "jobs": _jobs(record, group, rounds, result, origin),
         "totals": {
@@ -66,6 +67,12 @@ def sweep_state(run: str, report: str | None, trials: str | None, has_result: bo
     if trials in ("skipped", "removed"):
         return "skipped"
     return run if run in ("queued", "running") and report != "skipped" else "cancelled"
+
+
+def _rounds_most(record: Record, group: str, rounds: Sequence[Round]) -> int:
+    """How many rounds were asked for; more where the one in reserve was needed."""
+    told = rounds[0].values.get("rounds_most") if rounds else None
+    return max(len(rounds), int(told or len(record.of(group, PLAN))))
 
 
 def _is_comparable(rounds: Sequence[Round], state: str) -> bool:
@@ -219,10 +226,14 @@ def _totals(
     }
 
 
-def _stages(record: Record, group: str) -> Iterator[dict[str, Any]]:
-    """Where the sweep stands: each stage with its state, and how many of its tasks have ended."""
+def _stages(record: Record, group: str, most: int) -> Iterator[dict[str, Any]]:
+    """Where the sweep stands: each stage with its state, and how many of its tasks have ended.
+
+    :param most: the rounds that were asked for; one more that has not begun keeps nothing waiting.
+    """
+    reserve = f"{group}.round_{most + 1}."
     for stage in STAGES:
-        tasks = record.of(group, stage)
+        tasks = [t for t in record.of(group, stage) if t.state or not t.task_id.startswith(reserve)]
         states = {task.state for task in tasks}
         if not states - {None}:
             state = "waiting"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from saturn_airflow.model.initial_weights import WEIGHTS
 from saturn_airflow.tracking import models, server
 from saturn_airflow.tracking.server import RecordRefusedError, RunGoneError
+
+log = logging.getLogger(__name__)
 
 _JOB = "job.json"
 
@@ -32,7 +35,12 @@ def fetch(uri: str, name: str, folder: Path) -> dict[str, Any] | None:
     kept = folder / version
     if not kept.exists() and not _download(uri, place, kept):
         return found
-    return {**found, "job": json.loads((kept / _JOB).read_text()), "weights": str(kept / WEIGHTS)}
+    try:
+        job = json.loads((kept / _JOB).read_text())
+    except (OSError, ValueError) as error:
+        log.warning("%s of version %s of %s is damaged: %s", _JOB, version, name, error)
+        return found
+    return {**found, "job": job, "weights": str(kept / WEIGHTS)}
 
 
 def _download(uri: str, place: str, to: Path) -> bool:

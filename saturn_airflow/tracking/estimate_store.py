@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import statistics
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.tracking import parameters, server, unique
 from saturn_airflow.tracking.outbox import Outbox, Record
@@ -276,7 +278,7 @@ def _unsent(
             for record, _ in records:
                 if record.get("kind") != "estimate":
                     continue
-                seen = _read(json.dumps(record["observation"]), versions, str(record["name"]))
+                seen = _read(json.dumps(record.get("observation")), versions, str(record.get("name")))
                 if seen is not None and seen["estimate"].fingerprint in fingerprints:
                     yield seen
 
@@ -290,9 +292,11 @@ def _read(text: str, versions: Mapping[str, str] | None, name: str) -> Observati
         elif versions is not None and seen["versions"] != dict(versions):
             log.info("%s: an estimate under %s is ignored", name, seen["versions"])
         else:
-            seen["estimate"] = Estimate.from_dict(seen["estimate"])
-            return seen
-    except (ValueError, KeyError, TypeError) as error:
+            estimate = Estimate.from_dict(seen["estimate"])
+            estimate.check()
+            told = {"job": str(seen.get("job", "")), "source": str(seen["source"])}
+            return {**seen, **told, "time": _finite(seen["time"]), "estimate": estimate}
+    except (ValueError, KeyError, TypeError, AttributeError, SaturnError) as error:
         log.info("%s: an estimate that can't be read is ignored (%s)", name, error)
     return None
 
@@ -361,6 +365,8 @@ def _as_training_had_it(
         tried, trained = ([o for o in own if o["source"] == source] for source in ("measured", "trained"))
         before, now = _combined(tried), combined.get(key)
         if trained and before is not None and now is not None and before.works and now.works:
+            if not before.seconds_per_batch:  # it has only met the guard
+                continue
             ratio = now.seconds_per_batch / before.seconds_per_batch
             seen.setdefault((key.fingerprint, key.kind), []).append(ratio)
     found = []
@@ -382,7 +388,15 @@ def _mean(weighted: Iterable[tuple[float, float]]) -> float:
     pairs = list(weighted)
     if not pairs:
         return 0.0
-    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+    # What is ages old counts nothing, unless there is nothing else.
+    whole = sum(weight for _, weight in pairs) or None
+    return sum(value * (weight if whole else 1) for value, weight in pairs) / (whole or len(pairs))
+
+
+def _finite(number: Any) -> float:
+    if not math.isfinite(found := float(number)):
+        raise ValueError(f"{number!r} is no time")
+    return found
 
 
 def _make_room(uri: str, run: Run) -> None:

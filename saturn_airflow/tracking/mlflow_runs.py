@@ -12,9 +12,11 @@ from typing import Any
 
 from saturn_airflow.model import formats
 from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.disks import left, write_whole
+from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.folders import slug
 from saturn_airflow.model.plan import Plan
-from saturn_airflow.tracking import machine, models, parameters, unique
+from saturn_airflow.tracking import machine, models, parameters, tables, unique
 from saturn_airflow.tracking.events import Event, Recorder
 from saturn_airflow.tracking.outbox import OUTBOX, Outbox
 from saturn_airflow.tracking.sender import BackgroundSender, Sender
@@ -84,7 +86,7 @@ class _Run:
         path = self._outbox.folder / "artifacts" / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            write_whole(path, data)
         except OSError as error:
             log.warning("%s can't be written (%s); MLflow will not get it", path, error.strerror)
             return
@@ -152,9 +154,11 @@ class SweepRun(_Run):
         """
         self.log_metrics({k: v for k, v in result.items() if _is_number(v) and k not in _IN_PLAN})
         self.log_bytes(json.dumps(result, indent=2, default=str).encode(), "report.json")
-        rows = [_with_columns(row) for row in (table if table is not None else result.get("jobs") or [])]
+        rows = [
+            tables.with_columns(row) for row in (table if table is not None else result.get("jobs") or [])
+        ]
         if rows:
-            self.log_bytes(_table(rows), "jobs.json")
+            self.log_bytes(tables.table(rows), "jobs.json")
             self.tag({"mlflow.loggedArtifacts": json.dumps([{"path": "jobs.json", "type": "table"}])})
         if best := result.get("best"):
             self.tag({f"saturn.best.{key}": best.get(key) for key in ("job", "metric", "value", "model_uri")})
@@ -310,11 +314,30 @@ class JobRun(_Run):
         self.tag({"saturn.status": "superseded", SUPERSEDED_TAG: reason})
         self.leave()
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that was logged stands in a file, or has been sent."""
+        return not self._outbox.unwritten
+
+    def check_kept(self) -> None:
+        """Check that all that was logged stands in a file.
+
+        :raises DiskError: when there is no room for it.
+        """
+        self._outbox.sync()
+        if not self.is_kept:
+            folder = self._outbox.folder
+            raise DiskError(f"records for MLflow can't be written to {folder}: {left(folder)}")
+
     def leave(self) -> bool:
-        """Send what waits and stop sending, without ending the run: the job will come back to it."""
+        """Send what waits and stop sending, without ending the run: the job will come back to it.
+
+        :raises DiskError: when there was no room for some of it.
+        """
         self._leave_machine()
         sent = self.flush()
         self._background.stop()
+        self.check_kept()
         return sent
 
     def _watch_machine(self) -> None:
@@ -425,26 +448,6 @@ def _shown_by_mlflow(tags: Mapping[str, Any]) -> dict[str, Any]:
 def _identity(sweep: Mapping[str, Any]) -> dict[str, Any]:
     own = ("run_id", "url", formats.FORMAT, formats.WRITTEN_BY)
     return {key: value for key, value in sweep.items() if key not in own}
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Rows in the form of MLflow's table artifacts (a data frame's ``orient="split"``)."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    data = [[_cell(row.get(column)) for column in columns] for row in rows]
-    return json.dumps({"columns": columns, "data": data}).encode()
-
-
-def _with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's outcome with its own metrics each in a column."""
-    return {key: value for key, value in row.items() if key != "metrics"} | dict(row.get("metrics") or {})
-
-
-def _cell(value: Any) -> Any:
-    return (
-        value
-        if value is None or isinstance(value, str | int | float | bool)
-        else json.dumps(value, default=str)
-    )
 
 
 def _is_number(value: Any) -> bool:

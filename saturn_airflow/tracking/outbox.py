@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.model.disks import write_whole
+
 log = logging.getLogger(__name__)
 
 Record = Mapping[str, Any]
@@ -107,14 +109,20 @@ class Outbox:
             state: dict[str, Any] = json.loads(self._state.read_text())
         except (OSError, ValueError):
             return {}
-        return state if isinstance(state, dict) else {}
+        if not isinstance(state, dict):
+            return {}
+        texts = ("server", "run_id", "experiment_id")
+        state = {key: value for key, value in state.items() if key not in texts or isinstance(value, str)}
+        if type(state.get("last_step", -1)) is not int:
+            del state["last_step"]
+        offset = state.get("offset", 0)
+        # What was sent already may come again: MLflow has each of it once.
+        return state if type(offset) is int and 0 <= offset <= self.size() else {**state, "offset": 0}
 
     def note(self, state: Mapping[str, Any]) -> None:
         """Note how far records were sent; where the disk is full, they will be sent again."""
-        new = self._state.with_suffix(".new")
         try:
-            new.write_text(json.dumps(state))
-            new.replace(self._state)
+            write_whole(self._state, json.dumps(state))
         except OSError as error:
             log.warning("%s can't be written (%s)", self._state, error.strerror)
 

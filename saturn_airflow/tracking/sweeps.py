@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +19,8 @@ from saturn_airflow.tracking.server import RunGoneError
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+
+log = logging.getLogger(__name__)
 
 _SWEEP_TAG = "saturn.sweep"
 _FIGURES = (
@@ -78,8 +82,16 @@ def _reported(uri: str, run: Run) -> list[dict[str, Any]]:
     with server.answers(), tempfile.TemporaryDirectory() as folder:
         if all(file.path != _REPORT for file in client.list_artifacts(run_id)):
             return []
-        report = json.loads(Path(client.download_artifacts(run_id, _REPORT, folder)).read_text())
-    return list(report.get("jobs") or [])
+        text = Path(client.download_artifacts(run_id, _REPORT, folder)).read_bytes()
+    return _outcomes_in(text, run_id)
+
+
+def _outcomes_in(report: bytes, run_id: str) -> list[dict[str, Any]]:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        jobs = json.loads(report)["jobs"] or []
+        return [{"job": str(job["job"]), "status": str(job["status"]), **job} for job in jobs]
+    log.warning("the report of run %s is damaged, and left out", run_id)
+    return []
 
 
 def _untrained(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,13 +160,13 @@ def _sweep(uri: str, run: Run) -> dict[str, Any]:
     best: dict[str, Any] = {
         key: tags.get(f"saturn.best.{key}") for key in ("job", "metric", "value", "model_uri")
     }
-    if best["value"] is not None:
-        best["value"] = float(best["value"])
+    with contextlib.suppress(ValueError):
+        best["value"] = best["value"] and float(best["value"])
     return {
         **_common(uri, run),
         "sweep": tags[_SWEEP_TAG],
-        "jobs": int(run.data.params.get("jobs", 0)),
-        "devices": int(run.data.params.get("devices", 0)),
+        "jobs": _whole(run.data.params.get("jobs")) or 0,
+        "devices": _whole(run.data.params.get("devices")) or 0,
         **_numbers(run.data.metrics, _FIGURES),
         "best": best if best["job"] else None,
         "airflow_url": tags.get("airflow.url"),
@@ -166,9 +178,10 @@ def _job(uri: str, run: Run) -> dict[str, Any]:
     strategy: dict[str, Any] = {
         key: run.data.tags.get(key, run.data.params.get(key)) for key in ("technique", "devices", "node")
     }
-    own = json.loads(run.data.tags.get(METRICS_TAG, "[]"))
-    if strategy["devices"] is not None:
-        strategy["devices"] = int(strategy["devices"])
+    own: list[str] = []
+    with contextlib.suppress(ValueError):  # whoever writes to MLflow may have changed it
+        own = list(map(str, json.loads(run.data.tags.get(METRICS_TAG, "[]") or "[]") or ()))
+    strategy["devices"] = _whole(strategy["devices"])
     return {
         "job": run.info.run_name,
         **_common(uri, run),
@@ -177,6 +190,13 @@ def _job(uri: str, run: Run) -> dict[str, Any]:
         **_numbers(run.data.metrics, _JOB_FIGURES),
         "metrics": {name: v for name, v in run.data.metrics.items() if name.partition(PART)[0] in own},
     }
+
+
+def _whole(text: str | None) -> int | None:
+    """A count as MLflow keeps it; None where it is none."""
+    with contextlib.suppress(ValueError, TypeError):
+        return int(text)  # type: ignore[arg-type]
+    return None
 
 
 def _common(uri: str, run: Run) -> dict[str, Any]:

@@ -91,10 +91,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
         },
         environment={
             **NO_SCHEDULE,
-            # A node that is gone for good is given up in a minute, not in half an hour.
+            # A node that is gone for good is given up in two minutes, not in half an hour.
             "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "25",
             "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "5",
-            "AIRFLOW__SCHEDULER__NUM_STUCK_IN_QUEUED_RETRIES": "1",
+            "AIRFLOW__SCHEDULER__NUM_STUCK_IN_QUEUED_RETRIES": "3",
             # A scheduler looks after the tasks of one that was killed from then on.
             "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",
         },

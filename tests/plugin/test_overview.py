@@ -352,6 +352,19 @@ def test_plans_to_rungs_are_added_up_and_not_compared_with_all():
     assert page["rounds_most"] == 2
 
 
+def test_a_round_in_reserve_counts_once_it_is_needed():
+    run = Run()
+    run.plan(on("job", 0, 50))
+    run.values["sweep.plan", -1, "plan"]["rounds_most"] = 1
+    run.task("round_2.plan", "plan", None)
+    page = run.page()
+    assert page["rounds_most"] == 1
+    assert {stage["name"]: stage["state"] for stage in page["stages"]}["plan"] == "done"
+    run.tasks.pop()
+    run.plan(on("job", 0, 30), prefix="round_2.")
+    assert run.page()["rounds_most"] == 2
+
+
 @pytest.mark.parametrize(
     ("run", "report", "trials", "has_result", "state"),
     [

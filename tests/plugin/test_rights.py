@@ -12,6 +12,7 @@ from airflow.models.base import Base
 from fastapi.testclient import TestClient
 from starlette.routing import Route
 
+from saturn_airflow.plugin import SaturnPlugin
 from saturn_airflow.plugin import app as plugin
 from saturn_airflow.plugin.web_internals import DagAccessEntity
 
@@ -53,6 +54,14 @@ def routes():
     assert all(isinstance(route, Route) for route in plugin.app.routes), "a mount would hide its routes"
     assert len(found) >= 9
     return found
+
+
+def test_there_is_no_other_app():
+    """Whatever else a plugin can serve would not be among the routes above."""
+    made = SaturnPlugin()
+    assert [entry["app"] for entry in made.fastapi_apps] == [plugin.app]
+    served = ("fastapi_root_middlewares", "flask_blueprints", "appbuilder_views", "react_apps")
+    assert not any(getattr(made, name, None) for name in served)
 
 
 def filled(path):

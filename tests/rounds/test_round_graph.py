@@ -27,6 +27,8 @@ def build(**arguments):
         "torch.nn:Linear",
         "torch.utils.data:DataLoader",
         hparams=HParams(epochs=2),
+        model_args={"in_features": 1, "out_features": 1},
+        data_args={"dataset": []},
         techniques=["single"],
     )
 
@@ -44,7 +46,10 @@ def test_one_round_is_the_graph_of_a_sweep_without_rounds():
         for task in usual.tasks:
             assert type(task) is type(one.get_task(task.task_id))
             assert task.downstream_task_ids == one.get_task(task.task_id).downstream_task_ids
-        assert not any("round" in task for task in one.task_ids)
+        in_reserve = {task for task in one.task_ids if "round" in task}
+        stages = ("plan", "train.gpu-a", "train.gpu-a_jobs", "train.gpu-b", "train.gpu-b_jobs")
+        assert in_reserve == ({f"sweep.round_2.{s}" for s in stages} if cluster is TWO else set())
+        assert ("sweep.watch" in one.task_ids) == (cluster is TWO)
 
 
 def test_each_round_is_a_plan_and_its_training():
@@ -65,10 +70,11 @@ def test_each_round_has_a_train_task_per_node():
     }
 
 
-def test_a_round_that_is_followed_by_another_watches_its_nodes_where_there_are_several():
+def test_rounds_watch_their_nodes_where_there_are_several_and_one_more_is_in_reserve():
     found = build(cluster=TWO, rounds=3)
     watched = [task for task in found.task_ids if task.endswith("watch")]
-    assert watched == ["sweep.round_1.watch", "sweep.round_2.watch"]
+    assert watched == ["sweep.round_1.watch", "sweep.round_2.watch", "sweep.round_3.watch"]
+    assert "sweep.round_4.plan" in found.task_ids
     watch = found.get_task("sweep.round_2.watch")
     assert watch.upstream_task_ids == {"sweep.round_2.plan"}
     assert watch.downstream_task_ids == {"sweep.report"}, "the next round does not wait for it"

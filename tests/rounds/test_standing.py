@@ -13,8 +13,7 @@ from saturn_airflow import Job, Node
 from saturn_airflow.launch import restarting, runs
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.operators.context import SweepContext
-from saturn_airflow.operators.plan_task import progress_of
-from saturn_airflow.operators.round_outcomes import standing_plans
+from saturn_airflow.operators.round_outcomes import progress_of, standing_plans
 
 FIRST, SECOND = 100.0, 200.0
 

@@ -70,8 +70,13 @@ def test_a_champion_that_could_not_be_fetched_is_not_beaten_by_values_of_other_d
             {"model_args": {"token": Secret("prod_db", "password")}},
             "takes the password of connection 'prod_db', which 'a' does not",
         ),
+        (
+            {"load_model": "joblib:load"},
+            "its load_model 'joblib:load' comes from MLflow, and 'joblib:load' nei",
+        ),
+        ({"load_model": "os:system"}, "its load_model 'os:system': 'os' is of Python's standard library"),
     ],
-    ids=["of a newer version", "that asks for a connection"],
+    ids=["of a newer version", "that asks for a connection", "of a library", "of the standard library"],
 )
 def test_some_champions_stay_as_they_are(
     changed: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

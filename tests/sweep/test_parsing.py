@@ -95,7 +95,8 @@ def test_the_tasks_of_a_sweep(tmp_path):
     assert two["sweep.plan"] == waves
     assert two["sweep.profile.choose_2"] == waves[:2]
     assert two["sweep.profile.wave_2.gpu-a_trials"] == ["sweep.profile.choose_2"]
-    assert two["sweep.report"] == ["sweep.train.gpu-a", "sweep.train.gpu-b"]
+    again = [f"sweep.round_2.train.gpu-{node}" for node in "ab"]
+    assert two["sweep.report"] == [*again, "sweep.train.gpu-a", "sweep.train.gpu-b", "sweep.watch"]
     assert queues["sweep.train.gpu-a"] == "saturn.gpu-a"
     assert queues["sweep.train.gpu-b"] == "big"
 
@@ -218,6 +219,30 @@ MISTAKES = [
         "jobs=[job(data_args={'window_size': 2})]",
         "job 'a': data_args of 'shop.data:python_text': there is no 'window_size'; did you mean 'window'?",
     ),
+    (
+        "jobs=[job(load_dataloader='shop.data:package_text')]",
+        "job 'a': data_args of 'shop.data:package_text': it needs 'package'; give it there",
+    ),
+    (
+        "jobs=[job(load_dataloader='sized:data')]",
+        "data_args of 'sized:data': it needs 'batch_size'; give it there, or as HParams(batch_size=...)",
+    ),
+    (
+        "jobs=[job(load_model='sized:Model', model_args={'widht': 2})]",
+        "job 'a': model_args of 'sized:Model': there is no 'widht'; did you mean 'width'?",
+    ),
+    (
+        "jobs=[job(load_model='sized:Model')]",
+        "job 'a': model_args of 'sized:Model': it needs 'width'; give it there",
+    ),
+    (
+        "jobs=[job(hparams=HParams(optimizer_args={'weight_decy': 0.1}))]",
+        "optimizer_args of 'torch.optim:AdamW': there is no 'weight_decy'; did you mean 'weight_decay'?",
+    ),
+    (
+        "jobs=[job(hparams=HParams(lr_scheduler='torch.optim.lr_scheduler:StepLR'))]",
+        "lr_scheduler_args of 'torch.optim.lr_scheduler:StepLR': it needs 'step_size'; give it there",
+    ),
     ("selection='halving', rounds=2", "selection is 'halving'; give SuccessiveHalving(...)"),
     (
         "jobs=[measured()], rounds=2, selection=SuccessiveHalving(min_epochs=5)",
@@ -229,10 +254,19 @@ MISTAKES = [
 ]
 
 
+SIZED = """
+class Model:
+    def __init__(self, width, depth=2): ...
+def data(batch_size): ...
+"""
+
+
 def test_every_mistake_has_one_message(tmp_path):
+    (tmp_path / "sized.py").write_text(SIZED)
     lines = "\n".join(f"lambda: build({arguments})," for arguments, _ in MISTAKES)
     done = run_python(
         f"""
+sys.path.append({str(tmp_path)!r})
 messages = []
 for mistake in [
 {lines}

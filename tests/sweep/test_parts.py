@@ -15,7 +15,14 @@ from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 from saturn_airflow.operators import parts
 from saturn_airflow.operators.context import SweepContext
 
-JOB = Job("a", "torch.nn:Linear", "torch.utils.data:DataLoader", hparams=HParams(epochs=1))
+JOB = Job(
+    "a",
+    "torch.nn:Linear",
+    "torch.utils.data:DataLoader",
+    model_args={"in_features": 1, "out_features": 1},
+    data_args={"dataset": []},
+    hparams=HParams(epochs=1),
+)
 COUNT = 200
 ITEMS = [{"name": f"job-{i}", "job": "x" * 1000} for i in range(COUNT)]
 

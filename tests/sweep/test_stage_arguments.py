@@ -12,7 +12,14 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from saturn_airflow import Cluster, HParams, InvalidSweepError, Job, Node, SaturnSweepOperator
 from saturn_airflow.operators.context import mlflow_uri
 
-JOB = Job("a", "torch.nn:Linear", "torch.utils.data:DataLoader", hparams=HParams(epochs=1))
+JOB = Job(
+    "a",
+    "torch.nn:Linear",
+    "torch.utils.data:DataLoader",
+    model_args={"in_features": 1, "out_features": 1},
+    data_args={"dataset": []},
+    hparams=HParams(epochs=1),
+)
 NODES = Cluster(Node("gpu-a", devices=2), Node("gpu-b", devices=2))
 #: What the tasks of each stage are called, in sweeps of one round and of several.
 STAGES = {

@@ -17,7 +17,14 @@ from saturn_airflow import Cluster, HParams, InvalidSweepError, Job, Node, Satur
 from saturn_airflow.operators import airflow_internals, missed_deadlines, numbers_for_airflow
 from saturn_airflow.operators.numbers_for_airflow import LeaseWait, tell_of_sweep
 
-JOB = Job("a", "torch.nn:Linear", "torch.utils.data:DataLoader", hparams=HParams(epochs=1))
+JOB = Job(
+    "a",
+    "torch.nn:Linear",
+    "torch.utils.data:DataLoader",
+    model_args={"in_features": 1, "out_features": 1},
+    data_args={"dataset": []},
+    hparams=HParams(epochs=1),
+)
 TOLD: list[Any] = []
 
 

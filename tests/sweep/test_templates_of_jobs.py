@@ -20,7 +20,8 @@ def trials(day: str) -> Any:
         "torch.nn:Linear",
         "torch.utils.data:DataLoader",
         "torch.nn.functional:mse_loss",
-        data_args={"day": day},
+        model_args={"in_features": 1, "out_features": 1},
+        data_args={"dataset": day},
     )
     with DAG("nightly") as dag:
         SaturnSweepOperator(task_id="sweep", jobs=[job], cluster=Cluster(Node("n", 1)))

@@ -13,7 +13,14 @@ from saturn_airflow import Cluster, Job, Node, SaturnSweepOperator
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.errors import InvalidSweepError
 
-JOB = Job("small", load_model="packaging.version:parse", load_dataloader="packaging.version:parse")
+VERSION = {"version": "1"}
+JOB = Job(
+    "small",
+    load_model="packaging.version:parse",
+    load_dataloader="packaging.version:parse",
+    model_args=VERSION,
+    data_args=VERSION,
+)
 ENTRY = PlanEntry(
     job=JOB,
     technique="single",

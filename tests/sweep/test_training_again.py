@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +12,15 @@ from typing import Any
 
 import mlflow
 import pytest
+from airflow.sdk import RetryAction
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow import Cluster, HParams, Job, Node, tracking
 from saturn_airflow.launch import restarting, runs
+from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import train_task
+from saturn_airflow.operators.retrying import OF_A_TRAINING, TryAgainError
 from saturn_airflow.operators.telling import Teller
 from saturn_airflow.operators.train_task import TrainOperator
 
@@ -170,12 +175,19 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, uri: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sweep:
-    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def sweep(
+    tmp_path: Path, home: Path, uri: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Sweep:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(home))
     monkeypatch.setenv("AIRFLOW__SATURN__LEASES_FOLDER", str(tmp_path / "leases"))
     monkeypatch.syspath_prepend(USERLAND)
     monkeypatch.setattr(train_task, "mlflow_uri", lambda conn_id: uri)
-    return Sweep(tmp_path, uri, request.node.originalname)
+    return Sweep(home, uri, request.node.originalname)
 
 
 def test_a_finished_job_that_is_cleared_trains_again_and_its_retries_do_not(sweep: Sweep) -> None:
@@ -322,3 +334,45 @@ def test_time_on_devices_counts_over_all_tries_and_is_final(sweep: Sweep) -> Non
     assert sweep.train(job(), job_timeout=600.0)["status"] == "finished", (
         "who clears it gives it its time again"
     )
+
+
+class TestOnASmallDisk:
+    """Saturn's home is on a disk that fills up."""
+
+    @pytest.fixture
+    def home(self, small_disk: Any) -> Path:
+        return Path(small_disk.path)
+
+    def test_a_job_that_can_not_begin_is_tried_again_and_no_try_of_its_own_is_gone(
+        self, sweep: Sweep, small_disk: Any
+    ) -> None:
+        small_disk.fill()
+        for _ in range(5):
+            with pytest.raises((DiskError, OSError)) as met:
+                sweep.train(job())
+            again = OF_A_TRAINING.evaluate(met.value, sweep.tries, RETRIES)
+            assert again.action == RetryAction.RETRY
+            assert again.retry_delay == timedelta(seconds=60)
+        assert "has 0 kB of 8.4 MB left" in str(met.value)
+        small_disk.free()
+        assert sweep.train(job())["status"] == "finished"
+
+    def test_records_for_mlflow_that_found_no_room_are_there_in_the_end(
+        self, sweep: Sweep, small_disk: Any
+    ) -> None:
+        filled = threading.Thread(target=fill_once_it_trains, args=(sweep, small_disk))
+        filled.start()
+        with pytest.raises((DiskError, TryAgainError), match=r"can('t)? be written"):
+            sweep.train(job("slow", batches=60))
+        filled.join()
+        small_disk.free()
+        assert sweep.train(job("slow", batches=60))["status"] == "finished"
+        (run,) = sweep.mlflow_runs()
+        assert run.info.status == "FINISHED"
+        assert sorted(sweep.losses(run)) == list(range(1, 61))
+
+
+def fill_once_it_trains(sweep: Sweep, disk: Any) -> None:
+    while len(sweep.events("step")) < 10:
+        time.sleep(0.05)
+    disk.fill()

@@ -19,9 +19,22 @@ def dag_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A DAG file with a module of the user's beside it."""
     monkeypatch.delenv(allowed_modules.VARIABLE, raising=False)
     monkeypatch.delenv("AIRFLOW__SATURN__ALLOWED_MODULES", raising=False)
-    (tmp_path / "beside_dags.py").write_text("def model(): ...\ndef data(): ...\n")
+    (tmp_path / "beside_dags.py").write_text(
+        "import torch\nfrom joblib import load, dump as put\nfrom sklearn.metrics import *\n"
+        "from sklearn.svm import SVC\ntry:\n    from joblib import hash\nexcept ImportError: hash = None\n"
+        "def model():\n    from joblib import data\ndef data(): ...\ndef accuracy_score(): ...\n"
+        "half = load\n"
+    )
+    (tmp_path / "kept_apart").mkdir()
+    (tmp_path / "kept_apart" / "__init__.py").write_text(
+        "from .models import net\nfrom .models import loads\n"
+    )
+    (tmp_path / "kept_apart" / "models.py").write_text("from joblib import load as loads\ndef net(): ...\n")
     file = tmp_path / "dag.py"
-    file.write_text("from sklearn import datasets\nmodel = 'sklearn.svm:SVC'\ndb = 'shop_db'\n")
+    file.write_text(
+        "import joblib, sklearn.linear_model\nfrom sklearn.datasets import load_digits\n"
+        "model = 'sklearn.svm:SVC'\ndb = 'shop_db'\n"
+    )
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     return file
 
@@ -37,8 +50,15 @@ def job(**changed: object) -> Job:
         {},
         {"load_dataloader": "sklearn.datasets:load_digits"},
         {"load_model": "sklearn.svm:SVC"},
+        {"load_model": "kept_apart:net"},
+        {"load_model": "beside_dags:SVC"},  # which the DAG's file names
+        {"metrics": {"right": "beside_dags:accuracy_score"}, "load_eval_dataloader": "beside_dags:data"},
         {"connections": ["shop_db"]},
-        {"hparams": HParams(lr_scheduler="torch.optim.lr_scheduler:StepLR")},
+        {
+            "hparams": HParams(
+                lr_scheduler="torch.optim.lr_scheduler:StepLR", lr_scheduler_args={"step_size": 1}
+            )
+        },
     ],
 )
 def test_what_the_dag_knows_may_be_named(changed: dict[str, object], dag_file: Path) -> None:
@@ -51,9 +71,31 @@ def test_what_the_dag_knows_may_be_named(changed: dict[str, object], dag_file: P
         ({"load_model": "os:system"}, "load_model 'os:system': 'os' is of Python's standard library"),
         ({"load_model": "builtins:exec"}, "standard library"),
         ({"loss_function": "joblib:load"}, "loss_function 'joblib:load' comes from an upstream task"),
-        ({"load_model": "sklearn.linear_model:Ridge"}, "allow it with .saturn. allowed_modules"),
+        (
+            {"load_model": "sklearn.linear_model:Ridge"},
+            "allow 'sklearn.linear_model' with .saturn. allowed_mod",
+        ),
+        # What a module of the user's own imports is not its own.
+        (
+            {"load_model": "beside_dags:load"},
+            "'beside_dags:load' comes from an upstream task, and 'joblib:load'",
+        ),
+        ({"load_model": "beside_dags:put"}, "'joblib:dump' neither lies beside"),
+        ({"load_model": "beside_dags:hash"}, "'joblib:hash' neither lies beside"),
+        ({"load_model": "beside_dags:log_loss"}, "'sklearn.metrics:log_loss' neither lies beside"),
+        ({"load_model": "kept_apart:loads"}, "'joblib:load' neither lies beside"),
+        (
+            {"metrics": {"x": "joblib:load"}, "load_eval_dataloader": "beside_dags:data"},
+            r"metrics\['x'\] 'joblib:load' comes from an upstream task",
+        ),
+        ({"on_epoch": "joblib:load"}, "on_epoch 'joblib:load' comes from an upstream task"),
+        # This package starts processes.
+        (
+            {"load_model": "saturn_airflow.deployment.local:_feed"},
+            "'saturn_airflow.deployment.local' is Saturn's own, which jobs can't name",
+        ),
         ({"hparams": HParams(parameter_groups="joblib:load")}, "parameter_groups 'joblib:load'"),
-        ({"load_model": "beside_dags:nothing"}, "module 'beside_dags' has no 'nothing'"),
+        ({"load_model": "kept_apart:nothing"}, "module 'kept_apart' has no 'nothing'"),
         ({"load_model": "not_there:model"}, "there is no module 'not_there'"),
         ({"model_args": {"depth": 3}}, "takes no|depth"),
         (

@@ -74,10 +74,10 @@ def lost_node() -> None:
 
 
 @dag(schedule=None)
-def lost_in_rounds() -> None:
-    """The same with a round to come. Of its two jobs there, one waits for the device of ``stranded``."""
+def lost_and_moved() -> None:
+    """The same with jobs that may go elsewhere. One of the two there waits for the device of ``stranded``."""
     jobs = [job(f"stays-{i}", 150, ["gpu-a"]) for i in (1, 2)] + [job(f"moves-{i}", 200) for i in (1, 2)]
-    sweep(jobs, A, B, rounds=Rounds(most=2, every_minutes=60))
+    sweep(jobs, A, B)
 
 
 @dag(schedule=None)
@@ -104,7 +104,7 @@ weekly()
 outages()
 mishaps()
 lost_node()
-lost_in_rounds()
+lost_and_moved()
 drained()
 deaf_node()
 deaf_node_fails()

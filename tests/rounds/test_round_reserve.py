@@ -1,0 +1,276 @@
+"""The round in reserve: who has it skipped when no node was lost, and what it does when one was."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from saturn_airflow import Cluster, HParams, Job, Node
+from saturn_airflow.deciding.next_round import Stand
+from saturn_airflow.launch.progress import Progress
+from saturn_airflow.launch.runs import RunSpec
+from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.rounds import Rounds
+from saturn_airflow.model.settings import SweepSettings
+from saturn_airflow.operators import inventory, plan_task, round_reserve, round_train, round_watch
+from saturn_airflow.operators.plan_task import PlanOperator
+from saturn_airflow.operators.retrying import TryAgainError
+from saturn_airflow.operators.round_reserve import skip_reserve_after_last
+from saturn_airflow.operators.round_watch import RoundWatchOperator, over_file
+from saturn_airflow.operators.train_task import TrainOperator
+
+A, B = Node("gpu-a", 2, "cpu"), Node("gpu-b", 2, "cpu")
+TWO = Cluster(A, B)
+ON_A, ON_B = "sweep.train.gpu-a", "sweep.train.gpu-b"
+IN_RESERVE = ["sweep.round_2.plan", "sweep.round_2.train.gpu-a"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
+    return tmp_path
+
+
+@pytest.fixture
+def skipped(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What Airflow was told to skip."""
+    told: list[list[str]] = []
+    monkeypatch.setattr(round_reserve, "skip_tasks", lambda tasks: told.append(list(tasks)))
+    monkeypatch.setattr(round_reserve.time, "sleep", lambda seconds: None)
+    return told
+
+
+def context(*states: dict[str, str | None], outcomes: dict[int, str] | None = None) -> Any:
+    """That of the first job on gpu-a; Airflow answers with ``states``, one after another."""
+    answers = list(states)
+    ti = SimpleNamespace(
+        dag_id="dag",
+        run_id="run",
+        task_id=ON_A,
+        map_index=0,
+        get_task_states=lambda **asked: {"run": dict(answers.pop(0) if len(answers) > 1 else answers[0])},
+        xcom_pull=lambda task_ids, key, map_indexes: (
+            {"status": (outcomes or {})[map_indexes]} if map_indexes in (outcomes or {}) else None
+        ),
+    )
+    watch = SimpleNamespace(train_tasks={"gpu-a": ON_A, "gpu-b": ON_B})
+    tasks = ["sweep.plan", ON_A, ON_B, "sweep.watch", *IN_RESERVE, "sweep.report", "other.round_2.plan"]
+    return {"ti": ti, "dag": SimpleNamespace(task_ids=tasks, get_task=lambda name: watch)}
+
+
+def settings(**more: Any) -> SweepSettings:
+    return SweepSettings(cluster=TWO, group="sweep", planning_seconds=1.0, **more)
+
+
+def end(found: Any) -> None:
+    skip_reserve_after_last(found, settings(), 1, "gpu-a")
+
+
+@pytest.mark.parametrize("last", ["success", "failed", "skipped", "upstream_failed"])
+def test_the_last_training_to_end_has_the_reserve_skipped(skipped: list[list[str]], last: str) -> None:
+    end(
+        context(
+            {"sweep.watch": "up_for_reschedule", f"{ON_A}_0": "running", f"{ON_A}_1": last, ON_B: "skipped"}
+        )
+    )
+    assert skipped == [["sweep.watch", *IN_RESERVE]]
+
+
+@pytest.mark.parametrize("other", ["running", "queued", "up_for_retry", "scheduled", None])
+def test_who_is_not_the_last_skips_nothing(skipped: list[list[str]], other: str | None) -> None:
+    end(context({f"{ON_A}_0": "running", f"{ON_B}_0": "success", f"{ON_B}_1": other}))
+    end(context({f"{ON_A}_0": "running", ON_B: None}))
+    assert skipped == []
+
+
+def test_of_two_that_end_at_once_one_sees_the_other(skipped: list[list[str]]) -> None:
+    states = {f"{ON_A}_0": "running", f"{ON_B}_1": "running"}
+    end(context(states, outcomes={1: "failed"}))
+    assert skipped == [], "it may be tried again"
+    end(context(states, outcomes={1: "finished"}))
+    assert len(skipped) == 1
+
+
+@pytest.mark.parametrize("own", [None, "failed", "queued"])
+def test_a_task_that_was_cleared_or_marked_skips_nothing(skipped: list[list[str]], own: str | None) -> None:
+    end(context({f"{ON_A}_0": own, f"{ON_B}_0": "success"}))
+    assert skipped == []
+
+
+def test_a_watch_that_looks_just_now_is_skipped_after_its_look(skipped: list[list[str]]) -> None:
+    states = {f"{ON_A}_0": "running", f"{ON_B}_0": "success"}
+    looks = {**states, "sweep.watch": "running"}
+    end(context(looks, looks, {**states, "sweep.watch": "up_for_reschedule"}))
+    assert len(skipped) == 3
+
+
+def test_training_has_ended_whatever_airflow_answers(caplog: pytest.LogCaptureFixture) -> None:
+    found = context({})
+    found["ti"].get_task_states = lambda **asked: 1 / 0
+    end(found)
+    assert "not skipped yet: division by zero" in caplog.text
+
+
+def entry_of(name: str, **fields: Any) -> PlanEntry:
+    place = {"technique": "single", "devices": 1, "node": "gpu-a", "device_ids": [0], "kind": "cpu"}
+    when = {"attempt": 100.0, "position": 0, "start": 0.0, "end": 1.0, "after": []}
+    job = Job(name, "torch.nn:Linear", "torch.utils.data:DataLoader", hparams=HParams(epochs=1))
+    known = {"name": name, "job": job.to_dict(), "parameters": {}, "fingerprint": "f"}
+    return PlanEntry.from_dict({**known, **place, **when, **fields})
+
+
+def train(monkeypatch: pytest.MonkeyPatch, end: Exception | None, *, number: int | None, most: int) -> bool:
+    """Whether a task asks for the reserve to be skipped that ends so, in a round of so many."""
+    asked: list[Any] = []
+    monkeypatch.setattr(round_train, "skip_reserve_after_last", lambda *told: asked.append(told))
+
+    def execute(self: Any, context: Any) -> dict[str, Any]:
+        if end is not None:
+            raise end
+        return {}
+
+    monkeypatch.setattr(TrainOperator, "execute", execute)
+    operator = round_train.RoundTrainOperator(
+        task_id="train",
+        entry=entry_of("one", round=number).to_dict(),
+        node=A.to_dict(),
+        settings=settings(rounds=Rounds(most=most)),
+    )
+    found: Any = {"ti": SimpleNamespace(dag_id="dag", run_id="run")}
+    with nullcontext() if end is None else pytest.raises(type(end)):
+        operator.execute(found)
+    return bool(asked)
+
+
+@pytest.mark.usefixtures("home")
+def test_the_reserve_is_skipped_from_the_last_round_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert train(monkeypatch, None, number=None, most=1)
+    assert train(monkeypatch, AirflowFailException("its own fault"), number=None, most=1)
+    assert not train(monkeypatch, TryAgainError("it is tried again"), number=None, most=1)
+    assert not train(monkeypatch, None, number=2, most=1)
+    assert not train(monkeypatch, None, number=1, most=2)
+    assert train(monkeypatch, None, number=2, most=2)
+
+
+def reserve() -> PlanOperator:
+    return PlanOperator(
+        task_id="plan",
+        number=2,
+        settings=settings(),
+        earlier=["sweep.plan"],
+        trained=[ON_A, ON_B],
+        profile_tasks=[],
+    )
+
+
+def test_the_plan_in_reserve_is_skipped_unless_the_round_before_was_ended(home: Path) -> None:
+    ti = SimpleNamespace(
+        dag_id="dag", run_id="run", xcom_pull=lambda task_ids, key, map_indexes: {"attempt": 100.0}.get(key)
+    )
+    found: Any = {"ti": ti}
+    sweep = plan_task.SweepContext.of(found, "sweep")
+    with pytest.raises(AirflowSkipException, match="no node was lost"):
+        reserve()._stand(found, sweep)
+    over = over_file(sweep, 1, 100.0)
+    over.parent.mkdir(parents=True)
+    over.touch()
+    with pytest.raises(AirflowSkipException, match="no earlier round has a plan"):
+        reserve()._stand(found, sweep)
+
+
+def watch(states: dict[str, str]) -> tuple[RoundWatchOperator, Any]:
+    operator = RoundWatchOperator(
+        task_id="watch",
+        number=1,
+        settings=settings(),
+        plan_task="sweep.plan",
+        train_tasks={"gpu-a": ON_A, "gpu-b": ON_B},
+    )
+    known = {"attempt": 100.0, "return_value": [{"node": "gpu-a"}, {"node": "gpu-b"}, {"node": "gpu-b"}]}
+    ti = SimpleNamespace(
+        dag_id="dag",
+        run_id="run",
+        xcom_pull=lambda task_ids, key, map_indexes: known[key],
+        get_task_states=lambda **_: {"run": states},
+    )
+    return operator, {"ti": ti}
+
+
+def test_a_lost_node_s_tasks_are_skipped_and_the_round_is_over(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(round_watch, "skip_tasks", told.append)
+    monkeypatch.setattr(round_watch, "AWAY_SECONDS", 0.2)
+    monkeypatch.setattr(inventory, "queues_with_a_worker", lambda seconds=0.0: {A.queue})
+    over = home / "sweeps/dag/run/sweep/round_1_100.0.over"
+    running = {f"{ON_A}_0": "running", f"{ON_B}_0": "running", f"{ON_B}_1": "up_for_retry"}
+    operator, context = watch(running)
+    assert not operator.poke(context), "a worker that is restarted finds its tasks again"
+    assert not over.exists()
+    assert told == []
+    operator, context = watch({**running, f"{ON_B}_0": "queued"})
+    assert operator.poke(context)
+    assert over.exists()
+    assert told == [[(ON_B, 0), (ON_B, 1)]]
+
+
+def bound_and_free() -> Problem:
+    option = Option("single", 1, {"cpu": 10.0})
+    jobs = PlannedJob("free", (option,)), PlannedJob("bound", (option,), nodes=("gpu-b",))
+    return Problem("x", TWO.nodes, jobs)
+
+
+def test_what_fits_nowhere_else_waits_for_its_node_because_no_round_follows(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_task, "lost", lambda cluster: [B])
+    operator = reserve()
+    problem = operator.on_what_is_there(bound_and_free())
+    assert [job.name for job in problem.jobs] == ["free"]
+    assert problem.nodes == (A,)
+    assert operator.waiting == ("bound",)
+    before = entry_of("bound", node="gpu-b", ends_at=50.0)
+    stand = Stand(
+        settings=settings(),
+        number=2,
+        problem=problem,
+        jobs={},
+        estimates={},
+        before={"bound": before},
+        progress={"bound": Progress()},
+        standing=(100.0,),
+    )
+    going: Any = SimpleNamespace(dropped={})
+    sweep = plan_task.SweepContext("dag", "run", "sweep", home)
+    (entry,) = operator._seen_off(sweep, stand, going, set(), 9.0, 1)
+    assert entry.place == before.place
+    assert (entry.round, entry.attempt, entry.position, entry.ends_at) == (2, 9.0, 1, None)
+    run = sweep.job_folder("bound") / "runs" / "0001"
+    run.mkdir(parents=True)
+    place = {"node": "gpu-b", "slots": 2, "devices": 1, "device_ids": (0,)}
+    spec = RunSpec(job=entry.job, technique="single", folder="f", priority=(100.0, 0), **place)
+    (run / "alive").touch()
+    (run / "spec.json").write_text(json.dumps(spec.to_dict()))
+    (entry,) = operator._seen_off(sweep, stand, going, {"bound"}, 9.0, 1)
+    assert entry.goes_on == (100.0, 0), "it finished meanwhile, and is concluded once"
+
+
+def test_with_another_round_to_come_it_may_come_back_then(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_task, "lost", lambda cluster: [B])
+    operator = reserve()
+    operator.number = 1
+    assert [job.name for job in operator.on_what_is_there(bound_and_free()).jobs] == ["free"]
+    assert operator.waiting == ()
