@@ -126,7 +126,7 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
         return Failure(status="lost", reason=f"the GPU failed: {_one_line(cause)}", traceback=text, rank=rank)
     if isinstance(error, NotANumberError):
         return Failure(status="not_a_number", reason=str(error), whose="job", rank=rank, common=error.common)
-    if isinstance(error, DiskError) or (not isinstance(error, SaturnError) and disks.is_fault(error)):
+    if isinstance(error, DiskError) or _is_of_a_disk(error):
         reason = str(error) if isinstance(error, DiskError) else _one_line(error)
         if isinstance(error, OSError) and error.filename:
             reason = str(disks.fault(Path(os.fsdecode(error.filename)), error))
@@ -149,6 +149,12 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
         rank=rank,
         peer_lost=any(words in str(error) for words in _LOST_PEER),
     )
+
+
+def _is_of_a_disk(error: BaseException) -> bool:
+    """Whether a disk failed under what a job or a technique does, and it is not where nobody may write."""
+    of_this_package = isinstance(error, SaturnError)
+    return not of_this_package and disks.is_fault(error) and not disks.is_read_only(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

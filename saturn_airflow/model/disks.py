@@ -26,6 +26,12 @@ def is_fault(error: BaseException) -> bool:
     return not isinstance(error, OSError) and is_told(str(error))
 
 
+def is_read_only(error: BaseException) -> bool:
+    """Whether ``error`` says that a file system can't be written at all, as a container's root may be meant
+    to be, if the folder was not one of this package's."""
+    return os.strerror(errno.EROFS) in str(error)
+
+
 def is_told(text: str) -> bool:
     """Whether the system's words for such a fault stand in ``text``."""
     return any(os.strerror(number) in text for number in _FAULTS)

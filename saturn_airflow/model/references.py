@@ -20,6 +20,8 @@ from saturn_airflow.model import allowed_modules
 from saturn_airflow.model.arguments import unknown
 from saturn_airflow.model.errors import InvalidSweepError
 
+#: The top-level packages of what has been loaded here.
+packages: set[str] = set()
 # How often what a module imports from another is looked up there.
 _IMPORTS = 3
 _REFERENCE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
@@ -73,7 +75,9 @@ def load(reference: str, allowed: Collection[str] | None = None) -> Any:
     """
     check_allowed(reference, "a reference", allowed)
     found = resolve(reference)
-    allowed_modules.check_found(found, reference.partition(":")[0], f"reference {reference!r}", allowed)
+    module = reference.partition(":")[0]
+    allowed_modules.check_found(found, module, f"reference {reference!r}", allowed)
+    packages.add(module.partition(".")[0])
     return found
 
 
@@ -171,7 +175,9 @@ def parameters(reference: str, depth: int = 0) -> Takes | None:
     if found[0].decorator_list or found[0].keywords or "__init__" not in made or "__new__" in made:
         return None
     takes = _taken_by(made["__init__"])
-    return takes and Takes(takes.names[1:], tuple(one for one in takes.needed if one != takes.names[0]))
+    if takes is None or not takes.names:  # it takes *args
+        return None
+    return Takes(takes.names[1:], tuple(one for one in takes.needed if one != takes.names[0]))
 
 
 def _taken_by(function: ast.FunctionDef) -> Takes | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from saturn_airflow.launch.request import DoesNotFit
@@ -49,7 +48,7 @@ def blocks_to_run(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
     :raises DoesNotFit: when the model is compiled as a whole, which takes what is run into the compilation.
     """
-    if isinstance(model, OptimizedModule):
+    if "_orig_mod" in model._modules:  # without an import of the compiler, which takes long
         raise DoesNotFit(
             "load_model returns a model that torch.compile has compiled as a whole, and this technique runs "
             "its blocks one by one; return it as it is, and say HParams(compile=True), which compiles blocks"

@@ -10,19 +10,12 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
+from any_job import ANY_JOB
 
-from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
+from saturn_airflow import Cluster, Node, SaturnSweepOperator
 from saturn_airflow.operators import parts
 from saturn_airflow.operators.context import SweepContext
 
-JOB = Job(
-    "a",
-    "torch.nn:Linear",
-    "torch.utils.data:DataLoader",
-    model_args={"in_features": 1, "out_features": 1},
-    data_args={"dataset": []},
-    hparams=HParams(epochs=1),
-)
 COUNT = 200
 ITEMS = [{"name": f"job-{i}", "job": "x" * 1000} for i in range(COUNT)]
 
@@ -47,7 +40,7 @@ class Instance:
 def tasks(request: pytest.FixtureRequest) -> Any:
     nodes = Cluster(*(Node(f"gpu-{i}", devices=2) for i in range(request.param)))
     with DAG("parts") as dag:
-        SaturnSweepOperator(task_id="sweep", jobs=[JOB], cluster=nodes, rounds=request.param)
+        SaturnSweepOperator(task_id="sweep", jobs=[ANY_JOB], cluster=nodes, rounds=request.param)
     return dag.tasks
 
 

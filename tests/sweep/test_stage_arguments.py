@@ -8,18 +8,11 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
+from any_job import ANY_JOB
 
-from saturn_airflow import Cluster, HParams, InvalidSweepError, Job, Node, SaturnSweepOperator
+from saturn_airflow import Cluster, InvalidSweepError, Node, SaturnSweepOperator
 from saturn_airflow.operators.context import mlflow_uri
 
-JOB = Job(
-    "a",
-    "torch.nn:Linear",
-    "torch.utils.data:DataLoader",
-    model_args={"in_features": 1, "out_features": 1},
-    data_args={"dataset": []},
-    hparams=HParams(epochs=1),
-)
 NODES = Cluster(Node("gpu-a", devices=2), Node("gpu-b", devices=2))
 #: What the tasks of each stage are called, in sweeps of one round and of several.
 STAGES = {
@@ -36,7 +29,7 @@ def call(context: Any) -> None:
 
 def tasks_of(**settings: Any) -> dict[str, Any]:
     with DAG("stages") as dag:
-        SaturnSweepOperator(**{"task_id": "sweep", "jobs": [JOB], "cluster": NODES, **settings})
+        SaturnSweepOperator(**{"task_id": "sweep", "jobs": [ANY_JOB], "cluster": NODES, **settings})
     return {task.task_id: task for task in dag.tasks}
 
 

@@ -12,19 +12,12 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, AsyncCallback, DeadlineAlert, DeadlineReference
 from airflow.serialization.serialized_objects import DagSerialization
+from any_job import ANY_JOB
 
-from saturn_airflow import Cluster, HParams, InvalidSweepError, Job, Node, SaturnSweepOperator
+from saturn_airflow import Cluster, InvalidSweepError, Node, SaturnSweepOperator
 from saturn_airflow.operators import airflow_internals, missed_deadlines, numbers_for_airflow
 from saturn_airflow.operators.numbers_for_airflow import LeaseWait, tell_of_sweep
 
-JOB = Job(
-    "a",
-    "torch.nn:Linear",
-    "torch.utils.data:DataLoader",
-    model_args={"in_features": 1, "out_features": 1},
-    data_args={"dataset": []},
-    hparams=HParams(epochs=1),
-)
 TOLD: list[Any] = []
 
 
@@ -39,7 +32,9 @@ def sweep(**settings: Any) -> SaturnSweepOperator:
         callback=AsyncCallback("shop.alerts.page_from_the_triggerer"),
     )
     with DAG("late", deadline=alert) as dag:
-        made = SaturnSweepOperator(task_id="sweep", jobs=[JOB], cluster=Cluster(Node("gpu-a", 2)), **settings)
+        made = SaturnSweepOperator(
+            task_id="sweep", jobs=[ANY_JOB], cluster=Cluster(Node("gpu-a", 2)), **settings
+        )
     DagSerialization.to_dict(dag)
     return made
 

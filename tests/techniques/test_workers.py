@@ -91,28 +91,31 @@ def test_workers_inherit_no_file_that_a_look_at_the_data_opened(wrapped: bool) -
 
 
 class Opening(IterableDataset[Any]):
-    """Counts how often it was begun."""
+    """Writes a line to a file whenever it is begun; what it counted itself would be put back."""
 
-    begun = 0
+    def __init__(self, told: str) -> None:
+        self.told = told
 
     def __iter__(self) -> Any:
-        type(self).begun += 1
+        with open(self.told, "a") as file:
+            file.write("begun\n")
         return iter(torch.arange(24.0).view(12, 2))
 
 
-def opening() -> DataLoader[Any]:
-    return DataLoader(Opening(), batch_size=4)
+def opening(told: str) -> DataLoader[Any]:
+    return DataLoader(Opening(told), batch_size=4)
 
 
-def test_the_beginning_of_a_stream_is_read_once_for_all_that_look_at_it() -> None:
-    a_job = Job("a", "m:model", "test_workers:opening", batch_dim=0)
+def test_the_beginning_of_a_stream_is_read_once_for_all_that_look_at_it(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    a_job = Job("a", "m:model", "test_workers:opening", data_args={"told": str(told)}, batch_dim=0)
     data = load_data(a_job, a_job.load_dataloader)
     few = data.few([3, 1, 3])
     looks = [[b.micro_batches[0].data.add_(1) for b in few.batches(Position(), Cut(), 3)] for _ in range(2)]
     assert data.first().samples == 4
-    assert Opening.begun == 1
+    assert told.read_text().split() == ["begun"]
     assert [part.tolist() for part in looks[0]] == [part.tolist() for part in looks[1]], (
         "not what was changed"
     )
     assert len(list(data.batches(Position(), Cut(), 3))) == 3
-    assert Opening.begun == 2, "training goes through all of it"
+    assert told.read_text().split() == ["begun"] * 2, "training goes through all of it"

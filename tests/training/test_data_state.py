@@ -10,6 +10,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from saturn_airflow.model import references
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training.batches import Cut, Data, Position
 from saturn_airflow.training.data_state import DataState
@@ -364,3 +366,38 @@ def test_samples_that_stand_alone_are_fetched_by_whom_they_are_for(
 ) -> None:
     monkeypatch.setitem(LOADERS, "this", lambda: DataLoader(own, BATCH, shuffle=True))
     assert isinstance(loaded("this"), Table)
+
+
+SHOP = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+_draw = torch.Generator().manual_seed(1)
+
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.rand((), generator=_draw)
+
+
+def batches():
+    return DataLoader(Noisy(), 2)
+"""
+
+
+def test_what_an_installed_package_of_the_jobs_keeps_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "a_shop.py").write_text(SHOP)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    monkeypatch.setattr(references, "packages", set())
+    a_job = Job("a", "m:model", "a_shop:batches")
+    data = load_data(a_job, a_job.load_dataloader)
+    data.first()
+    draw = torch.Generator().manual_seed(1)
+    plainly = [torch.rand(1, generator=draw).item() for _ in range(EPOCHS * 4)]
+    assert [number for _, numbers in taken(data, Position()) for number in numbers] == plainly

@@ -108,7 +108,8 @@ def test_a_supervisor_that_left_without_a_word_is_lost_with_its_disk(small_disk:
     ("error", "whose"),
     [
         (OSError(28, "No space left on device", "/proc/self/x"), "node"),
-        (OSError(30, "Read-only file system"), "node"),
+        (OSError(30, "Read-only file system"), "technique"),
+        (RuntimeError("can't open cache: Read-only file system (os error 30)"), "technique"),
         (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), "node"),
         (DiskOfCheckpointsError("no checkpoint can be written"), "node"),
         (OSError(13, "Permission denied"), "technique"),

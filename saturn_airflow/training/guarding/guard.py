@@ -227,19 +227,19 @@ class Guard:
         values those of any.
         """
         self._users.restore()  # what the technique's steps have changed is no noise
-        model = self._load()
-        comparing.put_off_by_rounding(model, self._plain.number_format)
         plain = self._plain
+        model = self._load()
+        comparing.put_off_by_rounding(model, plain.number_format)
         other = PlainSteps(plain.sizes, plain.device, plain.skipped, alone=plain.alone)
-        device = torch.device(self._plain.device)
+        device = torch.device(plain.device)
         first_steps.take_each(other, self.job, model, self._load, device, self._data, self._eval_data)
-        comparison = Comparison(self._plain.number_format)
+        comparison = Comparison(plain.number_format)
         found: set[str] = set()
-        for expected, got in zip(self._plain.steps, other.steps, strict=False):
+        for expected, got in zip(plain.steps, other.steps, strict=False):
             found.update(d.what for d in comparison.of(expected, got))
             found.update(d.what for d in comparison.buffers(expected, got).values() if d)
-        if math.isfinite(self._plain.evaluation):
-            found.update(d.what for d in comparison.evaluations(self._plain.evaluation, other.evaluation))
+        if math.isfinite(plain.evaluation):
+            found.update(d.what for d in comparison.evaluations(plain.evaluation, other.evaluation))
         return found
 
     def _draws_alike(self, step: TakeStep, batches: Sequence[GlobalBatch]) -> bool:

@@ -17,10 +17,9 @@ import torch
 from torch import nn
 
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim import own_classes, plain_values
 
 _LARGEST = 4096  # items of a container, or numbers of a tensor: what is larger is data, no state
-_OTHERS = ("torch", "transformers", "torchvision", "saturn_airflow", *sys.stdlib_module_names)
 _CONTAINERS = (list, dict, set, OrderedDict, Counter, deque)
 
 
@@ -104,7 +103,7 @@ def python_modules(job: Job, model: nn.Module) -> set[str]:
     names = {base.__module__ for module in model.modules() for base in type(module).__mro__}
     references = (job.load_model, job.loss_function, job.hparams.optimizer, job.hparams.lr_scheduler)
     names |= {str(ref).partition(":")[0] for ref in references if ref}
-    return {name for name in names if name in sys.modules and name.partition(".")[0] not in _OTHERS}
+    return {name for name in names if name in sys.modules and not own_classes.is_library(name)}
 
 
 def _is_data_of_class(name: str, value: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
 
 #: Whose objects are no state of a job: configurations, mostly.
@@ -46,11 +47,13 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
 
 
-@functools.cache
 def is_plain_class(kind: type) -> bool:
     """Whether objects of a class are what their attributes are, as far as one can see."""
-    if not is_own(kind.__module__):
-        return False
+    return is_own(kind.__module__) and _has_plain_objects(kind)
+
+
+@functools.cache
+def _has_plain_objects(kind: type) -> bool:
     if getattr(kind, "__new__") is not object.__new__:  # noqa: B009 - mypy knows that of no class
         return False
     if issubclass(kind, type | torch.nn.Module | Iterator | Enum):
@@ -59,13 +62,23 @@ def is_plain_class(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) or not has_slots
 
 
-@functools.cache
 def is_own(module: str | None) -> bool:
-    """Whether a Python module is the job's own code, and no library's."""
-    library = (module or "builtins").partition(".")[0]
-    if library in LIBRARIES or library in sys.stdlib_module_names:
+    """Whether a Python module is the job's own code, also where that is installed as a package."""
+    if module is None or is_library(module):
         return False
-    return "site-packages" not in str(getattr(sys.modules.get(module or ""), "__file__", ""))
+    return module.partition(".")[0] in references.packages or not _is_installed(module)
+
+
+def is_library(module: str) -> bool:
+    """Whether a Python module is of what all jobs share, such as torch or Python's own library."""
+    package = module.partition(".")[0]
+    return package in LIBRARIES or package in sys.stdlib_module_names
+
+
+@functools.cache
+def _is_installed(module: str) -> bool:
+    """Whether it is where pip puts packages."""
+    return "site-packages" in str(getattr(sys.modules.get(module), "__file__", ""))
 
 
 def name_of(kind: type) -> str:
