@@ -356,8 +356,9 @@ def test_the_jobs_of_a_node_that_is_gone_go_on_elsewhere(mishaps, figure):
         assert sorted(losses) == list(range(1, 201))
         assert _first(100, losses) == undisturbed
         assert sorted(again.metric_steps(outcome["run_id"])) == list(range(1, 201))
-        saved = [e for e in again.events(job, "checkpoint") if e["run"] == 1]
-        assert starts[-1]["step"] == (saved[-1]["step"] if saved else 0)
+        saved = [e for e in again.events(job, "checkpoint") if e["time"] < starts[-1]["time"]]
+        # The last one may have been whole before anybody could tell.
+        assert starts[-1]["step"] >= (saved[-1]["step"] if saved else 0)
         if len(starts) > 1:
             pause = starts[-1]["time"] - saved[-1]["time"]
             figure(f"node gone: {job} went on elsewhere from step {saved[-1]['step']} after {pause:.0f} s")

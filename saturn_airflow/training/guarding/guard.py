@@ -198,7 +198,8 @@ class Guard:
         (optimizer,) = optimizers
 
         def look(*_: Any) -> None:
-            gradients.update(comparing.gradients_of(parallel, self._aliases))
+            if not gradients:  # the step of its base class is a step, too, and may find others
+                gradients.update(comparing.gradients_of(parallel, self._aliases))
 
         hook = optimizer.register_step_pre_hook(look)
         try:

@@ -118,8 +118,11 @@ def _items(container: Any) -> list[Any]:
 def _restore(container: Any, then: Any) -> None:
     """Give a container the items it had, whoever else refers to it."""
     if isinstance(container, dict):
+        is_module = "__spec__" in container
         for key in container.keys() - then.keys():
-            del container[key]
+            # torch.compile keeps what it makes, such as __compiled_fn_1, in the module of what it compiles.
+            if not (is_module and key.startswith("__")):
+                del container[key]
         for key, value in then.items():
             if key not in container or container[key] is not value:
                 container[key] = value
