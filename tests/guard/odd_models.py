@@ -89,6 +89,30 @@ class CountsInClass(nn.Module):
         return x * (1 + CountsInClass.passes / 10)
 
 
+class CompilesAPart(nn.Module):
+    """It has torch.compile make a function, which the compiler keeps in this Python module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = torch.compile(lambda x: torch.tanh(x) * 2, backend="eager")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed: torch.Tensor = self.mix(x)
+        return mixed
+
+
+class HalvesWhatItSteps(torch.optim.SGD):
+    """It changes gradients before the step of its base class."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(0.5)
+        return super().step(closure)
+
+
 class HalvedGradient(nn.Module):
     """A hook changes the gradient of its parameter."""
 
@@ -135,6 +159,7 @@ EXTRAS = {
     "small batches": lambda: ByBatchSize(13),
     "coupled in training": CoupledInTraining,
     "halved gradient": HalvedGradient,
+    "compiled": CompilesAPart,
     "coupled from zero": CoupledFromZero,
     "nothing": lambda: None,
     "unused": Unused,

@@ -160,6 +160,14 @@ RIGHT: dict[str, tuple[Cell, str]] = {
             "passes in the class": {"model_args": {"extra": "counts in its class"}},
         }.items()
     },
+    **{
+        f"{what} under {technique}": (Cell(job(**changes), technique), "exact")
+        for technique in ("single", "spill")
+        for what, changes in {
+            "a part that is compiled": {"model_args": {"extra": "compiled"}},
+            "a step that changes gradients": {"hparams": {"optimizer": "odd_models:HalvesWhatItSteps"}},
+        }.items()
+    },
     "masks of one device": (Cell(job(model_args={"extra": "drops"}), "single"), "exact"),
     "masks of two": (Cell(job(model_args={"extra": "drops"}), "ddp", 2), "distribution"),
     "samples left out": (Cell(job(model_args={"extra": "drop path"}), "ddp", 2), "distribution"),
