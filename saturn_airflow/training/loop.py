@@ -396,16 +396,24 @@ class Training:
     def _end_epoch(self, epoch: int) -> None:
         self.metrics["epoch_loss"] = self.epoch_sum / self.epoch_batches
         self.epoch_sum, self.epoch_batches = 0.0, 0
+        self.own_metrics = self._metrics_of_epoch()
+        evaluated: dict[str, float] = {}
         if self.evaluation is not None:
             began = time.perf_counter()
-            loss, self.own_metrics = self.evaluation.run()
-            self.metrics["eval_loss"] = loss
+            loss, measured = self.evaluation.run()
+            self.own_metrics |= measured
+            self.metrics["eval_loss"] = evaluated["eval_loss"] = loss
             self.evaluation_seconds.append(time.perf_counter() - began)
-            own = {"metrics": self.own_metrics} if self.own_metrics else {}
-            self.ranks.emit("eval", step=self.step, epoch=epoch, eval_loss=loss, **own)
+        own = {"metrics": self.own_metrics} if self.own_metrics else {}
+        if evaluated or own:
+            self.ranks.emit("eval", step=self.step, epoch=epoch, **evaluated, **own)
         self.plateau.see(epoch, {**self.metrics, **self.own_metrics})
         told = {name: value for name, value in self.metrics.items() if name != "loss" and value is not None}
         self.callbacks.on_epoch({"step": self.step, "epoch": epoch, **told, "metrics": self.own_metrics})
+
+    def _metrics_of_epoch(self) -> dict[str, float]:
+        """What the model measured of the epoch's batches, besides the loss."""
+        return {}
 
     def _save_due(self, now: float) -> bool:
         every, seconds = self.request.checkpoint_batches, self.request.checkpoint_seconds

@@ -24,6 +24,11 @@ def end() -> None:
     _shared = None
 
 
+def is_shared() -> bool:
+    """Whether a step is taken, of which this rank computes but a part."""
+    return _shared is not None and _shared[0].size > 1
+
+
 def whole_batch(values: torch.Tensor) -> torch.Tensor:
     """The values of all samples of the global batch, in the order of its samples, without gradients.
 
@@ -37,7 +42,7 @@ def whole_batch(values: torch.Tensor) -> torch.Tensor:
     :raises JobError: when it holds another number of samples.
     """
     values = values.detach()
-    if _shared is None or _shared[0].size == 1:
+    if _shared is None or not is_shared():
         return values
     ranks, samples = _shared
     if not values.ndim or len(values) != max(samples, 1):

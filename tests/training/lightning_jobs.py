@@ -7,6 +7,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+import torchmetrics
 from own_step_jobs import WIDTH, net, rows
 from torch import nn
 from torch.nn import functional
@@ -98,6 +99,92 @@ class Frozen(Classifier):
         self.found.clear()
 
 
+class Measured(Classifier):
+    """Metric objects in both steps, whose values are not means of those of batches, and one that is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_step, self.of_epoch = torchmetrics.MeanSquaredError(squared=False), torchmetrics.R2Score()
+        self.of_both = torchmetrics.SumMetric()
+        both = [torchmetrics.MeanSquaredError(squared=False), torchmetrics.MeanAbsoluteError()]
+        self.in_training = torchmetrics.MetricCollection(both, prefix="fit_")
+        self.in_validation = self.in_training.clone(prefix="val_")
+        self.val_loss, self.best = torchmetrics.MeanMetric(), torchmetrics.MinMetric()
+        self.val_median = Median()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        found = self(x)
+        self.of_step(found, y)
+        self.log("of_step", self.of_step)
+        self.of_epoch.update(found.mean(1), y.mean(1))
+        self.log("r2_of_epoch", self.of_epoch, on_step=False, on_epoch=True)
+        self.of_both(found)
+        self.log("sum", self.of_both, on_step=True, on_epoch=True)
+        self.in_training.update(found, y)
+        self.log_dict(self.in_training, on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.val_loss.update((self(x) - y).square().mean(1))
+        self.log("val_loss", self.val_loss)
+        self.in_validation.update(self(x), y)
+        self.log_dict(self.in_validation, on_epoch=True, on_step=False)
+        self.val_median.update((self(x) - y).square().mean(1))
+        self.log("val_median", self.val_median, prog_bar=True)
+
+    def on_validation_epoch_end(self) -> None:
+        self.best.update(self.val_loss.compute())
+        self.log("val_best", self.best.compute())
+
+
+class Median(torchmetrics.Metric):
+    """Of what it was given, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seen", [], dist_reduce_fx="cat")
+
+    def update(self, values: torch.Tensor) -> None:
+        self.seen.append(values)
+
+    def compute(self) -> torch.Tensor:
+        return torch.cat(self.seen).median()
+
+
+class MeasuredByMeans(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.mean(loss)
+        self.log("mean_loss", self.mean, on_step=False, on_epoch=True)
+        return loss
+
+
+class Uncalled(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.mean.update(loss)
+        self.log("mean_loss", self.mean)
+        return loss
+
+
+class Hidden(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        mean = torchmetrics.MeanMetric()
+        mean(1.0)
+        self.log("mean", mean)
+        return super().training_step(batch, batch_idx)
+
+
 class Setting(Classifier):
     def setup(self, stage: str) -> None: ...
 
@@ -127,7 +214,7 @@ def transformers_trainer() -> Any:
 
 def fitted(name: str, epochs: int) -> tuple[nn.Module, pl.Trainer]:
     """The model as Lightning's own Trainer trains it."""
-    model = {"Classifier": Classifier, "Frozen": Frozen, "GAN": GAN}[name]()
+    model = {"Classifier": Classifier, "Frozen": Frozen, "GAN": GAN, "Measured": Measured}[name]()
     trainer = pl.Trainer(
         max_epochs=epochs,
         accelerator="cpu",

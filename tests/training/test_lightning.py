@@ -49,11 +49,45 @@ def test_trains_as_lightnings_trainer_does(tmp_path: Path) -> None:
             assert result["result"]["eval_loss"] == pytest.approx(metrics["val_loss"], abs=1e-12)
 
 
+def test_metric_objects_come_to_what_they_do_under_lightnings_trainer(tmp_path: Path) -> None:
+    import lightning_jobs
+
+    one = job("Measured")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, trainer = lightning_jobs.fitted("Measured", EPOCHS)
+    expected = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    of_step, of_epoch = {"train_loss", "of_step", "sum_step"}, {"fit_MeanSquaredError", "r2_of_epoch"}
+    # In the middle of the second epoch, after a checkpoint of one device, on two.
+    moved = tmp_path / "moved"
+    assert launch([request(one, moved, batch_count=8)])[0][0]["result"]["status"] == "stopped"
+    for folder, technique in ((tmp_path / "single", "single"), (tmp_path / "ddp", "ddp"), (moved, "ddp")):
+        told = launch([request(one, folder, technique)], 2 if technique == "ddp" else 1)[0][0]
+        assert "error" not in told, told
+        last = [event for event in told["events"] if event["event"] == "step"][-1]["metrics"]
+        assert last == pytest.approx({name: expected[name] for name in of_step}, rel=1e-5)
+        found = told["result"]["metrics"]
+        assert of_epoch | {"sum_epoch", "val_MeanAbsoluteError", "val_median", "val_best"} <= found.keys()
+        assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-5)
+        assert told["result"]["eval_loss"] == pytest.approx(expected["val_loss"], rel=1e-5)
+
+
+def test_a_metric_of_what_is_no_row_is_for_one_device(tmp_path: Path) -> None:
+    means = job("MeasuredByMeans", evaluated=False)
+    (alone,) = launch([request(means, tmp_path)])[0]
+    assert alone["result"]["metrics"]["mean_loss"] == pytest.approx(alone["result"]["epoch_loss"])
+    (both,) = launch([request(means, technique="ddp")], 2)[0]
+    assert both["error"] == "DoesNotFit"
+    assert "the metric 'mean' is updated with a number" in both["says"]
+
+
 def test_what_is_not_honoured_is_refused_by_name() -> None:
     refused = {
         "Setting": "with setup, which Saturn does not call; do it in load_model",
         "Asking": "self.trainer.datamodule is Lightning's",
         "LoggingEpochs": "self.log('train_loss', on_epoch=True) in training_step",
+        "Uncalled": "has no value of this batch: call it itself, not its update",
+        "Hidden": "a MeanMetric that is no part of the model",
         "Gathering": "self.all_gather is Lightning's",
         "transformers_trainer": "returned a Trainer, which trains by itself; say Job(trainer=True)",
     }

@@ -108,10 +108,12 @@ class OwnLooks(Looks):
         ]
         own = self._own_training.own
         optimizers = [(one, _copy_of(one)) for one in own.optimizers]
+        logged = dict(own.metric_objects.logged)
         try:
             with own.schedulers_held():
                 yield
         finally:
+            own.metric_objects.logged = logged
             for parameter, data, then, gradient, gradient_then, trained in kept:
                 parameter.data = data.copy_(then)
                 parameter.grad = gradient

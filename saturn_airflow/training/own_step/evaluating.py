@@ -28,13 +28,13 @@ class OwnEvaluation:
     """Evaluates with ``validation_step``, on whole batches; the ranks do everything here together.
 
     A batch counts by its samples. Each rank takes other batches, unless the model looks at all of them
-    together, in ``on_validation_epoch_end``: then each takes all.
+    together, in ``on_validation_epoch_end`` or by metric objects: then each takes all.
     """
 
     def __init__(self, job: Job, parallel: Parallel, own: OwnStep, data: Data) -> None:
         self._parallel, self._own, self._data = parallel, own, data
         self._name = f"load_eval_dataloader {job.load_eval_dataloader!r}"
-        self._alone = any(
+        self._alone = bool(own.metric_objects) or any(
             hooks.is_own(own.model, name) for name in ("on_validation_epoch_start", "on_validation_epoch_end")
         )
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from saturn_airflow.model.errors import JobError
+from saturn_airflow.training.own_step import metric_objects
 
 if TYPE_CHECKING:
     from saturn_airflow.training.own_step.stepping import OwnStep
@@ -138,24 +139,34 @@ class _Logger:
         """Note a number: of a step where the model is trained, of the evaluation where it is not."""
         if positional:
             raise JobError("self.log: give what comes after the value by name")
+        if metric_objects.is_metric(value):
+            self._log_object(name, value, arguments)
+            return
         self._check(name, arguments)
-        if hasattr(value, "compute"):
-            raise JobError(
-                f"self.log({name!r}) was given a {type(value).__name__}; give it the number that its "
-                "compute() returns, in on_validation_epoch_end"
-            )
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = value.detach().reshape(())
-        elif isinstance(value, int | float):
-            value = torch.tensor(float(value), dtype=torch.float64)
-        else:
-            raise JobError(f"self.log({name!r}) was given a {type(value).__name__}; give it a number")
-        self._own.log[name] = value
+        self._own.log[name] = metric_objects.number(value, name)
 
     def log_dict(self, dictionary: Mapping[str, Any], *positional: Any, **arguments: Any) -> None:
         """Note several numbers."""
-        for name, value in dictionary.items():
+        # The names of a MetricCollection have its prefix, and its parts the state that they share.
+        shared = metric_objects.is_metric(dictionary)
+        items = dictionary.items(**({"keep_base": False, "copy_state": False} if shared else {}))
+        for name, value in items:
             self.log(name, value, *positional, **arguments)
+
+    def _log_object(self, name: str, metric: Any, arguments: dict[str, Any]) -> None:
+        """Note a metric object: its value of each batch, or of all when the epoch or the evaluation ends."""
+        arguments = {key: value for key, value in arguments.items() if key != "metric_attribute"}
+        training = self._own.model.training
+        on_step, on_epoch = training, not training
+        if training:
+            given_step, given_epoch = arguments.pop("on_step", None), arguments.pop("on_epoch", None)
+            on_step = on_step if given_step is None else bool(given_step)
+            on_epoch = on_epoch if given_epoch is None else bool(given_epoch)
+        self._check(name, arguments)
+        both = on_step and on_epoch
+        self._own.metric_objects.log(f"{name}_epoch" if both else name, metric, at_end=on_epoch)
+        if on_step:
+            self._own.log[f"{name}_step" if both else name] = metric_objects.of_batch(name, metric)
 
     def _check(self, name: str, arguments: Mapping[str, Any]) -> None:
         training = self._own.model.training

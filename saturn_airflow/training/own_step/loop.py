@@ -139,6 +139,9 @@ class OwnStepTraining(Training):
     def _inputs(self, batch: GlobalBatch) -> list[dict[str, Any]]:
         return []  # only the step knows what it calls the model with
 
+    def _metrics_of_epoch(self) -> dict[str, float]:
+        return self.own.metrics_of_epoch()
+
     def _end_epoch(self, epoch: int) -> None:
         super()._end_epoch(epoch)
         self.own.end_epoch({**self.metrics, **self.own_metrics})
@@ -170,11 +173,17 @@ class OwnStepTraining(Training):
                 )
 
     def _own_extra(self) -> dict[str, Any]:
-        return {"schedulers": self.state.schedulers(), "own_step": self.own.counts()}
+        return {
+            "schedulers": self.state.schedulers(),
+            "own_step": self.own.counts(),
+            "metric_objects": {name: list(logged) for name, logged in self.own.metric_objects.logged.items()},
+        }
 
     def _set_own_extra(self, extra: Mapping[str, Any]) -> None:
         self.state.set_schedulers(extra["schedulers"])
         self.own.set_counts(extra["own_step"])
+        logged = extra.get("metric_objects", {})
+        self.own.metric_objects.logged = {name: (part, at_end) for name, (part, at_end) in logged.items()}
 
     def _further(self) -> dict[str, Any]:
         return {"metrics": self.logged} if self.logged else {}

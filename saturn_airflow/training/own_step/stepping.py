@@ -21,6 +21,7 @@ from saturn_airflow.training import precision, rng
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.own_step import hooks, lightning
 from saturn_airflow.training.own_step.configured import Scheduled, configured
+from saturn_airflow.training.own_step.metric_objects import MetricObjects
 
 # What is the loss where a step returns none, by what was logged.
 _LOSSES = {"training_step": ("loss", "train_loss"), "validation_step": ("eval_loss", "loss", "val_loss")}
@@ -59,6 +60,7 @@ class OwnStep:
         self.samples: int | None = None
         #: Numbers that the model logged by ``self.log`` since they were taken out.
         self.log: dict[str, torch.Tensor] = {}
+        self.metric_objects = MetricObjects(model, parallel.ranks.size)
         self._steps = self._epochs = 0
         if lightning.is_lightning(model):
             lightning.attach(model, self)
@@ -124,11 +126,16 @@ class OwnStep:
             where the steps said none; and further numbers.
         """
         hooks.call(self.model, "on_validation_epoch_end")
-        logged = self.logged()
+        logged = self.logged() | self.metric_objects.end()
         names = _LOSSES["validation_step"] if math.isnan(loss) else ("eval_loss",)
         loss = float(next((logged[name] for name in names if name in logged), loss))
         others = _named_freely(logged, "on_validation_epoch_end")
         return loss, {name: float(value) for name, value in others.items()}
+
+    def metrics_of_epoch(self) -> dict[str, float]:
+        """What metric objects that were logged came to over the epoch's batches; they begin anew."""
+        ended = _named_freely(self.metric_objects.end(), "training_step")
+        return {name: float(value) for name, value in ended.items()}
 
     def end_epoch(self, metrics: Mapping[str, float | None]) -> None:
         """After an epoch's batches and its evaluation, whose ``metrics`` a scheduler may follow."""
