@@ -139,7 +139,9 @@ def who_goes_on(stand: Stand) -> GoingOn:
     dropped: dict[str, str] = {}
     warnings: tuple[str, ...] = ()
     rule = stand.settings.selection
-    if rule is not None and stand.plan is not None:
+    if rule is not None and stand.plan is None:
+        warnings = _never_judged(stand, rule)
+    elif rule is not None:
         histories = {job: p.history.get(rule.metric, {}) for job, p in progress.items()}
         found = selection.select(rule, histories, going, rule.metric)
         dropped, warnings = (
@@ -341,6 +343,23 @@ def _rung(stand: Stand, going: Sequence[Progress]) -> float:
         return math.inf
     epochs = [p.steps / p.per_epoch if p.per_epoch else 0.0 for p in going]
     return rule.next_rung(min(epochs, default=0.0) + _NOTHING)
+
+
+def _never_judged(stand: Stand, rule: selection.Rule) -> tuple[str, ...]:
+    """Who ends before a rule that counts epochs looks at anybody, as a job may that is given batches."""
+    least = getattr(rule, "min_epochs", 0)
+    short = {}
+    for name, job in stand.jobs.items():
+        batches, per_epoch = job.hparams.batches, stand.per_epoch(job)
+        if batches is not None and batches < least * per_epoch:
+            short[name] = f"{batches} batches are {batches / per_epoch:.2g} epochs of its data"
+        elif batches is not None and least and not per_epoch:
+            short[name] = "its data has no length, so that nothing tells when an epoch ends"
+    return tuple(
+        f"the selection compares jobs from epoch {least} on and never looks at {name!r}: {why}. It trains to "
+        "its end and is not dropped; give epochs, or more batches"
+        for name, why in short.items()
+    )
 
 
 def _goal(stand: Stand, name: str, rung: float) -> float:

@@ -176,6 +176,21 @@ def test_a_selection_drops_the_worst_with_what_it_had() -> None:
     assert "two" not in next_round.who_goes_on(again).jobs
 
 
+def test_jobs_that_end_before_the_first_rung_are_told() -> None:
+    rule = SuccessiveHalving("epoch_loss", min_epochs=2)
+    assert next_round.who_goes_on(beginning(selection=rule)).warnings == ()
+    jobs = {
+        name: dataclasses.replace(job, hparams=HParams(batches=15))
+        for name, job in JOBS.items()
+        if name == "two"
+    }
+    stand = dataclasses.replace(beginning(selection=rule), jobs={**JOBS, **jobs})
+    (warning,) = next_round.who_goes_on(stand).warnings
+    assert "never looks at 'two': 15 batches are 1.5 epochs of its data" in warning
+    unknown = dataclasses.replace(stand, estimates={})
+    assert "its data has no length" in next_round.who_goes_on(unknown).warnings[0]
+
+
 def test_jobs_train_to_the_next_rung_and_those_at_it_wait() -> None:
     stand = beginning(selection=SuccessiveHalving("epoch_loss"))
     going = next_round.who_goes_on(stand)
