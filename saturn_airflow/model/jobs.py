@@ -38,6 +38,13 @@ _REFUSED = {
 }
 
 
+# What hyper-parameters say of an optimizer.
+_OF_OPTIMIZERS = (
+    *("optimizer", "lr", "optimizer_args", "parameter_groups"),
+    *("lr_scheduler", "lr_scheduler_args"),
+)
+
+
 @checked("hparams", max_steps="batches", gradient_accumulation_steps="accumulate")
 @dataclass(frozen=True, kw_only=True)
 class HParams:
@@ -123,6 +130,17 @@ class HParams:
                 raise InvalidSweepError(f"hparams: {name} is {class_name}, which {why_not[class_name]}")
         for name in ("optimizer_args", "lr_scheduler_args"):
             object.__setattr__(self, name, json_mapping(getattr(self, name), f"hparams: {name}"))
+
+    def of_no_effect(self) -> str | None:
+        """A message where these say something of an optimizer, though the model configures its own."""
+        default = HParams()
+        for name in _OF_OPTIMIZERS:
+            if getattr(self, name) != getattr(default, name):
+                return (
+                    f"hparams: {name} is {getattr(self, name)!r}, which changes nothing where the model has "
+                    f"configure_optimizers; give it to the model, in model_args"
+                )
+        return None
 
 
 #: The way out for what can't be computed in parts, ending a sentence.
@@ -372,6 +390,9 @@ class Job:
         for what, reference in self.named_references():
             references.check(reference, what)
         hparams = self.hparams
+        wrong = hparams.of_no_effect() if self.own_step else None
+        if wrong and references.is_class_with(str(self.load_model), "configure_optimizers"):
+            raise InvalidSweepError(f"job {self.name!r}: {wrong}")
         size = ["batch_size"] if hparams.batch_size is not None else []
         for named, name, given, also in (
             (self.load_model, "model_args", self.model_args, []),

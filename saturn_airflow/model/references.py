@@ -153,10 +153,31 @@ class Takes(NamedTuple):
     needed: tuple[str, ...]
 
 
-def parameters(reference: str, depth: int = 0) -> Takes | None:
+def parameters(reference: str) -> Takes | None:
     """What the function or class that ``reference`` names takes, from its source.
 
     None where the source does not tell: something decorated, what is inherited, or ``**kwargs``.
+    """
+    found = _definition(reference)
+    if not isinstance(found, ast.ClassDef):
+        return None if found is None else _taken_by(found)
+    made = _methods(found)
+    if found.decorator_list or found.keywords or "__init__" not in made or "__new__" in made:
+        return None
+    takes = _taken_by(made["__init__"])
+    if takes is None or not takes.names:  # it takes *args
+        return None
+    return Takes(takes.names[1:], tuple(one for one in takes.needed if one != takes.names[0]))
+
+
+def is_class_with(reference: str, method: str) -> bool:
+    """Whether ``reference`` names a class whose own source has ``method``; False where that does not tell."""
+    found = _definition(reference)
+    return isinstance(found, ast.ClassDef) and not found.decorator_list and method in _methods(found)
+
+
+def _definition(reference: str, depth: int = 0) -> ast.FunctionDef | ast.ClassDef | None:
+    """The source of what ``reference`` names; None where it has none, or several that may be it.
 
     :param depth: of how many imports the reference is known.
     """
@@ -166,18 +187,13 @@ def parameters(reference: str, depth: int = 0) -> Takes | None:
     if len(found) == 1 and isinstance(found[0], ast.ImportFrom) and spec is not None and depth < _IMPORTS:
         origin = _absolute(found[0], spec.parent or "")
         (alias,) = [one for one in found[0].names if (one.asname or one.name) == name]
-        return parameters(f"{origin}:{alias.name}", depth + 1)
-    if len(found) != 1 or not isinstance(found[0], ast.FunctionDef | ast.ClassDef):
-        return None
-    if not isinstance(found[0], ast.ClassDef):
-        return _taken_by(found[0])
-    made = {node.name: node for node in found[0].body if isinstance(node, ast.FunctionDef)}
-    if found[0].decorator_list or found[0].keywords or "__init__" not in made or "__new__" in made:
-        return None
-    takes = _taken_by(made["__init__"])
-    if takes is None or not takes.names:  # it takes *args
-        return None
-    return Takes(takes.names[1:], tuple(one for one in takes.needed if one != takes.names[0]))
+        return _definition(f"{origin}:{alias.name}", depth + 1)
+    only = found[0] if len(found) == 1 else None
+    return only if isinstance(only, ast.FunctionDef | ast.ClassDef) else None
+
+
+def _methods(made: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in made.body if isinstance(node, ast.FunctionDef)}
 
 
 def _taken_by(function: ast.FunctionDef) -> Takes | None:

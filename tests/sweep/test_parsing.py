@@ -243,6 +243,10 @@ MISTAKES = [
         "jobs=[job(hparams=HParams(lr_scheduler='torch.optim.lr_scheduler:StepLR'))]",
         "lr_scheduler_args of 'torch.optim.lr_scheduler:StepLR': it needs 'step_size'; give it there",
     ),
+    (
+        "jobs=[job(load_model='sized:Stepping', own_step=True, hparams=HParams(lr=0.1))]",
+        "job 'a': hparams: lr is 0.1, which changes nothing where the model has configure_optimizers",
+    ),
     ("selection='halving', rounds=2", "selection is 'halving'; give SuccessiveHalving(...)"),
     (
         "jobs=[measured()], rounds=2, selection=SuccessiveHalving(min_epochs=5)",
@@ -257,6 +261,8 @@ MISTAKES = [
 SIZED = """
 class Model:
     def __init__(self, width, depth=2): ...
+class Stepping:
+    def configure_optimizers(self): ...
 def data(batch_size): ...
 """
 

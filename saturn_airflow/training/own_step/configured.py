@@ -20,11 +20,6 @@ _FORMS = (
     "'optimizer' and 'lr_scheduler'"
 )
 _OPTIONS = ("scheduler", "interval", "frequency", "monitor", "name", "strict")
-#: What the hyper-parameters say of an optimizer.
-_OF_HPARAMS = (
-    *("optimizer", "lr", "optimizer_args", "parameter_groups"),
-    *("lr_scheduler", "lr_scheduler_args"),
-)
 
 
 @dataclass
@@ -46,13 +41,8 @@ def check_hparams(hparams: HParams) -> None:
 
     :raises JobError: naming what would have no effect.
     """
-    default = HParams()
-    for name in _OF_HPARAMS:
-        if getattr(hparams, name) != getattr(default, name):
-            raise JobError(
-                f"hparams: {name} is {getattr(hparams, name)!r}, which changes nothing where the model has "
-                f"configure_optimizers; give it to the model, in model_args"
-            )
+    if wrong := hparams.of_no_effect():
+        raise JobError(wrong)
 
 
 def configured(
