@@ -89,7 +89,7 @@ def in_words(promise: Mapping[str, Any], odds: float | None) -> str:
     due = "" if odds is None else f"; the deadline is kept with odds of {odds:.0%}"
     return (
         f"Done in {promise['seconds']:.0f} s with odds of {promise['confidence']:.0%} (as likely as not in "
-        f"{promise['median']:.0f} s), by {promise['errors']} errors of {promise['sweeps']} sweeps{due}"
+        f"{promise['median']:.0f} s), by {promise['errors']} jobs of {promise['sweeps']} earlier sweeps{due}"
     )
 
 

@@ -94,14 +94,14 @@ def test_later_nights_know_the_errors_of_those_that_were_estimated_alike(tmp_pat
 
     first = experience("history")
     assert (first.fresh, first.law) == (False, None)
-    assert "0 errors of 0 sweeps are too few" in str(first.why)
+    assert "0 jobs of 0 earlier sweeps are too few" in str(first.why)
     for run in ("tue", "wed"):
         sweep_with_errors(tmp_path, "nightly", run, False, [1.1, 1.2, 0.9])
     law = experience("history").law
     assert law is not None
     assert (law.errors, law.sweeps, set(law.gaps)) == (6, 2, {2.5})
     # Errors of trials, of one sweep only, say nothing yet; nor do those of a sweep that is planned anew.
-    assert "3 errors of 1 sweeps are too few" in str(experience("measured").why)
+    assert "3 jobs of 1 earlier sweep are too few" in str(experience("measured").why)
     assert experience("history", key="nightly/wed/sweep").law is None
     # A DAG without sweeps of its own begins with what all others say.
     other = experience("history", dag="weekly").law

@@ -132,9 +132,11 @@ def fit(errors: Iterable[PastError], seed: int = 0) -> ErrorLaw:
         by_sweep.setdefault(error.sweep, {}).setdefault(error.node, []).append(math.log(error.factor))
     sweeps = list(by_sweep.values())
     if len(sweeps) < 2 or len(errors) < LEAST_ERRORS:
+        jobs = f"{len(errors)} job{'' if len(errors) == 1 else 's'}"
+        of = f"{len(sweeps)} earlier sweep{'' if len(sweeps) == 1 else 's'}"
         raise InvalidSweepError(
-            f"{len(errors)} errors of {len(sweeps)} sweeps are too few to say how far estimates are off; "
-            f"give {LEAST_ERRORS} or more, of at least two sweeps"
+            f"{jobs} of {of} are too few to say how far estimates are off; it takes {LEAST_ERRORS} or more, "
+            "of at least two sweeps"
         )
     sweep, node, own = (
         axis.ravel() for axis in np.meshgrid(_SHARED_GRID, _SHARED_GRID, _OWN_GRID, indexing="ij")
