@@ -172,6 +172,7 @@ def read_rounds(record: Record, group: str, now: float) -> list[Round]:
                 freed.update(dict.fromkeys(bar.devices, bar.end))
         starts = [bar.start for bar in bars if bar.start is not None]
         zero = min(starts) if starts and number == 1 else made_at
+        _cut_interrupted(bars)
         for bar in bars:
             bar.planned_start = zero + bar.assignment.start
         for bar in rounds[-1].bars if rounds else ():
@@ -257,6 +258,20 @@ def _ran(bar: Bar) -> None:
         else:
             bar.held = max(0.0, seconds - bar.before.outcome.get("actual_seconds", 0.0))
             bar.start = min(end, max(bar.before.end, end - bar.held))
+
+
+def _cut_interrupted(bars: Sequence[Bar]) -> None:
+    """Begin bars of jobs that were interrupted, as by a failure and another try, after the last of others
+    that had their devices meanwhile: when they had them before is not known."""
+    cut = {}
+    for bar in bars:
+        if bar.start is None or bar.end is None or bar.held is None or bar.held >= bar.end - bar.start:
+            continue
+        others = (other for other in bars if other is not bar and other.devices & bar.devices)
+        ends = [other.end for other in others if other.end is not None and other.end < bar.end]
+        cut[bar.job] = max([bar.start, *ends])
+    for bar in bars:
+        bar.start = cut.get(bar.job, bar.start)
 
 
 def _start(bar: Bar, otherwise: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
@@ -11,12 +13,19 @@ from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.sharing import SharedCluster, SharedSweep
 from saturn_airflow.operators.context import sharing_rules
+from saturn_airflow.planning.online.error_law import ErrorLaw
 from saturn_airflow.sharing.forecast import StandingPlan, plan_together
+from saturn_airflow.sharing.odds import odds
 from saturn_airflow.sharing.outlook import Outlook, goes_before, outlooks
 
 #: For so many seconds everybody gets the same answer: how far jobs are is read from many files.
 _SECONDS = 10
 _HIDDEN = "another sweep"
+#: Futures that are drawn to tell by when a sweep is done with which odds, and of how many jobs at the most:
+#: somebody waits for the answer.
+_DRAWS, _JOBS, _ODDS = 19, 30, 0.9
+
+log = logging.getLogger(__name__)
 
 
 def cluster_page(home: Path, now: float, readable: Collection[str]) -> dict[str, Any]:
@@ -27,14 +36,14 @@ def cluster_page(home: Path, now: float, readable: Collection[str]) -> dict[str,
     :param readable: ids of the DAGs that the user may read; of others it is told that devices are busy, not
         with what.
     """
-    active, cluster, plan = _state(home, int(now // _SECONDS))
+    active, cluster, plan, by = _state(home, int(now // _SECONDS))
     now = cluster.now
     shared = {sweep.name: sweep for sweep in cluster.sweeps}
     names = {one.key: one.key if one.dag_id in readable else _HIDDEN for one in active}
     sweeps, jobs = [], []
     for number, one in enumerate(one for one in active if one.key in shared):
         sweep, is_hidden = shared[one.key], names[one.key] == _HIDDEN
-        sweeps.append(_sweep(one, sweep, cluster, plan, names, now))
+        sweeps.append(_sweep(one, sweep, cluster, plan, by, names, now))
         for outlook in outlooks(cluster, plan, sweep):
             jobs.append(_job(outlook, number, is_hidden, now))
     return {
@@ -51,11 +60,31 @@ def cluster_page(home: Path, now: float, readable: Collection[str]) -> dict[str,
 
 
 @lru_cache(maxsize=1)
-def _state(home: Path, moment: int) -> tuple[list[ActiveSweep], SharedCluster, StandingPlan]:
+def _state(
+    home: Path, moment: int
+) -> tuple[list[ActiveSweep], SharedCluster, StandingPlan, dict[str, float]]:
     ledger = Ledger(home)
     active = ledger.sweeps()
     cluster = ledger.cluster(active)
-    return active, cluster, plan_together(cluster, sharing_rules())
+    return active, cluster, plan_together(cluster, sharing_rules()), _by(cluster, active)
+
+
+def _by(cluster: SharedCluster, active: list[ActiveSweep]) -> dict[str, float]:
+    """By when each sweep is done with odds of 90%, of those that tell how far earlier estimates were off.
+
+    Of others, the errors are taken to be like those of the first that tells.
+    """
+    try:
+        laws = {one.key: ErrorLaw.from_dict(one.law) for one in active if one.law is not None}
+    except ValueError as error:
+        log.warning("nothing is said of odds: %s", error)
+        return {}
+    if not laws or sum(len(sweep.jobs) for sweep in cluster.sweeps) > _JOBS:
+        return {}
+    every = dict.fromkeys((sweep.name for sweep in cluster.sweeps), next(iter(laws.values()))) | laws
+    ends = odds(cluster, sharing_rules(), every, draws=_DRAWS).sweeps
+    found = {name: ends[name].by(_ODDS) for name in laws if name in ends}
+    return {name: by for name, by in found.items() if math.isfinite(by)}
 
 
 def _sweep(
@@ -63,6 +92,7 @@ def _sweep(
     sweep: SharedSweep,
     cluster: SharedCluster,
     plan: StandingPlan,
+    by: dict[str, float],
     names: dict[str, str],
     now: float,
 ) -> dict[str, Any]:
@@ -71,6 +101,8 @@ def _sweep(
         "runs": sum(job.place is not None for job in sweep.jobs),
         "waits": sum(job.place is None for job in sweep.jobs),
         "end": None if end is None else end - now,
+        "by": by[sweep.name] - now if sweep.name in by else None,
+        "odds": _ODDS,
         "priority": sweep.priority,
     }
     if names[sweep.name] == _HIDDEN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import time
@@ -18,8 +19,11 @@ from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.folders import OF_SWEEPS, slug
+from saturn_airflow.model.past_errors import PastError
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedJob, SharedSweep
+from saturn_airflow.planning.online.error_law import fit
+from saturn_airflow.plugin.cluster_page import cluster_page
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 NODES = (Node("gpu-a", 8, "a100"), Node("gpu-b", 4, "a100"))
@@ -130,6 +134,16 @@ def test_of_dags_of_others_no_name_is_told(site, visit, cluster) -> None:
     busy = [bar for job in answer.json()["jobs"] for bar in job["bars"] if bar["node"] == "gpu-b"]
     assert [0, 1, 2, 3] in [bar["device_ids"] for bar in busy if bar["actual"]], "that they are busy is told"
     assert "hidden-job" in site.client("ada").get("/saturn/data/cluster").text
+
+
+def test_by_when_sweeps_are_done_with_odds_is_told_of_those_that_know(tmp_path: Path) -> None:
+    law = fit([PastError(f"s{n % 3}", f"j{n}", 1 + 0.05 * (n % 5), "n") for n in range(12)]).to_dict()
+    known = dataclasses.replace(active("known", {"small": (600, "gpu-a")}), law=law)
+    for sweep in (known, active("unknown", {"large": (3000, "gpu-a")})):
+        Ledger(tmp_path).write(sweep)
+    told = {one["dag_id"]: one for one in cluster_page(tmp_path, time.time(), {"known", "unknown"})["sweeps"]}
+    assert told["known"]["by"] > told["known"]["end"]
+    assert told["unknown"]["by"] is None
 
 
 def test_the_list_of_sweeps_leads_there(site, visit) -> None:

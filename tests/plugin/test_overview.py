@@ -110,6 +110,17 @@ def test_a_task_that_has_not_run_is_found_by_its_place_in_the_plan():
     assert run.job("c")["status"] == "waiting"
 
 
+def test_a_job_that_was_tried_again_does_not_lie_over_those_between_its_tries():
+    run = Run("failed")
+    run.plan(on("bad", 0, 50), on("good", 50, 90))
+    times = {"started_at": 1000, "ended_at": 1062, "actual_seconds": 4}
+    run.train(0, "failed", "bad", status="failed", reason="it raises", **times)
+    run.train(1, "success", "good", **finished(1002, 1060))
+    assert run.job("bad")["bars"][0]["actual"] == [60, 62]
+    assert run.job("bad")["actual"] == 4
+    assert run.job("good")["bars"][0]["actual"] == [2, 60]
+
+
 def test_outcomes_of_a_plan_made_before_do_not_count():
     run = Run()
     run.plan(on("job", 0, 50))

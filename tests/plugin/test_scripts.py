@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jinja2 import Environment, FileSystemLoader
 from playwright.sync_api import Browser, Page, Route, expect
-from test_overview import MADE, Run, on
+from test_overview import MADE, Run, finished, on
 
 import saturn_airflow.plugin
 
@@ -46,7 +46,7 @@ class Server:
 
 @pytest.fixture
 def server(browser: Browser) -> Iterator[Server]:
-    with browser.new_context() as context:
+    with browser.new_context(locale="en-GB", timezone_id="Asia/Tokyo") as context:
         yield Server(context.new_page())
 
 
@@ -110,14 +110,37 @@ def test_by_when_a_running_sweep_is_done_with_which_odds(server: Server) -> None
     run.train(0, "running", "job")
     promise = {"confidence": 0.9, "seconds": 200.0, "odds": 0.97}
     for told, words in (
-        (promise, "Done with 90 % by1 m 40 sthe deadline is kept with 97 %"),
-        ({**promise, "odds": None}, "Done with 90 % by1 m 40 s"),
+        (promise, "Done with 90 % by1 m 40 sat 09:18:20the deadline is kept with 97 %"),
+        ({**promise, "odds": None}, "Done with 90 % by1 m 40 sat 09:18:20"),
         ({"confidence": 0.9, "why": "0 errors are too few"}, "Done bynot promised yet0 errors are too few"),
     ):
         run.values["sweep.plan", -1, "plan"]["promise"] = told
         server.data = {"": {**run.page(), "origin": MADE, "curves": {}, "curves_at": None}}
         card = server.open("plan.html", dag_id="d", run_id="r").locator("#totals div", has_text="Done ")
         expect(card).to_have_text(words)
+
+
+def test_only_a_sweep_that_did_all_it_was_to_is_compared_with_its_plan(server: Server) -> None:
+    usual = {"all": 2, "failed": 0, "not_planned": 0}
+    took = {"actual_seconds": 3242.0, "makespan": 100.0}
+    nights = listed("whole", "failed")
+    nights["sweeps"][0] |= {**took, "jobs": {**usual, "finished": 2}}
+    nights["sweeps"][1] |= {**took, "jobs": {**usual, "finished": 1, "failed": 1}}
+    server.data = {"": nights}
+    rows = server.open("sweeps.html").locator("#sweeps tbody tr")
+    expect(rows.filter(has_text="whole")).to_contain_text("+3142 %")
+    expect(rows.filter(has_text="failed")).not_to_contain_text("+3142 %")
+    for status, told in (("finished", "54 m 02 s+3142 % against the plan"), ("failed", "54 m 02 s")):
+        run = Run("running")
+        run.plan(on("one", 0, 50), on("two", 50, 100))
+        run.train(0, "success", "one", **finished(MADE, MADE + 50))
+        ended = "success" if status == "finished" else "failed"
+        run.train(1, ended, "two", **{**finished(MADE + 50, MADE + 3242), "status": status})
+        run.task("report", "report", ended, return_value={"jobs": []})
+        run.state = ended
+        server.data = {"": {**run.page(5000.0), "curves": {}, "curves_at": None}}
+        card = server.open("plan.html", dag_id="d", run_id="r").locator("#totals div", has_text="Actual")
+        expect(card).to_have_text(f"Actual makespan{told}09:16:40 – 10:10:42")
 
 
 def test_a_sweep_that_is_not_in_the_list_is_not_replaced_without_a_word(server: Server) -> None:

@@ -2,7 +2,7 @@
 import * as echarts from "./vendor/echarts-6.1.0.min.mjs";
 import { colorOf, css, toneOf } from "./colors.js";
 import { h } from "./dom.js";
-import { devices, duration, moment, spans, strategy } from "./format.js";
+import { clock, devices, duration, moment, spans, strategy } from "./format.js";
 
 const STEPS = [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 const HATCH = { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [1, 5], rotation: -Math.PI / 4 };
@@ -46,7 +46,7 @@ export class Chart {
     }
     const height = Math.min(30, Math.max(3, Math.floor(640 / Math.max(1, this.rows.length))));
     this.rowHeight = height;
-    this.element.style.height = `${height * this.rows.length + 76}px`;
+    this.element.style.height = `${height * this.rows.length + 96}px`;
     this.echarts.setOption(this.option(layers), { replaceMerge: ["series"] });
     // Only now: resizing draws, and what was drawn before had other rows.
     this.echarts.resize();
@@ -70,7 +70,7 @@ export class Chart {
     return {
       animation: false,
       textStyle: { fontFamily: css("--font") },
-      grid: { left: 8, right: 20, top: 30, bottom: 42, containLabel: true },
+      grid: { left: 8, right: 20, top: 24, bottom: 42, containLabel: true },
       tooltip: {
         trigger: "item",
         confine: true,
@@ -97,7 +97,7 @@ export class Chart {
         position: "top",
         min: this.earliest(),
         max: this.horizon(),
-        axisLabel: { ...text, formatter: moment, hideOverlap: true, showMaxLabel: false },
+        axisLabel: { ...text, formatter: (seconds) => `${moment(seconds)}\n${this.clock(seconds)}`, lineHeight: 13, hideOverlap: true, showMaxLabel: false },
         axisLine: { show: false },
         axisTick: { show: true, lineStyle: { color: line } },
         splitLine: { lineStyle: { color: line } },
@@ -208,7 +208,7 @@ export class Chart {
         color,
         position: name === "now" ? "start" : "end",
         align: xAxis > 0.85 * this.horizon() ? "right" : "center",
-        distance: lower || name === "now" ? 22 : 6,
+        distance: name === "now" ? 40 : lower ? 22 : 6,
         fontSize: 11,
         fontFamily: css("--font"),
         backgroundColor: css("--card"),
@@ -265,7 +265,7 @@ export class Chart {
     if (!this.page) return;
     const [{ start, end }] = this.echarts.getOption().dataZoom;
     this.zoom = { start, end };
-    const range = (this.horizon() * (end - start)) / 100;
+    const range = ((this.horizon() - this.earliest()) * (end - start)) / 100;
     const room = Math.max(2, Math.floor(this.element.clientWidth / 90));
     const interval = STEPS.find((step) => range / step <= room) ?? 86400 * Math.ceil(range / 86400 / room);
     this.echarts.setOption({ xAxis: { interval, min: Math.floor(this.earliest() / interval) * interval } });
@@ -283,6 +283,15 @@ export class Chart {
     this.echarts.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
   }
 
+  clock(seconds) {
+    const zero = this.page.origin ?? this.page.at;
+    return clock(zero + seconds, zero);
+  }
+
+  when(start, end, goesOn = false) {
+    return `from ${moment(Math.round(start))}, ${duration(end - start)} (${this.clock(start)} – ${goesOn ? "now" : this.clock(end)})`;
+  }
+
   tip(item) {
     if (!item) return "";
     const { job, bar } = item;
@@ -297,8 +306,8 @@ export class Chart {
         ...line("status", bar.status.replaceAll("_", " ")),
         ...line("strategy", strategy(bar)),
         ...line("devices", devices(bar)),
-        ...line("planned", `from ${moment(Math.round(bar.planned_start))}, ${duration(bar.planned_seconds)}`),
-        ...line("actual", bar.actual && `from ${moment(Math.round(bar.actual[0]))}, ${duration(bar.actual[1] - bar.actual[0])}`),
+        ...line("planned", this.when(bar.planned_start, bar.planned_start + bar.planned_seconds)),
+        ...line("actual", bar.actual && this.when(...bar.actual, bar.going)),
         ...line("round", this.page.rounds.length > 1 && String(bar.round)),
         ...line("reason", job.reason && job.reason.slice(0, 300)),
       ),

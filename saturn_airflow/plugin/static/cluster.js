@@ -3,7 +3,7 @@ import { Chart } from "./chart.js";
 import { colorOf } from "./colors.js";
 import { getCluster, poll } from "./data.js";
 import { byId, fill, h, say } from "./dom.js";
-import { duration } from "./format.js";
+import { clock, duration, percent } from "./format.js";
 import { planAddress } from "./links.js";
 
 const SECONDS = 10;
@@ -17,11 +17,11 @@ function row(sweep, number) {
     "tr",
     {},
     h("th", { scope: "row" }, h("span", { class: "swatch", color: colorOf(groupOf(number)), "aria-hidden": "true" }), ...name(sweep)),
-    h("td", { class: "number" }, String(sweep.priority)),
-    h("td", { class: "number" }, String(sweep.runs)),
-    h("td", { class: "number" }, String(sweep.waits)),
-    h("td", {}, ...end(sweep)),
-    h("td", {}, ...sweep.before.map(({ sweep: other, why }) => h("p", { class: "reason" }, `${other}: ${why}`))),
+    h("td", { class: "number counts" }, String(sweep.priority)),
+    h("td", { class: "number counts" }, String(sweep.runs)),
+    h("td", { class: "number counts" }, String(sweep.waits)),
+    h("td", { class: "ends" }, ...end(sweep)),
+    h("td", { class: "ends" }, ...sweep.before.map(({ sweep: other, why }) => h("p", { class: "reason" }, `${other}: ${why}`))),
   );
 }
 
@@ -32,9 +32,10 @@ function name(sweep) {
 
 function end(sweep) {
   if (sweep.end === null) return ["– (a job fits on no node that is up)"];
-  const at = (seconds) => new Date(1000 * (heard.at + seconds)).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
+  const at = (seconds) => clock(heard.at + seconds, heard.at);
   const due = sweep.deadline === null ? null : h("p", { class: "reason" }, `${sweep.end > sweep.deadline ? "after" : "before"} its deadline, ${at(sweep.deadline)}`);
-  return [at(sweep.end), h("p", { class: "reason" }, `in ${duration(sweep.end)}`), due];
+  const by = sweep.by === null ? null : h("p", { class: "reason" }, `with ${percent(sweep.odds)} by ${at(sweep.by)}`);
+  return [at(sweep.end), h("p", { class: "reason" }, `in ${duration(sweep.end)}`), by, due];
 }
 
 function draw(found = null) {

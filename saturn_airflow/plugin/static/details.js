@@ -2,7 +2,7 @@
 import { colorOf, toneOf } from "./colors.js";
 import { curveCharts } from "./curve.js";
 import { fill, fillEach, h } from "./dom.js";
-import { bytes, devices, duration, number, percent, strategy } from "./format.js";
+import { bytes, clock, devices, duration, number, percent, strategy } from "./format.js";
 import { isWebAddress, logAddress } from "./links.js";
 
 export class Details {
@@ -30,15 +30,15 @@ export class Details {
     this.title.focus();
   }
 
-  // job: of the page; curves: its own; known: what the server knows besides, a refusal in words, or null while it is asked.
+  // job: of the page; curves: its own; origin: what its seconds count from; known: what the server knows besides, a refusal in words, or null while it is asked.
   // What stays the same is not drawn again: the focus, the place and what was unfolded are left as they are.
-  draw(job, known, curves) {
+  draw(job, known, curves, origin) {
     this.element.hidden = false;
     fill(this.title, job.name, () => job.name);
     fill(this.status, job.status, () => h("span", { class: `chip ${toneOf(job.status)}` }, job.status.replaceAll("_", " ")));
     this.reason.hidden = !job.reason;
     fill(this.reason, job.reason, () => job.reason);
-    fillEach(this.facts, facts(job), ([name, value, color]) => [h("dt", {}, name), h("dd", {}, color && h("span", { class: "swatch", color }), value)]);
+    fillEach(this.facts, facts(job, origin), ([name, value, color]) => [h("dt", {}, name), h("dd", {}, color && h("span", { class: "swatch", color }), value)]);
     fill(this.curves, [curves ?? null, job.metrics ?? null], () => curveCharts(curves, job.metrics));
     fill(this.links, [job.task, job.mlflow], () => links(job));
     const { rounds, description } = known?.rounds ? known : { rounds: [] };
@@ -111,11 +111,12 @@ export class Details {
 }
 
 // What the page knows of a job, as lines of [name, value, color].
-function facts(job) {
+function facts(job, origin) {
+  const from = (seconds) => `from ${duration(seconds)} on (${clock(origin + seconds, origin)})`;
   const bar = job.bars.at(-1);
   const lines = job.bars.map((one) => [job.bars.length > 1 ? `round ${one.round}` : "runs under", `${strategy(one)} on ${devices(one)}`, colorOf(one.technique)]);
-  if (bar) lines.push(["planned", `${duration(job.planned)}, from ${duration(job.bars[0].planned_start)} on`]);
-  if (bar && job.actual !== null) lines.push(["actual", `${duration(job.actual)}, from ${duration(Math.max(0, job.start))} on${bar.going ? ", goes on" : ""}`]);
+  if (bar) lines.push(["planned", `${duration(job.planned)}, ${from(job.bars[0].planned_start)}`]);
+  if (bar && job.actual !== null) lines.push(["actual", `${duration(job.actual)}, ${from(Math.max(0, job.start))}${bar.going ? ", goes on" : ""}`]);
   for (const [metric, value] of Object.entries(job.metrics ?? {})) {
     if (typeof value === "number") lines.push([metric.replaceAll("_", " "), number(value)]);
   }

@@ -26,6 +26,13 @@ export function moment(seconds) {
   return rest ? `${sign}${minutes} m ${rest} s` : `${sign}${minutes} m`;
 }
 
+// The time of day where the viewer is, with the date where it is another day than that of `beside`.
+export function clock(at, beside = Date.now() / 1000) {
+  const [then, other] = [at, beside].map((seconds) => new Date(1000 * seconds));
+  const date = then.toDateString() === other.toDateString() ? {} : { dateStyle: "short" };
+  return then.toLocaleString(undefined, { ...date, timeStyle: "medium" });
+}
+
 export const percent = (share, digits = 0) =>
   share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)} %`;
 

@@ -85,10 +85,10 @@ function drawJobs() {
   byId("jobs").hidden = !page.jobs.length;
   if (planned) chart.draw(page, { ...ask, shown });
   const metric = metricOf(page);
-  table.draw(page.jobs, shown, ask.chosen, { metric, curves, best: page.best?.job ?? bestOf(page.jobs, metric)?.name, now: page.now });
+  table.draw(page.jobs, shown, ask.chosen, { metric, curves, best: page.best?.job ?? bestOf(page.jobs, metric)?.name, now: page.now, origin: page.origin });
   fill(byId("count"), [shown.size, page.jobs.length], () => (shown.size < page.jobs.length ? `${shown.size} of ${page.jobs.length}` : String(page.jobs.length)));
   const job = page.jobs.find((one) => one.name === ask.chosen);
-  if (job) details.draw(job, ask.known, curves[job.name]);
+  if (job) details.draw(job, ask.known, curves[job.name], page.origin);
   else details.close();
 }
 

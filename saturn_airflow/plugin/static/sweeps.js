@@ -48,8 +48,10 @@ function when({ start }) {
   return [at.toLocaleDateString(undefined, { dateStyle: "medium" }), h("p", { class: "reason" }, at.toLocaleTimeString(undefined, { timeStyle: "short" }))];
 }
 
-function against({ actual_seconds: actual, makespan, is_comparable: is }) {
-  return actual && makespan && is ? h("p", { class: "reason" }, signed(actual / makespan - 1)) : null;
+// Where a job came to nothing, there is less to compare than was planned.
+function against({ actual_seconds: actual, makespan, is_comparable: is, jobs: counts }) {
+  const whole = counts.finished + counts.not_planned === counts.all;
+  return actual && makespan && is && whole ? h("p", { class: "reason" }, signed(actual / makespan - 1)) : null;
 }
 
 function jobs({ jobs: counts }) {

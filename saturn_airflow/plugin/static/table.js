@@ -2,7 +2,7 @@
 import { colorOf, toneOf } from "./colors.js";
 import { fill, h } from "./dom.js";
 import { sparkline } from "./curve.js";
-import { devices, duration, number, percent, signed, strategy } from "./format.js";
+import { clock, devices, duration, number, percent, signed, strategy } from "./format.js";
 import { isWebAddress, logAddress } from "./links.js";
 import { shareOf, valueOf } from "./sweep.js";
 
@@ -83,7 +83,7 @@ export class Table {
 
   write(row, job) {
     const bar = last(job);
-    const { metric, curves, best, now } = this.told;
+    const { metric, curves, best, now, origin } = this.told;
     const [name, status, value, curve, how, start, planned, actual, off, open] = row.cells;
     const reason = inShort(job.reason);
     fill(name, [job.name, reason], () => [
@@ -97,7 +97,7 @@ export class Table {
     fill(value, [found, job.name === best], () => [job.name === best && h("span", { class: "best", title: "the best" }, "★ "), number(found)]);
     fill(curve, [curves[job.name], metric.metric, job.status === "pruned"], () => sparkline(curves[job.name], metric.metric) ?? "");
     fill(how, job.bars.map((one) => strategy(one) + devices(one)), () => (bar ? this.strategies(job) : "–"));
-    fill(start, job.start, () => duration(bar && Math.max(0, job.start)));
+    fill(start, job.start, () => bar && h("span", { title: clock(origin + job.start, origin) }, duration(Math.max(0, job.start))));
     fill(planned, job.planned, () => duration(job.planned));
     fill(actual, duration(job.actual), () => duration(job.actual));
     fill(off, offBy(job), () => signed(offBy(job)));

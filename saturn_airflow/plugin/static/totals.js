@@ -1,6 +1,6 @@
 // The figures of a sweep at a glance.
 import { h, fill } from "./dom.js";
-import { duration, number, percent, signed } from "./format.js";
+import { clock, duration, number, percent, signed } from "./format.js";
 import { bestOf, countsOf, inWords, metricOf, valueOf } from "./sweep.js";
 
 // page: of the server; choose: called with the name of a job that is clicked.
@@ -56,22 +56,24 @@ function roundsCard({ rounds, rounds_most: most, live }, card) {
 }
 
 // By when the last plan is done with which odds, as it was when it was made.
-function promiseCard({ confidence, at, why, odds }, card) {
-  if (at !== null) card(`Done with ${percent(confidence)} by`, duration(at), odds === null ? null : `the deadline is kept with ${percent(odds)}`);
+function promiseCard({ confidence, at, why, odds }, origin, card) {
+  if (at !== null) card(`Done with ${percent(confidence)} by`, duration(at), `at ${clock(origin + at, origin)}`, odds === null ? null : `the deadline is kept with ${percent(odds)}`);
   else if (why) card("Done by", "not promised yet", why);
 }
 
-function timeCards({ totals, rounds, live, state, rounds_most: most }, card) {
+function timeCards({ totals, rounds, jobs, live, state, rounds_most: most, origin }, card) {
   const compare = totals.is_comparable;
   const goesOn = live && totals.expected !== null;
   const last = rounds.at(-1);
   const isLate = goesOn && totals.expected - totals.elapsed < 1;
   const end = last.rung === null ? "expected to end at" : `round ${last.number} ends at about`;
-  const against = compare && totals.elapsed !== null ? `${signed(totals.elapsed / totals.makespan - 1)} against the plan` : null;
+  // Where a job came to nothing, there is less to compare than was planned.
+  const whole = jobs.every(({ status }) => ["finished", "not planned"].includes(status));
+  const against = compare && whole && totals.elapsed !== null ? `${signed(totals.elapsed / totals.makespan - 1)} against the plan` : null;
   if (state === "cancelled") card("Stopped after", duration(totals.elapsed), compare || rounds.length === 1 ? `of ${duration(totals.makespan)} that were planned` : null);
-  else if (goesOn) card("So far", duration(totals.elapsed), isLate ? "later than expected" : `${end} ${duration(totals.expected)}`, last.rung !== null && rounds.length < most && "further rounds follow");
-  else card(live ? "So far" : "Actual makespan", duration(totals.elapsed), live ? "the next round is being planned" : against);
-  if (live && last.rung === null) promiseCard(totals.promise, card);
+  else if (goesOn) card("So far", duration(totals.elapsed), isLate ? "later than expected" : `${end} ${duration(totals.expected)}, ${clock(origin + totals.expected, origin)}`, last.rung !== null && rounds.length < most && "further rounds follow");
+  else card(live ? "So far" : "Actual makespan", duration(totals.elapsed), live ? "the next round is being planned" : against, totals.elapsed !== null && `${clock(origin, origin)} – ${live ? "now" : clock(origin + totals.elapsed, origin)}`);
+  if (live && last.rung === null) promiseCard(totals.promise, origin, card);
   const saved = totals.current_practice && compare ? `${duration(totals.current_practice)} one after another on whole nodes` : null;
   const gap = totals.gap === null ? null : `gap ${percent(totals.gap, 1)}, bound ${duration(totals.lower_bound)}`;
   if (!rounds.some((round) => round.rung !== null)) {
