@@ -157,7 +157,7 @@ def test_rare_ends_need_more_draws() -> None:
 @pytest.mark.parametrize(
     ("past", "message"),
     [
-        ([PastError("s", "j", 1.1)] * 9, "9 errors of 1 sweeps are too few"),
+        ([PastError("s", "j", 1.1)] * 9, "9 jobs of 1 earlier sweep are too few"),
         ([PastError("s", "j", 1.1), PastError("t", "j", 0.0)], r"took 0\.0 times its estimate"),
     ],
 )
