@@ -184,6 +184,63 @@ class Accumulating(nn.Module):
         return {"loss": loss}
 
 
+class Closing(nn.Module):
+    """Its optimizer computes losses by itself, by a closure."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net(seed=9)
+
+    def configure_optimizers(self) -> Any:
+        self.optimizer = torch.optim.LBFGS(self.net.parameters(), 0.1, max_iter=3, history_size=4)
+        return self.optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def closure() -> torch.Tensor:
+            self.optimizer.zero_grad()
+            loss = functional.mse_loss(self.net(batch[0]), batch[1])
+            loss.backward()
+            return loss
+
+        return self.optimizer.step(closure)
+
+
+class Scaling(nn.Module):
+    """Scales its loss by an object of torch's, whose state it tells; the scale matters to its clipping."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.scaler = net(seed=1), torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+
+    def get_extra_state(self) -> Any:
+        return self.scaler.state_dict()
+
+    def set_extra_state(self, state: Any) -> None:
+        self.scaler.load_state_dict(state)
+
+    def configure_optimizers(self) -> Any:
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.05, momentum=0.9)
+        return self.optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = functional.mse_loss(self.net(batch[0]), batch[1])
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.net.parameters(), self.scaler.get_scale() / 2**14)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss
+
+
+class ClosingByItself(Closing):
+    automatic_optimization = True
+
+
 def gan(epochs: int) -> tuple[nn.Module, list[float]]:
     """A plain loop, as all below."""
     model, losses = GAN(), []
@@ -252,6 +309,14 @@ def accumulating(epochs: int) -> tuple[nn.Module, list[float]]:
     model.configure_optimizers()
     for _ in range(epochs):
         losses += [float(model.training_step(batch, i)["loss"]) for i, batch in enumerate(rows())]
+    return model, losses
+
+
+def by_itself(model: Any, epochs: int) -> tuple[nn.Module, list[float]]:
+    losses: list[float] = []
+    model.configure_optimizers()
+    for _ in range(epochs):
+        losses += [float(model.training_step(batch, i)) for i, batch in enumerate(rows())]
     return model, losses
 
 

@@ -142,6 +142,7 @@ def test_follows_a_plateau(tmp_path: Path) -> None:
         ("Hidden", {}, "'hidden' changes while it trains"),
         ("Hooked", {}, "on_before_optimizer_step, which Saturn does not call"),
         ("Several", {}, "2 optimizers"),
+        ("ClosingByItself", {}, "LBFGS needs a closure"),
         ("Stepless", {}, "no training_step"),
         ("MoCo", {"load_eval_dataloader": "own_step_jobs:rows"}, "no validation_step"),
         ("EMA", {"hparams": {"lr": 0.5}}, "lr is 0.5, which changes nothing"),
@@ -152,6 +153,26 @@ def test_what_can_not_be_is_said(tmp_path: Path, model: str, fields: dict[str, A
     (told,) = launch([request(job(model, **fields), tmp_path)])[0]
     assert told["error"] == "JobError"
     assert says in told["says"]
+
+
+def test_optimizers_with_closures_are_trained_on_one_device(tmp_path: Path) -> None:
+    first = launch([request(job("Closing"), tmp_path / "one")], stop_after=4)[0][0]
+    assert first["result"]["status"] == "stopped"
+    model, losses = own_step_jobs.by_itself(own_step_jobs.Closing(), EPOCHS)
+    (told,) = launch([request(job("Closing"), tmp_path / "one")])[0]
+    assert steps(told) == pytest.approx(losses[4:], abs=1e-12)
+    assert off(tmp_path / "one", model) < 1e-11
+    (told,) = launch([request(job("Closing"), tmp_path / "two", "ddp")], 2)[0]
+    assert told["error"] == "DoesNotFit"
+    assert "LBFGS steps by the losses that its closure returns" in told["says"]
+
+
+def test_what_a_model_says_of_its_objects_is_kept(tmp_path: Path) -> None:
+    launch([request(job("Scaling"), tmp_path, "ddp")], 2, stop_after=4)
+    model, losses = own_step_jobs.by_itself(own_step_jobs.Scaling(), EPOCHS)
+    (told,) = launch([request(job("Scaling"), tmp_path)])[0]
+    assert steps(told) == pytest.approx(losses[4:], abs=1e-12)
+    assert off(tmp_path, model) < 1e-11
 
 
 def test_techniques_that_take_the_step_apart_say_so() -> None:

@@ -63,8 +63,6 @@ def configured(
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise JobError(f"configure_optimizers returned a {type(optimizer).__name__}; {_FORMS}")
-        if "closure" in _required(optimizer.step) or type(optimizer).__name__ == "LBFGS":
-            raise JobError(f"{type(optimizer).__name__} needs a closure, which Saturn does not give it")
         if not all(id(p) in named for group in optimizer.param_groups for p in group["params"]):
             raise JobError(
                 f"configure_optimizers returned a {type(optimizer).__name__} over what is no parameter of "
@@ -119,6 +117,11 @@ def _scheduled(given: Any, monitor: str | None = None) -> Scheduled:
             '{"scheduler": ..., "monitor": "eval_loss"}, with the interval "epoch"'
         )
     return Scheduled(scheduler, interval == "epoch", frequency, monitor if plateau else None)
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step wants to compute losses by itself."""
+    return "closure" in _required(optimizer.step) or isinstance(optimizer, torch.optim.LBFGS)
 
 
 def _required(function: Any) -> list[str]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
+from saturn_airflow.parallelism.module_state import says_its_state
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import storing
 from saturn_airflow.training.job_globals import JobGlobals
@@ -170,16 +171,17 @@ class _Strict(ModelAttributes):
 
     def values(self) -> tuple[Attributes, dict[str, str]]:
         (kept, _), now = super().values(), self._seen()
+        says = {name for name, module in self._model.named_modules() if says_its_state(module)}
         for name, own in now.items():
-            for key, value in own.items():
+            for key, value in own.items() if name not in says else ():
                 before = self._at_first.get(name, {})
                 same = key in before and _same(before[key], value)
                 if not same and key not in kept.get(name, {}):
                     where = f"{name}.{key}" if name else key
                     raise JobError(
                         f"the model's attribute {where!r} changes while it trains, and no checkpoint would "
-                        "have it; register tensors with register_buffer, and keep what belongs to one step "
-                        "in local variables"
+                        "have it; register tensors with register_buffer, let get_extra_state say what "
+                        "objects keep, and keep what belongs to one step in local variables"
                     )
         return kept, {}
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
@@ -20,7 +21,7 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision, rng
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.own_step import hooks, lightning
-from saturn_airflow.training.own_step.configured import Scheduled, configured
+from saturn_airflow.training.own_step.configured import Scheduled, configured, needs_closure
 from saturn_airflow.training.own_step.metric_objects import MetricObjects
 
 # What is the loss where a step returns none, by what was logged.
@@ -50,7 +51,7 @@ class OwnStep:
     def __init__(self, job: Job, parallel: Parallel, total_steps: int | None) -> None:
         self.model = model = parallel.model
         self.hparams = hparams = job.hparams
-        self._device = parallel.ranks.device
+        self._device, self._devices = parallel.ranks.device, parallel.ranks.size
         self.total_steps = total_steps
         self.is_first = parallel.ranks.is_first
         #: Where training stands: the epoch, and the step of all, from 0.
@@ -82,6 +83,17 @@ class OwnStep:
                 "automatic_optimization = False on the model, and call zero_grad, backward and step in "
                 "training_step"
             )
+        for name in (type(one).__name__ for one in self.optimizers if needs_closure(one)):
+            if self.automatic:
+                raise JobError(
+                    f"{name} needs a closure, which Saturn does not give it: set automatic_optimization = "
+                    "False on the model, and call step(closure) in training_step"
+                )
+            if self._devices > 1:
+                raise DoesNotFit(
+                    f"{name} steps by the losses that its closure returns, of which each device knows those "
+                    "of its own samples"
+                )
         if not self.automatic and self.hparams.clip_grad_norm is not None:
             raise JobError(
                 "clip_grad_norm is for the step that Saturn takes; with automatic_optimization = False "
