@@ -157,6 +157,7 @@ class ByBatchSize(nn.Module):
 
 EXTRAS = {
     "small batches": lambda: ByBatchSize(13),
+    "small batches after a norm": lambda: nn.Sequential(nn.BatchNorm1d(8), ByBatchSize(13)),
     "coupled in training": CoupledInTraining,
     "halved gradient": HalvedGradient,
     "compiled": CompilesAPart,

@@ -67,18 +67,21 @@ WRONG: dict[str, tuple[Cell, str]] = {
     ),
     "a parameter left behind": (Cell(job(), "StaleParameter"), "'leave.bias' after step 1 is off by"),
     "a hook that is lost": (Cell(job(model_args={"extra": "halved gradient"}), "fsdp", 2), "'extra.weight'"),
-    "batches by their size": (
-        Cell(
-            job(
-                model_args={"extra": "small batches"},
-                data_args={"samples": 32},
-                hparams={**SGD, "batch_size": 16},
+    **{
+        f"batches by their size, with {extra}": (
+            Cell(
+                job(
+                    model_args={"extra": extra},
+                    data_args={"samples": 32},
+                    hparams={**SGD, "batch_size": 16},
+                ),
+                "ddp",
+                2,
             ),
-            "ddp",
-            2,
-        ),
-        "the loss of step 4 is",
-    ),
+            "the loss of step 4 is",
+        )
+        for extra in ("small batches", "small batches after a norm")
+    },
     "what begins at zero": (Cell(job(model_args={"extra": "coupled from zero"}), "ddp", 2), "in step 3"),
     "noise by a generator of one's own": (
         Cell(job(model_args={"extra": "own noise"}), "ddp", 2),

@@ -89,9 +89,10 @@ def take(
     several, few = numbers_of_samples(ranks.size, job.hparams.accumulate)
     # What begins at zero, such as an adapter, shows in a later step. Some models need more than one sample,
     # and some a certain number of them.
-    attempts = [[several, few, several, *RANDOM], [*[several] * 3, *RANDOM], [WHOLE] * (3 + len(RANDOM))]
-    if whole_batch:
-        attempts.insert(0, [several, few, several, WHOLE, *RANDOM])
+    wholes: list[list[int]] = [[WHOLE], []] if whole_batch else [[]]
+    attempts = [
+        [*sizes, *whole, *RANDOM] for sizes in ([several, few, several], [several] * 3) for whole in wholes
+    ] + [[WHOLE] * (3 + len(RANDOM))]
     plain = PlainSteps((), ranks.device.type)
     device = ranks.device
     while attempts:
