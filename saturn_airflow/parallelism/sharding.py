@@ -38,6 +38,9 @@ _TELLING = {
     "mixed torch.Tensor and DTensor": (
         "weights are used outside of the forward pass that FSDP has gathered them for"
     ),
+    "out of bounds for storage of size 0": (
+        "weights are used when FSDP has let go of them, as by a hook that computes gradients itself"
+    ),
     "is a view and is being modified inplace": "a tensor that a block is called with is changed in place",
 }
 

@@ -59,7 +59,8 @@ def parameter_groups(hparams: HParams, model: nn.Module) -> Groups:
         if not all(isinstance(p, torch.Tensor) and p in name_of for p in parameters):
             raise JobError(
                 f"parameter_groups {hparams.parameter_groups!r} returned something that is no parameter of "
-                'the model; return dictionaries such as {"params": [...], "lr": 0.1}'
+                'the model; return dictionaries such as {"params": [...], "lr": 0.1}, and make what else is '
+                "trained, such as weights of a loss, a part of the model"
             )
         named.append({"params": [name_of[p] for p in parameters], **options})
     return named
