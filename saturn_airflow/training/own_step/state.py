@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -160,6 +161,10 @@ class _Own(OwnState):
             part.set(_numbers_of(values, number))
 
 
+# What would be said by nobody, whatever a module says of its objects.
+_PLAIN = (torch.Tensor, list, tuple, set, dict, deque)
+
+
 class _Strict(ModelAttributes):
     """The attributes of a model that remembers things between its steps: none may be left out."""
 
@@ -171,9 +176,11 @@ class _Strict(ModelAttributes):
 
     def values(self) -> tuple[Attributes, dict[str, str]]:
         (kept, _), now = super().values(), self._seen()
-        says = {name for name, module in self._model.named_modules() if says_its_state(module)}
+        modules = dict(self._model.named_modules())
         for name, own in now.items():
-            for key, value in own.items() if name not in says else ():
+            for key, value in own.items():
+                if says_its_state(modules[name]) and not isinstance(vars(modules[name])[key], _PLAIN):
+                    continue  # an object, of which the module says what it keeps
                 before = self._at_first.get(name, {})
                 same = key in before and _same(before[key], value)
                 if not same and key not in kept.get(name, {}):
