@@ -181,8 +181,13 @@ def exits(error: SystemExit) -> str:
     return f"called sys.exit({code}); return, or raise an exception that says what is wrong"
 
 
+def said(error: BaseException) -> str:
+    """What ``error`` says, without torch's list of everything that could have run an operation."""
+    return str(error).partition(" This could be because the operator doesn't exist")[0].strip()
+
+
 def _one_line(error: BaseException) -> str:
-    message = str(error).strip()
+    message = said(error)
     first = message.splitlines()[0] if message else ""
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

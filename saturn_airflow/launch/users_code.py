@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from saturn_airflow.launch.failures import exits
+from saturn_airflow.launch.failures import exits, said
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.errors import JobError, SaturnError
 
@@ -24,7 +24,7 @@ def of_the_job(what: str) -> Iterator[None]:
     except (SaturnError, DoesNotFit):
         raise
     except Exception as error:
-        raise JobError(f"{what} raised {type(error).__name__}: {error}") from error
+        raise JobError(f"{what} raised {type(error).__name__}: {said(error)}") from error
     except SystemExit as error:
         raise JobError(f"{what} {exits(error)}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from saturn_airflow.launch import failures
 from saturn_airflow.model.errors import JobError
@@ -36,3 +37,12 @@ def test_texts(text: str, status: str) -> None:
     told = failures.describe(job_error)
     assert told.status == status
     assert (told.whose == "job") is (status == "failed")
+
+
+def test_what_torch_says_of_an_operation_is_told_without_its_list() -> None:
+    with pytest.raises(NotImplementedError) as raised:
+        torch.zeros(2, 2).to_sparse().view(4)
+    assert "only available for these backends" in str(raised.value)
+    told = failures.describe(raised.value).reason
+    assert told.startswith("NotImplementedError: Could not run 'aten::view'")
+    assert told.endswith("backend.")

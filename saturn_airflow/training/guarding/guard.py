@@ -103,7 +103,7 @@ class Guard:
 
     def blamed(self, error: JobError | RuntimeError) -> DoesNotFit:
         """What to raise for an ``error`` that one device does not meet: it is the technique's."""
-        told = f"{error}\n{failures.describe(error).traceback}".strip()
+        told = f"{failures.said(error)}\n{failures.describe(error).traceback}".strip()
         return DoesNotFit(f"{self._technique} can't train what one device can: {told}")
 
     def compare(
