@@ -141,9 +141,19 @@ def put(model: nn.Module, values: Mapping[str, Mapping[str, Any]], device: torch
         for key, value in own.items():
             if key == EXTRA:
                 module.set_extra_state(plain_values.decode(value))
-            elif key not in there and not (isinstance(value, Mapping) and _UNKNOWN in value):
+            elif (
+                key not in there
+                and not (isinstance(value, Mapping) and _UNKNOWN in value)
+                and not _holds_weights(vars(module).get(key))
+            ):
                 found = plain_values.restored(vars(module).get(key), value)
                 module.__dict__[key] = found.to(device) if isinstance(found, torch.Tensor) else found
+
+
+def _holds_weights(value: Any) -> bool:
+    """Whether an attribute lists parameters, as recurrent networks' do: where they are trained elsewhere, it
+    lists stand-ins."""
+    return isinstance(value, list | tuple) and any(isinstance(part, nn.Parameter) for part in value)
 
 
 def merged(parts: Iterable[Attributes]) -> Attributes:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -152,3 +155,16 @@ def test_what_a_container_holds_is_of_classes_that_are_found_again() -> None:
 def test_what_json_cannot_hold_is_told() -> None:
     with pytest.raises(JobError, match="the optimizer's notes is a object, which no checkpoint can hold"):
         plain_values.encode(object(), "the optimizer's notes")
+
+
+@pytest.mark.parametrize(
+    ("value", "another"),
+    [
+        (math.nan, 1.0),
+        (torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0])),
+        (np.array([math.nan, 2.0]), np.array([math.nan, 3.0])),
+    ],
+)
+def test_what_is_no_number_has_not_changed(value: Any, another: Any) -> None:
+    assert plain_values.equal([value], [copy.deepcopy(value)])
+    assert not plain_values.equal([value], [another])

@@ -423,12 +423,13 @@ def is_of_the_first_format(encoded: Any) -> bool:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two values are the same, tensors compared element by element."""
+    """Whether two values are the same, tensors compared element by element; NaN is the same as NaN."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         same_kind = one.shape == other.shape and one.dtype == other.dtype
-        return same_kind and bool(torch.equal(one.cpu(), other.cpu()))
+        return same_kind and _equal_tensors(one.cpu(), other.cpu())
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
+        numbers = one.dtype.kind in "fc"
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=numbers)
     if isinstance(one, tuple | list | deque) and isinstance(other, tuple | list | deque):
         return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -443,4 +444,14 @@ def equal(one: Any, other: Any) -> bool:
         return repr(one) == repr(other)
     if (fields := fields_of(one)) is not None:
         return equal(fields, fields_of(other))
+    if isinstance(one, float | complex) and one != one:
+        return bool(other != other)
     return bool(one == other)
+
+
+def _equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    if not (one.is_floating_point() or one.is_complex()) or one.layout != torch.strided:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
