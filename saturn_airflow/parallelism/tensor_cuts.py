@@ -120,14 +120,16 @@ class Experts:
     def _compute(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self._called = self._called or torch.is_grad_enabled()
         given = self._signature.bind(*args, **kwargs)
-        chosen, weights = given.arguments["top_k_index"], given.arguments["top_k_weights"]
+        chosen = given.arguments["top_k_index"]
         elsewhere = chosen // self._count != self._mesh.get_local_rank()
-        given.arguments["hidden_states"] = _sum_gradients(given.arguments["hidden_states"])
+        same = given.arguments["hidden_states"], given.arguments["top_k_weights"]
+        states, weights = _SumGradients.apply(*same)  # type: ignore[no-untyped-call]
+        given.arguments["hidden_states"] = states
         given.arguments["top_k_index"] = torch.where(elsewhere, self._count, chosen % self._count)
-        given.arguments["top_k_weights"] = _sum_gradients(weights).masked_fill(elsewhere, 0)
+        given.arguments["top_k_weights"] = weights.masked_fill(elsewhere, 0)
         with self._local_parameters():
             result = self._forward(*given.args, **given.kwargs)
-        return _Sum.apply(result)  # type: ignore[no-untyped-call,no-any-return]
+        return _Sum.apply(result, states, weights)  # type: ignore[no-untyped-call,no-any-return]
 
     @contextmanager
     def _local_parameters(self) -> Iterator[None]:
@@ -142,35 +144,37 @@ class Experts:
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of what the ranks computed; the gradient of the sum is each one's."""
+    """The sum of what the ranks computed from ``same``; the gradient of the sum is each one's.
+
+    Where no token went to a rank's experts it computed from nothing: the gradients of ``same`` are zeros
+    then, for which the others wait.
+    """
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, part: torch.Tensor, *same: torch.Tensor) -> torch.Tensor:
+        ctx.zeros = [one.new_zeros(()).expand(one.shape) for one in same]
         part = part.contiguous().clone()
         dist.all_reduce(part)
         return part
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradient, *ctx.zeros
 
 
 class _SumGradients(torch.autograd.Function):
-    """What all ranks have alike; its gradient is the sum of the ranks'."""
+    """What all ranks have alike; the gradients are the sums of the ranks', in the same order on all."""
 
     @staticmethod
-    def forward(ctx: Any, same: torch.Tensor) -> torch.Tensor:
-        return same.view_as(same)
+    def forward(ctx: Any, *same: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(one.view_as(one) for one in same)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient)
-        return gradient
-
-
-def _sum_gradients(same: torch.Tensor) -> torch.Tensor:
-    return _SumGradients.apply(same)  # type: ignore[no-untyped-call,no-any-return]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sums = tuple(gradient.contiguous().clone() for gradient in gradients)
+        for one in sums:
+            dist.all_reduce(one)
+        return sums
 
 
 @contextmanager
