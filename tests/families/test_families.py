@@ -34,6 +34,10 @@ ONCE_WRONG = {
     "embedding, sparse: fsdp on 2": "sparse gradients",
     "llama, a loss function, Rprop: fsdp on 2": "split over devices",
     "segformer, pixels: ddp on 3": "",
+    "ghost batch norm: fsdp on 2": "the loss of step 4",
+    "conditional random field: pipeline on 2, then ddp on 3": "",
+    "deepseek-v3: tensor on 2": "",
+    "equilibrium: fsdp on 2": "let go of them",
     "a block used three times: fsdp on 2": "",
     "blocks with a plan, Muon: fsdp on 2, then fsdp on 2": "",
 }
