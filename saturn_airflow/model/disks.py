@@ -27,8 +27,8 @@ def is_fault(error: BaseException) -> bool:
 
 
 def is_read_only(error: BaseException) -> bool:
-    """Whether ``error`` says that a file system can't be written at all, as a container's root may be meant
-    to be, if the folder was not one of this package's."""
+    """Whether ``error`` says that a file system can't be written at all: a fault where this package writes;
+    elsewhere it may be meant, as for a container's root."""
     return os.strerror(errno.EROFS) in str(error)
 
 

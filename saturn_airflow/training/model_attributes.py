@@ -151,8 +151,8 @@ def put(model: nn.Module, values: Mapping[str, Mapping[str, Any]], device: torch
 
 
 def _holds_weights(value: Any) -> bool:
-    """Whether an attribute lists parameters, as recurrent networks' do: where they are trained elsewhere, it
-    lists stand-ins."""
+    """Whether an attribute lists parameters, as recurrent networks' do: earlier checkpoints had stand-ins of
+    those that another rank trained."""
     return isinstance(value, list | tuple) and any(isinstance(part, nn.Parameter) for part in value)
 
 
