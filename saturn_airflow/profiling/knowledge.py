@@ -76,14 +76,22 @@ class Knowledge:
         """What is known of the same fingerprint on the same kind of device."""
         return [e for e in self.known.values() if (e.fingerprint, e.kind) == (key.fingerprint, key.kind)]
 
+    @property
+    def own(self) -> frozenset[str]:
+        """The techniques that are the user's."""
+        return frozenset(
+            name for name in {key.technique for key in self.grid} if not library.is_saturns(name)
+        )
+
     def untried(self) -> list[Key]:
         """What was not measured, and is not known to fail, nor to be slower than what is known."""
+        own = self.own
         return [
             key
             for key in self.grid
             if key not in self.known
             and not self.grid[key].jobs.keys() <= self.broken
-            and not hopeless(key, self.beside(key))
+            and not hopeless(key, self.beside(key), own)
             and not self._is_needless(key)
         ]
 

@@ -118,17 +118,23 @@ def interpolated(measured: Sequence[Estimate], counts: Iterable[int]) -> list[Es
     return found
 
 
-def hopeless(key: Key, measured: Iterable[Estimate]) -> bool:
+def hopeless(key: Key, measured: Iterable[Estimate], own: Collection[str]) -> bool:
     """Whether what failed says that ``key`` fails too.
 
-    What ran out of memory does so on fewer devices; what can't be cut in k can't be cut in a multiple of k.
+    What ran out of memory does so on fewer devices. Saturn's techniques that can't cut a model in k can't cut
+    it in a multiple of k; why one's own refuses k devices nobody knows, so it says nothing of others.
+
+    :param own: the techniques that are the user's.
     """
     for e in measured:
         if e.technique != key.technique or e.works or e.passing:
             continue
-        if e.out_of_memory and key.devices <= e.devices:
+        if key.devices == e.devices:
             return True
-        if not e.out_of_memory and key.devices % e.devices == 0:
+        if e.out_of_memory:
+            if key.devices < e.devices:
+                return True
+        elif key.devices % e.devices == 0 and e.technique not in own:
             return True
     return False
 

@@ -86,6 +86,7 @@ def _unexplored(knowledge: Knowledge) -> list[Key]:
             if mark == key.fingerprint and (not techniques or key.technique in techniques):
                 groups.setdefault((mark, key.kind, techniques), []).append(key)
     found: list[Key] = []
+    own = knowledge.own
     for (_, _, techniques), keys in groups.items():
         known = [e for e in knowledge.beside(keys[0]) if not techniques or e.technique in techniques]
         jobs = [job for key in keys for job in knowledge.grid[key].jobs.values()]
@@ -93,8 +94,8 @@ def _unexplored(knowledge: Knowledge) -> list[Key]:
             continue
         frugal = [key for key in keys if knowledge.grid[key].spares_memory]
         others = [key for key in keys if key not in frugal]
-        if any(e.out_of_memory for e in known):
-            # Few devices are too small: what needs least of one, and each technique where it has most.
+        if any(not e.works and (e.out_of_memory or e.technique in own) for e in known):
+            # Few devices may be too small: what needs least of one, and each technique where it has most.
             found += frugal[:1]
             widest = {key.technique: key for key in sorted(others, key=lambda key: key.devices)}
             found += widest.values()

@@ -98,12 +98,15 @@ def test_returns_diminish() -> None:
 
 def test_what_failed_says_what_fails_too() -> None:
     memory = seen(2, reason="out of memory (CUDA)")
-    assert hopeless(key(1), [memory])
-    assert hopeless(key(2), [memory])
-    assert not hopeless(key(4), [memory])
-    assert not hopeless(key(1, "other"), [memory])
+    for own in ((), ("even",)):
+        assert hopeless(key(1), [memory], own)
+        assert hopeless(key(2), [memory], own)
+        assert not hopeless(key(4), [memory], own)
+        assert not hopeless(key(1, "other"), [memory], own)
     heads = seen(3, reason="its 8 heads can't be cut in 3")
-    assert hopeless(key(6), [heads])
-    assert not hopeless(key(4), [heads])
-    assert not hopeless(key(6), [dataclasses.replace(heads, passing=True)])
-    assert not hopeless(key(6), [seen(3)])
+    assert hopeless(key(3), [heads], ["even"])
+    assert not hopeless(key(6), [heads], ["even"])
+    assert hopeless(key(6), [heads], [])
+    assert not hopeless(key(4), [heads], [])
+    assert not hopeless(key(6), [dataclasses.replace(heads, passing=True)], [])
+    assert not hopeless(key(6), [seen(3)], [])

@@ -137,16 +137,31 @@ def test_estimates_of_another_version_do_not_count(monkeypatch: pytest.MonkeyPat
     assert {e.technique for e in renewed.known.values()} == {"wide"}
 
 
-def test_where_one_device_is_too_small_many_and_the_frugal_are_tried() -> None:
+@pytest.mark.parametrize("reason", ["out of memory (a card of 8 GiB)", "my own words"])
+def test_where_one_device_is_too_small_many_and_the_frugal_are_tried(reason: str) -> None:
     def little_memory(key: Key, knowledge: Knowledge) -> Estimate:
         if key.devices < 4 and key.technique != "frugal":
-            return Estimate(**key._asdict(), reason="out of memory (a card of 8 GiB)")
+            return Estimate(**key._asdict(), reason=reason)
         return measure(key, knowledge)
 
     knowledge, done = sweep([job(0, 0.9, 1000)], cluster(8), trial=little_memory)
     assert [(key.technique, key.devices) for key in done[0]] == [("even", 1)]
     assert {(key.technique, key.devices) for key in done[1]} == {("frugal", 1), ("even", 8), ("wide", 8)}
     assert makespan(knowledge) <= 1.02 * 1000 * 0.9 * 0.16 + 4
+
+
+@pytest.mark.parametrize("refused", [(1,), (2,), (1, 2), (1, 2, 4), (2, 4), (4,)])
+def test_what_a_technique_of_ones_own_refuses_says_nothing_of_other_numbers(refused: tuple[int, ...]) -> None:
+    def picky(key: Key, knowledge: Knowledge) -> Estimate:
+        if key.devices in refused:
+            return Estimate(**key._asdict(), reason="does not fit")
+        return measure(key, knowledge)
+
+    jobs = [job(n, 0.9, 1000, techniques=["even"]) for n in range(2)]
+    knowledge, _ = sweep(jobs, cluster(8), trial=picky)
+    blank = Knowledge.of(jobs, cluster(8), TECHNIQUES)
+    everything = Knowledge.of(jobs, cluster(8), TECHNIQUES, [picky(key, blank) for key in blank.grid])
+    assert makespan(knowledge) <= 1.02 * makespan(everything)
 
 
 def test_what_ran_out_of_memory_is_not_tried_on_fewer() -> None:
