@@ -13,8 +13,8 @@ import contextlib
 import gc
 import hashlib
 import json
+import math
 import os
-import select
 import signal
 import socket
 import struct
@@ -24,10 +24,12 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch.forked import run_and_exit
+from saturn_airflow.launch.standstill import Standstill
 
 _PREFIX = "\0saturn-fork-server-"
 _READY, _GO = b"r", b"g"
@@ -36,6 +38,8 @@ _IDLE_SECONDS = 300.0
 # Its socket is there as soon as its interpreter runs; what it imports takes longer.
 _START_SECONDS = 10.0
 _READY_SECONDS = 120.0
+# One that a signal holds up (SIGSTOP) for so long is ended: each run on the node would wait for it.
+_HELD_UP_SECONDS = 5.0
 #: Variables that libraries read while they are imported: servers with other values are other servers.
 _READ_AT_IMPORT = (
     *("ATEN_", "CC", "CUBLAS_", "CUDA_", "CXX", "GLOO_", "GOMP_", "HF_", "INDUCTOR_", "KMP_", "LD_"),
@@ -79,14 +83,32 @@ def start(
     with contextlib.suppress(OSError), _connected({**environment, "OMP_NUM_THREADS": str(threads)}) as server:
         server.settimeout(_READY_SECONDS)
         _send(server, request, files)
-        if server.recv(1) != _READY:
+        if _heard(server, 1, _READY_SECONDS) != _READY:
             return None
         # From here on either it is forked and says so, or nobody is there to be forked.
-        server.settimeout(None)
         server.sendall(_GO)
-        said = server.recv(4)
+        said = _heard(server, 4)
         return int(struct.unpack("i", said)[0]) if len(said) == 4 else None
     return None
+
+
+def _heard(server: socket.socket, count: int, seconds: float = math.inf) -> bytes:
+    """What the server says next; nothing where it is gone.
+
+    :param seconds: how long it may take.
+    :raises TimeoutError: when it takes longer.
+    """
+    pid, deadline = _peer(server)[0], time.monotonic() + seconds
+    standstill = Standstill(lambda: pid)
+    while not connection.wait([server], 1.0):
+        standstill.look()
+        if standstill.seconds > _HELD_UP_SECONDS:
+            # What it has forked needs it no more; whoever asks next starts another.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        elif time.monotonic() > deadline:
+            raise TimeoutError("the fork server does not answer")
+    return server.recv(count)
 
 
 @contextlib.contextmanager
@@ -176,7 +198,7 @@ def serve(name: str) -> None:
         warm.import_all()
         # Whoever ends is not waited for: the kernel sees to it.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        while warm.why_not_to_fork() is None and select.select([listener], [], [], _IDLE_SECONDS)[0]:
+        while warm.why_not_to_fork() is None and connection.wait([listener], _IDLE_SECONDS):
             end, _ = listener.accept()
             with end, contextlib.suppress(OSError, ValueError, struct.error):
                 _answer(listener, end)

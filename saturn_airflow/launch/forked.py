@@ -5,11 +5,11 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection
+from multiprocessing import connection
 from typing import Any, NoReturn
 
 
@@ -47,7 +47,7 @@ class Forked:
         """Wait until it has ended, for at most ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while self.is_alive() and (left := deadline - time.monotonic()) > 0:
-            select.select([self.sentinel], [], [], left)
+            connection.wait([self.sentinel], left)
 
     def kill(self) -> None:
         """End it at once."""

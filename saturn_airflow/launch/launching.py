@@ -29,6 +29,7 @@ from typing import Any
 from saturn_airflow.launch import failures, fork_server, handed_over
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.forked import Forked
+from saturn_airflow.launch.standstill import Standstill, is_held_up
 from saturn_airflow.model import references
 
 Event = dict[str, Any]
@@ -130,6 +131,8 @@ def launch(
                     assert on_request is not None
                     member.tell(("reply", on_request(message[1], member.process.is_alive)))
                     group.touch()
+            for told in group.held_up():
+                on_event({"event": "warning", "message": told})
             if poll() and not asked_to_stop:
                 asked_to_stop = True
                 group.tell(("stop",))
@@ -204,6 +207,7 @@ class _Member:
             self.process.start()
         theirs.close()
         self.alive_at = time.monotonic()
+        self.standstill = Standstill(lambda: self.process.pid)
         self.failed_at = float("inf")
         self.ended = False
         self.result: Any = None
@@ -296,10 +300,20 @@ class _Group:
         for member in self.members:
             member.alive_at = time.monotonic()
 
+    def held_up(self) -> Iterator[str]:
+        """What is to be said of processes that a signal holds up."""
+        for member in self.members:
+            if not member.ended and (told := member.standstill.look()):
+                yield f"rank {member.number}: {told}"
+
     def hung(self, seconds: float) -> Failure | None:
         running = [member for member in self.members if not member.ended]
         if all(time.monotonic() - member.alive_at < seconds for member in running):
             return None
+        for member in running:
+            if is_held_up(member.process.pid or 0):
+                reason = f"rank {member.number} was held up by a signal for {seconds:g} s"
+                return Failure(status="lost", reason=reason, rank=member.number, signal="SIGSTOP")
         stacks = [(member, member.where()) for member in sorted(running, key=lambda m: m.alive_at)]
         # The others wait for the one that hangs, inside torch.distributed.
         member, stack = next((s for s in stacks if "torch/distributed" not in s[1]), stacks[0])

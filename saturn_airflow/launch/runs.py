@@ -30,6 +30,7 @@ from saturn_airflow.launch.event_file import Event as Event
 from saturn_airflow.launch.handed_over import NOTHING, HandedOver
 from saturn_airflow.launch.run_spec import RunSpec as RunSpec
 from saturn_airflow.launch.run_spec import read_spec as read_spec
+from saturn_airflow.launch.standstill import Standstill, is_held_up, parent_of
 from saturn_airflow.model import disks
 from saturn_airflow.model.errors import DiskError, InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 # What a supervisor may need to end a run that did not stop in time, and to say so.
 _SUPERVISOR_SECONDS = 5.0
+# Who follows a job and is held up by a signal for so long is ended by the next try, which waits for it.
+_FOLLOWER_SECONDS = 10.0
 
 
 class Run:
@@ -80,6 +83,8 @@ class Run:
         if (said := event_file.ending(self.folder)) is not None:
             return said
         end: Event = {"event": "end", "time": time.time(), "status": "lost", "traceback": "", "result": {}}
+        if not self.exists():
+            return {**end, "reason": f"somebody has taken {self.folder} away, so that it can't go on"}
         end["reason"] = "the run's supervisor is gone without a word; " + self._last_words()
         try:
             disks.check_room(self.folder)
@@ -96,14 +101,17 @@ class Run:
         """Follow the run: everything that happens, up to and including its ``end``.
 
         Each event is a mapping with ``event`` (its name) and ``time`` (seconds since the epoch). A run whose
-        supervisor vanished ends with status ``lost``. How far was read is noted, at most once a second, for
-        whoever follows next; an event counts as read when the next one is asked for.
+        supervisor vanished ends with status ``lost``. One whose supervisor a signal holds up on this machine
+        is told of with a ``warning`` and ended after :attr:`RunSpec.hang_seconds`: nobody else would. How far
+        was read is noted, at most once a second, for whoever follows next; an event counts as read when the
+        next one is asked for.
 
         :param poll: seconds between looks.
         :param give_up: asked at every look; when it says True, following ends without an ``end``.
         :param kept: whether what came of the events is kept, so that whoever follows next need not read them.
         """
         read, noted_at = self.offset, -math.inf
+        standstill = Standstill(self._pid)
         try:
             while True:
                 # Asked before reading: what a supervisor wrote last is read before it counts as gone.
@@ -123,6 +131,10 @@ class Run:
                     return
                 if give_up():
                     return
+                if message := standstill.look():
+                    yield {"event": "warning", "time": time.time(), "message": f"the supervisor's {message}"}
+                if standstill.seconds and standstill.seconds > self.spec.hang_seconds:
+                    self.kill()
                 if time.monotonic() - noted_at >= 1.0:
                     noted_at = time.monotonic()
                     self._note(read if kept() else None)
@@ -317,14 +329,53 @@ def sole_follower(
 ) -> Iterator[bool]:
     """Be the only one who follows a job's runs and passes on what they say; others wait.
 
+    One on this machine that a signal holds up (SIGSTOP) would be waited for for ever, and is ended. So is
+    one under a process that is held up, which is Airflow's, and has been given up.
+
     :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
     :param give_up: asked again and again; when it says True the wait ends.
     :param on_wait: called once where there is somebody to wait for.
     :returns: whether this is the one; False when ``give_up`` said so.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with open(Path(folder) / "follower", "a") as file:
-        yield wait_for_lock(file, give_up, on_wait)
+    with open(Path(folder) / "follower", "a+") as file:
+
+        def held_up() -> int | None:
+            """The follower, or the process above it, whichever is held up."""
+            if (pid := follower(folder)) is None:
+                return None
+            return parent_of(pid) if is_held_up(parent_of(pid)) else pid
+
+        standstill = Standstill(held_up)
+
+        def look() -> bool:
+            if message := standstill.look():
+                log.warning("An earlier try follows the training, and %s", message)
+            if standstill.seconds > _FOLLOWER_SECONDS and (pid := follower(folder)) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return give_up()
+
+        alone = wait_for_lock(file, look, on_wait)
+        if alone:
+            with contextlib.suppress(OSError):
+                file.truncate(0)
+                os.write(file.fileno(), f"{socket.gethostname()} {os.getpid()}".encode())
+        yield alone
+
+
+def follower(folder: str | Path) -> int | None:
+    """The process of this machine that follows a job's runs, if there is one.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    """
+    path = Path(folder) / "follower"
+    with contextlib.suppress(OSError, ValueError):
+        host, pid = path.read_text().split()
+        # Who followed before has left its number there, which may be anyone's by now.
+        if host == socket.gethostname() and int(pid) > 1 and _is_locked(path):
+            return int(pid)
+    return None
 
 
 def wait_for_lock(file: IO[str] | int, give_up: Callable[[], bool], on_wait: Callable[[], object]) -> bool:

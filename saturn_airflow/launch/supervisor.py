@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.occupied import wait_until_free
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.restarts import Restarts
+from saturn_airflow.launch.standstill import Standstill
 from saturn_airflow.launch.trial_clock import TrialClock
 from saturn_airflow.model import formats
 from saturn_airflow.model.errors import InvalidSweepError
@@ -52,6 +53,11 @@ _FORSAKEN_SECONDS = 300.0
 _LAST_WORDS_SECONDS = 30.0
 # What a rank leaves behind is gone within milliseconds of its SIGKILL, unless the kernel holds it.
 _LEFTOVER_SECONDS = 2.0
+# Between two looks whether the run's folder is still there.
+_LOOK_SECONDS = 0.5
+# A task that follows the run and is held up by a signal for so long is ended: its next try follows the run.
+# Airflow sees no more than that the process above it lives.
+_FOLLOWER_SECONDS = 60.0
 # A trial keeps to its time by itself; one that does not is ended this much later.
 _TRIAL_GRACE_SECONDS = 5.0
 
@@ -75,6 +81,8 @@ class Supervisor:
         self._folder = folder
         self._starter = starter
         self._spec = runs.read_spec(folder)
+        self._follower = Standstill(lambda: runs.follower(self._spec.folder))
+        self._place, self._looked_at = _identity(folder / "alive"), time.monotonic()
         # At the end, as Airflow does, so that a user's queue.py hides no module of Python's. Whatever is
         # launched from here searches the same path.
         sys.path.extend(entry for entry in self._spec.path if entry not in sys.path)
@@ -312,6 +320,10 @@ class Supervisor:
     def _poll(self, setting_up: bool = False) -> bool:
         """Whether the ranks should stop; raises when they must be ended."""
         now = time.monotonic()
+        if now - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = now
+            self._check_place()
+            self._check_follower()
         if now > self._deadline + self._not_on_the_clock and not setting_up:
             reason = f"the trial took longer than {self._spec.trial_seconds:g} s"
             raise RanksFailedError(Failure(status="hung", reason=reason, whose="technique"))
@@ -331,13 +343,33 @@ class Supervisor:
             raise StoppedError("did not stop in time when asked to, and was ended; its last checkpoint stays")
         return self._stop_by is not None or (self._turn is not None and self._turn.is_to_leave())
 
+    def _check_place(self) -> None:
+        """Raise when the folder of this run is there no more, or another one is.
+
+        For all others this run is gone, and they would train its job a second time beside it.
+        """
+        try:
+            if _identity(self._folder / "alive") != self._place:
+                raise StoppedError("somebody has taken the folder of this run away")
+        except OSError:  # a file server that does not answer has taken nothing away
+            return
+
+    def _check_follower(self) -> None:
+        self._follower.look()
+        if self._follower.seconds > _FOLLOWER_SECONDS and (pid := runs.follower(self._spec.folder)):
+            self.emit(
+                {"event": "warning", "message": f"the task, {pid}, was held up by a signal, and was ended"}
+            )
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
     def _stop_within(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         self._stop_by = deadline if self._stop_by is None else min(self._stop_by, deadline)
 
     def _is_forsaken(self) -> bool:
         """Whether nobody will come back to this run."""
-        if self._starter is not None and not select.select([self._starter], [], [], 0)[0]:
+        if self._starter is not None and not connection.wait([self._starter], 0):
             return False
         if self._spec.outlive_seconds == 0:
             return True
@@ -349,6 +381,15 @@ class Supervisor:
         if self._followed is None or self._followed[0] != followed:
             self._followed = followed, time.monotonic()
         return time.monotonic() - self._followed[1] > self._spec.outlive_seconds
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file this is; None where there is none."""
+    try:
+        facts = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def _guard(folder: str) -> None:

@@ -201,6 +201,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         """Make of the run's end what this task ends with; without one, this task must go before it."""
         if end is None:
             self._leave(context, run)
+        if not run.exists():
+            raise TryAgainError(f"{self.entry.name}: {end['reason']}; it goes on from what is left")
         self._outcome = self._conclude(context, run, end)
         if self._outcome.status == Status.FINISHED:
             return

@@ -217,3 +217,60 @@ def test_it_ends_as_if_nothing_had_happened(fault: Fault, undisturbed: RunSpec, 
     assert all(step >= 5 for step in starts[1:]), starts
     assert not list(Path(spec.folder).glob("checkpoints/.*"))
     assert max(Path(spec.folder).glob("checkpoints/step-*")).name == f"step-{BATCHES:08}"
+
+
+@pytest.mark.parametrize("taken", [Path, Path.parent.fget], ids=["its folder", "all runs"])
+def test_who_takes_the_folder_of_a_run_away_ends_it(
+    taken: Callable[[Path], Path], undisturbed: RunSpec, tmp_path: Path
+) -> None:
+    spec = _spec(tmp_path, undisturbed.technique)
+    run = runs.start(spec)
+    for event in run.events(poll=0.005):
+        if event["event"] == "checkpoint":
+            break
+    processes = [_supervisor(run), *_supervisor(run).children(recursive=True)]
+    shutil.rmtree(taken(run.folder))
+    assert psutil.wait_procs(processes, timeout=60)[1] == [], "it would train beside the next run"
+    end = run.end
+    assert end is not None
+    assert end["status"] == "lost"
+    assert "taken" in end["reason"]
+    assert runs.start(spec).wait()["status"] == "finished"
+    assert _weights(spec) == _weights(undisturbed)
+
+
+def test_a_rank_that_is_held_up_for_too_long_is_started_again(undisturbed: RunSpec, tmp_path: Path) -> None:
+    spec = replace(_spec(tmp_path, undisturbed.technique), hang_seconds=8.0)
+    run = runs.start(spec)
+    for event in run.events(poll=0.005):
+        if event["event"] == "checkpoint":
+            break
+    rank = _rank(run)
+    rank.send_signal(signal.SIGSTOP)
+    end = run.wait()
+    assert end["status"] == "finished", end
+    (warning,) = [e["message"] for e in run.so_far() if e["event"] == "warning"]
+    assert f"kill -CONT {rank.pid}" in warning
+    (again,) = [e["reason"] for e in run.so_far() if e["event"] == "restarting"]
+    assert "held up by a signal for 8 s" in again
+    assert _losses(spec) == _losses(undisturbed)
+    assert _weights(spec) == _weights(undisturbed)
+
+
+def test_a_supervisor_that_is_held_up_for_too_long_is_ended_by_who_follows(
+    undisturbed: RunSpec, tmp_path: Path
+) -> None:
+    spec = replace(_spec(tmp_path, undisturbed.technique), hang_seconds=8.0)
+    run = runs.start(spec)
+    said: list[dict[str, Any]] = []
+    for event in run.events(poll=0.005):
+        said.append(event)
+        if event["event"] == "checkpoint" and len(said) < 1000:
+            supervisor = _supervisor(run)
+            supervisor.send_signal(signal.SIGSTOP)
+    assert said[-1]["status"] == "lost"
+    (warning,) = [e["message"] for e in said if e["event"] == "warning"]
+    assert f"kill -CONT {supervisor.pid}" in warning
+    assert runs.start(spec).wait()["status"] == "finished"
+    assert _losses(spec) == _losses(undisturbed)
+    assert _weights(spec) == _weights(undisturbed)

@@ -60,6 +60,22 @@ def test_its_death_costs_nobody_anything(tmp_path: Path) -> None:
     assert [run.wait()["status"] for run in (first, second)] == ["finished", "finished"]
 
 
+def test_one_that_a_signal_holds_up_is_ended_by_who_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_server, "_HELD_UP_SECONDS", 1.0)
+    first = runs.start(spec_for(tmp_path / "a", small_job("slow", batches=100)))
+    server = parent_of(first)
+    process = psutil.Process(server)
+    process.suspend()
+    second = runs.start(spec_for(tmp_path / "b", small_job("slow", batches=20)))
+    assert parent_of(second) == os.getpid(), "it did not wait for the server to go on"
+    process.wait(60)
+    third = runs.start(spec_for(tmp_path / "c", small_job("slow", batches=20)))
+    assert parent_of(third) not in (server, os.getpid())
+    assert [run.wait()["status"] for run in (first, second, third)] == ["finished"] * 3
+
+
 @pytest.mark.parametrize(("technique", "devices"), [("single", 1), ("ddp", 2)])
 def test_a_run_without_a_server_trains_the_same(
     technique: str, devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -93,7 +93,8 @@ def test_a_trial_that_meets_a_full_disk_says_nothing_of_its_job(small_disk: Any)
 def test_a_supervisor_that_left_without_a_word_is_lost_with_its_disk(small_disk: Any) -> None:
     folder = small_disk.path / "runs" / "0001"
     folder.mkdir(parents=True)
-    (folder / "alive").touch()
+    for name in ("spec.json", "alive"):
+        (folder / name).touch()
     end = Run(folder).end
     assert end is not None
     assert end.get("whose") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -511,6 +512,66 @@ def test_one_at_a_time_follows_a_job(tmp_path: Path) -> None:
             assert not second
     with runs.sole_follower(tmp_path / "state") as alone:
         assert alone
+
+
+@contextlib.contextmanager
+def a_follower(folder: Path) -> Iterator[tuple[psutil.Process, psutil.Process]]:
+    """A process that follows the job in ``folder``, and the one above it."""
+    script = f"""
+        import os, time
+        from saturn_airflow.launch import runs
+        if os.fork():
+            os.wait()
+        else:
+            with runs.sole_follower({str(folder)!r}):
+                open({str(folder / "follows")!r}, "w").write(str(os.getpid()))
+                time.sleep(600)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT) as above:
+        while not (told := folder / "follows").exists() or not told.read_text():
+            assert above.poll() is None
+            time.sleep(0.05)
+        try:
+            yield psutil.Process(int(told.read_text())), psutil.Process(above.pid)
+        finally:
+            above.kill()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["itself", "the process above it"])
+def test_a_follower_that_a_signal_holds_up_is_not_waited_for(
+    which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_FOLLOWER_SECONDS", 2.0)
+    with a_follower(tmp_path) as processes:
+        begin = time.monotonic()
+        with runs.sole_follower(tmp_path, lambda: time.monotonic() > begin + 4) as alone:
+            assert not alone, "who follows and is not held up is waited for"
+        processes[which].suspend()
+        begin = time.monotonic()
+        with runs.sole_follower(tmp_path, lambda: time.monotonic() > begin + 60) as alone:
+            assert alone
+
+
+def test_a_task_that_a_signal_holds_up_is_ended_so_that_the_next_try_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saturn_airflow.launch.supervisor._FOLLOWER_SECONDS", 2.0)
+    run = runs.start(spec_for(tmp_path, small_job(), outlive_seconds=600.0))
+    run.wait()
+    supervisor = Supervisor(run.folder, None)
+    with a_follower(tmp_path / "state") as (follower, _):
+        begin = time.monotonic()
+        while time.monotonic() < begin + 4:
+            supervisor._poll()
+            time.sleep(0.1)
+        assert runs.follower(tmp_path / "state") == follower.pid
+        follower.suspend()
+        begin = time.monotonic()
+        while runs.follower(tmp_path / "state") is not None:
+            supervisor._poll()
+            assert time.monotonic() < begin + 60
+            time.sleep(0.1)
+    assert "held up" in run.so_far()[-1]["message"]
 
 
 def test_runs_that_ended_badly_are_counted_by_try(tmp_path: Path) -> None:
