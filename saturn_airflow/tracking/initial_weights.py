@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +14,9 @@ from saturn_airflow.model.initial_weights import WEIGHTS, Source, parse
 from saturn_airflow.tracking import models, server
 from saturn_airflow.tracking.server import RecordRefusedError, RunGoneError
 
+# Bytes; the safetensors library refuses longer ones as well.
+_LONGEST_HEADER = 100_000_000
+
 
 def pin(uri: str, init_from: str) -> str | None:
     """``init_from`` with the version that is meant now: ``models:/digits@champion`` is ``models:/digits/3``.
@@ -20,7 +24,8 @@ def pin(uri: str, init_from: str) -> str | None:
     A file gets its digest. What is pinned stays as it is.
 
     :returns: None where there is no such model, alias, version, run or file (yet).
-    :raises InvalidSweepError: for what names nothing that weights could come from.
+    :raises InvalidSweepError: for what names nothing that weights could come from, and for a file of another
+        format: nothing is copied of what is no weights.
     :raises MlflowAwayError: when MLflow does not answer.
     """
     source = parse(init_from)
@@ -36,7 +41,10 @@ def pin(uri: str, init_from: str) -> str | None:
             return None
         return f"runs:/{source.run}/{source.path}"
     file = _weights_file(Path(source.path))
-    return None if file is None else f"{source.path}#sha256={_digest(file)}"
+    if file is None:
+        return None
+    _check_format(file)
+    return f"{source.path}#sha256={_digest(file)}"
 
 
 def fetch(uri: str, pinned: str, to: Path) -> None:
@@ -77,6 +85,7 @@ def _download(uri: str, pinned: str, source: Source, folder: str) -> Path:
         if isinstance(error, server.MlflowAwayError):
             raise
         raise InvalidSweepError(f"init_from: {pinned} can't be fetched: {error}") from error
+    _check_format(Path(found))
     return Path(found)
 
 
@@ -109,6 +118,26 @@ def _version(uri: str, source: Source) -> Any:
 def _weights_file(path: Path) -> Path | None:
     path = path / WEIGHTS if path.is_dir() else path
     return path if path.is_file() else None
+
+
+def _check_format(path: Path) -> None:
+    """See that a file begins as safetensors do: https://huggingface.co/docs/safetensors, "Format".
+
+    The library is not asked, since it comes with torch, which whoever plans can do without.
+    """
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length <= _LONGEST_HEADER and isinstance(json.loads(file.read(length)), dict):
+                return
+    except ValueError:
+        pass
+    except OSError as error:
+        raise InvalidSweepError(f"init_from: {path} can't be read: {error.strerror}") from None
+    raise InvalidSweepError(
+        f"init_from: {path} is not in the safetensors format; write the weights with "
+        "safetensors.torch.save_file(model.state_dict(), ...)"
+    )
 
 
 def _digest(path: Path) -> str:

@@ -184,6 +184,8 @@ def import_mlflow() -> None:
         # Defaults, not the environment. No retries: whoever calls comes back with all that waits.
         settings.MLFLOW_HTTP_REQUEST_TIMEOUT.default = REQUEST_SECONDS
         settings.MLFLOW_HTTP_REQUEST_MAX_RETRIES.default = 0
+        # Two lines for each run that ends would fill a task's log.
+        settings.MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.default = True
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from pathlib import Path
 
@@ -24,11 +25,17 @@ def registered(uri: str, name: str, folder: Path, content: bytes) -> str:
     sweep = tracking.open_sweep(uri, "initial", "sweep", tags, {}, folder / "sweep", 0)
     run = tracking.open_job(uri, sweep, "a", {}, {}, folder / "sweep" / "a")
     (folder / "model").mkdir()
-    (folder / "model" / "model.safetensors").write_bytes(content)
+    (folder / "model" / "model.safetensors").write_bytes(weights(content))
     run.log_model_folder(folder / "model")
     run.close()
     assert sweep.register(name, {"job": "a", "metric": "loss", "value": -len(content)})["version"]
     return str(run.id)
+
+
+def weights(name: bytes) -> bytes:
+    """A safetensors file that says ``name``."""
+    header = json.dumps({"__metadata__": {"name": name.decode()}}).encode()
+    return len(header).to_bytes(8, "little") + header
 
 
 def job(init_from: str | None, **fields: str) -> Job:
@@ -51,17 +58,20 @@ def test_the_version_is_settled_once_for_a_sweep(uri: str, tmp_path: Path) -> No
     run_id = registered(uri, name, tmp_path / "1", b"1")
     (warm,) = settled(asked, lambda: uri, tmp_path / "night-1", lines.append)
     assert warm.init_from == f"models:/{name}/1"
-    assert weights_of(warm, tmp_path / "night-1") == b"1"
+    assert weights_of(warm, tmp_path / "night-1") == weights(b"1")
     registered(uri, name, tmp_path / "2", b"22")
     # Cleared, retried: each night has what it began with; the night without a champion none. The next has it.
     assert settled(asked, lambda: uri, tmp_path / "night-0", lines.append) == cold
     assert settled(asked, lambda: uri, tmp_path / "night-1", lines.append) == [warm]
     (latest,) = settled(asked, lambda: uri, tmp_path / "night-2", lines.append)
-    assert (latest.init_from, weights_of(latest, tmp_path / "night-2")) == (f"models:/{name}/2", b"22")
+    assert (latest.init_from, weights_of(latest, tmp_path / "night-2")) == (
+        f"models:/{name}/2",
+        weights(b"22"),
+    )
 
     for place in (f"models:/{name}/1", f"runs:/{run_id}/model"):
         (one,) = settled([job(place)], lambda: uri, tmp_path / "others", lines.append)
-        assert (one.init_from, weights_of(one, tmp_path / "others")) == (place, b"1")
+        assert (one.init_from, weights_of(one, tmp_path / "others")) == (place, weights(b"1"))
     for nowhere in (f"models:/{name}/9", f"runs:/{uuid.uuid4().hex}/model", f"{tmp_path}/none.safetensors"):
         with pytest.raises(InvalidSweepError, match="no such model"):
             settled([job(nowhere)], lambda: uri, tmp_path / "others", lines.append)
@@ -80,17 +90,29 @@ def test_nothing_is_settled_while_mlflow_is_away(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_is_another_definition_and_the_sweep_keeps_the_first(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
-    file.write_bytes(b"first")
+    file.write_bytes(weights(b"first"))
     (first,) = settled([job(str(file))], str, tmp_path / "1", print)
     (of_folder,) = settled([job(str(tmp_path))], str, tmp_path / "f", print)
-    assert weights_of(of_folder, tmp_path / "f") == b"first"
-    file.write_bytes(b"second")
+    assert weights_of(of_folder, tmp_path / "f") == weights(b"first")
+    file.write_bytes(weights(b"second"))
     assert settled([job(str(file))], str, tmp_path / "1", print) == [first]
-    assert weights_of(first, tmp_path / "1") == b"first"
+    assert weights_of(first, tmp_path / "1") == weights(b"first")
     (second,) = settled([job(str(file))], str, tmp_path / "2", print)
     (change,) = Definition.of(first).changes(Definition.of(second))
     assert change.field == "init_from"
     assert fingerprint(first) == fingerprint(second) == fingerprint(job(None))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"root:x:0:0", bytes(8), (5).to_bytes(8, "little") + b"{", (2).to_bytes(8, "little") + b"[]"],
+)
+def test_what_is_no_weights_is_not_copied(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    with pytest.raises(InvalidSweepError, match=r"job 'a'.*file is not in the safetensors format.*save_file"):
+        settled([job(str(file))], str, tmp_path / "sweep", print)
+    assert {path.name for path in tmp_path.rglob("*")} == {"file", "sweep", "init"}
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def history(uri: str, run_id: str | None, metric: str = "loss") -> list[tuple[in
     return [(m.step, m.value) for m in client(uri).get_metric_history(run_id, metric)]
 
 
-def test_a_sweep_and_its_jobs_are_parent_and_children_to_be_compared(uri: str, tmp_path: Path) -> None:
+def test_a_sweep_and_its_jobs_are_parent_and_children_to_be_compared(
+    uri: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     sweep = open_sweep(uri, tmp_path)
     assert sweep.id is not None
     for name, lr in (("a", 0.1), ("b", 0.01)):
@@ -85,6 +87,7 @@ def test_a_sweep_and_its_jobs_are_parent_and_children_to_be_compared(uri: str, t
     ended = client(uri).get_run(sweep.id)
     assert ended.info.status == "FAILED"
     assert ended.data.tags["saturn.reason"] == "b did not converge"
+    assert capfd.readouterr().out == "", "a line for each run that ends would fill a task's log"
 
 
 def test_retries_and_later_tasks_find_the_same_runs(uri: str, tmp_path: Path) -> None:

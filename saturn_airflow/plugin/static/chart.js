@@ -70,7 +70,7 @@ export class Chart {
     return {
       animation: false,
       textStyle: { fontFamily: css("--font") },
-      grid: { left: 8, right: 20, top: 24, bottom: 42, containLabel: true },
+      grid: { left: 8, right: 28, top: 24, bottom: 42, containLabel: true },
       tooltip: {
         trigger: "item",
         confine: true,
