@@ -71,7 +71,9 @@ class FSDP(BaseTechnique):
         from saturn_airflow.parallelism.batch_norm import share_batch_norm
         from saturn_airflow.parallelism.blocks import recompute_blocks
         from saturn_airflow.parallelism.sharding import Sharded, units_of, whole_parameters
+        from saturn_airflow.parallelism.unsupported import refuse_scripted
 
+        refuse_scripted(model, "fsdp")
         share_batch_norm(model, ranks)
         if recompute:
             recompute_blocks(model)

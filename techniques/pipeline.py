@@ -67,8 +67,9 @@ class Pipeline(BaseTechnique):
     ) -> Parallel:
         from saturn_airflow.parallelism.blocks import recompute_blocks
         from saturn_airflow.parallelism.pipelines import Pipelined
-        from saturn_airflow.parallelism.unsupported import refuse_batch_norm
+        from saturn_airflow.parallelism.unsupported import refuse_batch_norm, refuse_scripted
 
+        refuse_scripted(model, "pipeline")
         refuse_batch_norm(model, ranks)
         if recompute:
             recompute_blocks(model)

@@ -67,7 +67,9 @@ class Tensor(BaseTechnique):
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
         from saturn_airflow.parallelism.tensor_cuts import Experts, TensorCut
+        from saturn_airflow.parallelism.unsupported import refuse_scripted
 
+        refuse_scripted(model, "tensor")
         styles = {
             "colwise": ColwiseParallel(),
             "rowwise": RowwiseParallel(),

@@ -58,6 +58,24 @@ class WholeBatch:
         return self.sum(table)
 
 
+class _InOneProcess(_BatchNorm):
+    """Torch's ``SyncBatchNorm`` as it computes where there is one process."""
+
+    _check_input_dim = nn.SyncBatchNorm._check_input_dim
+
+
+def in_one_process(model: nn.Module) -> None:
+    """Have the ``SyncBatchNorm`` s of ``model`` look at what they are given, on any device.
+
+    Torch's own look at all processes and refuse CPUs once there is a process group, even of one; the model
+    of a plain loop, which runs on the first rank alone, would wait for the others. Over which ranks they
+    look, techniques say (:func:`share_batch_norm`).
+    """
+    for module in model.modules():
+        if type(module) is nn.SyncBatchNorm:
+            module.__class__ = _InOneProcess  # type: ignore[assignment]
+
+
 def share_batch_norm(model: nn.Module, ranks: Ranks) -> None:
     """Have BatchNorms of ``model`` look at the whole batch, wherever its samples are.
 

@@ -138,13 +138,15 @@ def _copied_container(value: Any, memo: dict[int, Any], tensors: bool) -> Any:
 
 
 def _entries(holder: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: holder[key] for key in holder.keys() - _INTERNALS}
+    # What a module that TorchScript has compiled holds is no dictionary, but looks like one.
+    return {key: holder[key] for key in set(holder.keys()) - _INTERNALS}
 
 
 def _replace(holder: dict[str, Any], entries: Mapping[str, Any]) -> None:
-    for key in holder.keys() - entries.keys() - _INTERNALS:
+    for key in set(holder.keys()) - entries.keys() - _INTERNALS:
         del holder[key]
-    holder.update(entries)
+    for key, value in entries.items():
+        holder[key] = value
 
 
 def _generators() -> tuple[Any, ...]:

@@ -69,6 +69,8 @@ class Parallel:
         names = {id(p): name for name, p in self.model.named_parameters()}
         places: dict[str, tuple[str, dict[str, nn.Parameter | None], str]] = {}
         for module in self.model.modules():
+            if isinstance(module, torch.jit.ScriptModule):  # its parameters lie in no dictionary
+                continue
             for key, parameter in module._parameters.items():
                 if (name := names.get(id(parameter))) is not None:
                     places.setdefault(name, (name, module._parameters, key))

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.jobs import AS_MICRO_BATCHES, Job
 from saturn_airflow.training.ranks import Ranks
+
+
+def refuse_scripted(model: nn.Module, technique: str) -> None:
+    """Refuse to take weights of modules apart that TorchScript has compiled.
+
+    :raises DoesNotFit: when ``model`` has one.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise DoesNotFit(
+                f"{name or 'the model'} is compiled by TorchScript, whose weights and forward passes "
+                f"{technique} can't change; leave out torch.jit.script, or use single or ddp"
+            )
 
 
 def refuse_batch_norm(model: nn.Module, ranks: Ranks) -> None:

@@ -110,6 +110,8 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) and one.dtype.kind not in "biufc":  # texts, times; objects can't be told
+        return one.dtype.kind == "O" or (isinstance(other, np.ndarray) and np.array_equal(one, other))
     if isinstance(one, torch.Tensor | np.ndarray) and type(one) is type(other):
         one, other = torch.as_tensor(one), torch.as_tensor(other)
         return one.shape == other.shape and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
@@ -159,9 +161,15 @@ def collates_each_alone(collate: Any) -> bool:
     )
 
 
+def changes_batches(loader: DataLoader[Any]) -> bool:
+    """Whether a loader's class has an ``__iter__`` of its own, which may change what torch's would give."""
+    return type(loader).__iter__ is not DataLoader.__iter__
+
+
 def is_table(loader: Any) -> bool:
-    """Whether samples can be fetched by index in an order of our own choosing."""
-    if not isinstance(loader, DataLoader) or loader.batch_size is None:
+    """Whether samples can be fetched by index in an order of our own choosing, and batches are what the
+    loader's ``collate_fn`` makes of them."""
+    if not isinstance(loader, DataLoader) or loader.batch_size is None or changes_batches(loader):
         return False
     if not hasattr(loader.dataset, "__getitem__") or not hasattr(loader.dataset, "__len__"):
         return False

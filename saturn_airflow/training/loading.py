@@ -15,8 +15,10 @@ from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import caches
-from saturn_airflow.training import precision, rng
+from saturn_airflow.parallelism.batch_norm import in_one_process
+from saturn_airflow.training import precision, rng, shared_memory
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.without_group import loading_alone
 
 
 def made(job: Job, allowed_modules: Collection[str] | None = None) -> Any:
@@ -40,7 +42,7 @@ def load_model(job: Job) -> nn.Module:
     :raises JobError: when it can't be loaded, or is no module that can be trained.
     """
     rng.seed(job.hparams.seed, "model")
-    with of_the_job(f"load_model {job.load_model!r}"), job_log.loading():
+    with of_the_job(f"load_model {job.load_model!r}"), job_log.loading(), loading_alone():
         model = made_model(job)
     if isinstance(getattr(model, "model", None), nn.Module) and hasattr(model, "compute_loss"):
         raise JobError(
@@ -58,7 +60,18 @@ def load_model(job: Job) -> nn.Module:
             f"load_model {job.load_model!r} has to run the model once on some batch"
         )
     caches.switch_off(model)
-    return precision.cast_model(model, job.hparams.precision)
+    in_one_process(model)
+    model = precision.cast_model(model, job.hparams.precision)
+    if both := shared_memory.found(model):
+        one, other = both
+        raise JobError(
+            f"{other!r} lies in the memory of the parameter {one!r} and is another tensor, as after "
+            "one.weight.data = other.weight.data, nn.Parameter(other.weight.t()) or a detach() without a "
+            "copy. A step on one changes the other, until the model is moved to a GPU or split: the result "
+            "would depend on the device. Tie weights by one parameter in both places "
+            "(one.weight = other.weight), or copy what is to be another one (clone())"
+        )
+    return model
 
 
 def check_equal_everywhere(model: nn.Module, ranks: Ranks) -> None:

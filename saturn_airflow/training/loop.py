@@ -230,6 +230,15 @@ class Training:
                 )
         kept = resuming.job_globals(self)
         self.state = state.State(self.parallel, self.optimizer, self.aliases, group_state, own_state, kept)
+        self._warn_of_untrained_loss()
+
+    def _warn_of_untrained_loss(self) -> None:
+        if self.request.measure is None and (names := self.objective.untrained):
+            self.warn(
+                f"{names[0]!r} and all other parameters of loss_function {self.job.loss_function!r} stay as "
+                "they are, since an optimizer gets the model's: call the loss in the model's forward to "
+                "train them, or set requires_grad=False to say that they are to stay"
+            )
 
     def _schedule(self) -> None:
         """Make the scheduler, as it is after the steps that are done."""

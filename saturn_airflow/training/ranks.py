@@ -17,6 +17,7 @@ from saturn_airflow.launch import job_log, launching
 from saturn_airflow.launch.emitted import Emitted
 from saturn_airflow.launch.launching import Link
 from saturn_airflow.training import memory
+from saturn_airflow.training.without_group import NUMBERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +105,7 @@ def run(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(threads)
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    os.environ.update({name: str(number) for name, number in numbers.items()})
+    os.environ.update(zip(NUMBERS, map(str, (rank, rank, size, size)), strict=True))
     # The ranks of a job are on one machine: nothing needs to listen to the network.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

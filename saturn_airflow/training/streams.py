@@ -9,16 +9,19 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import layout as layouts
-from saturn_airflow.training import rng
+from saturn_airflow.training import precision, rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, itself
 from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.layout import Layout, MicroBatch
-from saturn_airflow.training.loaders import any_sample, set_epoch
+from saturn_airflow.training.loaders import alike, any_sample, changes_batches, set_epoch
+from saturn_airflow.training.without_group import without_group
 
 
 class Stream:
@@ -113,7 +116,7 @@ class Stream:
 
     def _look_at_a_sample(self) -> None:
         loader, self._looked = self._loader, True
-        if self._batch_dim is None and isinstance(loader, DataLoader):
+        if self._batch_dim is None and isinstance(loader, DataLoader) and not changes_batches(loader):
             # It may have no samples, or none that can be seen alone.
             with self.aside(), contextlib.suppress(Exception):
                 self._layout = layouts.of_collated(loader.collate_fn, any_sample(loader))
@@ -144,16 +147,25 @@ class Stream:
             loader.generator.manual_seed(rng.generator(self._seed, "order", epoch).initial_seed())
         self._at_begin = epoch, self._values()
         set_epoch(loader, epoch)
-        source = iter(loader)
+        with without_group():
+            source = iter(loader)
         # An iterator runs out once, so the next epoch needs a new one.
         self._loader = None if source is loader else loader
         nothing = object()
-        upcoming = next(source, nothing)
+
+        def fetched() -> Any:
+            with without_group():
+                return next(source, nothing)
+
+        upcoming = fetched()
         for number in itertools.count():
             if upcoming is nothing:
                 return
             rng.seed(self._seed, "stream", epoch, number)
-            data, upcoming = upcoming, next(source, nothing)
+            data, kept = upcoming, _kept(upcoming)
+            upcoming = fetched()
+            # Where that has filled the tensors of this batch anew, it is what it was.
+            data = data if _is_as(kept, data) else kept
             yield Position(epoch, number), data, upcoming is nothing
 
 
@@ -192,6 +204,25 @@ class _Few(KeepsNothing):
 
     def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
         return _dealt(self.batches(Position(), Cut(), limit), share, shares)
+
+
+def _kept(data: Any) -> Any:
+    """A batch with copies of its tensors and arrays."""
+
+    def copied(path: tuple[Any, ...], part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return part.clone()
+        return part.copy() if isinstance(part, np.ndarray) else part
+
+    return precision.map_parts(copied, data)
+
+
+def _is_as(kept: Any, data: Any) -> bool:
+    """Whether ``data`` is what it was; what can't be compared, such as nested tensors, is taken to be."""
+    try:
+        return alike(kept, data)
+    except (RuntimeError, TypeError, ValueError):
+        return True
 
 
 def _has_lasting_workers(loader: Any) -> bool:

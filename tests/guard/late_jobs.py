@@ -105,3 +105,19 @@ class Stream:
 
 def stream() -> Stream:
     return Stream()
+
+
+class ChangesInputs(nn.Module):
+    """Changes what it is given in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = row()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x.mul_(0.9).add_(0.1))
+
+
+def kept_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches that are the same tensors in each epoch, in the format that the model computes in."""
+    return [(inputs.double(), targets) for inputs, targets in Stream()][:3]

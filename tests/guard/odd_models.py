@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, normalize
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
@@ -155,7 +157,18 @@ class ByBatchSize(nn.Module):
         return x * 2 if len(x) < self.below else x
 
 
+class Reduces(nn.Module):
+    """It notes a mean of all ranks, where there are several."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.detach().mean()
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(mean)
+        return x
+
+
 EXTRAS = {
+    "reduces": Reduces,
     "small batches": lambda: ByBatchSize(13),
     "small batches after a norm": lambda: nn.Sequential(nn.BatchNorm1d(8), ByBatchSize(13)),
     "coupled in training": CoupledInTraining,
@@ -198,6 +211,30 @@ def vectors(batch_size: int = 6, samples: int = 20) -> DataLoader[Any]:
     targets = torch.randint(0, 4, (samples,), generator=generator)
     targets[::3] = -100
     return DataLoader(TensorDataset(inputs, targets), batch_size=batch_size)
+
+
+class Sharded(IterableDataset[Any]):
+    """Batches of which each rank would take its own, where there are several."""
+
+    def __iter__(self) -> Iterator[Any]:
+        rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        yield from list(vectors())[rank::size]
+
+
+def sharded_stream() -> DataLoader[Any]:
+    return DataLoader(Sharded(), batch_size=None)
+
+
+def sharded(batch_size: int = 6) -> DataLoader[Any]:
+    data = vectors().dataset
+    several = dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    sampler = DistributedSampler(data, shuffle=False) if several else None
+    return DataLoader(data, batch_size=batch_size, sampler=sampler)
+
+
+def unseeded(batch_size: int = 6, samples: int = 20) -> DataLoader[Any]:
+    inputs = torch.from_numpy(np.random.default_rng().normal(size=(samples, 6)))
+    return DataLoader(TensorDataset(inputs, torch.arange(samples) % 4), batch_size=batch_size)
 
 
 def sum_loss(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

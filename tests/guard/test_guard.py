@@ -56,6 +56,10 @@ WRONG: dict[str, tuple[Cell, str]] = {
         ),
         "the loss of step 2",
     ),
+    "data of an unseeded generator": (
+        Cell(job(load_dataloader="odd_models:unseeded"), "ddp", 2),
+        "load_dataloader 'odd_models:unseeded' gave different samples on different ranks; draw them from",
+    ),
     "means of means": (Cell(job(), "MeanOfMeans", 2), "MeanOfMeans x 2 changes the result"),
     "an evaluation": (
         Cell(job(load_eval_dataloader="odd_models:vectors"), "EvaluatesOldWeights"),
@@ -148,6 +152,15 @@ RIGHT: dict[str, tuple[Cell, str]] = {
         ),
         "exact",
     ),
+    **{
+        f"what asks for ranks: {what} under {technique}": (Cell(job(**changes), technique, 2), "exact")
+        for technique in ("ddp", "fsdp")
+        for what, changes in {
+            "a model": {"model_args": {"extra": "reduces"}},
+            "data": {"load_dataloader": "odd_models:sharded"},
+            "a stream": {"load_dataloader": "odd_models:sharded_stream"},
+        }.items()
+    },
     "a hook": (Cell(job(model_args={"extra": "halved gradient"}), "ddp", 2), "exact"),
     "pairs": (Cell(job(loss_function="odd_models:sum_loss"), "ddp", 2), "exact"),
     "zeros that change nothing": (

@@ -125,6 +125,31 @@ def test_nothing_notices_that_it_is_looked_at(size: int, tmp_path: Path) -> None
         assert [n for n, w in weights[0].items() if not torch.equal(w, weights[1][n])] == [], what
 
 
+def test_looks_leave_batches_as_they_are(tmp_path: Path) -> None:
+    a_job = job(
+        load_model="late_jobs:ChangesInputs",
+        load_dataloader="late_jobs:kept_batches",
+        hparams={"batch_size": None, "epochs": 3},
+    )
+    told = [
+        ranks_module.launch(
+            look_at_every_step, [request(a_job, "spill", tmp_path / f"{looking}")], looking, size=1
+        )[0][0]
+        for looking in (True, False)
+    ]
+    assert [event["event"] for event in told[0]["events"]].count("looked") == 9
+    seen, unseen = ([e["loss"] for e in t["events"] if e["event"] == "step"] for t in told)
+    assert seen == unseen
+
+
+def test_a_model_that_asks_for_ranks_is_looked_at_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    a_job = job(model_args={"extra": "reduces"}, hparams={"batches": 6})
+    (told,) = trained([request(a_job, "ddp", tmp_path, checkpoint_batches=1)])
+    assert told["status"] == "finished"
+    assert told["events"][-1]["event"] != "warning"
+    assert any(event["event"] == "looked" and event["checked"] for event in told["events"])
+
+
 def train_after_looks(requests: list[TrainRequest], steps: list[int], ranks: Ranks) -> list[dict[str, Any]]:
     looks.look_steps = lambda *unused: steps
     return take(requests, False, True, ranks)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -32,9 +34,7 @@ def line(unused: bool = False, dropout: float = 0.0, norm: bool = False, frozen:
 
 
 def different_on_each_rank() -> nn.Module:
-    import torch.distributed as dist
-
-    torch.manual_seed(dist.get_rank())
+    torch.manual_seed(os.getpid())
     return line()
 
 
@@ -48,6 +48,37 @@ def lazy() -> nn.Module:
 
 def refuses() -> nn.Module:
     raise OSError("the weights are not here")
+
+
+def scripted(norm: bool = False) -> nn.Module:
+    """A part that TorchScript has compiled; with a norm it has buffers that follow the batches."""
+    model = line(norm=norm)
+    return nn.Sequential(torch.jit.script(model[:3]), *model[3:])
+
+
+def synchronized() -> nn.Module:
+    return nn.SyncBatchNorm.convert_sync_batchnorm(line(norm=True))
+
+
+def tied_by_memory(kind: str) -> nn.Module:
+    """Two tensors in one memory."""
+    model = line()
+    if kind == "data":
+        model[0].weight = nn.Parameter(torch.randn(8, 4))
+        model.extra = nn.Linear(4, 8)
+        model.extra.weight.data = model[0].weight.data
+    elif kind == "turned":
+        model.extra = nn.Parameter(model[0].weight.t())
+    elif kind == "buffer":
+        model.register_buffer("extra", model[0].weight.detach()[2:])
+    elif kind == "side by side":
+        both = torch.randn(8, 6)
+        model[0].weight, model.extra = nn.Parameter(both[:, :4]), nn.Parameter(both[:, 4:])
+        model.register_buffer("more", both[:, 4:5].clone())
+    elif kind == "frozen":
+        model.extra = nn.Parameter(torch.ones(4, 4), requires_grad=False)
+        model.register_buffer("part", model.extra.data[:2])
+    return model
 
 
 class Broken(nn.Linear):
@@ -88,6 +119,32 @@ def points_in_order() -> Any:
     return DataLoader(points().dataset, batch_size=8)
 
 
+class Refilled:
+    """Batches that are one tensor, filled anew for each."""
+
+    def __iter__(self) -> Iterator[Any]:
+        x, y = torch.empty(4, 4), torch.empty(4, dtype=torch.long)
+        array, text = numpy.zeros((4, 1)), numpy.array(["none"] * 4)
+        for number in range(3):
+            x.fill_(number)
+            y.fill_(number)
+            array.fill(number)
+            text[:] = str(number)
+            yield {"x": x, "labels": y, "array": array, "text": text}
+
+
+class Doubles(DataLoader[Any]):
+    """A loader that changes batches on their way out."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for x, y in super().__iter__():
+            yield 2 * x, y
+
+
+def doubled() -> Doubles:
+    return Doubles(points().dataset, batch_size=8)
+
+
 @dataclass
 class Rows:
     x: torch.Tensor
@@ -121,6 +178,25 @@ def loss(outputs: Any, batch: Any) -> torch.Tensor:
     if isinstance(batch, Mapping):
         return cross_entropy(outputs.logits, batch["labels"])
     return cross_entropy(outputs, batch)
+
+
+class Tempered(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(outputs * self.temperature, targets)
+
+
+tempered = Tempered()
+tempered_for_good = Tempered().requires_grad_(False)
+
+
+def loss_of_one_number(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(outputs, targets).reshape(1)
 
 
 def loss_per_sample(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
@@ -16,10 +17,12 @@ from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import DoesNotFit, Measure, TrainRequest
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams, Job
-from saturn_airflow.training import precision, tensor_files
+from saturn_airflow.training import precision, shared_memory, tensor_files
 from saturn_airflow.training import ranks as ranks_module
+from saturn_airflow.training.batches import Cut, Position
 from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.guarding.guarded import check
+from saturn_airflow.training.load_data import load_data
 from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.losses.objective import Objective
@@ -219,6 +222,103 @@ def test_bf16_and_compiled_models_learn_the_same(tmp_path: Path) -> None:
     weights = [read_weights(t["result"]["checkpoint"]) for t in (plain, bf16, compiled)]
     assert weights[0].keys() == weights[1].keys() == weights[2].keys()
     assert all(w.dtype == next(iter(weights[0].values())).dtype for w in weights[1].values())
+
+
+#: What plain loops train, and what it is the same as.
+ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "scripted": ({"load_model": "loop_jobs:scripted"}, {}),
+    "synchronized norms": (
+        {"load_model": "loop_jobs:synchronized"},
+        {"load_model": "loop_jobs:line", "model_args": {"norm": True}},
+    ),
+    "a loss of one number": ({"loss_function": "loop_jobs:loss_of_one_number"}, {}),
+}
+
+
+def guard_then_train(requests: list[TrainRequest], ranks: Ranks) -> list[Told]:
+    """What the guard says of each, and its training."""
+    return [{"guard": check(one, ranks)["guard"], **try_each([one], None, ranks)[0]} for one in requests]
+
+
+@pytest.mark.parametrize(("technique", "size"), [("single", 1), ("ddp", 2)])
+def test_trains_what_plain_loops_train(technique: str, size: int, tmp_path: Path) -> None:
+    requests = [
+        request(job({"batches": 4}, **fields), tmp_path / f"{name} {number}", technique)
+        for name, both in ALIKE.items()
+        for number, fields in enumerate(both)
+    ]
+    if size == 1:  # a norm that TorchScript has compiled is of one device's samples
+        names = {"load_model": "loop_jobs:scripted"}, {"load_model": "loop_jobs:line"}
+        requests += [
+            request(job({"batches": 4}, model_args={"norm": True}, **name), tmp_path / f"norm {n}")
+            for n, name in enumerate(names)
+        ]
+    told = ranks_module.launch(guard_then_train, requests, size=size)[0]
+    assert [one["guard"] for one in told] == ["exact"] * len(requests)
+    for one, other in zip(told[::2], told[1::2], strict=True):
+        assert len(steps(one)) == 4, one
+        assert steps(one) == pytest.approx(steps(other), rel=1e-5)
+
+
+@pytest.mark.parametrize("technique", ["fsdp", "tensor", "pipeline"])
+def test_scripted_modules_are_refused_where_they_would_be_taken_apart(technique: str, tmp_path: Path) -> None:
+    scripted = job(load_model="loop_jobs:scripted")
+    ((told,), _) = launch([request(scripted, tmp_path, technique)], size=2)
+    assert told["error"] == "DoesNotFit"
+    assert "compiled by TorchScript" in told["says"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("data", "'extra.weight' lies in the memory of the parameter '0.weight'"),
+        ("turned", "'0.weight' lies in the memory of the parameter 'extra'"),
+        ("buffer", "'extra' lies in the memory of the parameter '0.weight'"),
+        ("side by side", None),
+        ("frozen", None),
+    ],
+)
+def test_tensors_in_one_memory_are_refused_where_a_step_changes_both(kind: str, says: str | None) -> None:
+    a_job = job(load_model="loop_jobs:tied_by_memory", model_args={"kind": kind})
+    if says is None:
+        load_model(a_job)
+    else:
+        with pytest.raises(JobError, match=says):
+            load_model(a_job)
+
+
+def test_weights_of_one_mapped_file_cost_no_memory_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, whole = loop_jobs.line(), torch.zeros(200)
+    begun = 0
+    for parameter in model.parameters():
+        parameter.data = whole[begun : begun + parameter.numel()].view(parameter.shape)
+        begun += parameter.numel()
+    monkeypatch.delattr(torch, "zeros")  # of which there would be a byte for each byte of the file
+    assert shared_memory.found(model) is None
+
+
+def batches_of(data: str) -> list[Any]:
+    """What is trained on of one epoch."""
+    a_job = job(load_dataloader=data)
+    found = []
+    for batch in load_data(a_job, data).batches(Position(), Cut()):
+        found.append(copy.deepcopy(batch.micro_batches[0].data))
+        if batch.ends_epoch:
+            return found
+    return found
+
+
+def test_batches_are_what_they_were_when_the_next_is_made_of_their_memory() -> None:
+    for number, batch in enumerate(batches_of("loop_jobs:Refilled")):
+        assert [batch[name].mean(dtype=float) for name in ("x", "labels")] == [number, number]
+        assert batch["array"].mean() == number
+        assert set(batch["text"]) == {str(number)}
+    assert number == 2
+
+
+def test_what_a_loader_makes_of_its_batches_is_trained_on() -> None:
+    for (x, _), (own, _) in zip(loop_jobs.doubled(), batches_of("loop_jobs:doubled"), strict=True):
+        assert torch.equal(x, own)
 
 
 MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
@@ -440,6 +540,19 @@ def die_while_saving(one: TrainRequest, where: str, ranks: Ranks) -> None:
 
     setattr(owner, name, deadly)
     train(one, ranks)
+
+
+def test_parameters_of_a_loss_that_nothing_trains_are_told(tmp_path: Path) -> None:
+    losses = ("tempered", "tempered_for_good", "loss")
+    asked = [
+        request(job({"batches": 2}, loss_function=f"loop_jobs:{loss}"), tmp_path / loss) for loss in losses
+    ]
+    told = launch(asked)[0]
+    warnings = [[e["message"] for e in one["events"] if e["event"] == "warning"] for one in told]
+    ((message,), *none) = warnings
+    assert "'temperature'" in message
+    assert "'loop_jobs:tempered' stay as they are" in message
+    assert none == [[], []]
 
 
 @pytest.mark.parametrize("where", ["describe", "write_manifest", "rename"])

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from saturn_airflow.launch import failures
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, NotANumberError
@@ -36,6 +37,7 @@ from saturn_airflow.training.guarding.samples import Sample, singles
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.precision import exact
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.without_group import without_group
 
 TakeStep = Callable[[GlobalBatch], tuple[float, float | None]]
 
@@ -84,7 +86,8 @@ class Guard:
         told: list[Any] = [kept]
         if known is None:
             if ranks.is_first:
-                plain = first_steps.take(self.job, model, load, ranks, data, eval_data, whole_batch=cuts)
+                with without_group():
+                    plain = first_steps.take(self.job, model, load, ranks, data, eval_data, whole_batch=cuts)
                 told = [kept_steps.dumped(plain)]
             if ranks.size > 1:
                 dist.broadcast_object_list(told)
@@ -216,10 +219,29 @@ class Guard:
         if differences and not self._taken_here:
             raise ChangesResultError(f"not as plain steps taken before: {comparing.told(differences)}")
         if real := comparing.beyond_noise(differences, self._noise, self._ranks):
+            what = comparing.told(real)
+            if self._samples_differ():
+                what = (
+                    f"load_dataloader {self.job.load_dataloader!r} gave different samples on different "
+                    "ranks; draw them from torch's, numpy's or Python's global generator, which Saturn "
+                    "seeds, or from one that you seed"
+                )
             raise ChangesResultError(
-                f"{self._technique} changes the result: {comparing.told(real)}. If it may all the same, or "
+                f"{self._technique} changes the result: {what}. If it may all the same, or "
                 f"this is a mistake, Job(trust=[{self._name!r}]) leaves it unchecked"
             )
+
+    def _samples_differ(self) -> bool:
+        """Whether ranks were given different data; every rank calls this together."""
+        if self._ranks.size == 1:
+            return False
+        with of_the_job(f"load_dataloader {self.job.load_dataloader!r}"):
+            batch = next(self._data.few(self._plain.sizes[:1]).batches(Position(), Cut(), 1))
+        leaves = [tree_leaves(part.data) for part in batch.micro_batches]
+        own = [str(leaf.sum()) for part in leaves for leaf in part if isinstance(leaf, torch.Tensor)]
+        everyones: list[Any] = [None] * self._ranks.size
+        dist.all_gather_object(everyones, own)
+        return any(other != own for other in everyones)
 
     def _noise(self) -> set[str]:
         """What differs in a plain loop from weights that are off by their format's last digits.
@@ -233,7 +255,8 @@ class Guard:
         comparing.put_off_by_rounding(model, plain.number_format)
         other = PlainSteps(plain.sizes, plain.device, plain.skipped, alone=plain.alone)
         device = torch.device(plain.device)
-        first_steps.take_each(other, self.job, model, self._load, device, self._data, self._eval_data)
+        with without_group():
+            first_steps.take_each(other, self.job, model, self._load, device, self._data, self._eval_data)
         comparison = Comparison(plain.number_format)
         found: set[str] = set()
         for expected, got in zip(plain.steps, other.steps, strict=False):

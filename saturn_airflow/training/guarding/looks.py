@@ -37,6 +37,7 @@ from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.loading import load_model
+from saturn_airflow.training.without_group import without_group
 
 if TYPE_CHECKING:
     from saturn_airflow.training.loop import Training
@@ -242,13 +243,14 @@ class Looks:
         attributes = model_attributes.changed(
             self._attributes.given, model_attributes.plain_attributes(training.parallel.model)
         )
-        with self._undone(), torch.compiler.set_stance("force_eager"), still():
+        with self._undone(), torch.compiler.set_stance("force_eager"), still(), without_group():
             model = whole.bare(self._bare) if self._bare is not None else None
             model = whole.filled(model or load_model(training.job), weights, attributes)
             model_attributes.put(model, self._attributes.objects(), device)
             if off:
                 comparing.put_off_by_rounding(model, plain.number_format)
             take = training.data.layout.take
+            data = _copied(data)
             if plain.samples < of:
                 data = take(data, of, range(plain.samples)).data
             parts = [MicroBatch(data, plain.samples)]
@@ -264,6 +266,8 @@ class Looks:
     def _technique(self, job: Job, batch: GlobalBatch) -> Step:
         """The technique's step, as far as this rank sees it."""
         own = copy.copy(self._training)
+        copies = [part._replace(data=_copied(part.data)) for part in batch.micro_batches]
+        batch = dataclasses.replace(batch, micro_batches=copies)
         own.first_step = -1
         own.ranks = dataclasses.replace(own.ranks, _stop_requested=lambda: False)
         if job is not own.job:
@@ -331,6 +335,11 @@ def can_differ(parallel: Parallel, job: Job, technique: str, parameters: Any) ->
     """Whether a training is more than a plain loop, and nobody said that it need not be looked at."""
     is_plain = technique == "single" and type(parallel) is Parallel and not parameters
     return technique not in job.trust and not (is_plain and job.hparams.accumulate == 1)
+
+
+def _copied(data: Any) -> Any:
+    """A batch, which a model or a loss may change in place, before the step itself."""
+    return precision.map_tensors(torch.clone, data)
 
 
 def _available_bytes() -> int:

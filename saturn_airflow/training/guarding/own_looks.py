@@ -26,6 +26,7 @@ from saturn_airflow.training.guarding.own_plain import buffers, gradients_as_see
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.layout import MicroBatch
+from saturn_airflow.training.without_group import without_group
 
 if TYPE_CHECKING:
     from saturn_airflow.training.own_step.loop import OwnStepTraining
@@ -89,7 +90,7 @@ class OwnLooks(Looks):
             rng.seed(training.hparams.seed, "step", training.step, 0, 0)
             with gradients_as_seen(training.own.optimizers, self._names) as gradients:
                 if alone:
-                    with each_rank_alone(model), _by_itself(training.parallel):
+                    with each_rank_alone(model), _by_itself(training.parallel), without_group():
                         (micro_batch,) = batch.micro_batches
                         taken = training.own.take(micro_batch.data, batch.position.batch, schedule=False)
                         loss = float(taken.loss)

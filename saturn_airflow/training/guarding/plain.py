@@ -23,7 +23,7 @@ from saturn_airflow.training import precision
 from saturn_airflow.training.guarding.samples import Samples, Singles, samples, singles
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import means
-from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.losses.objective import Objective, as_scalar
 from saturn_airflow.training.losses.rules import SAMPLES, Rule
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.optim.update_formats import noting_update_formats
@@ -83,6 +83,7 @@ class PlainLoop:
                 loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
             else:
                 loss = self._loss_function(outputs, batch[1] if isinstance(batch, list | tuple) else batch)
+            loss = as_scalar(loss)
             mean, counted = loss, None
             if isinstance(loss, list | tuple) and len(loss) == 2:
                 mean, counted = loss[0] / loss[1], float(loss[1])

@@ -24,9 +24,11 @@ Tensors = dict[str, torch.Tensor]
 
 def can_be_copied(model: nn.Module) -> bool:
     """Whether a copy of ``model`` computes as one that is loaded anew: it would be without the hooks of its
-    parameters, and functions that refer to ``model`` would go on doing so."""
+    parameters, functions that refer to ``model`` would go on doing so, and what TorchScript has compiled
+    would have tensors in the place of its parameters."""
     hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
-    return not hooked and not any(
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    return not (hooked or scripted) and not any(
         is_closure(value)
         for module in model.modules()
         for attribute in vars(module).values()

@@ -33,6 +33,8 @@ class Objective:
         self._loss_function = references.load(str(job.loss_function)) if job.loss_function else None
         self._name = f"loss_function {job.loss_function!r}" if job.loss_function else "the model"
         self._model_class = type(model)
+        #: Names of the loss function's own parameters, which no optimizer has.
+        self.untrained = _parameters_beside(model, self._loss_function)
         self._precision = job.hparams.precision
         self._device = device
         self._data: Data | None = None
@@ -153,9 +155,11 @@ class Objective:
 
     def _loss(self, outputs: Any, batch: Any) -> Any:
         if self._loss_function is None:
-            return _own_loss(outputs)
+            return as_scalar(_own_loss(outputs))
         with of_the_job(self._name), job_log.in_loss():
-            return self._loss_function(outputs, batch[1] if isinstance(batch, list | tuple) else batch)
+            return as_scalar(
+                self._loss_function(outputs, batch[1] if isinstance(batch, list | tuple) else batch)
+            )
 
     def _nothing(self, outputs: Any, loss: Any) -> tuple[torch.Tensor, torch.Tensor]:
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -220,6 +224,11 @@ class Objective:
             )
 
 
+def as_scalar(loss: Any) -> Any:
+    """A loss of one number without its dimensions, which a backward pass can do without, too."""
+    return loss.reshape(()) if isinstance(loss, torch.Tensor) and loss.ndim and loss.numel() == 1 else loss
+
+
 def _own_loss(outputs: Any) -> Any:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if loss is None:
@@ -269,3 +278,11 @@ def _behind(loss: torch.Tensor, outputs: Any) -> list[torch.Tensor]:
             seen |= following
             waiting.extend(following)
     return used
+
+
+def _parameters_beside(model: nn.Module, loss_function: Any) -> list[str]:
+    if not isinstance(loss_function, nn.Module):
+        return []
+    of_the_model = {id(parameter) for parameter in model.parameters()}
+    own = loss_function.named_parameters()
+    return [name for name, value in own if value.requires_grad and id(value) not in of_the_model]

@@ -25,6 +25,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import rng
 from saturn_airflow.training.loading import made
+from saturn_airflow.training.without_group import NUMBERS
 
 #: Arguments that can't be had, by what to do instead.
 _REFUSED = {
@@ -144,7 +145,7 @@ def rng_unchanged() -> Iterator[None]:
 
 def be_alone() -> None:
     """Let nothing look like a training on several devices, which a Trainer would take part in."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+    for name in NUMBERS:
         os.environ.pop(name, None)
     if dist.is_initialized():
         dist.destroy_process_group()
