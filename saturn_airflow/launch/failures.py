@@ -24,7 +24,7 @@ Status = Literal[
     "hung",
     "lost",
 ]
-Whose = Literal["", "job", "technique", "node"]
+Whose = Literal["", "job", "technique", "node", "device"]
 
 _PACKAGE = str(Path(__file__).parent.parent)
 _NO_MEMORY = (
@@ -39,20 +39,23 @@ _NO_MEMORY = (
 # the process can't go on, another one may. That the code asked for the impossible is not among them.
 _DEVICE_FAILED = (
     "uncorrectable ECC error",
-    "an illegal memory access was encountered",
-    "an illegal instruction was encountered",
-    "misaligned address",
-    "invalid program counter",
-    "hardware stack error",
     "uncorrectable NVLink error",
-    "unspecified launch failure",
-    "the launch timed out and was terminated",
     "busy or unavailable",
     "no CUDA-capable device is detected",
     "initialization error",
     "driver shutting down",
     "system not yet initialized",
     "GPU is lost",
+)
+# The same, where kernels of the job's own or of a library may be to blame as well.
+_DEVICE_OR_CODE_FAILED = (
+    "an illegal memory access was encountered",
+    "an illegal instruction was encountered",
+    "misaligned address",
+    "invalid program counter",
+    "hardware stack error",
+    "unspecified launch failure",
+    "the launch timed out and was terminated",
     "unknown error",
     "_STATUS_NOT_INITIALIZED",
     "_STATUS_INTERNAL_ERROR",
@@ -82,7 +85,8 @@ class Failure:
         or its GPU failed.
     :param reason: one sentence.
     :param traceback: of the exception, or where a hung process stood; empty where there is none.
-    :param whose: whose code raised, where that is known; of the ``node`` it is the disk.
+    :param whose: whose code raised, where that is known; of the ``node`` it is the disk, of the ``device``
+        its hardware or its driver, which no code can break.
     :param rank: the rank that failed first.
     :param peer_lost: it failed because another rank was gone.
     :param signal: the name of the signal that ended it; empty where none did.
@@ -123,7 +127,14 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
     if any(is_out_of_memory(e) for e in (error, cause)):
         return Failure(status="out_of_memory", reason=_one_line(cause), traceback=text, rank=rank)
     if any(is_device_failure(e) for e in (error, cause)):
-        return Failure(status="lost", reason=f"the GPU failed: {_one_line(cause)}", traceback=text, rank=rank)
+        of_itself = any(is_device_failure(e, _DEVICE_FAILED) for e in (error, cause))
+        return Failure(
+            status="lost",
+            reason=f"the GPU failed: {_one_line(cause)}",
+            traceback=text,
+            whose="device" if of_itself else "",
+            rank=rank,
+        )
     if isinstance(error, NotANumberError):
         return Failure(status="not_a_number", reason=str(error), whose="job", rank=rank, common=error.common)
     if isinstance(error, DiskError) or _is_of_a_disk(error):
@@ -165,14 +176,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
-def is_device_failure(error: BaseException) -> bool:
-    """Whether ``error`` says that the GPU or its driver failed, rather than the code that ran on it.
+def is_device_failure(
+    error: BaseException, texts: tuple[str, ...] = _DEVICE_FAILED + _DEVICE_OR_CODE_FAILED
+) -> bool:
+    """Whether ``error`` says, by one of ``texts``, that the GPU or its driver failed.
 
     A device-side assertion is the code's own.
     """
     message = str(error)
     told = isinstance(error, RuntimeError) and re.search(r"\bCUDA\b|\bcu[A-Z]\w+ error|_STATUS_", message)
-    return bool(told) and any(words in message for words in _DEVICE_FAILED)
+    return bool(told) and any(words in message for words in texts)
 
 
 def exits(error: SystemExit) -> str:

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 _SUPERVISOR_SECONDS = 5.0
 # Who follows a job and is held up by a signal for so long is ended by the next try, which waits for it.
 _FOLLOWER_SECONDS = 10.0
+#: How long a GPU may fail before that counts against the jobs that meet it.
+_GPU_MENDED_SECONDS = 1800.0
 
 
 class Run:
@@ -308,15 +310,21 @@ def failures(folder: str | Path, counts: Callable[[Run], bool] = Run.exists, nod
     """How many runs of a job ended badly: not finished, and not because they were told to stop.
 
     One that was lost and had written a checkpoint does not count: its node went, and the job got on. Neither
-    does what was the node's own fault, such as a full disk.
+    does what was the node's own fault, such as a full disk, nor what a GPU's hardware or driver did in the
+    first half hour of it: drivers are reset in seconds, and tries would be used up by then.
 
     :param counts: whether a run is to be counted.
     :param node: where the job is now; what was lost elsewhere went with its node, and does not count.
     """
     count = 0
+    gpu_failed_at: float | None = None
     for run in all_of(folder):
         end = run.end
         if end is None or end["status"] in ("finished", "stopped") or end.get("whose") == "node":
+            continue
+        if end.get("whose") != "device" or run.has_saved():
+            gpu_failed_at = None
+        elif (gpu_failed_at := gpu_failed_at or end["time"]) > end["time"] - _GPU_MENDED_SECONDS:
             continue
         lost = end["status"] == "lost" and (run.has_saved() or node not in (None, run.spec.node))
         count += not lost and counts(run)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from running import small_job, spec_for
 
-from saturn_airflow.launch import failures
+from saturn_airflow.launch import failures, runs
 from saturn_airflow.model.errors import JobError
 
 
@@ -37,6 +41,45 @@ def test_texts(text: str, status: str) -> None:
     told = failures.describe(job_error)
     assert told.status == status
     assert (told.whose == "job") is (status == "failed")
+
+
+@pytest.mark.parametrize(
+    ("text", "whose"),
+    [
+        ("CUDA error: GPU is lost", "device"),
+        ("CUDA error: uncorrectable ECC error encountered", "device"),
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "device"),
+        ("CUDA error: an illegal memory access was encountered", ""),
+        ("CUDA error: unspecified launch failure", ""),
+    ],
+)
+def test_no_code_is_to_blame_for_hardware(text: str, whose: str) -> None:
+    job_error = JobError(f"the model's forward pass raised: {text}")
+    job_error.__cause__ = RuntimeError(text)
+    assert failures.describe(job_error).whose == whose
+
+
+@pytest.mark.parametrize(
+    ("ends", "count"),
+    [
+        ([("device", 0), ("device", 60), ("device", 1799)], 0),
+        ([("device", 0), ("device", 60), ("device", 1801), ("device", 2101)], 2),
+        ([("device", 0), ("", 60), ("device", 1801), ("device", 2101)], 1),
+        ([("", 0), ("", 1)], 2),
+    ],
+)
+def test_a_gpu_that_fails_for_half_an_hour_counts(
+    tmp_path: Path, ends: list[tuple[str, float]], count: int
+) -> None:
+    spec = json.dumps(spec_for(tmp_path, small_job()).to_dict())
+    for number, (whose, seconds) in enumerate(ends):
+        folder = tmp_path / "runs" / f"{number:04}"
+        folder.mkdir(parents=True)
+        (folder / "alive").touch()
+        (folder / "spec.json").write_text(spec)
+        end = {"event": "end", "time": 1e9 + seconds, "status": "lost", "whose": whose, "reason": ""}
+        (folder / "events.jsonl").write_text(json.dumps(end) + "\n")
+    assert runs.failures(tmp_path) == count
 
 
 def test_what_torch_says_of_an_operation_is_told_without_its_list() -> None:
