@@ -1,0 +1,205 @@
+"""Several sweeps at once on the local cluster: `python benchmarks/several_sweeps.py --sweeps 5`.
+
+On the deployment of docker/compose.yaml as local processes (Celery, Redis, Postgres, MLflow), two nodes of
+two CPU devices. Each sweep has three jobs on one device and one on two, of 0.1 s a step; what is known of
+them is measured before, by one sweep alone. The next ones are triggered some seconds apart. From what the
+jobs' own events say:
+
+- whether a device was ever held by two jobs at a time;
+- of the device-seconds between the first job's begin and the last one's end, the share that was idle while a
+  job that waited at that node fitted on what was free there (``idle_share``), and the same with all jobs of
+  all plans that had not begun, wherever they were planned (``idle_share_anywhere``);
+- whether each job's losses and weights are those of a training alone, to the last digit;
+- by how much each sweep's end was off from what its plan said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from machine import describe
+from soak_checks import References, events, wrong_results
+from two_sweeps import start
+
+from saturn_airflow.demo.airflow import Airflow
+from saturn_airflow.deployment.local import LocalCluster
+from saturn_airflow.deployment.processes import end_on_signals
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "benchmarks" / "soak"
+DAG, DEVICES = "soaked", {"gpu-a": 2, "gpu-b": 2}
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A job that was at a node's devices.
+
+    :param planned: when its plan was made, in seconds since the epoch.
+    :param asked: when it asked for the devices.
+    :param began: when it got them.
+    :param ended: when it had left them.
+    """
+
+    node: str
+    devices: tuple[str, ...]
+    planned: float
+    asked: float
+    began: float
+    ended: float
+
+
+def main() -> None:
+    """Measure, print, and write the JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sweeps", type=int, default=5, help="how many (%(default)s)")
+    parser.add_argument("--apart", type=float, default=10.0, help="seconds between them (%(default)s)")
+    parser.add_argument("--batches", type=int, default=300, help="of each job, 0.1 s each (%(default)s)")
+    parser.add_argument("--out", type=Path, help="file for the results")
+    args = parser.parse_args()
+    end_on_signals()
+    load = os.getloadavg()[0]
+    found = meeting(args.sweeps, args.apart, args.batches)
+    results = {"machine": {**describe(), "load_average_before": round(load, 1)}, **found}
+    print(json.dumps(results, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
+    raise SystemExit(1 if results["wrong"] else 0)
+
+
+def meeting(sweeps: int, apart: float, batches: int) -> dict[str, Any]:
+    """Let so many sweeps meet; what came of it."""
+    os.environ["SOAK_BATCHES"] = str(batches)
+    with tempfile.TemporaryDirectory(prefix="several-sweeps-", ignore_cleanup_errors=True) as folder:
+        cluster = LocalCluster(
+            Path(folder),
+            ROOT / "docker" / "compose.yaml",
+            HERE,
+            variables={
+                "SATURN_NODES": ", ".join(f"{node}:{count}:cpu" for node, count in DEVICES.items()),
+                "NODE_CONCURRENCY": "8",
+            },
+            environment={"SOAK_BATCHES": str(batches)},
+        )
+        with cluster:
+            airflow = Airflow(cluster.airflow_url, cluster.login)
+            airflow.wait_for_dag(DAG)
+            airflow.send("PATCH", f"/dags/{DAG}", {"is_paused": False})
+            start(airflow, DAG, "alone")
+            _until_done(cluster, airflow, ["alone"])
+            names = [f"sweep-{number}" for number in range(sweeps)]
+            for name in names:
+                start(airflow, DAG, name)
+                time.sleep(apart)
+            wrong = [
+                f"{name} ended as {state}"
+                for name, state in _until_done(cluster, airflow, names).items()
+                if state != "success"
+            ]
+            plans = {name: airflow.xcom(DAG, name, "sweep.plan", "attempt") for name in names}
+            spans = {name: airflow.xcom(DAG, name, "sweep.plan", "plan")["makespan"] for name in names}
+            folders = {name: sorted(cluster.home.glob(f"sweeps/*/{name}/sweep/*/runs")) for name in names}
+            stays = {
+                name: [stay for path in folders[name] for stay in stays_of(path.parent, plans[name])]
+                for name in names
+            }
+            references = References(HERE)
+            for path in (path for of_sweep in folders.values() for path in of_sweep):
+                wrong += wrong_results(path.parent, references)
+    everybody = [stay for of_sweep in stays.values() for stay in of_sweep]
+    wrong += shared(everybody)
+    actual = {name: max(stay.ended for stay in stays[name]) - plans[name] for name in names}
+    return {
+        "sweeps": sweeps,
+        "jobs": len(everybody),
+        "seconds_apart": apart,
+        "idle_share": round(idle_share(everybody, lambda stay: stay.asked), 4),
+        "idle_share_anywhere": round(idle_share(everybody, lambda stay: stay.planned, anywhere=True), 4),
+        "ends": {
+            name: {"planned": round(spans[name], 1), "actual": round(actual[name], 1)} for name in names
+        },
+        "wrong": wrong,
+    }
+
+
+def stays_of(folder: Path, planned: float) -> Iterable[Stay]:
+    """What a job's events say of the devices that it had.
+
+    :param folder: the state of the job in its sweep.
+    """
+    asked: float | None = None
+    node, devices, began = "", (), None
+    for event in events(folder):
+        if asked is None:
+            asked = event["time"]
+            node = json.loads((folder / "runs" / event["run"] / "spec.json").read_text())["node"]
+        if event["event"] == "leased":
+            devices, began = tuple(event["names"]), event["time"]
+        elif event["event"] in ("gave_way", "end"):
+            if began is not None:
+                yield Stay(node, devices, planned, asked, began, event["time"])
+            asked = event["time"] if event["event"] == "gave_way" else None
+            began = None
+
+
+def shared(stays: list[Stay]) -> list[str]:
+    """Which devices two jobs held at a time."""
+    wrong = []
+    for node in DEVICES:
+        for device in {name for stay in stays if stay.node == node for name in stay.devices}:
+            held = sorted((s.began, s.ended) for s in stays if s.node == node and device in s.devices)
+            wrong += [
+                f"{device} of {node} was given away {before[1] - after[0]:.3f} s too early"
+                for before, after in pairwise(held)
+                if after[0] < before[1]
+            ]
+    return wrong
+
+
+def idle_share(stays: list[Stay], since: Callable[[Stay], float], anywhere: bool = False) -> float:
+    """Of all devices' time, the share in which they were idle while somebody could have used them.
+
+    :param since: when a job could have begun.
+    :param anywhere: at the other node as well.
+    """
+    begin, end = min(stay.began for stay in stays), max(stay.ended for stay in stays)
+    moments = sorted({moment for s in stays for moment in (since(s), s.began, s.ended)} | {begin, end})
+    idle = 0.0
+    for now, then in pairwise(moment for moment in moments if begin <= moment <= end):
+        free = {
+            node: count - sum(len(s.devices) for s in stays if s.node == node and s.began <= now < s.ended)
+            for node, count in DEVICES.items()
+        }
+        waiting = [s for s in stays if since(s) <= now < s.began]
+        for stay in sorted(waiting, key=lambda stay: -len(stay.devices)):
+            nodes = free if anywhere else [stay.node]
+            node = max(nodes, key=lambda name: free[name])
+            if len(stay.devices) <= free[node]:
+                free[node] -= len(stay.devices)
+                idle += (then - now) * len(stay.devices)
+    return idle / ((end - begin) * sum(DEVICES.values()))
+
+
+def _until_done(cluster: LocalCluster, airflow: Airflow, names: list[str]) -> dict[str, str]:
+    states: dict[str, str] = {}
+    while len(states) < len(names):
+        cluster.check()
+        for name in names:
+            if (state := airflow.state(DAG, name)) in ("success", "failed"):
+                states[name] = state
+        time.sleep(1)
+    return states
+
+
+if __name__ == "__main__":
+    main()
