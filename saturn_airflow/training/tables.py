@@ -20,6 +20,7 @@ from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing
 from saturn_airflow.training.layout import Layout, MicroBatch
 from saturn_airflow.training.loaders import aside, collates_each_alone
 from saturn_airflow.training.seeded_samples import Keys, SeededSamples, WorkerInit, order
+from saturn_airflow.training.without_group import without_group
 
 
 class Table(KeepsNothing):
@@ -58,27 +59,33 @@ class Table(KeepsNothing):
         self.batches_per_epoch: int | None = len(self._batches)
 
     def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
-        fetched = iter(
-            DataLoader(
-                self._samples,
-                batch_sampler=Keys(self._keys(start, cut, limit)),
-                num_workers=self._loader.num_workers,
-                collate_fn=self._loader.collate_fn,
-                pin_memory=self._loader.pin_memory,
-                timeout=self._loader.timeout,
-                worker_init_fn=WorkerInit(self._loader.worker_init_fn),
-                multiprocessing_context=self._loader.multiprocessing_context,
-                prefetch_factor=self._loader.prefetch_factor,
-            )
+        loader = DataLoader(
+            self._samples,
+            batch_sampler=Keys(self._keys(start, cut, limit)),
+            num_workers=self._loader.num_workers,
+            collate_fn=self._loader.collate_fn,
+            pin_memory=self._loader.pin_memory,
+            timeout=self._loader.timeout,
+            worker_init_fn=WorkerInit(self._loader.worker_init_fn),
+            multiprocessing_context=self._loader.multiprocessing_context,
+            prefetch_factor=self._loader.prefetch_factor,
         )
+        # Workers are forked here, and see what is seen here.
+        with without_group():
+            iterator = iter(loader)
+
+        def fetched() -> Any:
+            with without_group():
+                return next(iterator)
+
         for position in self._positions(start, limit):
             samples = len(self._batches[position.batch])
             shares = cut.of(samples)
             whole = functools.partial(self._uncut, position)
             if self._by_sample:
-                micro_batches = [MicroBatch(next(fetched), len(rows)) for rows in shares]
+                micro_batches = [MicroBatch(fetched(), len(rows)) for rows in shares]
             else:
-                data = next(fetched)
+                data = fetched()
                 whole = functools.partial(itself, data)
                 micro_batches = [self.layout.take(data, samples, rows) for rows in shares]
             ends_epoch = position.batch == len(self._batches) - 1
@@ -97,7 +104,8 @@ class Table(KeepsNothing):
 
     def _uncut(self, position: Position) -> Any:
         (keys,) = self._keys(position, Cut(), 1)
-        return self._loader.collate_fn(self._aside.__getitems__(keys))
+        with without_group():
+            return self._loader.collate_fn(self._aside.__getitems__(keys))
 
     def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
         count = len(self._batches) if limit is None else min(limit, len(self._batches))

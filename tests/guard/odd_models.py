@@ -225,6 +225,18 @@ def sharded_stream() -> DataLoader[Any]:
     return DataLoader(Sharded(), batch_size=None)
 
 
+class MovedByRank(TensorDataset):
+    """Samples that each rank moves by its number, where there are several."""
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, targets = super().__getitem__(index)  # type: ignore[no-untyped-call]
+        return inputs + (dist.get_rank() if dist.is_initialized() else 0), targets
+
+
+def moved_by_rank() -> DataLoader[Any]:
+    return DataLoader(MovedByRank(*vectors().dataset.tensors), batch_size=6)  # type: ignore[attr-defined]
+
+
 def sharded(batch_size: int = 6) -> DataLoader[Any]:
     data = vectors().dataset
     several = dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1

@@ -159,6 +159,7 @@ RIGHT: dict[str, tuple[Cell, str]] = {
             "a model": {"model_args": {"extra": "reduces"}},
             "data": {"load_dataloader": "odd_models:sharded"},
             "a stream": {"load_dataloader": "odd_models:sharded_stream"},
+            "samples": {"load_dataloader": "odd_models:moved_by_rank"},
         }.items()
     },
     "a hook": (Cell(job(model_args={"extra": "halved gradient"}), "ddp", 2), "exact"),
