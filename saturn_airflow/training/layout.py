@@ -97,8 +97,12 @@ class Layout:
 
 
 def of_collated(collate: Callable[[list[Any]], Any], sample: Any) -> Layout:
-    """The layout of what ``collate`` makes of samples: whatever grows with their number."""
+    """The layout of what ``collate`` makes of samples: whatever grows with their number.
+
+    :raises JobError: when it makes nested tensors.
+    """
     two, three = (collate([copy.deepcopy(sample) for _ in range(count)]) for count in (2, 3))
+    _refuse_nested(two)
     places: dict[Path, int | str] = {}
     obstacles: list[str] = []
 
@@ -131,8 +135,9 @@ def of_batch(data: Any, batch_dim: int | Mapping[str, int | None] | None) -> Lay
 
     :param batch_dim: what the job says of it; where it says nothing, samples lie along the first dimension of
         each tensor that is as long there as the first one.
-    :raises JobError: when ``batch_dim`` names what is not there.
+    :raises JobError: when ``batch_dim`` names what is not there, or batches hold nested tensors.
     """
+    _refuse_nested(data)
     told = batch_dim if isinstance(batch_dim, Mapping) else {}
     usual = batch_dim if isinstance(batch_dim, int) else 0
     found = list(parts(data))
@@ -167,6 +172,16 @@ def parts(data: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     yield path, data
     for key, child in _children(data):
         yield from parts(child, (*path, key))
+
+
+def _refuse_nested(data: Any) -> None:
+    """Nested tensors have no sizes to look at, and can't be cut, compared or kept as others are."""
+    for path, part in parts(data):
+        if isinstance(part, torch.Tensor) and part.is_nested:
+            raise JobError(
+                f"{_name(path)} is a nested tensor, which Saturn can't take apart; give a list with a tensor "
+                "for each sample, of which the model makes the nested one, or pad them and give a mask"
+            )
 
 
 def _is_per_sample(part: Sequence[Any], samples: int | None, told: Mapping[str, Any], path: Path) -> bool:

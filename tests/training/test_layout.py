@@ -86,6 +86,17 @@ def test_a_packed_sequence_can_not_be_cut() -> None:
         layout.take({}, 2, range(1))
 
 
+@pytest.mark.parametrize("kind", [torch.jagged, torch.strided])
+def test_nested_tensors_are_refused(kind: torch.layout) -> None:
+    def collate(samples: list[Any]) -> Any:
+        return [torch.nested.nested_tensor(samples, layout=kind)]
+
+    with pytest.raises(JobError, match=r"'0' of a batch is a nested tensor, .*; give a list with a tensor"):
+        of_collated(collate, SAMPLE)
+    with pytest.raises(JobError, match=r"'0' of a batch is a nested tensor"):
+        of_batch(collate([SAMPLE, SAMPLE]), None)
+
+
 def test_a_job_says_where_samples_lie() -> None:
     data = {
         "x": torch.zeros(7, 3, 2),
