@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from saturn_airflow import library
 from saturn_airflow.launch import failures
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, NotANumberError
 from saturn_airflow.launch.users_code import of_the_job
@@ -104,10 +105,26 @@ class Guard:
         #: What the technique's step on a whole batch took, if it took one.
         self.whole_seconds: float | None = None
 
-    def blamed(self, error: JobError | RuntimeError) -> DoesNotFit:
-        """What to raise for an ``error`` that one device does not meet: it is the technique's."""
-        told = f"{failures.said(error)}\n{failures.describe(error).traceback}".strip()
-        return DoesNotFit(f"{self._technique} can't train what one device can: {told}")
+    @contextmanager
+    def blaming(self) -> Iterator[None]:
+        """Around what the technique does: what fails there and does not in the plain loop is the technique's.
+
+        What one of the user's own raises itself may be a mistake in it, and mended by another day.
+
+        :raises DoesNotFit: from what is neither that, nor a failure of the machine or of another rank.
+        """
+        try:
+            yield
+        except DoesNotFit:
+            raise
+        except Exception as error:
+            met = failures.describe(error)
+            own = met.status == "failed" and not met.peer_lost and library.is_saturns(self._name)
+            if not (own or isinstance(error, JobError)):
+                raise
+            said = failures.said(error) if isinstance(error, JobError) else met.reason
+            told = f"{said}\n{met.traceback}".strip()
+            raise DoesNotFit(f"{self._technique} can't train what one device can: {told}") from error
 
     def compare(
         self,
@@ -136,24 +153,21 @@ class Guard:
         comparison = Comparison(self._plain.number_format)
         taken: list[float] = []
         found: list[Difference] = []
-        try:
-            with torch.compiler.set_stance("force_eager"):
-                with still(own_generators=self._plain.alone):
-                    for expected, batch in zip(self._plain.steps, batches, strict=False):
-                        started = time.perf_counter()
-                        got = self._take(parallel, optimizers, step, batch)
-                        taken.append(time.perf_counter() - started)
-                        found += comparing.put_together(
-                            comparison, expected, got, self._ranks, everywhere=self.job.own_step
-                        )
-                        if not math.isfinite(got.loss):
-                            break
-                    if math.isfinite(got.loss) and math.isfinite(self._plain.evaluation):
-                        found += comparison.evaluations(self._plain.evaluation, evaluate(sizes[0]))
-                self._refuse_for(found)
-                alike = not self._plain.drew or self._draws_alike(step, batches[-len(RANDOM) :])
-        except JobError as error:
-            raise self.blamed(error) from error
+        with self.blaming(), torch.compiler.set_stance("force_eager"):
+            with still(own_generators=self._plain.alone):
+                for expected, batch in zip(self._plain.steps, batches, strict=False):
+                    started = time.perf_counter()
+                    got = self._take(parallel, optimizers, step, batch)
+                    taken.append(time.perf_counter() - started)
+                    found += comparing.put_together(
+                        comparison, expected, got, self._ranks, everywhere=self.job.own_step
+                    )
+                    if not math.isfinite(got.loss):
+                        break
+                if math.isfinite(got.loss) and math.isfinite(self._plain.evaluation):
+                    found += comparison.evaluations(self._plain.evaluation, evaluate(sizes[0]))
+            self._refuse_for(found)
+            alike = not self._plain.drew or self._draws_alike(step, batches[-len(RANDOM) :])
         self._note_seconds(taken, batches)
         self.seconds += time.perf_counter() - began
         return "exact" if alike else "distribution"

@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from saturn_airflow.launch.request import Measure, TrainRequest
-from saturn_airflow.model.errors import JobError
 from saturn_airflow.training import initial_weights, loop, memory, precision
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding.guard import Guard
@@ -99,12 +98,11 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
     precision.use("float32")
     try:
         training = loop.of(request, ranks, look)
-    except (JobError, RuntimeError) as error:
-        # Not every function that techniques put around a model can be transformed by torch.func.
-        if not guards or not (isinstance(error, JobError) or "functorch" in str(error)):
+    except Exception:
+        if not guards:
             raise
-        # The plain loop has trained the job.
-        raise guards[0].blamed(error) from error
+        with guards[0].blaming():
+            raise
     (guard,) = guards
     return training, guard, _compare(training, guard)
 
