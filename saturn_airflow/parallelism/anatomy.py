@@ -19,6 +19,7 @@ from torch.utils import _pytree
 from saturn_airflow.launch.failures import is_out_of_memory
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.blocks import blocks_to_run
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.sources import Follow, Sources
 
 Block = tuple[str, nn.Module]
@@ -127,10 +128,10 @@ class _Examination:
     def __init__(self, model: nn.Module, blocks: Sequence[Block], device: torch.device) -> None:
         self.follow = Follow()
         self._device = device
-        self._parameters = list(model.parameters())
+        self._parameters = list(parameters_of(model))
         for number, parameter in enumerate(self._parameters):
             self.follow.mark(parameter, 1 << number)
-        self._found = Anatomy(blocks, needs=[set(block.parameters()) for _, block in blocks])
+        self._found = Anatomy(blocks, needs=[set(parameters_of(block)) for _, block in blocks])
         self._order: list[int] = []
 
     @contextmanager
@@ -246,7 +247,7 @@ def _state(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
+    return [*parameters_of(module), *module.buffers()]
 
 
 @contextmanager

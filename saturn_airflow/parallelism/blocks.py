@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.recomputation import Compute, recomputed
 
 
@@ -28,7 +29,7 @@ def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
         for child_name, child in _children(name, holder):
             by_class.setdefault(type_before_parametrizations(child), []).append((child_name, child))
         for alike in by_class.values():
-            size = sum(p.numel() for _, child in alike for p in child.parameters())
+            size = sum(p.numel() for _, child in alike for p in parameters_of(child))
             if len(alike) > 1 and size > best_size:
                 best, best_size = alike, size
     return best

@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saturn_airflow.parallelism.module_state import parameters_of
+
 
 class _CopiesBeforeWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Copies those of ``parameters`` that something inside is about to write into."""
@@ -42,7 +44,7 @@ class _CopiesBeforeWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
     """What forward passes change inside of frozen parameters is as it was afterwards."""
-    parameters = [p for p in model.parameters() if not p.requires_grad]
+    parameters = [p for p in parameters_of(model) if not p.requires_grad]
     if not parameters:
         yield
         return

@@ -24,6 +24,11 @@ _CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, Counter, defaultd
 _COPYABLE = (np.ndarray, bytearray, random.Random, np.random.Generator, np.random.RandomState)
 
 
+def parameters_of(module: nn.Module) -> Iterator[nn.Parameter]:
+    """All parameters, whatever a ``parameters()`` of the module's own leaves out, such as frozen ones."""
+    return nn.Module.parameters(module)
+
+
 class ModuleState:
     """Buffers and attributes of modules, and the random generators, as they are now.
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import whole_batch
 from saturn_airflow.training.ranks import Ranks
@@ -30,7 +31,7 @@ class OwnStepReplicas(Parallel):
         self.alone = False
         self._weight = 1.0
         self._touched: set[nn.Parameter] = set()
-        self._exchanged = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+        self._exchanged = [p for p in parameters_of(model) if p.is_floating_point() or p.is_complex()]
         for parameter in self._exchanged:
             # One that is frozen for now may be trained later.
             trained = parameter.requires_grad

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from saturn_airflow.launch import job_log
 from saturn_airflow.launch.failures import is_out_of_memory
 from saturn_airflow.launch.request import DoesNotFit
-from saturn_airflow.parallelism.module_state import ModuleState, copied
+from saturn_airflow.parallelism.module_state import ModuleState, copied, parameters_of
 
 Compute = Callable[..., Any]
 Versions = Sequence[tuple[torch.Tensor, int]]
@@ -78,7 +78,7 @@ class Call:
         # The block may append to a list that it is handed.
         self._inputs = copied((args, kwargs), {}, tensors=False)
         self._input_versions = _versions(tensors_in(self._inputs))
-        self._weight_versions = _versions(block.parameters())
+        self._weight_versions = _versions(parameters_of(block))
         self._state = ModuleState(modules)
         self._computed = False
 

@@ -26,6 +26,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.agreeing import Agreement
 from saturn_airflow.parallelism.blocks import find_blocks
 from saturn_airflow.parallelism.missing import forget_missing
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Kernels, Parallel
 from saturn_airflow.parallelism.recomputation import tensors_in
 from saturn_airflow.training.losses.objective import Objective
@@ -63,7 +64,7 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 def whole_parameters(model: nn.Module) -> list[str]:
     """Names of the parameters that FSDP can't shard: without dimensions or numbers, or of an odd dtype."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained = [p for p in parameters_of(model) if p.requires_grad]
     usual = Counter(p.dtype for p in trained).most_common(1)[0][0]
     return [
         name
@@ -309,7 +310,7 @@ class _Visits:
         own = unit.__dict__.get("forward")
 
         def hand_on(*tensors: torch.Tensor) -> Any:
-            return _HandOn.apply(len(tensors), *tensors, *unit.parameters())  # type: ignore[no-untyped-call]
+            return _HandOn.apply(len(tensors), *tensors, *parameters_of(unit))  # type: ignore[no-untyped-call]
 
         self._running, unit.forward = False, hand_on
         try:

@@ -16,6 +16,7 @@ from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.beside_steps import BesideSteps
 from saturn_airflow.parallelism.block_stream import BlockStream, Weights
 from saturn_airflow.parallelism.blocks import blocks_to_run, own_forward
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.narrow_weights import narrow_weights
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.recomputation import Compute, recomputed
@@ -54,7 +55,7 @@ class Spilled(Parallel):
         staying, blocks = blocks[:stay], blocks[stay:]
         outside = _named_outside(model, [block for _, block in blocks])
         _check_weights(blocks, set(outside))
-        spilled = {p for _, block in blocks for p in block.parameters()}
+        spilled = {p for _, block in blocks for p in parameters_of(block)}
         super().__init__(model, ranks)
         home = _Home(folder)
         for parameter in outside:
@@ -66,7 +67,7 @@ class Spilled(Parallel):
                     module._buffers[name] = moved[buffer]
         for parameter in spilled:
             parameter.data = home.place(parameter.data)
-        weights = [tuple(block.parameters()) for _, block in blocks]
+        weights = [tuple(parameters_of(block)) for _, block in blocks]
         transfers = on(ranks.device) if transfers is None else transfers
         self._stream = BlockStream(weights, resident, transfers, home.empty_like)
         self._steps = BesideSteps(model, ranks.device, transfers)
@@ -194,7 +195,7 @@ def _streamed(name: str, block: nn.Module, index: int, stream: BlockStream, devi
     compiled = block._compiled_call_impl is not None
     bare = _Bare(block)
     names = [name for name, _ in bare.named_parameters()]
-    weights = tuple(bare.parameters())
+    weights = tuple(parameters_of(bare))
 
     def compute(
         args: tuple[Any, ...],

@@ -24,6 +24,7 @@ from saturn_airflow.launch.failures import is_out_of_memory
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.anatomy import COMPUTES_GRADIENTS, Anatomy
 from saturn_airflow.parallelism.blocks import own_forward
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.training import rng
 
 _CONSTANTS = (bool, int, float, str, bytes, torch.Size, torch.dtype, torch.device, type(None))
@@ -124,7 +125,7 @@ def holders(anatomy: Anatomy, cuts: Sequence[int], model: nn.Module) -> dict[nn.
     needs = [set().union(*anatomy.needs[a:b]) for a, b in itertools.pairwise(edges)]
     return {
         p: [stage for stage, needed in enumerate(needs) if p in needed or p in anatomy.everywhere]
-        for p in model.parameters()
+        for p in parameters_of(model)
     }
 
 
@@ -277,7 +278,7 @@ class Stage:
 
 def _drop_parameters(model: nn.Module, keep: set[nn.Parameter], device: torch.device) -> None:
     """Leave of ``model`` the parameters ``keep``, and put it on ``device``."""
-    nothing = {dtype: Like((), dtype).lacking(device) for dtype in {p.dtype for p in model.parameters()}}
+    nothing = {dtype: Like((), dtype).lacking(device) for dtype in {p.dtype for p in parameters_of(model)}}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and parameter not in keep:

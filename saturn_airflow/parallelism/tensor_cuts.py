@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from saturn_airflow.launch.request import DoesNotFit
-from saturn_airflow.parallelism.module_state import ModuleState
+from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng
 from saturn_airflow.training.losses.objective import Objective
@@ -60,7 +60,7 @@ class TensorCut(Parallel):
             objective.begin(samples)
             self.backward(objective, batch, samples, 1 / max(1, samples), True)
             apart = {name: _apart(p, self.ranks) for name, p in whole.items()}
-        for parameter in self.model.parameters():
+        for parameter in parameters_of(self.model):
             parameter.grad = None
         verdicts = _verdicts(apart)
         self._partial = [whole[name] for name, partial in verdicts.items() if partial]
@@ -180,7 +180,7 @@ class _SumGradients(torch.autograd.Function):
 @contextmanager
 def _random_weights(model: nn.Module, ranks: Ranks) -> Iterator[None]:
     """Add noise to all weights: the same on all ranks where they are whole. They are as before afterwards."""
-    parameters = list(model.parameters())
+    parameters = list(parameters_of(model))
     local = [t.to_local() if isinstance(t, DTensor) else t for t in (p.detach() for p in parameters)]
     saved = [tensor.to("cpu", copy=True) for tensor in local]
     with torch.no_grad():

@@ -22,6 +22,7 @@ from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.users_code import each_of_the_job
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.batch_norm import each_rank_alone
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.batches import Cut, Data, Position
 from saturn_airflow.training.layout import MicroBatch
@@ -167,5 +168,5 @@ class Evaluation:
     @property
     def _epsilon(self) -> float:
         """The spacing of numbers around 1 in the coarsest format that the model computes in."""
-        formats = {p.dtype for p in self._parallel.model.parameters() if p.is_floating_point()}
+        formats = {p.dtype for p in parameters_of(self._parallel.model) if p.is_floating_point()}
         return max((torch.finfo(dtype).eps for dtype in formats), default=2.0**-52)

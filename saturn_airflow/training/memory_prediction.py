@@ -21,6 +21,7 @@ from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, caches, parallel, recomputation
 from saturn_airflow.parallelism.blocks import find_blocks
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.training import loading, precision
 from saturn_airflow.training.attention_stand_in import lean_attention
 from saturn_airflow.training.batches import Cut, Position
@@ -97,7 +98,8 @@ def blocks(request: TrainRequest, ranks: Ranks) -> tuple[int, int]:
         model = precision.cast_model(loading.made(job), job.hparams.precision)
         sizes = [
             sum(
-                p.numel() * p.element_size() * (_OF_TRAINED if p.requires_grad else 1) for p in b.parameters()
+                p.numel() * p.element_size() * (_OF_TRAINED if p.requires_grad else 1)
+                for p in parameters_of(b)
             )
             for _, b in find_blocks(model)
         ]

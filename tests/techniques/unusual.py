@@ -388,6 +388,42 @@ class ChangesInputs(Chain):
         return super().forward(x)
 
 
+@unusual("gives what it trains as its parameters")
+class GivesTrained(Chain):
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__(blocks)
+        for module in (self.start, self.blocks[1]):
+            module.requires_grad_(False)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return filter(lambda p: p.requires_grad, super().parameters(recurse))
+
+
+class Adapted(nn.Module):
+    """A frozen layer with an adapter, which is merged into its weights to evaluate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, 8).requires_grad_(False)
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+        self.merged = False
+
+    def train(self, mode: bool = True) -> Adapted:
+        if self.merged == mode:
+            sign = -1 if mode else 1
+            self.base.weight.data += sign * self.up.weight.detach() @ self.down.weight.detach()
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.base(x) + (0 if self.merged else self.up(self.down(x))))
+
+
+@unusual("adapters merged to evaluate")
+def adapted() -> nn.Module:
+    return Chain([Adapted() for _ in range(DEPTH)])
+
+
 @unusual("one block many times")
 class Recurrent(Chain):
     def forward(self, x: torch.Tensor) -> torch.Tensor:

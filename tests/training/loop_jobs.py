@@ -33,6 +33,28 @@ def line(unused: bool = False, dropout: float = 0.0, norm: bool = False, frozen:
     return model.requires_grad_(not frozen)
 
 
+class LeavesOut(nn.Sequential):
+    """Gives a part of what asks for gradients as its parameters."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        yield from self[-1].parameters()
+
+
+def leaves_out() -> nn.Module:
+    return LeavesOut(*line())
+
+
+def nested() -> DataLoader[Any]:
+    """Batches of samples of several lengths, in a tensor of tensors."""
+
+    def collate(rows: list[Any]) -> Any:
+        xs, ys = zip(*rows, strict=True)
+        return torch.nested.nested_tensor(list(xs), layout=torch.jagged), torch.stack(ys)
+
+    rows = [(torch.zeros(1 + number % 3, 4), torch.tensor(0)) for number in range(16)]
+    return DataLoader(rows, batch_size=8, collate_fn=collate)  # type: ignore[arg-type]
+
+
 def different_on_each_rank() -> nn.Module:
     torch.manual_seed(os.getpid())
     return line()

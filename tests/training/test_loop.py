@@ -384,6 +384,16 @@ MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
         "JobError",
         "the model has no trainable parameter; leave requires_grad=True on what is to be trained",
     ),
+    "trained, and not among its parameters": (
+        request(job(load_model="loop_jobs:leaves_out")),
+        "JobError",
+        "LeavesOut.parameters() leaves out '0.weight', which asks for gradients; set requires_grad=False on",
+    ),
+    "nested tensors": (
+        request(job(load_dataloader="loop_jobs:nested")),
+        "JobError",
+        "'0' of a batch is a nested tensor, which Saturn can't take apart; give a list with a tensor",
+    ),
     "no batch": (
         request(job(load_dataloader="loop_jobs:triples")),
         "JobError",

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
 from saturn_airflow.training.guarding.plain import Step
@@ -97,7 +98,7 @@ def told(differences: Sequence[Difference]) -> str:
 def put_off_by_rounding(model: nn.Module, number_format: torch.dtype) -> None:
     """Give ``model`` weights that are off by the last digits of their format, in memory of their own."""
     eps = torch.finfo(number_format).eps
-    for p in model.parameters():
+    for p in parameters_of(model):
         if p.is_floating_point():
             digits = (7919 * torch.arange(p.numel(), device=p.device) % 5 - 2).view(p.shape)
             p.data = p.data * (1 + eps * digits.to(p))
@@ -112,7 +113,7 @@ def noting_formats(where: HasFormat, model: nn.Module, *, hooks: bool = True) ->
             where.number_format = max(tensor.dtype, where.number_format, key=list(TOLERANCES).index)
         return tensor
 
-    for parameter in model.parameters():
+    for parameter in parameters_of(model):
         keep(parameter)
     kept = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with kept if hooks else nullcontext():

@@ -26,7 +26,7 @@ from saturn_airflow.launch import failures, job_log
 from saturn_airflow.launch.request import ChangesResultError, NotANumberError
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.parallelism.module_state import ModuleState
+from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import model_attributes, precision, rng
 from saturn_airflow.training.batches import Cut, GlobalBatch
@@ -96,7 +96,7 @@ class Looks:
         self._ranks = training.ranks
         # As they were before a checkpoint changed them.
         self._attributes = training.state.attributes
-        self._frozen = {p: p._version for p in training.parallel.model.parameters() if not p.requires_grad}
+        self._frozen = {p: p._version for p in parameters_of(training.parallel.model) if not p.requires_grad}
         # The plain loop computes alone what the ranks compute together, and the technique once more.
         steps = look_steps(training.total, self._ranks.size + 2, training.hparams.seed)
         self._steps = frozenset(steps)

@@ -18,6 +18,7 @@ from torch import nn
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model import references
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision
 from saturn_airflow.training.guarding.samples import Samples, Singles, samples, singles
@@ -121,7 +122,7 @@ class PlainLoop:
 
         :param parts: the whole batch, or its micro-batches.
         """
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        parameters = [p for p in parameters_of(self.model) if p.requires_grad]
         counted: float | None
         if len(parts) > 1:
             mean, counted = self._accumulate(parts, parameters)

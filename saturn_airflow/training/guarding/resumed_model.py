@@ -11,6 +11,7 @@ from torch import nn
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.training import model_attributes
 from saturn_airflow.training.guarding import whole
 from saturn_airflow.training.guarding.users_state import UsersState
@@ -37,7 +38,7 @@ def refuse_what_is_lost(
     :param allowed: how far the losses may be apart, as a share.
     :raises JobError: when they differ.
     """
-    device = next((p.device for p in trained.parameters()), torch.device("cpu"))
+    device = next((p.device for p in parameters_of(trained)), torch.device("cpu"))
     saved = trained.state_dict(keep_vars=True)
     kept = {name: tensor.detach() for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}
     named = {name: p.detach() for name, p in trained.named_parameters()}
@@ -46,12 +47,12 @@ def refuse_what_is_lost(
     passing = _passing_buffers(trained, another, set(kept))
     resumed = whole.filled(another, {**kept, **named}, {}).to(device)
     model_attributes.put(resumed, attributes, device)
-    versions = [p._version for p in trained.parameters()]
+    versions = [p._version for p in parameters_of(trained)]
     losses = []
     for model in (trained, resumed):
         with UsersState(job, model).put_back():
             losses.append(loss(model, copy.deepcopy(batch)))
-    if versions != [p._version for p in trained.parameters()]:
+    if versions != [p._version for p in parameters_of(trained)]:
         return
     expected, found = losses
     if not abs(found - expected) <= allowed * max(abs(expected), 1e-2):

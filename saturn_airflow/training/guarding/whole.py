@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from saturn_airflow.parallelism.module_state import copied
+from saturn_airflow.parallelism.module_state import copied, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.gathering import dense
 from saturn_airflow.training.model_attributes import Attributes
@@ -26,7 +26,7 @@ def can_be_copied(model: nn.Module) -> bool:
     """Whether a copy of ``model`` computes as one that is loaded anew: it would be without the hooks of its
     parameters, functions that refer to ``model`` would go on doing so, and what TorchScript has compiled
     would have tensors in the place of its parameters."""
-    hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
+    hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters_of(model))
     scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
     return not (hooked or scripted) and not any(
         is_closure(value)
@@ -52,7 +52,7 @@ def bare(model: nn.Module) -> nn.Module | None:
         return None
     empty = {
         id(p): nn.Parameter(torch.empty(0, dtype=p.dtype), requires_grad=p.requires_grad)
-        for p in model.parameters()
+        for p in parameters_of(model)
     }
     try:
         return copy.deepcopy(model, dict(empty))

@@ -25,7 +25,7 @@ from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import AS_MICRO_BATCHES, Job
 from saturn_airflow.parallelism import frozen
 from saturn_airflow.parallelism.batch_norm import no_statistics
-from saturn_airflow.parallelism.module_state import ModuleState
+from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Data
@@ -386,7 +386,7 @@ def _see(
 
 def _part(heard: Heard, model: nn.Module) -> Part:
     assert heard.loss is not None
-    formats = {heard.loss.dtype, *(p.dtype for p in model.parameters() if p.is_floating_point())}
+    formats = {heard.loss.dtype, *(p.dtype for p in parameters_of(model) if p.is_floating_point())}
     return Part(
         heard.samples,
         float(heard.loss),

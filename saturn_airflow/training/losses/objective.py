@@ -16,6 +16,7 @@ from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.training import precision
 from saturn_airflow.training.batches import Data
 from saturn_airflow.training.layout import MicroBatch, of_batch
@@ -283,6 +284,6 @@ def _behind(loss: torch.Tensor, outputs: Any) -> list[torch.Tensor]:
 def _parameters_beside(model: nn.Module, loss_function: Any) -> list[str]:
     if not isinstance(loss_function, nn.Module):
         return []
-    of_the_model = {id(parameter) for parameter in model.parameters()}
+    of_the_model = {id(parameter) for parameter in parameters_of(model)}
     own = loss_function.named_parameters()
     return [name for name, value in own if value.requires_grad and id(value) not in of_the_model]

@@ -47,7 +47,15 @@ def parameter_groups(hparams: HParams, model: nn.Module) -> Groups:
             "the model has no trainable parameter; leave requires_grad=True on what is to be trained"
         )
     if hparams.parameter_groups is None:
-        return [{"params": [name for name, p in model.named_parameters() if p.requires_grad]}]
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        given = set(model.parameters())
+        if left_out := [name for name, p in trained.items() if p not in given]:
+            raise JobError(
+                f"{type(model).__name__}.parameters() leaves out {left_out[0]!r}, which asks for gradients; "
+                "set requires_grad=False on what is not to be trained, or choose what is by "
+                "HParams(parameter_groups=...)"
+            )
+        return [{"params": list(trained)}]
     name_of = {p: name for name, p in model.named_parameters()}
     with of_the_job(f"parameter_groups {hparams.parameter_groups!r}"):
         groups = list(references.load(str(hparams.parameter_groups))(model))
