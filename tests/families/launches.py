@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from datetime import timedelta
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from families.family import find
 from families.matrix import Cell, first_steps, reference_keys, references, truths
@@ -29,6 +31,8 @@ from saturn_airflow.training.ranks import Ranks
 
 #: A cell that gives no sign for so long hangs, on a busy machine too.
 SECONDS_PER_CELL = 300.0
+#: Ranks that refuse do so within so long of each other.
+SECONDS_TO_REFUSE = timedelta(seconds=20)
 
 
 class TooSlowError(Exception):
@@ -80,10 +84,21 @@ def train_all(requests: list[tuple[int, TrainRequest]], ranks: Ranks) -> None:
             train(one, dataclasses.replace(ranks, _emit=_only_steps(ranks)))
         except DoesNotFit as reason:
             ranks.emit("refused", why=str(reason))
+            _meet_the_others(reason)
         else:
             ranks.emit("ends")
-        # Where only some of the ranks refuse, the others wait here for them.
-        ranks.barrier()
+            ranks.barrier()
+
+
+def _meet_the_others(reason: DoesNotFit) -> None:
+    """Go on together where all ranks refuse.
+
+    :raises DoesNotFit: where only some do, and the others wait for them elsewhere: it ends them all.
+    """
+    try:
+        dist.monitored_barrier(timeout=SECONDS_TO_REFUSE)
+    except RuntimeError:
+        raise reason from None
 
 
 def _guard(one: TrainRequest, ranks: Ranks) -> None:
@@ -135,8 +150,11 @@ def _run(cells: list[tuple[int, Cell]], size: int, folder: Path, steps: int | No
         watched = _Watched()
         try:
             ranks_module.launch(train_all, left, size=size, on_event=watched.hear, poll=watched.check)
-        except RanksFailedError as failure:
-            watched.end(Result("error", _shortly(failure)))
+        except RanksFailedError as failed:
+            if failed.failure.status in ("does_not_fit", "changes_result"):
+                watched.refused(str(failed))
+            else:
+                watched.end(Result("error", _shortly(failed)))
         except TooSlowError:
             watched.end(Result("error", f"hangs: no step in {SECONDS_PER_CELL:.0f} seconds"))
         outcomes |= watched.outcomes
@@ -173,6 +191,11 @@ class _Watched:
             self.cell = None
         elif result is not None:
             raise RuntimeError(f"the ranks failed between cells: {result.why}")
+
+    def refused(self, why: str) -> None:
+        """Of one of the ranks; where it is the first, its reason was heard."""
+        if self.cell is not None:
+            self.end(Result("refused", why))
 
     def check(self) -> bool:
         if time.monotonic() - self.heard > SECONDS_PER_CELL:
