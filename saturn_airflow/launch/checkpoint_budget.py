@@ -143,9 +143,9 @@ def _present(job: Path) -> Iterator[Kept]:
     ends = [run.end for run in runs.all_of(job)]
     trains = any(end is None for end in ends)
     finished = bool(ends) and ends[-1] is not None and ends[-1]["status"] == "finished"
-    steps = sorted((path for path in there if path.match("step-*")), reverse=True)
+    steps = checkpoint_files.newest_first(there)
     for path in there:
-        if trains:
+        if trains or (path.match("step-*") and path not in steps):  # the latter somebody put there
             order = _NEVER
         elif path not in steps:  # damaged, refused, or only begun
             order = _SUPERSEDED

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,14 +25,51 @@ NOTE = "removed.json"
 #: of a job.
 FROZEN = "frozen-"
 
+_STEP = re.compile(r"step-[0-9]+")
+#: What the system says of a file that may be whole, and that this process can't read.
+_WITHHELD = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)
+
+
+def newest_first(paths: Iterable[Path]) -> list[Path]:
+    """Those of ``paths`` that are named as checkpoints are, which copies that somebody made are not."""
+    return sorted((path for path in paths if _STEP.fullmatch(path.name)), key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """The step that the name of a checkpoint tells."""
+    return int(path.name.removeprefix("step-"))
+
+
+def is_withheld(damage: str) -> bool:
+    """Whether what :func:`damage` told is that this process may not read what may be whole."""
+    return any(os.strerror(number) in damage for number in _WITHHELD)
+
+
+def take_away(path: Path) -> None:
+    """Remove what is at ``path``, a folder or a file; of a link, not what it leads to.
+
+    :raises OSError: when it can't be.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
 
 def manifest_of(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; empty where it can't be read."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return {}
-    return manifest if isinstance(manifest, dict) else {}
+    with contextlib.suppress(OSError):
+        return _read_manifest(path)
+    return {}
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    text = (path / MANIFEST).read_bytes()
+    with contextlib.suppress(ValueError):
+        manifest = json.loads(text)
+        if isinstance(manifest, dict):
+            return manifest
+    return {}
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -58,9 +97,12 @@ def damage(path: Path, part: slice = slice(None)) -> str | None:
 
     :param part: which of its files to look at, in the order of their names.
     """
-    manifest = manifest_of(path)
+    try:
+        manifest = _read_manifest(path)
+    except OSError as error:
+        return f"{MANIFEST}: {error.strerror}"
     if HASH not in manifest:
-        return f"{MANIFEST} is missing or unreadable"
+        return f"{MANIFEST} can't be parsed"
     if not is_whole(manifest):
         return f"{MANIFEST} has changed"
     for name in sorted(manifest["files"])[part]:

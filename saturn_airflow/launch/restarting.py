@@ -212,7 +212,7 @@ def _definition_of(run: Run) -> Definition:
 
 def _definition_of_newest(folder: Path) -> Definition | None:
     """The definition of the newest checkpoint, where there is one that says."""
-    for path in sorted((folder / "checkpoints").glob("step-*"), reverse=True):
+    for path in checkpoint_files.newest_first((folder / "checkpoints").glob("*")):
         manifest = checkpoint_files.manifest_of(path)
         formats.check(manifest, "a checkpoint", path)
         if checkpoint_files.is_whole(manifest) and "definition" in manifest:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 import threading
 import time
@@ -33,14 +34,14 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from saturn_airflow.launch import checkpoint_files
 from saturn_airflow.launch.checkpoint_files import MANIFEST
-from saturn_airflow.model import formats
+from saturn_airflow.model import disks, formats
 from saturn_airflow.model.definition import Change, Definition
 from saturn_airflow.training import storing, tensor_files
 from saturn_airflow.training.beside_tensors import About, of_all
 from saturn_airflow.training.frozen import Base, Unchanged, worth_a_folder
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.shared_folder import CheckpointError as CheckpointError
-from saturn_airflow.training.shared_folder import SharedFolder, lengths_of
+from saturn_airflow.training.shared_folder import DiskOfCheckpointsError, SharedFolder, lengths_of
 from saturn_airflow.training.state import State, Tensors
 
 _FORMAT = "a checkpoint"
@@ -89,6 +90,7 @@ class Checkpoints:
         self.rest_seconds = 0.0
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._stuck: set[Path] = set()
         self._shared = SharedFolder(folder, ranks, self._group, warn)
 
     def save(
@@ -187,7 +189,7 @@ class Checkpoints:
         try:
             with self._shared.explained():
                 for leftover in self._folder.glob(".saving-*") if self._ranks.is_first else ():
-                    shutil.rmtree(leftover)
+                    checkpoint_files.take_away(leftover)
             if frozen and self._base is None:
                 own = {name: tensor for name, tensor in tensors.items() if name in frozen}
                 tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
@@ -208,8 +210,7 @@ class Checkpoints:
             if self._ranks.is_first:
                 digest = tensor_files.write_manifest(temporary, {"files": files})
                 final = self._folder / f"{checkpoint_files.FROZEN}{digest[:16]}"
-                if final.exists():
-                    shutil.rmtree(final)
+                checkpoint_files.take_away(final)
                 temporary.rename(final)
                 tensor_files.sync(self._folder)
         digest = self._shared.everyones(digest)[0]
@@ -235,8 +236,7 @@ class Checkpoints:
                 tensor_files.write_manifest(temporary, manifest)
                 # Nobody trains the steps again that it has: their losses must be known.
                 self._ranks.until_heard()
-                if final.exists():
-                    shutil.rmtree(final)
+                checkpoint_files.take_away(final)
                 temporary.rename(final)
                 tensor_files.sync(self._folder)
                 self._remove_old(sure)
@@ -244,12 +244,21 @@ class Checkpoints:
 
     def _remove_old(self, sure: int) -> None:
         found = self._found()
-        kept = {*found[: self._keep], *[path for path in found if _step_of(path) <= sure][:1]}
+        kept = {*found[: self._keep], *[path for path in found if checkpoint_files.step_of(path) <= sure][:1]}
         useless = (*self._folder.glob("damaged-*"), *self._folder.glob("refused-*"))
         for old in [*(path for path in found if path not in kept), *useless]:
-            shutil.rmtree(old)
+            self._remove(old)
         for base in checkpoint_files.unused(self._folder):
-            shutil.rmtree(base)
+            self._remove(base)
+
+    def _remove(self, path: Path) -> None:
+        """Take away what nobody needs; that it can't be is no reason to do without what has been written."""
+        try:
+            checkpoint_files.take_away(path)
+        except OSError as error:
+            if path not in self._stuck:
+                self._warn(f"{path} is of no use any more and can't be removed ({error.strerror})")
+            self._stuck.add(path)
 
     def set_aside(self, after: int) -> None:
         """Take those of more than ``after`` steps out of what :meth:`load` finds; they stay until the next is
@@ -258,9 +267,9 @@ class Checkpoints:
             self.finish()
         with self._shared.explained():
             for path in self._found() if self._ranks.is_first else []:
-                if _step_of(path) > after:
+                if checkpoint_files.step_of(path) > after:
                     aside = self._folder / f"refused-{path.name}"
-                    shutil.rmtree(aside, ignore_errors=True)
+                    checkpoint_files.take_away(aside)
                     path.rename(aside)
 
     def load(self, state: State) -> tuple[Path, dict[str, Any]] | None:
@@ -277,18 +286,28 @@ class Checkpoints:
         return found
 
     def _load(self, state: State) -> tuple[Path, dict[str, Any]] | None:
-        found: list[Any] = self._shared.everyones([path.name for path in self._found()])[0]
+        there: list[str] = []
+        with self._shared.explained():
+            there = [path.name for path in self._found()]
+        found: list[Any] = self._shared.everyones(there)[0]
+        aside: list[str] = []
+        failed = ""
         for name in found:
             path = self._folder / name
             formats.check(checkpoint_files.manifest_of(path), _FORMAT, path)
             part = slice(self._ranks.rank, None, self._ranks.size)
             damages = self._shared.everyones(checkpoint_files.damage(path, part))
             if damage := next((d for d in damages if d), None):
+                if checkpoint_files.is_withheld(damage):
+                    raise CheckpointError(
+                        f"checkpoint {path} can't be read ({damage}), and may be whole: let the user that "
+                        "trains read it; or move it away, and the job goes on from what is left"
+                    )
                 self._warn(f"checkpoint {path} is damaged ({damage}); using the one before it")
-                if self._ranks.is_first:
-                    with suppress(OSError):
-                        path.rename(self._folder / f"damaged-{name}")
+                failed = failed or (f"{path}: {damage}" if disks.is_told(damage) else "")
+                aside.append(name)
                 continue
+            self._put_aside(aside)
             manifest = json.loads((path / MANIFEST).read_text())
             self._check_definition(path, manifest)
             of_base = self._shared.everyones(checkpoint_files.damage_of_base(path, part))
@@ -298,11 +317,22 @@ class Checkpoints:
             self._read(path, state, manifest)
             extra: dict[str, Any] = manifest["extra"]
             return path, extra
+        if failed:
+            raise DiskOfCheckpointsError(
+                f"no checkpoint in {self._folder} can be read ({failed}): look after that disk; where they "
+                "are lost, move them away, and the job starts from the beginning"
+            )
+        self._put_aside(aside)
         if found:
             self._warn(f"no checkpoint in {self._folder} is whole; starting from the beginning")
         elif why := checkpoint_files.why_removed(self._folder):
             self._warn(f"the checkpoints in {self._folder} are gone ({why}); starting from the beginning")
         return None
+
+    def _put_aside(self, damaged: list[str]) -> None:
+        for name in damaged if self._ranks.is_first else ():
+            with suppress(OSError):
+                (self._folder / name).rename(self._folder / f"damaged-{name}")
 
     def _check_definition(self, path: Path, manifest: Mapping[str, Any]) -> None:
         if self._definition is None or "definition" not in manifest:
@@ -366,8 +396,13 @@ class Checkpoints:
         self.forgotten = manifest.get("forgotten", {})
 
     def _found(self) -> list[Path]:
-        """The checkpoints there are, newest first."""
-        return sorted(self._folder.glob("step-*"), reverse=True) if self._folder.is_dir() else []
+        """The checkpoints there are, newest first.
+
+        :raises OSError: when that can't be told.
+        """
+        with suppress(FileNotFoundError):
+            return checkpoint_files.newest_first(map(self._folder.joinpath, os.listdir(self._folder)))
+        return []
 
 
 def _mostly_on_host(tensors: Tensors) -> bool:
@@ -382,10 +417,6 @@ def _without_base(path: Path, damage: str) -> CheckpointError:
         f"checkpoint {path} is whole, but what training left of the model as it was is not: in "
         f"{checkpoint_files.base_of(path)}, {damage}. Put that folder back, or train the job from scratch"
     )
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
 
 
 def read_weights(path: str | Path) -> Tensors:

@@ -100,6 +100,16 @@ def test_superseded_ones_go_first_then_older_ones_then_those_of_finished_jobs(ho
     assert checkpoint_files.why_removed(b / "checkpoints") == "a test"
 
 
+def test_a_copy_that_somebody_made_stands_in_for_no_checkpoint(home: Path) -> None:
+    job = sweep_of(home) / "a"
+    ended(job, "stopped")
+    newest = checkpoint(job, 2)
+    copied = shutil.copytree(newest, newest.with_name("step-00000002-copy"))
+    assert keep_to(1.0, [sweep_of(home)], "a test").removed == ()
+    assert newest.exists()
+    assert copied.exists()
+
+
 def test_nothing_of_a_job_that_trains_goes_but_what_was_set_aside(home: Path) -> None:
     job = sweep_of(home) / "a"
     ended(job, "finished")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import io
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +22,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from saturn_airflow.launch import checkpoint_files
+from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.jobs import HParams
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import checkpoints, tensor_files
@@ -368,3 +373,108 @@ def test_who_finds_no_checkpoint_since_they_were_taken_away_is_told(tmp_path: Pa
     checkpoint_files.note_removed(tmp_path, ["step-00000004"], "[saturn] checkpoints_budget is 1 GB")
     assert folder.checkpoints.load(Training(ranks, 0).state) is None
     assert "are gone ([saturn] checkpoints_budget is 1 GB); starting from the beginning" in folder.warnings[0]
+
+
+def test_what_somebody_has_put_beside_them_is_neither_read_nor_removed(tmp_path: Path, ranks: Ranks) -> None:
+    folder = Folder(tmp_path, ranks, keep=1)
+    folder.save(1, Training(ranks, 1).state, {"step": 1})
+    copied = shutil.copytree(tmp_path / "step-00000001", tmp_path / "step-00000001-before-lunch")
+    loaded = Training(ranks, 0)
+    assert folder.checkpoints.load(loaded.state) == (tmp_path / "step-00000001", {"step": 1})
+    folder.save(2, loaded.state, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [copied.name, "step-00000002"]
+    assert folder.warnings == []
+
+
+def test_steps_are_counted_as_numbers(tmp_path: Path, ranks: Ranks) -> None:
+    folder = Folder(tmp_path, ranks, keep=1)
+    for step in (99_999_999, 100_000_000):
+        folder.save(step, Training(ranks, 1).state, {"step": step})
+    found = folder.checkpoints.load(Training(ranks, 0).state)
+    assert found == (tmp_path / "step-100000000", {"step": 100_000_000})
+
+
+@pytest.mark.parametrize("what", ["a file", "a link", "a link to nothing"])
+def test_what_lies_in_the_place_of_an_old_one_costs_no_new_one(
+    tmp_path: Path, ranks: Ranks, what: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    folder = Folder(tmp_path / "checkpoints", ranks, keep=1)
+    folder.save(1, Training(ranks, 1).state, {"step": 1})
+    old = folder.path / "step-00000001"
+    old.rename(elsewhere)
+    if what == "a file":
+        old.touch()
+    else:
+        old.symlink_to(elsewhere if what == "a link" else tmp_path / "nothing")
+    for step in (1, 2):
+        folder.save(step, Training(ranks, step).state, {"step": step})
+    assert [path.name for path in folder.path.iterdir()] == ["step-00000002"]
+    assert (elsewhere / "manifest.json").exists(), "what a link leads to is not this folder's to remove"
+    assert folder.warnings == []
+
+
+def test_what_is_of_no_use_and_can_not_be_removed_costs_no_new_one(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path, ranks, keep=1)
+    remove = shutil.rmtree
+
+    def of_somebody_else(path: Any, *args: Any, **kwargs: Any) -> None:
+        if Path(path).name == "step-00000001":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        remove(path, *args, **kwargs)
+
+    monkeypatch.setattr(shutil, "rmtree", of_somebody_else)
+    for step in (1, 2, 3):
+        folder.save(step, Training(ranks, step).state, {"step": step})
+    (warning,) = folder.warnings
+    assert "step-00000001 is of no use any more and can't be removed (Permission denied)" in warning
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE], ids=os.strerror)
+@pytest.mark.parametrize("place", ["manifest.json", ".safetensors"])
+@pytest.mark.parametrize("which", ["step-", "step-00000002"])
+def test_what_may_be_whole_and_can_not_be_read_is_no_reason_to_start_over(
+    two: dict[str, bytes],
+    tmp_path: Path,
+    ranks: Ranks,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    place: str,
+    which: str,
+) -> None:
+    lay(two, tmp_path)
+    really = io.open
+
+    def opened(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if which in str(file) and str(file).endswith(place):
+            raise OSError(number, os.strerror(number), str(file))
+        return really(file, *args, **kwargs)
+
+    folder = Folder(tmp_path, ranks)
+    with monkeypatch.context() as patch:
+        patch.setattr("io.open", opened)
+        patch.setattr("builtins.open", opened)
+        loaded = Training(ranks, 0)
+        if number == errno.EACCES:
+            with pytest.raises(CheckpointError, match=r"step-00000002 can't be read .*Permission denied"):
+                folder.checkpoints.load(loaded.state)
+        elif which == "step-":
+            with pytest.raises(DiskError, match="look after that disk"):
+                folder.checkpoints.load(loaded.state)
+        else:
+            assert folder.checkpoints.load(loaded.state) == (tmp_path / "step-00000001", {"step": 1})
+            return
+    assert folder.checkpoints.load(loaded.state) == (tmp_path / "step-00000002", {"step": 2})
+
+
+def test_a_folder_of_checkpoints_that_can_not_be_listed_is_no_empty_one(
+    two: dict[str, bytes], tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay(two, tmp_path)
+    folder, fails = Folder(tmp_path, ranks), OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, mock.Mock(side_effect=fails))
+    with pytest.raises(DiskError, match="Stale file handle"):
+        folder.checkpoints.load(Training(ranks, 0).state)
