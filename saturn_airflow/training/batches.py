@@ -55,11 +55,15 @@ class Data(Protocol):
     """Batches of a job.
 
     :ivar batches_per_epoch: None where the data has no length.
+    :ivar extent: batches of an epoch and samples, where they are known: others tell that the data are others.
     :ivar is_sure_of_length: whether they are as many; an iterable may say another number than it gives.
     """
 
     batches_per_epoch: int | None
     is_sure_of_length: bool
+
+    @property
+    def extent(self) -> tuple[int | None, int | None]: ...
 
     @property
     def layout(self) -> Layout:

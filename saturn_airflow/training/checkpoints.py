@@ -345,6 +345,11 @@ class Checkpoints:
                 f"checkpoint {path} is of another definition of the job ({found}); train it in another "
                 "folder, or say that it is to go on all the same"
             )
+        if other := [change for change in self.changes if change.field == "hparams.optimizer"]:
+            raise CheckpointError(
+                f"checkpoint {path} holds the state of another optimizer ({other[0]}), which can't go on "
+                "with it; start the job from scratch"
+            )
 
     def _manifest(self, tensors: Tensors, about: About) -> dict[str, Any]:
         """The manifest without what is known later."""

@@ -105,6 +105,9 @@ class Training:
     :param look: called with this and the job's model before the technique is.
     """
 
+    #: Steps done that are of no epoch of these data, but of what they were before they changed.
+    steps_beside = 0
+
     def __init__(self, request: TrainRequest, ranks: Ranks, look: Look) -> None:
         self.started = time.perf_counter()
         job_log.set_up(heard=request.measure is None)
@@ -164,7 +167,8 @@ class Training:
     @property
     def total(self) -> int | None:
         """Steps of the whole job; None where the data has no length."""
-        return batches.total_steps(self.hparams, self.data)
+        total = batches.total_steps(self.hparams, self.data)
+        return None if total is None else total + self.steps_beside
 
     @property
     def finished(self) -> bool:
@@ -195,6 +199,15 @@ class Training:
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """All of the job's."""
         return [self.optimizer]
+
+    def begin_epoch_anew(self, why: str) -> None:
+        """Begin the epoch that training stands in from its first batch, when it goes on.
+
+        :raises JobError: when that can't be.
+        """
+        self.warn(f"{why}, and begins anew")
+        self.position = Position(self.position.epoch, 0)
+        self.epoch_sum, self.epoch_batches = 0.0, 0
 
     def _look_at_model(self, model: nn.Module) -> None:
         """Look at the whole model, before a technique takes it apart."""

@@ -28,6 +28,7 @@ def stand(training: Training) -> dict[str, Any]:
         "own_metrics": training.own_metrics,
         "lr": [float(group["lr"]) for group in training.optimizer.param_groups],
         "plateau": training.plateau.to_dict(),
+        "extent": training.data.extent,
         "data": training.data.kept(training.position),
         "technique": training.request.technique,
         "devices": training.ranks.size,
@@ -66,6 +67,7 @@ def go_on(training: Training, saved: Checkpoints, extra: Mapping[str, Any]) -> N
     training.position = Position(extra["epoch"], extra["batch"])
     training.data.go_on(extra.get("data"))
     training.epoch_sum, training.epoch_batches = extra["epoch_sum"], extra["epoch_batches"]
+    _see_data(training, extra)
     # Before anybody looked again, the trial's comparison was all there was.
     training.looked = extra.get("looked", training.step)
     training.metrics.update(extra["metrics"])
@@ -86,6 +88,31 @@ def go_on(training: Training, saved: Checkpoints, extra: Mapping[str, Any]) -> N
             f"checkpoint {training.checkpoint} is at the end of a training under another definition "
             f"({changes}), and nothing is left to train: start the job from scratch"
         )
+
+
+def _see_data(training: Training, extra: Mapping[str, Any]) -> None:
+    """See whether a place in the data is one in those that there are now.
+
+    :raises JobError: when they are others, and the epoch can't be begun anew.
+    """
+    data, (epoch, batch) = training.data, training.position
+    now, most = list(data.extent), data.batches_per_epoch
+    # Earlier versions did not write it.
+    before = list(extra.get("extent", now))
+    changed = before != now or (data.is_sure_of_length and most is not None and batch >= most)
+    if changed and batch:
+        was, is_now = (" of ".join(filter(None, parts)) for parts in (_in_words(before), _in_words(now)))
+        training.begin_epoch_anew(
+            f"the data have changed since {training.checkpoint} was written: an epoch had {was}, and has "
+            f"{is_now}. Epoch {epoch}, of which {batch} batches were trained, can't go on"
+        )
+    if training.hparams.batches is None and data.is_sure_of_length and most is not None:
+        training.steps_beside = training.step - epoch * most - training.position.batch
+
+
+def _in_words(extent: list[int | None]) -> tuple[str, str]:
+    batches, samples = extent
+    return f"{batches or 'some'} batches", "" if samples is None else f"{samples} samples"
 
 
 def tell(training: Training, what: str, forgotten: Mapping[str, str]) -> None:

@@ -53,6 +53,7 @@ class Stream:
         if length == 0:
             raise JobError(f"{name!r}: the data is empty; a job needs at least one batch")
         self.batches_per_epoch: int | None = length
+        self.extent = length, None
 
     def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
         self._begun = []
@@ -128,9 +129,9 @@ class Stream:
         if not self._looked:
             self._look_at_a_sample()
         for epoch in itertools.count(0 if self._from_the_start else start.epoch):
-            empty = True
+            empty, come_to = True, 0
             for position, data, ends_epoch in self._epoch(epoch):
-                empty = False
+                empty, come_to = False, position.batch + 1
                 layout = self._look(data)
                 if position >= start:
                     samples = layout.count(data)
@@ -139,6 +140,11 @@ class Stream:
                     yield GlobalBatch(position, samples, micro_batches, ends_epoch, whole)
             if empty:
                 raise JobError(f"{self._name!r}: the data is empty; a job needs at least one batch")
+            if epoch == start.epoch and come_to < start.batch:
+                raise JobError(
+                    f"{self._name!r}: the data have changed since this job was trained last: epoch {epoch} "
+                    f"ends after batch {come_to}, and {start.batch} were trained; start the job from scratch"
+                )
 
     def _epoch(self, epoch: int) -> Iterator[tuple[Position, Any, bool]]:
         rng.seed(self._seed, "order", epoch)
@@ -178,6 +184,7 @@ class _Few(KeepsNothing):
         self._data = data
         self._sizes = sizes
         self.batches_per_epoch: int | None = len(sizes)
+        self.extent = len(sizes), None
 
     @property
     def layout(self) -> Layout:

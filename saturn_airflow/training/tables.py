@@ -57,6 +57,7 @@ class Table(KeepsNothing):
         ]
         self._size = size
         self.batches_per_epoch: int | None = len(self._batches)
+        self.extent = self.batches_per_epoch, size
 
     def batches(self, start: Position, cut: Cut, limit: int | None = None) -> Iterator[GlobalBatch]:
         loader = DataLoader(

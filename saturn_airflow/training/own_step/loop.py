@@ -185,6 +185,12 @@ class OwnStepTraining(Training):
         logged = extra.get("metric_objects", {})
         self.own.metric_objects.logged = {name: (part, at_end) for name, (part, at_end) in logged.items()}
 
+    def begin_epoch_anew(self, why: str) -> None:
+        raise JobError(
+            f"{why}, nor begin anew: what own_step has measured of it can't be taken back. Start the job "
+            "from scratch"
+        )
+
     def _further(self) -> dict[str, Any]:
         return {"metrics": self.logged} if self.logged else {}
 
