@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.metrics import PART
 
 _TOLD = ("on_step", "on_epoch")  # who are told of what happens
 #: Fields of a job that decide where it is trained, how fast, and what is measured, and not what comes of it.
@@ -57,6 +59,8 @@ class Definition:
         if hparams.get("epochs") == 1:  # what it is where nothing is said
             del hparams["epochs"]
         fields |= {"hparams": hparams} if hparams else {}
+        if ends_it := _metric_that_ends(job):
+            fields["metrics"] = ends_it
         return cls(fields | ({CODE: code} if code is not None else {}))
 
     @property
@@ -87,6 +91,17 @@ class Definition:
     def from_dict(cls, data: Mapping[str, Any]) -> Definition:
         """The definition that :meth:`to_dict` described."""
         return cls(data["fields"])
+
+
+def _metric_that_ends(job: Job) -> dict[str, str]:
+    """The metric of the job's own that decides when it ends, if one does."""
+    rule = EarlyStopping.of(job.hparams.early_stopping)
+    named = "" if rule is None else rule.metric
+    return {
+        name: str(reference)
+        for name, reference in job.metrics.items()
+        if named == name or named.startswith(f"{name}{PART}")
+    }
 
 
 def _leaves(fields: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -79,6 +79,22 @@ def test_every_hyper_parameter_counts(field: str) -> None:
     assert Definition.of(JOB).changes(Definition.of(dataclasses.replace(JOB, hparams=hparams)))
 
 
+def test_the_metric_that_ends_a_job_counts_and_no_other() -> None:
+    def ending(by: str, **metrics: str) -> Definition:
+        stopping = {"metric": by, "mode": "max"}
+        hparams = HParams(lr=0.1, early_stopping=stopping)
+        return Definition.of(
+            dataclasses.replace(JOB, hparams=hparams, metrics=metrics, load_eval_dataloader="d:e")
+        )
+
+    before = ending("f1", f1="m:f1", recall="m:recall")
+    (change,) = before.changes(ending("f1", f1="m:f1_by_class", recall="m:recall"))
+    assert str(change) == 'metrics.f1 was "m:f1" and is "m:f1_by_class"'
+    assert before == ending("f1", f1="m:f1")
+    assert ending("top/5", top="m:top").changes(ending("top/5", top="m:best"))
+    assert ending("epoch_loss", f1="m:f1") == ending("epoch_loss")
+
+
 def test_what_is_said_and_what_is_the_default_are_the_same() -> None:
     said = HParams(epochs=1, lr=1e-3, seed=0, precision="float32")
     one, other = (dataclasses.replace(JOB, hparams=hparams) for hparams in (said, HParams()))
