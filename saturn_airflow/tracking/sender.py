@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,9 @@ class Sender:
     def __init__(self, uri: str, outbox: Outbox) -> None:
         self.uri = uri
         self.outbox = outbox
-        self._server = hashlib.sha256(uri.encode()).hexdigest()[:16]
+        # One at a time sends the records of an outbox, on one machine at least.
+        self._creator = _digest(f"{socket.gethostname()} {outbox.folder.absolute()}")
+        self._server = _digest(uri)
         self._state: dict[str, Any] = {}
         self._load()
 
@@ -190,7 +193,7 @@ class Sender:
         return self.run_id
 
     def _open(self, record: Record) -> None:
-        run, experiment = find_or_create_run(self.uri, record)
+        run, experiment = find_or_create_run(self.uri, record, self._creator)
         self._state["run_id"] = run.info.run_id
         self._state["experiment_id"] = experiment
         self._state["last_step"] = max(self.last_step, int(run.data.metrics.get("step", -1)))
@@ -366,17 +369,24 @@ class BackgroundSender:
                 self._changed.notify_all()
 
 
-def find_or_create_run(uri: str, record: Record) -> tuple[Run, str]:
-    """The run that a ``run`` record describes, its parent's run first, and its experiment's id."""
+def find_or_create_run(uri: str, record: Record, creator: str) -> tuple[Run, str]:
+    """The run that a ``run`` record describes, its parent's run first, and its experiment's id.
+
+    :param creator: see :func:`unique.find_or_create`.
+    """
     experiment = server.experiment_id(uri, record["experiment"])
     tags = dict(record["tags"])
     if record.get("parent"):
-        parent, _ = find_or_create_run(uri, record["parent"])
+        parent, _ = find_or_create_run(uri, record["parent"], creator)
         tags["mlflow.parentRunId"] = parent.info.run_id
     run = unique.find_or_create(
-        uri, experiment, record["key"], tuple(record["claim"]), record["name"], tags, record["time"]
+        uri, experiment, record["key"], tuple(record["claim"]), record["name"], tags, record["time"], creator
     )
     return run, experiment
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _size(batch: Sequence[Record]) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 KEY_TAG = "saturn.key"
+_CREATOR_TAG = "saturn.creator"
 _DUPLICATE = "(duplicate)"
 _ATTEMPTS = 20
 _GIVE_WAY = 2  # attempts
@@ -42,20 +43,28 @@ def find_or_create(
     name: str,
     tags: Mapping[str, str],
     started: int,
+    creator: str = "",
 ) -> Run:
     """The run of ``key``, created where there is none.
 
+    :param creator: of whom there is one at a time. A run that it created before, and that does not count
+        since MLflow went away then, is used: else each try while MLflow fails now and then would add one.
     :param claim: a parameter and its value, the same for all who ask for this key.
     :param started: when the run began, in milliseconds since 1970.
     :raises MlflowAwayError: when MLflow does not answer.
     """
     client = server.client(uri)
     for attempt in range(_ATTEMPTS):
-        if run := find(uri, experiment_id, key, claim):
+        there = _all(uri, experiment_id, key)
+        if run := next((run for run in there if _claimed(run, claim)), None):
             return run
+        mine = next((run for run in there if _is_left_by(run, claim, creator)), None)
         with server.answers():
-            mine = client.create_run(
-                experiment_id, started, {**tags, KEY_TAG: _digest(key)}, run_name=name or None
+            mine = mine or client.create_run(
+                experiment_id,
+                started,
+                {**tags, KEY_TAG: _digest(key), **({_CREATOR_TAG: creator} if creator else {})},
+                run_name=name or None,
             )
         others = [run for run in _all(uri, experiment_id, key) if run.info.run_id != mine.info.run_id]
         # Give way at first: two that mark each other's runs get nowhere.
@@ -89,6 +98,10 @@ def _all(uri: str, experiment_id: str, key: str) -> list[Run]:
 
 def _claimed(run: Run, claim: tuple[str, str]) -> bool:
     return bool(run.data.params.get(claim[0]) == claim[1])
+
+
+def _is_left_by(run: Run, claim: tuple[str, str], creator: str) -> bool:
+    return bool(creator) and run.data.tags.get(_CREATOR_TAG) == creator and claim[0] not in run.data.params
 
 
 def _set(uri: str, run: Run, parameter: tuple[str, str]) -> bool:

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.entities import ViewType
 
 from saturn_airflow import tracking
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.tracking import unique
 from saturn_airflow.tracking.mlflow_runs import JobRun, SweepRun
 from saturn_airflow.tracking.outbox import Outbox
+from saturn_airflow.tracking.server import MlflowAwayError
 
 PLAN = Plan(
     "nightly",
@@ -113,6 +116,29 @@ def test_a_run_whose_creator_died_before_it_counted_is_replaced(uri: str, tmp_pa
     assert opened not in halves
     left = client(uri).search_runs([run.info.experiment_id], f"tags.`saturn.key` = '{tags['saturn.key']}'")
     assert [run.info.run_id for run in left] == [opened]
+
+
+def test_tries_while_mlflow_fails_half_way_add_one_run_together(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = client(uri).create_experiment(f"half way {uuid.uuid4()}")
+
+    def ask() -> str:
+        arguments = (uri, experiment, "dag/run/sweep", ("sweep", "s"), "sweep", {}, 0, "this one")
+        return str(unique.find_or_create(*arguments).info.run_id)
+
+    def fails(*_: Any) -> bool:
+        raise MlflowAwayError("it answers 500")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unique, "_set", fails)
+        for _ in range(3):
+            with pytest.raises(MlflowAwayError):
+                ask()
+    (half,) = client(uri).search_runs([experiment])
+    assert ask() == ask() == half.info.run_id
+    everything = client(uri).search_runs([experiment], run_view_type=ViewType.ALL)
+    assert [run.info.run_id for run in everything] == [half.info.run_id]
 
 
 def test_a_job_that_comes_back_continues_its_run_with_each_step_once(uri: str, tmp_path: Path) -> None:
