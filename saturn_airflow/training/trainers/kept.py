@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import handed_over
+from saturn_airflow.model import disks
 from saturn_airflow.model.disks import write_whole
-from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.errors import DiskError, JobError
 
 _FORMAT = 1
 MANIFEST = "saturn.json"
 _PART = 1 << 20
+# As a Trainer names them; copies that somebody made are none.
+_NAME = re.compile(r"checkpoint-[0-9]+")
 # The Trainer's arguments as they are, such as a token of a hub; nobody reads them to go on.
 _ARGUMENTS = "training_args.bin"
 
@@ -35,17 +39,32 @@ def newest(folder: Path, warn: Callable[[str], object]) -> tuple[Path, dict[str,
     """The newest whole checkpoint and what was said of it.
 
     :param warn: is told of those that are damaged.
-    :raises JobError: for one of a later format.
+    :raises JobError: for one of a later format, and for one that may not be read.
+    :raises DiskError: when a disk fails, and none is left that can be read.
     """
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for path in reversed(found):
-        # Without a seal, its writing was interrupted, or it is the trainer's best and none to go on from.
-        if not (path / MANIFEST).is_file():
-            continue
-        facts = _facts(path)
+    there = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
+    failed: OSError | None = None
+    for path in sorted(there, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
+        try:
+            # Without a seal, its writing was interrupted, or it is the trainer's best and none to go on from.
+            if not (path / MANIFEST).is_file():
+                continue
+            facts = _facts(path)
+        except PermissionError as error:
+            raise JobError(
+                f"{error.filename} can't be read ({error.strerror}), and may be whole: let the user that "
+                f"trains read it; or move {path} away, and the job goes on from what is left"
+            ) from None
+        except OSError as error:
+            facts, failed = None, failed or error
         if facts is not None:
             return path, facts
         warn(f"{path} is damaged; training goes on from the one before it")
+    if failed is not None and disks.is_fault(failed):
+        raise DiskError(
+            f"no checkpoint in {folder} can be read ({failed.strerror}): look after that disk; where they "
+            "are lost, move them away, and the job starts from the beginning"
+        )
     return None
 
 
@@ -62,7 +81,7 @@ def _facts(checkpoint: Path) -> dict[str, Any] | None:
     try:
         facts: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
         number, digests = int(facts["format"]), dict(facts["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
     if number > _FORMAT:
         raise JobError(f"{checkpoint} is of format {number}, which a later version of Saturn wrote")
@@ -70,7 +89,7 @@ def _facts(checkpoint: Path) -> dict[str, Any] | None:
         try:
             if _digest(checkpoint / name) != digest:
                 return None
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
     return facts
 
