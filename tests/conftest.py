@@ -60,6 +60,20 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     subprocess.run(["umount", "-l", path], check=True)
 
 
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The inodes of what this process has brought to a disk since."""
+    found: set[int] = set()
+    really = os.fsync
+
+    def fsync(file: int) -> None:
+        found.add(os.fstat(file).st_ino)
+        really(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
 @pytest.fixture(scope="session")
 def wheel_bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ``bin`` of an environment with a wheel built from the repository, and this one's other packages."""

@@ -70,6 +70,16 @@ def disk_of(folder: Path) -> Path:
     return next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_mount())
 
 
+def sync(path: Path) -> None:
+    """Have a file, or a folder with all that is in it, on the disk when this returns."""
+    for part in (*(path.rglob("*") if path.is_dir() else ()), path):
+        descriptor = os.open(part, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file that is whole or as it was, whoever dies meanwhile, and on the disk when this returns.
 

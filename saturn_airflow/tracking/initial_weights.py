@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.model import disks
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.initial_weights import WEIGHTS, Source, parse
 from saturn_airflow.tracking import models, server
@@ -58,11 +59,14 @@ def fetch(uri: str, pinned: str, to: Path) -> None:
         source = parse(pinned)
         if source.run is None and source.name is None:
             found = _weights_file(Path(source.path))
-            if found is None or _digest(found) != source.digest:
+            fetched = None if found is None else Path(shutil.copyfile(found, Path(folder, WEIGHTS)))
+            # Of the copy: the file may be written anew while it is copied.
+            if fetched is None or _digest(fetched) != source.digest:
                 raise InvalidSweepError(f"init_from: {source.path} has changed since {pinned} was noted")
-            Path(shutil.copyfile(found, Path(folder, WEIGHTS))).rename(to)
-            return
-        _download(uri, pinned, source, folder).rename(to)
+        else:
+            fetched = _download(uri, pinned, source, folder)
+        disks.sync(fetched)
+        fetched.rename(to)
 
 
 def _download(uri: str, pinned: str, source: Source, folder: str) -> Path:

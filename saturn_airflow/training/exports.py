@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file, save_model
 from torch import nn
 
-from saturn_airflow.model import clear_secrets
+from saturn_airflow.model import clear_secrets, disks
 from saturn_airflow.model.errors import InvalidSweepError, SaturnError
 from saturn_airflow.model.initial_weights import WEIGHTS
 from saturn_airflow.model.jobs import Job
@@ -98,6 +98,8 @@ def _whole(folder: Path, job: Job) -> Iterator[Path]:
     requirements = model_code.carry(str(job.load_model), temporary / CODE)
     (temporary / REQUIREMENTS).write_text("\n".join(requirements) + "\n")
     shutil.copyfile(pyfunc.__file__, temporary / CODE / LOADER)
+    # A machine that loses its power must not leave a model whose numbers are zeros.
+    disks.sync(temporary)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from pathlib import Path
 
@@ -86,6 +87,32 @@ def test_nothing_is_settled_while_mlflow_is_away(tmp_path: Path) -> None:
     with pytest.raises(MlflowAwayError):
         settled(asked, lambda: "http://127.0.0.1:9", tmp_path, print)
     assert not (tmp_path / "init" / "settled.json").exists()
+
+
+def test_weights_are_on_the_disk_before_they_count(
+    embedded_uri: str, tmp_path: Path, synced: set[int]
+) -> None:
+    name = f"digits-{uuid.uuid4().hex[:8]}"
+    registered(embedded_uri, name, tmp_path / "model", b"1")
+    (tmp_path / "model.safetensors").write_bytes(weights(b"1"))
+    for asked in (f"models:/{name}/1", str(tmp_path / "model.safetensors")):
+        (found,) = settled([job(asked)], lambda: embedded_uri, tmp_path, print)
+        assert Path(file_of(tmp_path, found.init_from)).stat().st_ino in synced
+
+
+def test_a_file_that_is_written_anew_while_it_is_copied_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, copy = tmp_path / "model.safetensors", shutil.copyfile
+    file.write_bytes(weights(b"first"))
+
+    def written_anew(source: Path, to: Path) -> Path:
+        file.write_bytes(weights(b"second"))
+        return Path(copy(source, to))
+
+    monkeypatch.setattr(shutil, "copyfile", written_anew)
+    with pytest.raises(InvalidSweepError, match="has changed since"):
+        settled([job(str(file))], str, tmp_path, print)
 
 
 def test_a_file_that_changes_is_another_definition_and_the_sweep_keeps_the_first(tmp_path: Path) -> None:

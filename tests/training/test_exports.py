@@ -16,7 +16,8 @@ from saturn_airflow.launch import runs
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.training import pyfunc
 from saturn_airflow.training.checkpoints import read_weights
-from saturn_airflow.training.exports import export_model, load_exported
+from saturn_airflow.training.exports import export_model, export_trained, load_exported
+from saturn_airflow.training.loading import made_model
 
 DAGS = Path(__file__).parents[2] / "dags"
 
@@ -55,6 +56,15 @@ def test_a_finished_jobs_model_is_exported_and_loads_with_its_tied_weights(tmp_p
     exported = Path(end["result"]["model"])
     assert Job.from_dict(json.loads((exported / "job.json").read_text())) == job
     assert export_model(checkpoint, job, exported) == exported  # a second export replaces the first
+
+
+def test_all_of_an_export_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, synced: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    job = Job("a", "loop_jobs:line", "loop_jobs:points", "loop_jobs:loss")
+    folder = export_trained(made_model(job), job, tmp_path / "model")
+    assert {path.stat().st_ino for path in (folder, *folder.rglob("*"))} <= synced
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):
