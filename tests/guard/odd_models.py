@@ -71,6 +71,24 @@ class DropPath(nn.Module):
         return x * kept / 0.5
 
 
+class DrawsLittle(nn.Module):
+    """What it draws changes the loss by less than the steps of a training do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + 1e-3 * torch.rand(len(x), 1, dtype=x.dtype)) if self.training else x
+
+
+class Casts(nn.Module):
+    """It adds in a lower format, in which the gradients of a batch are summed; of sums nothing is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.float() + self.bias.float()).to(x.dtype)
+
+
 NUMBERS, TORCH = np.random.default_rng(3), torch.Generator().manual_seed(3)
 
 
@@ -183,6 +201,8 @@ EXTRAS = {
     "own noise": OwnNoise,
     "counts in its class": CountsInClass,
     "drop path": DropPath,
+    "draws little": DrawsLittle,
+    "casts": Casts,
 }
 
 

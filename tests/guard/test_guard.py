@@ -188,6 +188,24 @@ RIGHT: dict[str, tuple[Cell, str]] = {
     "masks of one device": (Cell(job(model_args={"extra": "drops"}), "single"), "exact"),
     "masks of two": (Cell(job(model_args={"extra": "drops"}), "ddp", 2), "distribution"),
     "samples left out": (Cell(job(model_args={"extra": "drop path"}), "ddp", 2), "distribution"),
+    **{
+        f"what is drawn and shows little under {technique}": (
+            Cell(
+                job(model_args={"extra": "draws little"}, hparams={"precision": "float32"}),
+                technique,
+                devices,
+            ),
+            verdict,
+        )
+        for technique, devices, verdict in [("single", 1, "exact"), ("ddp", 2, "distribution")]
+    },
+    **{
+        f"a cast to a lower format under {technique}": (
+            Cell(job(model_args={"extra": "casts"}), technique, 2),
+            "exact",
+        )
+        for technique in ("ddp", "fsdp")
+    },
     "a norm": (Cell(job(model_args={"extra": "norm"}), "single"), "exact"),
     **{
         f"a model that comes as it is evaluated, with {extra}": (

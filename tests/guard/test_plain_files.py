@@ -84,7 +84,7 @@ def test_steps_are_read_as_they_were_written_or_not_at_all() -> None:
     tensors = {"a": torch.randn(3000), "b": torch.arange(5), "c": None}
     values = singles({"a": torch.randn(3000)})
     step = Step(1.5, None, samples(tensors), values, values, samples(tensors), frozenset("a"), {"x": 3})
-    plain = PlainSteps((3, 1), "cpu", {2}, [step], torch.float32, True, [1.0], 0.25)
+    plain = PlainSteps((3, 1), "cpu", {2}, [step], torch.float32, True, [1.0], 0.5, 0.25)
     written = kept_steps.dumped(plain)
     again = kept_steps.loaded(written)
     assert again is not None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
@@ -106,7 +107,8 @@ def put_off_by_rounding(model: nn.Module, number_format: torch.dtype) -> None:
 
 @contextmanager
 def noting_formats(where: HasFormat, model: nn.Module, *, hooks: bool = True) -> Iterator[None]:
-    """Note the lowest format among the weights and, with ``hooks``, what is kept for backward passes."""
+    """Note the lowest format among the weights, what depends on them, and, with ``hooks``, what is kept for
+    backward passes."""
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype in TOLERANCES:
@@ -116,5 +118,25 @@ def noting_formats(where: HasFormat, model: nn.Module, *, hooks: bool = True) ->
     for parameter in parameters_of(model):
         keep(parameter)
     kept = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with kept if hooks else nullcontext():
+    with kept if hooks else nullcontext(), _SeeingResults(keep):
         yield
+
+
+class _SeeingResults(TorchFunctionMode):
+    """Sees the results of what is called of torch that have gradients: casts keep nothing for theirs."""
+
+    def __init__(self, see: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self._see = see
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.requires_grad:
+            self._see(result)
+        return result

@@ -55,6 +55,8 @@ class PlainSteps:
     :param drew: whether it would have drawn random numbers.
     :param random_losses: of further steps in which it drew what ``single`` draws, where that can be told,
         and
+    :param random_effect: how much other random numbers change the loss of one of them, at most; infinite
+        where that was not tried.
     :param device: on what kind of device.
     :param evaluation: the loss of a batch of the evaluation data after the steps; NaN where there is none.
     :param alone: whether they are compared with those of one device, which draws by generators of the job's
@@ -68,6 +70,7 @@ class PlainSteps:
     number_format: torch.dtype = torch.float64
     drew: bool = False
     random_losses: list[float] = field(default_factory=list)
+    random_effect: float = math.inf
     evaluation: float = math.nan
     alone: bool = True
 
@@ -184,9 +187,15 @@ def _take_steps(
         with still():
             plain.evaluation = loop.evaluate(some.data)
     if plain.drew and job.hparams.accumulate == 1:
+        otherwise: list[float] = []
         for number, batch in enumerate(random, len(steps)):
+            if isinstance(loop, PlainLoop):
+                otherwise.append(_drawn_otherwise(job, loop, batch.micro_batches[0].data))
             rng.seed(job.hparams.seed, "step", number, 0, 0)
             plain.random_losses.append(loop.step(batch.micro_batches).loss)
+        if otherwise:
+            effects = zip(otherwise, plain.random_losses, strict=True)
+            plain.random_effect = max(abs(other - loss) for other, loss in effects)
     if forgotten and watched is not None and isinstance(loop, PlainLoop):
         one = next(iter(batches.values())).micro_batches
         plain.steps = []  # so that what this raises is what the guard raises
@@ -203,6 +212,14 @@ def _take_steps(
             watched.refuse_what_is_lost(another, loop.loss_of, batch, allowed)
         plain.steps = steps
     return True
+
+
+def _drawn_otherwise(job: Job, loop: PlainLoop, batch: Any) -> float:
+    """The loss of a batch with other random numbers than a step on it draws."""
+    with UsersState(job, loop.model).put_back(), ModuleState(loop.model.modules()).put_back():
+        rng.seed(job.hparams.seed, "drawn otherwise")
+        with torch.no_grad():
+            return loop.loss_of(loop.model, batch)
 
 
 def _refuse_caches_that_matter(job: Job, model: nn.Module, loop: PlainLoop, batch: Any) -> None:
