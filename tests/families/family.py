@@ -14,7 +14,7 @@ from torch import nn
 ROOMS = (
     *("decoders", "encoders", "seq2seq", "images", "speech", "several"),
     *("plain", "oddities", "unseen", "uncommon", "everyday", "remembering_data", "shared_things", "composed"),
-    *("practice", "tasks", "newer"),
+    *("practice", "tasks", "newer", "hybrids", "mechanisms"),
 )
 
 

@@ -39,6 +39,9 @@ ONCE_WRONG = {
     "deepseek-v3: tensor on 2": "",
     "equilibrium: fsdp on 2": "let go of them",
     "a block used three times: fsdp on 2": "",
+    "funnel: fsdp on 2": "",
+    "reformer: pipeline on 2": "leave that to pipeline",
+    "doge: tensor on 2": "can't train what one device can",
     "blocks with a plan, Muon: fsdp on 2, then fsdp on 2": "",
 }
 # Where a model makes its batch's parts another thing than the whole, no technique that cuts it can be exact.
