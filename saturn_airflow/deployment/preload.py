@@ -8,6 +8,7 @@ memory they take. Nothing here imports torch: what Airflow forks must never meet
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from celery.signals import celeryd_after_setup
@@ -21,3 +22,5 @@ def preload(**_: Any) -> None:
     from saturn_airflow.tracking.server import import_mlflow
 
     import_mlflow()
+    # A collection in a fork would write into every page of these, which is then shared no more.
+    gc.freeze()

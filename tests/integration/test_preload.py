@@ -5,13 +5,14 @@ import subprocess
 import sys
 
 LOOK = """
-import json, sys, threading
+import gc, json, sys, threading
 from celery.signals import celeryd_after_setup
 import saturn_airflow.deployment.preload
 celeryd_after_setup.send(sender="gpu-a@here", instance=None)
 asked = ("torch", "numba", "mlflow", "saturn_airflow.operators.round_train")
 names = [name for name in asked if name in sys.modules]
-print(json.dumps({"names": names, "threads": threading.active_count()}))
+shared = gc.get_freeze_count() > 10 * len(gc.get_objects())
+print(json.dumps({"names": names, "threads": threading.active_count(), "shared": shared}))
 """
 
 
@@ -26,4 +27,5 @@ def test_workers_import_mlflow_but_not_torch_and_no_thread_of_python_is_left(tmp
     assert json.loads(found.stdout.splitlines()[-1]) == {
         "names": ["mlflow", "saturn_airflow.operators.round_train"],
         "threads": 1,
+        "shared": True,
     }
