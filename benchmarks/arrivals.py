@@ -2,6 +2,7 @@
 
     python benchmarks/arrivals.py [--seed N ...] [--sweeps 500] [--loads 0.5 0.7 0.9] [--out FILE]
     python benchmarks/arrivals.py --quick               # 40 sweeps at a load of 0.7
+    python benchmarks/arrivals.py --stay                # no job gives way
     python benchmarks/arrivals.py --table               # print the results there are, run nothing
 
 Load is the least device-seconds of what arrives over what 4 nodes of 8 devices have. Rules: ``ours``;
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -51,6 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sweeps", type=int, default=500, metavar="N")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.7, 0.9])
     parser.add_argument("--quick", action="store_true", help="40 sweeps at a load of 0.7, exact estimates")
+    parser.add_argument("--stay", action="store_true", help="no job gives way (without ``preempt``)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N")
     parser.add_argument("--out", type=Path, help="where to write the results (JSON)")
     parser.add_argument(
@@ -82,7 +85,9 @@ def main() -> int:
                 kept[key] = row
     anew = [key for key in asked if key not in kept]
     with ProcessPoolExecutor(args.processes) as pool:
-        figures = kept | dict(zip(anew, pool.map(measure, anew), strict=True))
+        figures = kept | dict(
+            zip(anew, pool.map(functools.partial(measure, stay=args.stay), anew), strict=True)
+        )
 
     def over_seeds(load: float, off: float) -> dict[str, Any]:
         keys = [key for key in figures if (key[1], key[3]) == (load, off)]
@@ -96,6 +101,7 @@ def main() -> int:
         "machine": describe(),
         "sweeps": number,
         "seeds": args.seed,
+        "nobody_gives_way": args.stay,
         "loads": {str(load): over_seeds(load, 0.0) for load in loads},
     }
     if not args.quick:
@@ -112,10 +118,10 @@ def main() -> int:
     return 0
 
 
-def measure(asked: tuple[int, float, int, float, str]) -> dict[str, Any]:
+def measure(asked: tuple[int, float, int, float, str], stay: bool = False) -> dict[str, Any]:
     """The figures of one rule."""
     number, load, seed, off, rule = asked
-    sweeps = workload.sweeps(number, load, seed)
+    sweeps = workload.sweeps(number, load, seed, preempt=not stay)
     if rule == "bound":
         alone = sorted(sweep.alone for sweep in sweeps)
         devices = sum(node.devices for node in workload.NODES)

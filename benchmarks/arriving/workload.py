@@ -19,7 +19,9 @@ LAUNCH = 40.0
 PEAK = 0.5
 
 
-def sweeps(number: int, load: float, seed: int, nodes: tuple[Node, ...] = NODES) -> list[SharedSweep]:
+def sweeps(
+    number: int, load: float, seed: int, nodes: tuple[Node, ...] = NODES, preempt: bool = True
+) -> list[SharedSweep]:
     """So many sweeps of 1 to 30 jobs whose least device-seconds come to this load of the devices.
 
     A job takes w / k^a seconds on k devices (with some noise, as in ``instances/``), w lognormal for the
@@ -45,7 +47,7 @@ def sweeps(number: int, load: float, seed: int, nodes: tuple[Node, ...] = NODES)
                 alone=least_seconds(jobs, nodes),
                 priority=1.0 if chance.random() < 0.05 else 0.0,
                 team="vision" if chance.random() < 0.6 else "text",
-                preempt=True,
+                preempt=preempt,
             )
         )
     return found

@@ -62,12 +62,14 @@ class Devices:
     :param free_at: when each device is free of what is on it and does not stay.
     :param holder: the job that runs on each device and has not been decided yet.
     :param claimed: whether each device is part of what is decided.
+    :param taker: the job that each device is claimed for, where it is for one.
     """
 
     now: float
     free_at: dict[str, list[float]] = field(default_factory=dict)
     holder: dict[str, list[Entry | None]] = field(default_factory=dict)
     claimed: dict[str, list[bool]] = field(default_factory=dict)
+    taker: dict[str, list[Entry | None]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cluster: SharedCluster, entries: Iterable[Entry]) -> Devices:
@@ -77,6 +79,7 @@ class Devices:
             until = [cluster.busy.get((node.name, d), cluster.now) for d in range(node.devices)]
             found.free_at[node.name] = [max(cluster.now, at) for at in until]
             found.holder[node.name] = [None] * node.devices
+            found.taker[node.name] = [None] * node.devices
             found.claimed[node.name] = [at > cluster.now for at in until]
         for entry in entries:
             place = entry.job.place
@@ -114,6 +117,7 @@ class Devices:
         for device in place.device_ids:
             self.holder[place.node][device] = None
             self.claimed[place.node][device] = True
+            self.taker[place.node][device] = entry
         entry.target = place
         return True
 
@@ -123,6 +127,7 @@ class Devices:
         node = entry.job.place.node
         for device in entry.job.place.device_ids:
             self.holder[node][device], self.claimed[node][device] = None, False
+            self.taker[node][device] = None
             self.free_at[node][device] = at
         entry.ready, entry.target = at, None
 
@@ -131,7 +136,7 @@ class Devices:
         ids = self.idle(node)[: way.devices]
         assert len(ids) == way.devices, "more devices than there are"
         for device in ids:
-            self.claimed[node][device] = True
+            self.claimed[node][device], self.taker[node][device] = True, entry
         entry.target = Place(way.option.technique, way.devices, node, tuple(sorted(ids)))
         entry.way = way
 
@@ -140,21 +145,32 @@ class Devices:
         assert entry.target is not None
         for device in entry.target.device_ids:
             self.claimed[entry.target.node][device] = False
+            self.taker[entry.target.node][device] = None
         entry.target = None
 
-    def keep_free(self, node: str, devices: int) -> None:
-        """Let nobody have the idle devices of ``node``, so many at the most."""
-        for device in self.idle(node)[:devices]:
+    def keep_free(self, node: str, devices: int) -> list[int]:
+        """Let nobody have the idle devices of ``node``, so many at the most; which they are."""
+        kept = self.idle(node)[:devices]
+        for device in kept:
             self.claimed[node][device] = True
+        return kept
+
+    def let_go(self, node: str, devices: Iterable[int]) -> None:
+        """Let others have devices of ``node`` that were kept free."""
+        for device in devices:
+            self.claimed[node][device] = False
 
     def expected_free(self, node: str) -> list[float]:
-        """When each device of ``node`` is expected to be free; infinite for those that others are to have."""
-        return [
-            self.now + holder.seconds_here() if holder is not None else math.inf if claimed else free
-            for holder, claimed, free in zip(
-                self.holder[node], self.claimed[node], self.free_at[node], strict=True
-            )
-        ]
+        """When each device of ``node`` is expected to be free; infinite for those that are kept free."""
+        return [self._expected_free(node, device) for device in range(len(self.holder[node]))]
+
+    def _expected_free(self, node: str, device: int) -> float:
+        free = self.free_at[node][device]
+        if (holder := self.holder[node][device]) is not None:
+            return self.now + holder.seconds_here()
+        if (taker := self.taker[node][device]) is not None:
+            return max(free, taker.ready) + taker.seconds()
+        return math.inf if self.claimed[node][device] and free <= self.now else free
 
     def free_now(self, place: Place) -> bool:
         """Whether all of these devices are free."""

@@ -6,6 +6,10 @@ in the order needs its devices and it still has several times as long to go as a
 devices that are left widen whoever gains most seconds per device, weighted towards sweeps that end soon
 (:mod:`saturn_airflow.sharing.widening`).
 
+Whoever is first in turn and needs more devices than are idle would wait for ever behind jobs that need fewer
+and can't be stopped. So what is idle of the node where he is going to end first is kept free for him, and
+only those have it meanwhile who end before he can begin: EASY backfilling (Lifka 1995).
+
 A decision depends on the state alone: whoever decides anew from the same state decides the same.
 """
 
@@ -104,8 +108,17 @@ class _Room(NamedTuple):
         return tuple(chosen)
 
 
+class _Kept(NamedTuple):
+    """Devices that are kept free for somebody who is going to have enough of them then."""
+
+    node: str
+    until: float
+    devices: list[int]
+
+
 class _Deciding:
     def __init__(self, cluster: SharedCluster, rules: SharingRules) -> None:
+        self.nodes = {node.name: node for node in cluster.nodes}
         self.cluster, self.rules = cluster, rules
         push = pushes(cluster, rules)
         ranked = [(rank(cluster, sweep, rules, push), sweep) for sweep in cluster.sweeps]
@@ -115,6 +128,7 @@ class _Deciding:
         self.devices = Devices.of(cluster, self.entries)
         self.of_kinds = kinds_of(cluster.nodes)
         self.rooms: dict[str, _Room] = {}
+        self.kept: list[_Kept] = []
         for entry in self.entries:
             entry.ready = cluster.now if entry.job.leaving is None else entry.job.leaving
             if self.devices.runs(entry):
@@ -131,6 +145,7 @@ class _Deciding:
                 critical = (sizes[id(entry)] / longest) ** _CRITICAL if longest else 1.0
                 self._place(entry, max(1.0 / len(entries), critical), price)
         widen(self.cluster, self.rules, self.devices, self.sweeps)
+        self._fill()
         return self._decision()
 
     def _keeps(self, entry: Entry) -> bool:
@@ -164,7 +179,7 @@ class _Deciding:
                 if best is None or found[:4] < best[:4]:
                     best = found
         if best is None:
-            if min(entry.rank.starving, entry.rank.overdue, entry.rank.pressing) == 0:
+            if self._is_next() or min(entry.rank.starving, entry.rank.overdue, entry.rank.pressing) == 0:
                 self._reserve(entry)
             return
         for victim in best.victims:
@@ -193,18 +208,39 @@ class _Deciding:
         assert victim.way is not None
         return self.rules.seconds_to_leave(victim.job) + victim.way.setup
 
+    def _is_next(self) -> bool:
+        """Whether devices are to be kept free for the first who has none. Where everybody may be stopped, his
+        turn comes anyway."""
+        return not self.kept and not all(sweep.preempt for sweep in self.cluster.sweeps)
+
     def _reserve(self, entry: Entry) -> None:
-        """Keep idle devices of the node free that is going to have enough of them first."""
-        best: tuple[float, str, int] | None = None
+        """Keep idle devices free of the node where ``entry`` is going to end first."""
+        best: tuple[float, float, str, int] | None = None
         for node in self.cluster.nodes:
             free = sorted(self.devices.expected_free(node.name))
             for way in ways_on(entry.job.job, node):
-                end = free[way.devices - 1] + way.seconds(entry.job.left)
-                if end < math.inf and (best is None or (end, node.name, way.devices) < best):
-                    best = (end, node.name, way.devices)
+                start = free[way.devices - 1]
+                end = start + way.seconds(entry.job.left)
+                if end < math.inf and (best is None or (end, start, node.name, way.devices) < best):
+                    best = (end, start, node.name, way.devices)
         if best is not None:
-            self.devices.keep_free(best[1], best[2])
-            self.rooms.pop(best[1], None)
+            _, start, node_name, devices = best
+            self.kept.append(_Kept(node_name, start, self.devices.keep_free(node_name, devices)))
+            self.rooms.pop(node_name, None)
+
+    def _fill(self) -> None:
+        """Give what is kept free to those who end before it is needed."""
+        for kept in self.kept:
+            left = kept.until - self.cluster.now
+            self.devices.let_go(kept.node, kept.devices)
+            for entry in self.entries:
+                if entry.target is not None or self.devices.runs(entry):
+                    continue
+                ways = ways_on(entry.job.job, self.nodes[kept.node])
+                soon = [way for way in ways if way.seconds(entry.job.left) <= left]
+                if soon and soon[0].devices <= len(self.devices.idle(kept.node)):
+                    self.devices.claim(entry, kept.node, soon[0])
+            self.devices.keep_free(kept.node, len(kept.devices))
 
     def _decision(self) -> Decision:
         starts, stops, following = [], [], []

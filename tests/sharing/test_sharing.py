@@ -310,6 +310,24 @@ def test_a_wide_job_that_waits_too_long_gets_a_node_that_nobody_may_be_stopped_o
     assert (found.done["wide"] - wide.arrived) / wide.alone < 10
 
 
+def test_what_the_next_sweeps_wide_job_waits_for_goes_only_to_those_who_end_before() -> None:
+    # The narrow job has 90 s to go.
+    running = job("narrow", 100.0, 1, setup=0.0), PLACES[0]
+    wide = SharedJob(job("wide", 200.0, 4))
+    jobs = SharedJob(running[0], place=running[1], left=0.9), wide
+    begun = SharedSweep("first", jobs, 0.0, 100.0, priority=1.0)
+
+    def starts(*others: PlannedJob) -> dict[str, int]:
+        later = sweep("later", 50.0, *others, preempt=False)
+        found = decide(SharedCluster(100.0, NODES[:1], (begun, later)), RULES)
+        return {turn.job: turn.place.devices for turn in found.starts}
+
+    assert starts(job("long", 500.0, 1)) == {}
+    assert starts(job("long", 500.0, 1), job("short", 50.0, 1)) == {"short": 1}
+    assert starts(*(job(f"s{n}", 50.0 + n, 1) for n in range(5))) == {"s0": 1, "s1": 1, "s2": 1}
+    assert starts(job("soon on two", 120.0, 1, 2)) == {"soon on two": 2}
+
+
 def test_free_devices_widen_those_who_gain() -> None:
     found = decide(SharedCluster(0.0, NODES[:2], (sweep("s", 0.0, job("j", 5000.0)),)), RULES)
     assert [t.place.devices for t in found.starts] == [4]
