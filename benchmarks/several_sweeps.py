@@ -46,7 +46,8 @@ class Stay:
     :param planned: when its plan was made, in seconds since the epoch.
     :param asked: when it asked for the devices.
     :param began: when it got them.
-    :param ended: when it had left them.
+    :param worked: when it last said something of its training.
+    :param ended: when it said that it had left them.
     """
 
     node: str
@@ -54,6 +55,7 @@ class Stay:
     planned: float
     asked: float
     began: float
+    worked: float
     ended: float
 
 
@@ -89,7 +91,7 @@ def meeting(sweeps: int, apart: float, batches: int) -> dict[str, Any]:
                 "SATURN_NODES": ", ".join(f"{node}:{count}:cpu" for node, count in DEVICES.items()),
                 "NODE_CONCURRENCY": "8",
             },
-            environment={"SOAK_BATCHES": str(batches)},
+            environment={"SOAK_BATCHES": str(batches), "SOAK_PACE": "0.1"},
         )
         with cluster:
             airflow = Airflow(cluster.airflow_url, cluster.login)
@@ -138,7 +140,7 @@ def stays_of(folder: Path, planned: float) -> Iterable[Stay]:
     :param folder: the state of the job in its sweep.
     """
     asked: float | None = None
-    node, devices, began = "", (), None
+    node, devices, began, worked = "", (), None, 0.0
     for event in events(folder):
         if asked is None:
             asked = event["time"]
@@ -147,9 +149,11 @@ def stays_of(folder: Path, planned: float) -> Iterable[Stay]:
             devices, began = tuple(event["names"]), event["time"]
         elif event["event"] in ("gave_way", "end"):
             if began is not None:
-                yield Stay(node, devices, planned, asked, began, event["time"])
+                yield Stay(node, devices, planned, asked, began, worked, event["time"])
             asked = event["time"] if event["event"] == "gave_way" else None
             began = None
+        else:
+            worked = event["time"]
 
 
 def shared(stays: list[Stay]) -> list[str]:
@@ -157,7 +161,7 @@ def shared(stays: list[Stay]) -> list[str]:
     wrong = []
     for node in DEVICES:
         for device in {name for stay in stays if stay.node == node for name in stay.devices}:
-            held = sorted((s.began, s.ended) for s in stays if s.node == node and device in s.devices)
+            held = sorted((s.began, s.worked) for s in stays if s.node == node and device in s.devices)
             wrong += [
                 f"{device} of {node} was given away {before[1] - after[0]:.3f} s too early"
                 for before, after in pairwise(held)
