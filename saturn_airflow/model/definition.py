@@ -72,11 +72,13 @@ class Definition:
         """What differs in ``now``; nothing where they define the same.
 
         The version of the code counts where both have one: who could not be asked for it has not changed it.
+        So do metrics, which earlier versions did not note.
         """
         old, new = dict(_leaves(self.fields)), dict(_leaves(now.fields))
-        if (CODE,) not in old or (CODE,) not in new:
-            old.pop((CODE,), None)
-            new.pop((CODE,), None)
+        for field in (CODE, "metrics"):
+            if not (field in self.fields and field in now.fields):
+                old = {path: value for path, value in old.items() if path[0] != field}
+                new = {path: value for path, value in new.items() if path[0] != field}
         return [
             Change(".".join(path), _shown(old.get(path, _NOT_GIVEN)), _shown(new.get(path, _NOT_GIVEN)))
             for path in sorted(old.keys() | new.keys())

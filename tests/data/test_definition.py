@@ -93,6 +93,10 @@ def test_the_metric_that_ends_a_job_counts_and_no_other() -> None:
     assert before == ending("f1", f1="m:f1")
     assert ending("top/5", top="m:top").changes(ending("top/5", top="m:best"))
     assert ending("epoch_loss", f1="m:f1") == ending("epoch_loss")
+    # Earlier versions did not note it.
+    noted = {name: value for name, value in before.fields.items() if name != "metrics"}
+    assert not Definition(noted).changes(before)
+    assert not before.changes(Definition(noted))
 
 
 def test_what_is_said_and_what_is_the_default_are_the_same() -> None:

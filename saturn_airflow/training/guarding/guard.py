@@ -119,7 +119,14 @@ class Guard:
             raise
         except Exception as error:
             met = failures.describe(error)
-            own = met.status == "failed" and not met.peer_lost and library.is_saturns(self._name)
+            of_machine = isinstance(
+                error, OSError
+            )  # such as too many open files, which another night has not
+            own = (
+                met.status == "failed"
+                and not (met.peer_lost or of_machine)
+                and library.is_saturns(self._name)
+            )
             if not (own or isinstance(error, JobError)):
                 raise
             said = failures.said(error) if isinstance(error, JobError) else met.reason
