@@ -119,14 +119,9 @@ class Guard:
             raise
         except Exception as error:
             met = failures.describe(error)
-            of_machine = isinstance(
-                error, OSError
-            )  # such as too many open files, which another night has not
-            own = (
-                met.status == "failed"
-                and not (met.peer_lost or of_machine)
-                and library.is_saturns(self._name)
-            )
+            # Such as too many open files, which there are not another night.
+            passing = met.peer_lost or isinstance(error, OSError)
+            own = met.status == "failed" and not passing and library.is_saturns(self._name)
             if not (own or isinstance(error, JobError)):
                 raise
             said = failures.said(error) if isinstance(error, JobError) else met.reason
