@@ -89,7 +89,7 @@ class Estimate:
     :param reason: why the strategy can't run: out of memory, or the technique's own words.
     :param passing: whether that may be otherwise next time: a trial that hung, was lost or met a bug.
     :param observed_at: when it was last measured or trained, in seconds since the epoch; 0 for just now.
-    :param stale: why it is to be measured again, if it is.
+    :param stale: how far training was from what had been expected, if it was far.
     :param verdicts: what the guard said of the jobs with this fingerprint, by their
         :func:`~saturn_airflow.model.guards.mark`; nothing of those it has not looked at.
     """

@@ -17,7 +17,7 @@ from saturn_airflow.model.outcomes import Outcome, TrainedSpeed
 from saturn_airflow.model.status import Status
 from saturn_airflow.profiling.fingerprints import fingerprint
 
-#: A speed that is further off than this share is measured again.
+#: A speed that is further off than this share is told.
 DRIFT = 0.15
 #: Seconds between two runs, at the least; and the share by which a clock that is being set right may run
 #: faster or slower than time (adjtime's most).
@@ -76,7 +76,7 @@ def _untold(outcome: Outcome, entry: PlanEntry | None) -> TrainedSpeed | None:
 def actual_speeds(outcomes: Sequence[Outcome], entries: Sequence[PlanEntry] = ()) -> list[Estimate]:
     """What the finished jobs' training says of their strategies, for later sweeps; one estimate for each.
 
-    Where the speed is far from what ``entries`` of the plan say, the estimate is to be measured again.
+    An estimate says where its speed is far from what ``entries`` of the plan said.
     """
     planned = {entry.name: entry for entry in entries}
     alike: dict[tuple[Key, str], list[Trained]] = {}
@@ -146,7 +146,7 @@ def _seen(group: Sequence[Trained], planned: Mapping[str, PlanEntry]) -> Estimat
 
 
 def drifted(speeds: Sequence[Estimate], jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Estimates that training did not bear out: they are measured again by the next sweep."""
+    """Estimates that training did not bear out."""
     return [
         {
             "jobs": [job.name for job in jobs if fingerprint(job) == e.fingerprint],

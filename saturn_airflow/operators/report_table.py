@@ -67,7 +67,7 @@ def _figures(result: Mapping[str, Any]) -> list[str]:
     for entry in result.get("drifted", ()):
         lines.append(
             f"{', '.join(entry['jobs'])} under {entry['technique']} x {entry['devices']}: {entry['what']}; "
-            "the next sweep measures it again"
+            "the next plan goes by what training took"
         )
     return lines
 

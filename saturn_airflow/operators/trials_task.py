@@ -157,7 +157,7 @@ class TrialsOperator(ListingOperator):
         self, knowledge: Knowledge, wave: Sequence[Key], left_out: Mapping[str, str], trials: int
     ) -> None:
         for estimate in knowledge.known.values():
-            if estimate.stale and estimate.key in wave:
+            if estimate.stale:
                 self.log.info("%s x %d: %s", estimate.technique, estimate.devices, estimate.stale)
         for name, why in left_out.items():
             self.log.warning("%s takes no part in this sweep: %s", name, why)

@@ -33,9 +33,8 @@ Solve = Callable[[Problem], Plan]
 
 
 def first_wave(knowledge: Knowledge) -> list[Key]:
-    """What to measure before anything can be planned, and what is to be measured again."""
-    stale = [e.key for e in knowledge.known.values() if e.stale]
-    return list(dict.fromkeys([*stale, *_unexplored(knowledge)]))
+    """What to measure before anything can be planned."""
+    return _unexplored(knowledge)
 
 
 def next_wave(knowledge: Knowledge, solve: Solve, *, worth: float = WORTH, last: bool = False) -> list[Key]:

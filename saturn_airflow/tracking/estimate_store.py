@@ -104,7 +104,7 @@ def update(
 ) -> bool:
     """Keep the speeds that training really had; ``batches`` says how many batches each was seen over.
 
-    Whose speed was far from what was expected is ``stale``: it is found so until it is measured again.
+    Whose speed was far from what was expected is ``stale``: it is found so until a later one is as expected.
     """
     return _keep(uri, estimates, "trained", folder, versions, patience, jobs)
 
