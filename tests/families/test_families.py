@@ -35,7 +35,7 @@ ONCE_WRONG = {
     "llama, a loss function, Rprop: fsdp on 2": "split over devices",
     "segformer, pixels: ddp on 3": "",
     "ghost batch norm: fsdp on 2": "the loss of step 4",
-    "conditional random field: pipeline on 2, then ddp on 3": "",
+    "conditional random field: pipeline on 2": "",
     "deepseek-v3: tensor on 2": "",
     "equilibrium: fsdp on 2": "let go of them",
     "a block used three times: fsdp on 2": "",
