@@ -83,13 +83,33 @@ def checked(what: str, **aliases: str) -> Callable[[type[T]], type[T]]:
 
         @functools.wraps(make)
         def make_checked(self: T, *args: Any, **given: Any) -> None:
-            make(self, *args, **fields_of(cls, given, what))
+            named = fields_of(cls, given, what)
+            _check_positions(of_any, args, named, what)
+            make(self, *args, **named)
 
         of_any.__init__ = make_checked
         of_any._aliases = aliases
         return cls
 
     return decorate
+
+
+def _check_positions(cls: Any, args: tuple[Any, ...], named: Mapping[str, Any], what: str) -> None:
+    """Check that a dataclass is given what it needs, each by its name or in its place."""
+    fields = [f for f in dataclasses.fields(cls) if f.init]
+    in_order = [f.name for f in fields if not f.kw_only]
+    example = next(iter(named), fields[0].name)
+    if len(args) > len(in_order):
+        raise InvalidSweepError(
+            f"{what}: {args[len(in_order)]!r:.60} stands without a name; name each argument, as in "
+            f"{cls.__name__}({example}=...)"
+        )
+    if twice := [name for name in in_order[: len(args)] if name in named]:
+        raise InvalidSweepError(f"{what}: {twice[0]} is given twice, by its place and by its name")
+    without = (dataclasses.MISSING, dataclasses.MISSING)
+    needed = [f.name for f in fields if (f.default, f.default_factory) == without]
+    if lacking := [name for name in needed if name not in {*in_order[: len(args)], *named}]:
+        raise InvalidSweepError(f"{what}: it needs {lacking[0]!r}; write {cls.__name__}({lacking[0]}=...)")
 
 
 def plain(value: Any) -> Any:

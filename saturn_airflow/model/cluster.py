@@ -49,6 +49,8 @@ class Node:
             raise InvalidSweepError(
                 f"node {self.name!r}: kind is {self.kind!r}; give a name such as 'cpu' or 'a100'"
             )
+        if self.kind != "cpu" and self.kind.strip().lower() == "cpu":
+            raise InvalidSweepError(f"node {self.name!r}: kind is {self.kind!r}; did you mean 'cpu'?")
         memory = self.host_memory
         if memory is not None and (
             not isinstance(memory, int | float) or isinstance(memory, bool) or not 0 < memory < math.inf

@@ -55,7 +55,7 @@ def choices(key: str, given: Any, what: str, wanted: str) -> list[Any]:
             f"{what}: {key} is {given!r:.80}, and how many jobs there are is settled before templates are "
             f"rendered; call {what} in an upstream task, as dags/jobs_from_upstream.py does"
         )
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+    if isinstance(given, str | Mapping | set | frozenset) or not isinstance(given, Iterable):
         raise InvalidSweepError(f"{what}: {key} is {given!r:.80}; give {wanted}")
     if not (found := [plain(choice) for choice in given]):
         raise InvalidSweepError(f"{what}: {key} has no values")

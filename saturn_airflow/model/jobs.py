@@ -393,6 +393,15 @@ class Job:
         wrong = hparams.of_no_effect() if self.own_step else None
         if wrong and references.is_class_with(str(self.load_model), "configure_optimizers"):
             raise InvalidSweepError(f"job {self.name!r}: {wrong}")
+        if "lr" in hparams.optimizer_args:
+            raise InvalidSweepError(
+                f"job {self.name!r}: optimizer_args has 'lr'; give it as HParams(lr=...)"
+            )
+        if hparams.lr_scheduler_args and hparams.lr_scheduler is None:
+            example = _EXAMPLES["lr_scheduler"]
+            raise InvalidSweepError(
+                f"job {self.name!r}: lr_scheduler_args are of no lr_scheduler; name one, such as {example!r}"
+            )
         size = ["batch_size"] if hparams.batch_size is not None else []
         for named, name, given, also in (
             (self.load_model, "model_args", self.model_args, []),

@@ -177,6 +177,8 @@ def rule_of(value: object) -> Rule:
     """
     if isinstance(value, SuccessiveHalving | MedianStopping | Chosen):
         return value
+    if isinstance(value, type) and issubclass(value, SuccessiveHalving | MedianStopping):
+        raise InvalidSweepError(f"selection is the class {value.__name__}; write {value.__name__}(...)")
     if callable(value) or (isinstance(value, str) and ":" in value):
         return Chosen(value)
     raise InvalidSweepError(

@@ -94,6 +94,15 @@ class SweepSettings:
             raise InvalidSweepError(f"priority is {self.priority!r}; give a finite number")
         if not isinstance(self.preempt, bool):
             raise InvalidSweepError(f"preempt is {self.preempt!r}; give True or False")
+        if self.preempt and self.rounds.most > 1:
+            raise InvalidSweepError(
+                "preempt=True goes with one round: with several, jobs stop at a round's end; "
+                "leave out rounds or preempt"
+            )
+        if not isinstance(self.mlflow_conn_id, str) or not self.mlflow_conn_id.strip():
+            raise InvalidSweepError(
+                f"mlflow_conn_id is {self.mlflow_conn_id!r}; give the id of an Airflow connection"
+            )
         if not isinstance(self.team, str):
             raise InvalidSweepError(f"team is {self.team!r}; give a name, such as 'vision'")
         self._check_deadline()

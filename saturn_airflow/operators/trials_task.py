@@ -222,9 +222,10 @@ def check_against(jobs: Sequence[Job], settings: SweepSettings) -> None:
 
     use_techniques_folder()
     cluster, techniques = settings.cluster, settings.techniques
-    in_library = library.names() if any(job.techniques is not None for job in jobs) else []
+    in_library = library.names() if any(job.techniques is not None or job.trust for job in jobs) else []
     for job in jobs:
         library.check_names(job.techniques or (), f"job {job.name!r}", in_library)
+        library.check_names(job.trust, f"job {job.name!r}: trust", in_library)
         if (
             techniques is not None
             and job.techniques is not None

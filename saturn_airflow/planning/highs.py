@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ class Solver:
         self.model = model
         self.highs = Highs()
         self.highs.config.load_solution = False
+        # Its hundreds of lines would be in the log of the task that plans.
+        self.highs.config.log_level = logging.DEBUG
         update = self.highs.update_config
         # Models here only gain rows.
         update.check_for_new_or_removed_params = False

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import logging
 import random
 import subprocess
 import sys
@@ -152,3 +153,9 @@ def test_explanations_name_what_was_given_up() -> None:
 def test_the_package_and_the_command_line_import_no_model() -> None:
     code = "import sys, saturn_airflow.cli as _; sys.exit(any(n in sys.modules for n in ('pyomo', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_highs_prints_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        solve(read("distinct20-2x8"), time_limit=2.0)
+    assert caplog.messages == []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 HEAVY = ["torch", "mlflow", "pyomo", "highspy", "numpy", "pandas", "transformers"]
 PREAMBLE = """
 import json, sys
@@ -39,7 +40,7 @@ def run_python(code: str, tmp_path: Path, **settings: str) -> subprocess.Complet
     environment = {
         **os.environ,
         "AIRFLOW_HOME": str(tmp_path),
-        "PYTHONPATH": str(Path(__file__).parents[2] / "dags"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "dags"), str(ROOT)]),
         **settings,
     }
     return subprocess.run(
@@ -247,6 +248,12 @@ MISTAKES = [
         "jobs=[job(load_model='sized:Stepping', own_step=True, hparams=HParams(lr=0.1))]",
         "job 'a': hparams: lr is 0.1, which changes nothing where the model has configure_optimizers",
     ),
+    ("selection=SuccessiveHalving, rounds=2", "selection is the class SuccessiveHalving; write Succ"),
+    ("jobs=[job(hparams=HParams(optimizer_args={'lr': 1}))]", "optimizer_args has 'lr'; give it as HParams("),
+    ("jobs=[job(hparams=HParams(lr_scheduler_args={'T_max': 1}))]", "lr_scheduler_args are of no lr_scheduler"),
+    ("preempt=True, rounds=2", "preempt=True goes with one round"),
+    ("mlflow_conn_id=3", "mlflow_conn_id is 3; give the id of an Airflow connection"),
+    ("jobs=[job(trust=['tensr'])]", "job 'a': trust: technique 'tensr' is not in the library"),
     ("selection='halving', rounds=2", "selection is 'halving'; give SuccessiveHalving(...)"),
     (
         "jobs=[measured()], rounds=2, selection=SuccessiveHalving(min_epochs=5)",
