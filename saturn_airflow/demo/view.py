@@ -28,7 +28,9 @@ def live(progress: SweepProgress, seconds: float) -> RenderableType:
 
 
 def result_table(result: Mapping[str, Any]) -> Table:
-    """One row per job: what was planned and what happened."""
+    """One row per job: what was planned and what happened, and the metric that the best is chosen by."""
+    best = result.get("best") or {}
+    metric = best.get("metric", "loss")
     table = Table(box=box.SIMPLE_HEAD, title="What the sweep did", title_justify="left", title_style="bold")
     for name, justify in (
         ("job", "left"),
@@ -36,21 +38,22 @@ def result_table(result: Mapping[str, Any]) -> Table:
         ("devices", "right"),
         ("planned", "right"),
         ("actual", "right"),
-        ("loss", "right"),
+        (metric.replace("_", " "), "right"),
         ("", "left"),
     ):
         table.add_column(name, justify=justify, no_wrap=name == "job")  # type: ignore[arg-type]
-    best = (result.get("best") or {}).get("job")
     for outcome in result["jobs"]:
         failed = outcome["status"] != "finished"
-        note = "best" if outcome["job"] == best else outcome["status"].replace("_", " ") if failed else ""
+        value = {**outcome, **(outcome.get("metrics") or {})}.get(metric)
+        is_best = outcome["job"] == best.get("job")
+        note = "best" if is_best else outcome["status"].replace("_", " ") if failed else ""
         table.add_row(
             Text(outcome["job"]),
             outcome.get("technique", "-"),
             str(outcome.get("devices", "-")),
             _seconds(outcome.get("planned_seconds")),
             _seconds(outcome.get("actual_seconds")),
-            "-" if outcome.get("loss") is None else f"{outcome['loss']:.4f}",
+            "-" if value is None else f"{value:.4f}",
             note,
             style="red" if failed else "bold" if note else None,
         )

@@ -186,6 +186,7 @@ def import_mlflow() -> None:
         settings.MLFLOW_HTTP_REQUEST_MAX_RETRIES.default = 0
         # Two lines for each run that ends would fill a task's log.
         settings.MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.default = True
+        settings.MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.default = False
 
 
 @contextlib.contextmanager

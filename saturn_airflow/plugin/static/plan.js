@@ -103,6 +103,8 @@ function isShown(job) {
 
 function drawTop() {
   byId("name").textContent = page.sweep;
+  // Airflow's page says it around this one.
+  byId("run").textContent = window.parent === window ? `${at.dag} · ${at.run}` : "";
   const state = byId("state");
   state.hidden = false;
   state.textContent = page.state;

@@ -25,8 +25,8 @@ export function drawTotals(element, page, choose) {
     if (rounds.length && page.rounds_most > 1) roundsCard(page, card);
     if (rounds.length) timeCards(page, card);
     if (page.profiling) {
-      const known = page.profiling.known ? `; ${page.profiling.known} estimates were known before` : "";
-      card("Measured", `${page.profiling.trials} trials`, `in ${duration(page.profiling.seconds)}${known}`);
+      const known = page.profiling.known ? `; ${page.profiling.known} ${page.profiling.known === 1 ? "estimate was" : "estimates were"} known before` : "";
+      card("Measured", `${page.profiling.trials} ${page.profiling.trials === 1 ? "trial" : "trials"}`, `in ${duration(page.profiling.seconds)}${known}`);
     }
     return cards;
   });
