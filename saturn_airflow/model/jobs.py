@@ -394,9 +394,7 @@ class Job:
         if wrong and references.is_class_with(str(self.load_model), "configure_optimizers"):
             raise InvalidSweepError(f"job {self.name!r}: {wrong}")
         if "lr" in hparams.optimizer_args:
-            raise InvalidSweepError(
-                f"job {self.name!r}: optimizer_args has 'lr'; give it as HParams(lr=...)"
-            )
+            raise InvalidSweepError(f"job {self.name!r}: optimizer_args has 'lr'; give it as HParams(lr=...)")
         if hparams.lr_scheduler_args and hparams.lr_scheduler is None:
             example = _EXAMPLES["lr_scheduler"]
             raise InvalidSweepError(

@@ -58,7 +58,10 @@ def module_level() -> None:
         (lambda: Node("a", 2, devices=2), "node: devices is given twice, by its place and by its name"),
         (lambda: Node("a", devices=2, kind="CPU"), "kind is 'CPU'; did you mean 'cpu'?"),
         (lambda: Job("a"), "job: it needs 'load_model'; write Job(load_model=...)"),
-        (lambda: HParams(3, lr=0.1), "hparams: 3 stands without a name; name each argument, as in HParams(lr="),
+        (
+            lambda: HParams(3, lr=0.1),
+            "hparams: 3 stands without a name; name each argument, as in HParams(lr=",
+        ),
         (lambda: grid(job("a-{lr}"), lr={1.0, 2.0}), "give a list of values"),
         (lambda: Cluster(nodes=[]), "the cluster has no 'nodes'; write Cluster(Node("),
         (lambda: HParams(lr="fast"), "lr is 'fast'; it must be a number"),

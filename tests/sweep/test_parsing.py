@@ -250,7 +250,10 @@ MISTAKES = [
     ),
     ("selection=SuccessiveHalving, rounds=2", "selection is the class SuccessiveHalving; write Succ"),
     ("jobs=[job(hparams=HParams(optimizer_args={'lr': 1}))]", "optimizer_args has 'lr'; give it as HParams("),
-    ("jobs=[job(hparams=HParams(lr_scheduler_args={'T_max': 1}))]", "lr_scheduler_args are of no lr_scheduler"),
+    (
+        "jobs=[job(hparams=HParams(lr_scheduler_args={'T_max': 1}))]",
+        "lr_scheduler_args are of no lr_scheduler",
+    ),
     ("preempt=True, rounds=2", "preempt=True goes with one round"),
     ("mlflow_conn_id=3", "mlflow_conn_id is 3; give the id of an Airflow connection"),
     ("jobs=[job(trust=['tensr'])]", "job 'a': trust: technique 'tensr' is not in the library"),
