@@ -53,7 +53,7 @@ class SmallDisk:
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     path = tmp_path / "disk"
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", path]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a disk is not allowed here")
     yield SmallDisk(path)

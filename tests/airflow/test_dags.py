@@ -20,20 +20,21 @@ DAGS = ("jobs_from_upstream", "own_technique", "champion_challenger", "hyperpara
 
 
 @pytest.fixture(scope="module")
-def runs(deployment) -> dict[str, str]:
+def runs(deployment: Any) -> dict[str, str]:
     """A run of each, all at once."""
     return {dag_id: deployment.start(dag_id) for dag_id in DAGS}
 
 
-def finished(deployment, runs, dag_id) -> bool:
-    return deployment.wait(dag_id, runs[dag_id], PATIENCE) == "success"
+def finished(deployment: Any, runs: Any, dag_id: Any) -> bool:
+    return bool(deployment.wait(dag_id, runs[dag_id], PATIENCE) == "success")
 
 
-def result(deployment, runs, dag_id) -> dict[str, Any]:
-    return deployment.airflow.xcom(dag_id, runs[dag_id], "sweep.report")
+def result(deployment: Any, runs: Any, dag_id: Any) -> dict[str, Any]:
+    found: dict[str, Any] = deployment.airflow.xcom(dag_id, runs[dag_id], "sweep.report")
+    return found
 
 
-def test_jobs_come_from_an_upstream_task(deployment, runs):
+def test_jobs_come_from_an_upstream_task(deployment: Any, runs: dict[str, str]) -> None:
     assert finished(deployment, runs, "jobs_from_upstream")
     jobs = result(deployment, runs, "jobs_from_upstream")["jobs"]
     assert len(jobs) == 3
@@ -41,13 +42,15 @@ def test_jobs_come_from_an_upstream_task(deployment, runs):
     assert all(job["job"].startswith("gpt2 on ") for job in jobs)
 
 
-def test_a_technique_of_ones_own_trains(deployment, runs):
+def test_a_technique_of_ones_own_trains(deployment: Any, runs: dict[str, str]) -> None:
     assert finished(deployment, runs, "own_technique")
     jobs = result(deployment, runs, "own_technique")["jobs"]
     assert [(job["status"], job["technique"]) for job in jobs] == [("finished", "half_gradients")] * 2
 
 
-def test_a_challenger_becomes_the_champion_when_a_human_agrees(deployment, runs, monkeypatch):
+def test_a_challenger_becomes_the_champion_when_a_human_agrees(
+    deployment: Any, runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     dag_id, run_id = "champion_challenger", runs["champion_challenger"]
     deadline = time.monotonic() + PATIENCE
     waiting: dict[str, Any] = {}
@@ -85,10 +88,11 @@ def test_a_challenger_becomes_the_champion_when_a_human_agrees(deployment, runs,
     assert model.predict({"pixel_values": images})["logits"].shape == (3, 10)
 
 
-def test_the_runs_of_a_sweep_compare_in_mlflow(deployment, runs):
+def test_the_runs_of_a_sweep_compare_in_mlflow(deployment: Any, runs: dict[str, str]) -> None:
     assert finished(deployment, runs, "own_technique")
     client = MlflowClient(deployment.services.mlflow_url)
     experiment = client.get_experiment_by_name("own_technique")
+    assert experiment is not None
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     found = client.search_runs([experiment.experiment_id])
     (parent,) = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
@@ -99,13 +103,13 @@ def test_the_runs_of_a_sweep_compare_in_mlflow(deployment, runs):
         assert {"loss", "epoch_loss", "samples_per_second", "planned_seconds"} <= set(run.data.metrics)
         hours = run.data.metrics["actual_seconds"] * int(run.data.params["devices"]) / 3600
         assert run.data.metrics["gpu_hours"] == pytest.approx(hours)
-        (data,) = run.inputs.dataset_inputs
+        (data,) = run.inputs.dataset_inputs  # type: ignore[union-attr]
         assert data.dataset.name == "shop.data:python_text"
     spent = sum(run.data.metrics["gpu_hours"] for run in children)
     assert parent.data.metrics["gpu_hours"] == pytest.approx(spent)
 
 
-def test_losers_are_pruned_and_nothing_fails(deployment, runs):
+def test_losers_are_pruned_and_nothing_fails(deployment: Any, runs: dict[str, str]) -> None:
     dag_id = "hyperparameter_halving"
     assert finished(deployment, runs, dag_id)
     found = result(deployment, runs, dag_id)
@@ -122,13 +126,14 @@ def test_losers_are_pruned_and_nothing_fails(deployment, runs):
 
     client = MlflowClient(deployment.services.mlflow_url)
     experiment = client.get_experiment_by_name(dag_id)
+    assert experiment is not None
     told = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     for job, status in statuses.items():
         assert told[job].data.tags["saturn.status"] == status
         assert told[job].info.status == {"finished": "FINISHED", "pruned": "KILLED"}[status]
 
 
-def test_nothing_runs_by_its_schedule_before_what_is_asked_for(deployment):
+def test_nothing_runs_by_its_schedule_before_what_is_asked_for(deployment: Any) -> None:
     """Whatever the time of day: a tenth of the interval after each full one, a DAG that is unpaused runs."""
     run_id = deployment.start("every_minute")
     assert deployment.wait("every_minute", run_id) == "success"
@@ -136,7 +141,7 @@ def test_nothing_runs_by_its_schedule_before_what_is_asked_for(deployment):
     assert [run["dag_run_id"] for run in found] == [run_id]
 
 
-def _required_actions(deployment, dag_id, run_id) -> dict[str, Any]:
+def _required_actions(deployment: Any, dag_id: Any, run_id: Any) -> dict[str, Any]:
     """What waits for a human, by the id of its task."""
     found = deployment.airflow.get(f"/dags/{dag_id}/dagRuns/{run_id}/hitlDetails")["hitl_details"]
     return {action["task_instance"]["task_id"]: action for action in found}

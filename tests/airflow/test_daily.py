@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from mlflow import MlflowClient
 
@@ -11,7 +13,7 @@ pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def nights(deployment):
+def nights(deployment: Any) -> Any:
     """The results of two nights."""
     results = []
     for _ in range(2):
@@ -21,7 +23,7 @@ def nights(deployment):
     return results
 
 
-def test_the_second_night_starts_from_the_first_nights_champion(deployment, nights):
+def test_the_second_night_starts_from_the_first_nights_champion(deployment: Any, nights: Any) -> None:
     client = MlflowClient(deployment.services.mlflow_url)
     came_from = [
         {client.get_run(job["run_id"]).data.params["init_from"] for job in night["jobs"]} for night in nights
@@ -32,10 +34,11 @@ def test_the_second_night_starts_from_the_first_nights_champion(deployment, nigh
 
 
 def test_nights_keep_how_far_their_estimates_were_off_and_promise_nothing_before_enough_is_known(
-    deployment, nights
-):
+    deployment: Any, nights: Any
+) -> None:
     client = MlflowClient(deployment.services.mlflow_url)
     experiment = client.get_experiment_by_name("warm_start")
+    assert experiment is not None
     tag = "tags.`saturn.errors` LIKE '%nodes%'"
     assert len(client.search_runs([experiment.experiment_id], tag)) == len(nights)
     for night in nights:
@@ -48,7 +51,9 @@ def test_nights_keep_how_far_their_estimates_were_off_and_promise_nothing_before
             assert promise["kept"] == (promise["took"] <= promise["seconds"])
 
 
-def test_the_champion_is_scored_anew_on_the_nights_data_before_it_is_beaten(deployment, nights):
+def test_the_champion_is_scored_anew_on_the_nights_data_before_it_is_beaten(
+    deployment: Any, nights: Any
+) -> None:
     first, second = nights
     assert (first["registered"]["version"], first["registered"]["champion"]) == ("1", None)
     # The data are the same every night here, so the champion has the value that it had.
@@ -65,6 +70,7 @@ def test_the_champion_is_scored_anew_on_the_nights_data_before_it_is_beaten(depl
 
     # The trend over the nights, as MLflow's table and charts of the sweeps have it.
     experiment = client.get_experiment_by_name("warm_start")
+    assert experiment is not None
     found = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time"])
     sweeps = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
     assert [run.data.metrics["best_value"] for run in sweeps] == [n["best"]["value"] for n in nights]

@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,7 +27,7 @@ ADMIN, USER, READER = (
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """MLflow as docker/login.yaml starts it, but for its database: its address, and its folder."""
     folder = tmp_path_factory.mktemp("mlflow")
     port = str(free_port(5000))
@@ -69,7 +71,7 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def connected(deployment, server):
+def connected(deployment: Any, server: Any) -> Iterator[Any]:
     """The deployment with ``mlflow_default`` for the server and its user."""
     parts = httpx.URL(server[0])
     body = {"connection_id": "mlflow_default", "conn_type": "http", "host": parts.host, "port": parts.port}
@@ -80,7 +82,7 @@ def connected(deployment, server):
 
 
 @pytest.mark.parametrize("login", [None, ("sweeps", "wrong"), ("nobody", "nobody-at-all-1")])
-def test_who_has_no_login_is_refused(server, login):
+def test_who_has_no_login_is_refused(server: Any, login: Any) -> None:
     url, _ = server
     for path, body in (
         ("experiments/search", {"max_results": 1}),
@@ -91,7 +93,9 @@ def test_who_has_no_login_is_refused(server, login):
     assert httpx.get(f"{url}/api/2.0/mlflow-artifacts/artifacts", trust_env=False).status_code == 401
 
 
-def test_a_sweep_is_tracked_by_the_connections_user(connected, server, figure):
+def test_a_sweep_is_tracked_by_the_connections_user(
+    connected: Any, server: Any, figure: Callable[[str], None]
+) -> None:
     url, folder = server
     run_id = connected.start("small_sweep")
     assert connected.wait("small_sweep", run_id) == "success"
@@ -122,7 +126,7 @@ def test_a_sweep_is_tracked_by_the_connections_user(connected, server, figure):
     figure(f"looked for the password of MLflow's user in {looked_at} files")
 
 
-def test_a_wrong_password_is_told_and_costs_no_training(connected, server):
+def test_a_wrong_password_is_told_and_costs_no_training(connected: Any, server: Any) -> None:
     changed = {"connection_id": "mlflow_default", "conn_type": "http", "password": "wrong-by-now"}
     path = "/connections/mlflow_default?update_mask=password"
     connected.airflow._client.patch(path, json=changed).raise_for_status()
@@ -131,18 +135,18 @@ def test_a_wrong_password_is_told_and_costs_no_training(connected, server):
     assert "authenticated" in told.stderr
 
 
-def _saturn(deployment, *arguments):
+def _saturn(deployment: Any, *arguments: Any) -> Any:
     command = [sys.executable, "-m", "saturn_airflow.cli", *arguments]
     environment = {k: v for k, v in deployment.services.environment.items() if k != "MLFLOW_TRACKING_URI"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def _answers(url):
+def _answers(url: Any) -> Any:
     try:
         return httpx.get(f"{url}/health", timeout=2, trust_env=False).is_success
     except httpx.TransportError:
         return False
 
 
-def _post(url, path, body, login):
+def _post(url: Any, path: Any, body: Any, login: Any) -> Any:
     return httpx.post(f"{url}/api/2.0/mlflow/{path}", json=body, auth=login, timeout=30, trust_env=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -13,7 +15,7 @@ from saturn_airflow.launch import progress, runs
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 
 
-def run_sweep(deployment, dag_id):
+def run_sweep(deployment: Any, dag_id: Any) -> Any:
     run_id = deployment.start(dag_id)
     state = deployment.wait(dag_id, run_id, timeout=600)
     return {
@@ -25,24 +27,25 @@ def run_sweep(deployment, dag_id):
 
 
 @pytest.fixture(scope="module")
-def five(deployment):
+def five(deployment: Any) -> Any:
     return run_sweep(deployment, "five_rounds")
 
 
 @pytest.fixture(scope="module")
-def halved(deployment):
+def halved(deployment: Any) -> Any:
     return run_sweep(deployment, "halved")
 
 
-def mlflow_runs(deployment, dag_id):
+def mlflow_runs(deployment: Any, dag_id: Any) -> Any:
     client = mlflow.MlflowClient(deployment.services.mlflow_url)
     experiment = client.get_experiment_by_name(dag_id)
+    assert experiment is not None
     return client, [
         run for run in client.search_runs([experiment.experiment_id]) if "mlflow.parentRunId" in run.data.tags
     ]
 
 
-def losses_of(folder):
+def losses_of(folder: Any) -> Any:
     found = {}
     for run in runs.all_of(folder):
         for line in (run.folder / "events.jsonl").read_text().splitlines():
@@ -52,13 +55,13 @@ def losses_of(folder):
     return found
 
 
-def test_a_sweep_in_rounds_trains_every_job(five):
+def test_a_sweep_in_rounds_trains_every_job(five: Any) -> None:
     assert five["state"] == "success", five["states"]
     assert {outcome["status"] for outcome in five["result"]["jobs"]} == {"finished"}
     assert five["result"]["rounds"] >= 2
 
 
-def test_each_round_is_in_the_grid_and_unused_ones_are_skipped(five):
+def test_each_round_is_in_the_grid_and_unused_ones_are_skipped(five: Any) -> None:
     states = five["states"]
     used = five["result"]["rounds"]
     for number in range(1, 6):
@@ -70,7 +73,7 @@ def test_each_round_is_in_the_grid_and_unused_ones_are_skipped(five):
     assert "failed" not in states.values()
 
 
-def test_each_rounds_plan_says_what_a_job_could_have_run_under(deployment, five):
+def test_each_rounds_plan_says_what_a_job_could_have_run_under(deployment: Any, five: Any) -> None:
     for number in (1, 2):
         of_round = f"sweep.round_{number}.plan"
         plan, choices = (
@@ -84,7 +87,7 @@ def test_each_rounds_plan_says_what_a_job_could_have_run_under(deployment, five)
             assert choices[a["job"]]["why"]
 
 
-def trained_straight(deployment, folder, samples):
+def trained_straight(deployment: Any, folder: Any, samples: Any) -> Any:
     """The losses of a job that is trained in one go."""
     straight = Job(
         "straight",
@@ -112,7 +115,7 @@ def trained_straight(deployment, folder, samples):
 
 
 @pytest.mark.ranks
-def test_losses_are_those_of_a_job_trained_in_one_go(deployment, five, tmp_path):
+def test_losses_are_those_of_a_job_trained_in_one_go(deployment: Any, five: Any, tmp_path: Path) -> None:
     """Whatever was stopped, moved or left running: every step once, and the same losses in float64."""
     expected = trained_straight(deployment, tmp_path, 3200)
     for job in ("slow", "even-1", "even-2"):
@@ -120,7 +123,7 @@ def test_losses_are_those_of_a_job_trained_in_one_go(deployment, five, tmp_path)
         assert found == pytest.approx(expected, rel=1e-9), job
 
 
-def test_a_job_has_one_mlflow_run_with_every_step_once(deployment, five):
+def test_a_job_has_one_mlflow_run_with_every_step_once(deployment: Any, five: Any) -> None:
     client, found = mlflow_runs(deployment, "five_rounds")
     assert sorted(run.info.run_name for run in found) == ["even-1", "even-2", "slow"]
     assert {run.info.status for run in found} == {"FINISHED"}
@@ -129,7 +132,7 @@ def test_a_job_has_one_mlflow_run_with_every_step_once(deployment, five):
         assert sorted(steps) == list(range(1, 201))
 
 
-def test_the_better_half_goes_on_and_the_rest_is_pruned_not_failed(deployment, halved):
+def test_the_better_half_goes_on_and_the_rest_is_pruned_not_failed(deployment: Any, halved: Any) -> None:
     result, states = halved["result"], halved["states"]
     assert halved["state"] == "success", states
     statuses = {outcome["job"]: outcome["status"] for outcome in result["jobs"]}
@@ -147,14 +150,14 @@ def test_the_better_half_goes_on_and_the_rest_is_pruned_not_failed(deployment, h
     assert result["without_selection_seconds"] > 0
 
 
-def test_every_round_has_the_sweeps_objective(deployment, halved):
+def test_every_round_has_the_sweeps_objective(deployment: Any, halved: Any) -> None:
     for number in (1, 2):
         plan = deployment.airflow.xcom("halved", halved["run_id"], f"sweep.round_{number}.plan", "plan")
         assert plan["objective"] == "mean-completion"
         assert plan["value_bound"] <= plan["value"] <= plan["makespan"]
 
 
-def test_pruned_jobs_are_marked_in_mlflow_and_stopped_at_their_rung(deployment, halved):
+def test_pruned_jobs_are_marked_in_mlflow_and_stopped_at_their_rung(deployment: Any, halved: Any) -> None:
     _, found = mlflow_runs(deployment, "halved")
     status = {run.info.run_name: run.data.tags["saturn.status"] for run in found}
     assert status["lr-1e-05"] == status["lr-0.0001"] == "pruned"

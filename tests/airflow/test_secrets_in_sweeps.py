@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -19,7 +21,7 @@ MASKED = "***"
 
 
 @pytest.fixture(scope="module")
-def swept(deployment):
+def swept(deployment: Any) -> Any:
     extra = json.dumps({"api_token": TOKEN, "region": "north"})
     body = {"connection_id": "shop_db", "conn_type": "generic", "login": "ann", "password": PASSWORD}
     deployment.airflow._client.post("/connections", json={**body, "extra": extra}).raise_for_status()
@@ -28,12 +30,14 @@ def swept(deployment):
     return run_id, deployment.airflow.xcom("secret_sweep", run_id, "sweep.report")
 
 
-def test_the_digest_in_the_dag_file_is_that_of_these_secrets():
+def test_the_digest_in_the_dag_file_is_that_of_these_secrets() -> None:
     text = (Path(__file__).parent / "dags" / "secret_takers.py").read_text()
     assert hashlib.sha256(f"{PASSWORD}|{TOKEN}".encode()).hexdigest() in text
 
 
-def test_secrets_arrive_and_are_found_nowhere(deployment, swept, figure):
+def test_secrets_arrive_and_are_found_nowhere(
+    deployment: Any, swept: Any, figure: Callable[[str], None]
+) -> None:
     run_id, result = swept
     outcomes = {outcome["job"]: outcome for outcome in result["jobs"]}
     assert outcomes["reads"]["status"] == "finished", outcomes
@@ -71,7 +75,7 @@ def test_secrets_arrive_and_are_found_nowhere(deployment, swept, figure):
     figure(f"looked for two secrets in {looked_at} files and {rows} rows of Airflow's database")
 
 
-def test_the_exported_model_has_the_reference(deployment, swept):
+def test_the_exported_model_has_the_reference(deployment: Any, swept: Any) -> None:
     _, result = swept
     uri, server = result["best"]["model_uri"], deployment.services.mlflow_url
     folder = Path(mlflow.artifacts.download_artifacts(uri, tracking_uri=server))

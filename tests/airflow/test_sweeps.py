@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import mlflow
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.services
 
 
 @pytest.fixture(scope="module")
-def broken(deployment):
+def broken(deployment: Any) -> Any:
     """The result of a sweep in which six of eight jobs go wrong."""
     run_id = deployment.start("broken_sweep")
     state = deployment.wait("broken_sweep", run_id)
@@ -29,7 +30,7 @@ def broken(deployment):
     return {"run_id": run_id, "state": state, "result": result}
 
 
-def test_the_other_jobs_finish_and_the_result_says_which_are_missing(deployment, broken):
+def test_the_other_jobs_finish_and_the_result_says_which_are_missing(deployment: Any, broken: Any) -> None:
     result = broken["result"]
     statuses = {outcome["job"]: outcome["status"] for outcome in result["jobs"]}
     assert statuses == {
@@ -47,7 +48,7 @@ def test_the_other_jobs_finish_and_the_result_says_which_are_missing(deployment,
     assert deployment.airflow.xcom("broken_sweep", broken["run_id"], "use") == result["missing"]
 
 
-def test_every_failure_names_its_reason(broken):
+def test_every_failure_names_its_reason(broken: Any) -> None:
     reasons = {outcome["job"]: outcome.get("reason") or "" for outcome in broken["result"]["jobs"]}
     assert "unexpected keyword argument 'weight_decai'" in reasons["misspelt"]
     assert "lower lr" in reasons["far"]
@@ -57,7 +58,7 @@ def test_every_failure_names_its_reason(broken):
     assert "ddp x 1: on one device ddp does what single does" in reasons["fits-nowhere"]
 
 
-def test_the_plan_says_what_each_job_could_have_run_under(deployment, broken):
+def test_the_plan_says_what_each_job_could_have_run_under(deployment: Any, broken: Any) -> None:
     choices = deployment.airflow.xcom("broken_sweep", broken["run_id"], "sweep.plan", "choices")
     (good,) = [choice for job, choice in choices.items() if job == "good"]
     (chosen,) = [option for option in good["options"] if option["chosen"]]
@@ -66,7 +67,9 @@ def test_the_plan_says_what_each_job_could_have_run_under(deployment, broken):
     assert good["why"]
 
 
-def test_a_deadline_that_no_plan_can_meet_is_said_in_the_log_and_the_result(deployment, broken):
+def test_a_deadline_that_no_plan_can_meet_is_said_in_the_log_and_the_result(
+    deployment: Any, broken: Any
+) -> None:
     plan = deployment.airflow.xcom("broken_sweep", broken["run_id"], "sweep.plan", "plan")
     assert plan["objective"] == "makespan"
     deadline = broken["result"]["deadline"]
@@ -76,14 +79,14 @@ def test_a_deadline_that_no_plan_can_meet_is_said_in_the_log_and_the_result(depl
     assert any("THE DEADLINE CAN'T BE MET" in line for line in lines)
 
 
-def test_the_report_says_what_measuring_took(broken):
+def test_the_report_says_what_measuring_took(broken: Any) -> None:
     result = broken["result"]
     assert result["trials"] >= 4
     assert 0 < result["profile_share"] < 1
     assert result["profile_seconds"] < result["sweep_seconds"]
 
 
-def test_a_sweep_with_failed_jobs_is_a_failed_task(deployment, broken):
+def test_a_sweep_with_failed_jobs_is_a_failed_task(deployment: Any, broken: Any) -> None:
     states = deployment.states("broken_sweep", broken["run_id"])
     assert states["sweep.report"] == "failed"
     assert states["sweep.plan"] == "success"
@@ -93,7 +96,7 @@ def test_a_sweep_with_failed_jobs_is_a_failed_task(deployment, broken):
     assert named["bad-sample"] == "failed"
 
 
-def test_the_log_of_a_failed_job_has_the_users_traceback(deployment, broken):
+def test_the_log_of_a_failed_job_has_the_users_traceback(deployment: Any, broken: Any) -> None:
     tasks = deployment.airflow.tasks("broken_sweep", broken["run_id"])
     task = next(t for t in tasks if t["rendered_map_index"] == "bad-sample")
     lines = deployment.airflow.log(
@@ -104,9 +107,10 @@ def test_the_log_of_a_failed_job_has_the_users_traceback(deployment, broken):
     assert "sample 600 is damaged" in text
 
 
-def test_mlflow_has_a_run_per_trained_job_below_one_parent(deployment, broken):
+def test_mlflow_has_a_run_per_trained_job_below_one_parent(deployment: Any, broken: Any) -> None:
     client = mlflow.MlflowClient(deployment.services.mlflow_url)
     experiment = client.get_experiment_by_name("broken_sweep")
+    assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     assert len(parents) == 1
@@ -121,7 +125,9 @@ def test_mlflow_has_a_run_per_trained_job_below_one_parent(deployment, broken):
     assert losses[-1].value < losses[0].value
 
 
-def test_the_best_model_loads_from_its_uri(deployment, broken, monkeypatch, tmp_path):
+def test_the_best_model_loads_from_its_uri(
+    deployment: Any, broken: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent / "dags")
     mlflow.set_tracking_uri(deployment.services.mlflow_url)
     folder = mlflow.artifacts.download_artifacts(
@@ -133,7 +139,7 @@ def test_the_best_model_loads_from_its_uri(deployment, broken, monkeypatch, tmp_
     assert right.float().mean() > 0.8
 
 
-def test_a_cleared_job_trains_again_whatever_it_ended_with_before(deployment, broken):
+def test_a_cleared_job_trains_again_whatever_it_ended_with_before(deployment: Any, broken: Any) -> None:
     run_id = broken["run_id"]
     folder = deployment.job_folder("broken_sweep", run_id, "not-a-number")
     assert len(_events(folder, "start")) == 1, "what can't be mended by a retry is not tried again"
@@ -144,7 +150,9 @@ def test_a_cleared_job_trains_again_whatever_it_ended_with_before(deployment, br
     assert len(_events(folder, "start")) == 2
 
 
-def test_a_finished_job_that_is_cleared_is_trained_again_and_has_a_run_of_its_own(deployment, broken):
+def test_a_finished_job_that_is_cleared_is_trained_again_and_has_a_run_of_its_own(
+    deployment: Any, broken: Any
+) -> None:
     run_id = broken["run_id"]
     folder = deployment.job_folder("broken_sweep", run_id, "good")
     tasks = deployment.airflow.tasks("broken_sweep", run_id)
@@ -159,9 +167,11 @@ def test_a_finished_job_that_is_cleared_is_trained_again_and_has_a_run_of_its_ow
     (other,) = (folder.parent / "bad-sample").glob("runs")
     assert not (other.parent / "superseded-1").exists(), "who was not cleared is left alone"
     client = mlflow.MlflowClient(deployment.services.mlflow_url)
-    experiment = client.get_experiment_by_name("broken_sweep").experiment_id
+    found = client.get_experiment_by_name("broken_sweep")
+    assert found is not None
+    experiment = found.experiment_id
 
-    def runs():
+    def runs() -> Any:
         found = client.search_runs([experiment], "attributes.run_name = 'good'")
         return sorted(found, key=lambda run: run.info.start_time)
 
@@ -173,7 +183,7 @@ def test_a_finished_job_that_is_cleared_is_trained_again_and_has_a_run_of_its_ow
     assert [m.step for m in client.get_metric_history(new.info.run_id, "loss")] == list(range(1, 61))
 
 
-def test_a_retry_goes_on_from_the_last_checkpoint(deployment):
+def test_a_retry_goes_on_from_the_last_checkpoint(deployment: Any) -> None:
     run_id = deployment.start("interrupted_sweep")
     folder = deployment.job_folder("interrupted_sweep", run_id, "long")
     _wait_until(lambda: _events(folder, "checkpoint"), 120)
@@ -195,7 +205,7 @@ def test_a_retry_goes_on_from_the_last_checkpoint(deployment):
     assert sorted({m.step for m in losses}) == list(range(1, steps[-1] + 1))
 
 
-def test_a_sweep_without_mlflow_trains_and_its_records_are_sent_later(deployment):
+def test_a_sweep_without_mlflow_trains_and_its_records_are_sent_later(deployment: Any) -> None:
     deployment.services.kill("mlflow")
     run_id = deployment.start("small_sweep")
     try:
@@ -211,6 +221,7 @@ def test_a_sweep_without_mlflow_trains_and_its_records_are_sent_later(deployment
     assert tracking.send_outbox(url, folder.parent)
     client = mlflow.MlflowClient(url)
     experiment = client.get_experiment_by_name("small_sweep")
+    assert experiment is not None
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     losses = client.get_metric_history(runs["small"].info.run_id, "loss")
     assert [m.step for m in losses] == list(range(1, 31))
@@ -219,7 +230,7 @@ def test_a_sweep_without_mlflow_trains_and_its_records_are_sent_later(deployment
     assert parent.info.status == "FINISHED"
 
 
-def test_what_an_earlier_sweep_measured_is_not_measured_again(deployment):
+def test_what_an_earlier_sweep_measured_is_not_measured_again(deployment: Any) -> None:
     for known in (False, True):
         run_id = deployment.start("familiar_sweep")
         assert deployment.wait("familiar_sweep", run_id) == "success"
@@ -232,7 +243,7 @@ def test_what_an_earlier_sweep_measured_is_not_measured_again(deployment):
         assert (result["deadline"]["planned"], result["deadline"]["met"]) == (True, True)
 
 
-def test_a_successful_sweep_sends_its_asset_event_with_the_best_job(deployment):
+def test_a_successful_sweep_sends_its_asset_event_with_the_best_job(deployment: Any) -> None:
     events = deployment.airflow.get("/assets/events", source_dag_id="familiar_sweep")["asset_events"]
     assert len(events) == 2
     assert {event["source_task_id"] for event in events} == {"sweep.report"}
@@ -240,26 +251,26 @@ def test_a_successful_sweep_sends_its_asset_event_with_the_best_job(deployment):
     assert deployment.airflow.get("/assets/events", source_dag_id="broken_sweep")["asset_events"] == []
 
 
-def test_a_sweep_behind_a_skipped_task_is_skipped(deployment):
+def test_a_sweep_behind_a_skipped_task_is_skipped(deployment: Any) -> None:
     run_id = deployment.start("skipped_sweep")
     assert deployment.wait("skipped_sweep", run_id) == "success"
     states = deployment.states("skipped_sweep", run_id)
     assert {state for task, state in states.items() if task.startswith("sweep.")} == {"skipped"}
 
 
-def test_jobs_may_be_known_only_at_run_time(deployment):
+def test_jobs_may_be_known_only_at_run_time(deployment: Any) -> None:
     run_id = deployment.start("runtime_sweep")
     assert deployment.wait("runtime_sweep", run_id) == "success"
     result = deployment.airflow.xcom("runtime_sweep", run_id, "sweep.report")
     assert [(o["job"], o["status"]) for o in result["jobs"]] == [("day {{ ds }}", "finished")]
 
 
-def _answers(url):
+def _answers(url: Any) -> Any:
     with contextlib.suppress(httpx.TransportError):
         return httpx.get(url).is_success
 
 
-def _events(folder, kind):
+def _events(folder: Any, kind: Any) -> Any:
     found = []
     for path in sorted(folder.glob("runs/*/events.jsonl")):
         for line in path.read_text().splitlines(keepends=True):
@@ -268,7 +279,7 @@ def _events(folder, kind):
     return found
 
 
-def _wait_until(condition, timeout):
+def _wait_until(condition: Any, timeout: Any) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -14,7 +14,7 @@ import pytest
 from saturn_airflow.cli import main
 from saturn_airflow.deployment.device_use import strangers
 from saturn_airflow.launch import leases
-from saturn_airflow.launch.leases import Holder
+from saturn_airflow.launch.lease_folder import Holder
 
 
 def test_holders_and_waiters_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

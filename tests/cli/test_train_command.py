@@ -258,6 +258,7 @@ def test_mlflow_has_it_where_that_is_asked_for(folder: Path) -> None:
     assert done.stdout.count("logged bias 0.5 (step 0)\nlogged file words.txt\n") == 2
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("tries")
+    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id], "tags.`mlflow.parentRunId` != ''")
     assert run.data.metrics["loss"] == pytest.approx(losses(done.stdout)[-1], abs=1e-6)
     assert run.data.params["technique"] == "single"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -15,7 +16,7 @@ PARIS = ZoneInfo("Europe/Paris")
 
 def moment(deadline: object, *began: int) -> datetime:
     found = Deadline.of(deadline)
-    start = datetime(*began, tzinfo=PARIS).timestamp()
+    start = datetime(*began, tzinfo=PARIS).timestamp()  # type: ignore[arg-type, misc]
     return datetime.fromtimestamp(found.moment(start, PARIS), PARIS).replace(tzinfo=None)
 
 
@@ -31,11 +32,11 @@ def moment(deadline: object, *began: int) -> datetime:
         (timedelta(hours=8), (2026, 3, 28, 22, 0), datetime(2026, 3, 29, 7, 0)),
     ],
 )
-def test_the_moment_a_deadline_means(deadline, began, expected):
+def test_the_moment_a_deadline_means(deadline: Any, began: Any, expected: Any) -> None:
     assert moment(deadline, *began) == expected
 
 
 @pytest.mark.parametrize("value", [3600, "24:00", "6am", "06:60", timedelta(0), timedelta(hours=-1), True])
-def test_what_is_no_deadline_is_refused_by_name(value):
+def test_what_is_no_deadline_is_refused_by_name(value: Any) -> None:
     with pytest.raises(InvalidSweepError, match="give the time a sweep may take, such as timedelta"):
         Deadline.of(value)

@@ -75,7 +75,8 @@ def test_every_hyper_parameter_counts(field: str) -> None:
     others |= {"precision": "bf16", "compile": True, "clip_grad_norm": 1.0}
     others |= {"early_stopping": {"patience": 2, "metric": "epoch_loss"}}
     value = others.get(field, {"x": 1} if field.endswith("_args") else 5)
-    hparams = HParams(**{"lr": 0.1, field: value})
+    given: dict[str, Any] = {"lr": 0.1, field: value}
+    hparams = HParams(**given)
     assert Definition.of(JOB).changes(Definition.of(dataclasses.replace(JOB, hparams=hparams)))
 
 
@@ -138,4 +139,4 @@ def test_long_values_are_shortened_and_a_data_version_is_text() -> None:
     (change,) = Definition.of(JOB).changes(long)
     assert len(str(change)) < 150
     with pytest.raises(InvalidSweepError, match="data_version is 7; give a text"):
-        dataclasses.replace(JOB, data_version=7)
+        dataclasses.replace(JOB, data_version=7)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,11 @@ from saturn_airflow.model.definition import Definition
 PASSWORD = Secret("shop_db", "password")
 
 
-def job(**given):
+def job(**given: Any) -> Any:
     return Job("a", load_model="shop.models:gpt2", load_dataloader="shop.data:rows", **given)
 
 
-def test_a_secret_is_plain_data_wherever_it_stands():
+def test_a_secret_is_plain_data_wherever_it_stands() -> None:
     data = {"db": {"hosts": ["h", PASSWORD], "user": "ann"}}
     one = job(data_args=data, model_args={"token": Secret("hub", "token")}, connections=["shop_db"])
     again = Job.from_dict(json.loads(json.dumps(one.to_dict())))
@@ -39,7 +40,7 @@ def test_a_secret_is_plain_data_wherever_it_stands():
     ] * 2
 
 
-def test_the_definition_holds_the_reference():
+def test_the_definition_holds_the_reference() -> None:
     before = Definition.of(job(data_args={"password": PASSWORD}))
     assert before.hash == Definition.of(job(data_args={"password": PASSWORD}, connections=["other"])).hash
     after = Definition.of(job(data_args={"password": Secret("other_db", "password")}))
@@ -60,12 +61,12 @@ def test_the_definition_holds_the_reference():
         {"from_connection": [1, 2]},
     ],
 )
-def test_damaged_references_are_refused(wrong):
+def test_damaged_references_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidSweepError, match=r"data_args\.db is no secret; write Secret"):
         job(data_args={"db": wrong})
 
 
-def test_wrong_names_are_refused():
+def test_wrong_names_are_refused() -> None:
     with pytest.raises(InvalidSweepError, match="Secret"):
         Secret("", "password")
     with pytest.raises(InvalidSweepError, match=r"'a': connections is 'shop_db'; give a list"):
@@ -105,7 +106,7 @@ IS_NONE = {
 
 
 @pytest.mark.parametrize("name", LOOKS_LIKE_ONE)
-def test_what_looks_like_a_secret_is_named_and_hidden(name):
+def test_what_looks_like_a_secret_is_named_and_hidden(name: Any) -> None:
     given = {"outer": {name: LOOKS_LIKE_ONE[name]}, "rows": 5}
     (place, *_) = clear_secrets.places(given, "data_args")
     assert place.startswith(f"data_args.outer.{name}")
@@ -114,20 +115,20 @@ def test_what_looks_like_a_secret_is_named_and_hidden(name):
     for text in clear_secrets.texts(given):
         assert json.dumps(text) not in shown
     with pytest.raises(InvalidSweepError, match="was not written down, since it looks like a secret"):
-        secrets.filled(clear_secrets.left_out(given), {}.__getitem__, "model_args")
+        secrets.filled(clear_secrets.left_out(given), {}.__getitem__, "model_args")  # type: ignore[arg-type]
     message = next(clear_secrets.warnings([job(data_args={name: LOOKS_LIKE_ONE[name]})]))
     assert f"data_args.{name}" in message
     assert "Secret(" in message
 
 
 @pytest.mark.parametrize("name", IS_NONE)
-def test_what_does_not_is_left_alone(name):
+def test_what_does_not_is_left_alone(name: Any) -> None:
     given = {name: IS_NONE[name]}
     assert clear_secrets.places(given, "data_args") == []
     assert clear_secrets.shown(given) == given
 
 
-def test_one_warning_for_all_jobs_that_have_it():
+def test_one_warning_for_all_jobs_that_have_it() -> None:
     jobs = grid(
         Job("{lr}", load_model="m:f", load_dataloader="d:f", data_args={"password": "x"}), lr=[1, 2, 3]
     )

@@ -1,8 +1,12 @@
 """Jobs, hyper-parameters and grids: what is refused, with which message, and what survives a round trip."""
 
+# Users make mistakes in types, too.
+# mypy: disable-error-code="arg-type, call-arg"
+
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +17,7 @@ from saturn_airflow import Cluster, HParams, InvalidSweepError, Job, Node, Round
 from saturn_airflow.model.jobs import check_jobs
 
 
-def job(name: str = "gpt2", **fields: object) -> Job:
+def job(name: str = "gpt2", **fields: Any) -> Job:
     return Job(name, load_model="shop.models:gpt2", load_dataloader="shop.data:python_text", **fields)
 
 
@@ -79,13 +83,13 @@ def module_level() -> None:
         (lambda: HParams(optimizer_args={"f": print}), "must fit in JSON"),
     ],
 )
-def test_a_mistake_is_named(make, message):
+def test_a_mistake_is_named(make: Any, message: Any) -> None:
     with pytest.raises(InvalidSweepError, match=None) as caught:
         make()
     assert message in str(caught.value)
 
 
-def test_a_closure_is_refused_by_name():
+def test_a_closure_is_refused_by_name() -> None:
     def closure() -> None: ...
 
     with pytest.raises(
@@ -94,16 +98,16 @@ def test_a_closure_is_refused_by_name():
         job(loss_function=closure)
 
 
-def test_a_module_level_function_becomes_its_reference():
+def test_a_module_level_function_becomes_its_reference() -> None:
     assert job(loss_function=module_level).loss_function == f"{__name__}:module_level"
 
 
-def test_one_epoch_unless_told_otherwise():
+def test_one_epoch_unless_told_otherwise() -> None:
     assert HParams().epochs == 1
     assert HParams(batches=5).epochs is None
 
 
-def test_grid_fills_names_and_puts_values_where_they_belong():
+def test_grid_fills_names_and_puts_values_where_they_belong() -> None:
     jobs = grid(
         job("gpt2-{n_layer}-{lr}", model_args={"n_layer": 2}, data_args={"n_layer": 0}),
         lr=[1e-3, 3e-3],
@@ -127,13 +131,13 @@ def test_grid_fills_names_and_puts_values_where_they_belong():
         ("a-{depth}", {"lr": [3]}, "has {depth}, which is neither varied nor given"),
     ],
 )
-def test_a_grid_that_cannot_be(name, values, message):
+def test_a_grid_that_cannot_be(name: Any, values: Any, message: Any) -> None:
     with pytest.raises(InvalidSweepError) as caught:
         grid(job(name), **values)
     assert message in str(caught.value)
 
 
-def test_other_names_and_numbers_of_numpy_mean_the_same():
+def test_other_names_and_numbers_of_numpy_mean_the_same() -> None:
     named = HParams(max_steps=np.int64(3), gradient_accumulation_steps=2, lr=np.float64(0.5))
     assert named == HParams(batches=3, accumulate=2, lr=0.5)
     assert type(named.batches) is int
@@ -142,7 +146,7 @@ def test_other_names_and_numbers_of_numpy_mean_the_same():
     assert job(model_args={"sizes": [np.int64(2)]}).model_args == {"sizes": [2]}
 
 
-def test_a_grid_reaches_into_mappings():
+def test_a_grid_reaches_into_mappings() -> None:
     deep = job(
         "a-{weight_decay}-{optimizer_args.eps:.0e}-{depth}", model_args={"config": {"depth": 1, "width": 8}}
     )
@@ -161,7 +165,7 @@ def test_a_grid_reaches_into_mappings():
         grid([deep], lr=[1])
 
 
-def test_grid_over_batches_drops_the_default_epoch():
+def test_grid_over_batches_drops_the_default_epoch() -> None:
     assert [j.hparams.batches for j in grid(job("a-{batches}"), batches=[3, 4])] == [3, 4]
 
 
@@ -173,7 +177,7 @@ def test_grid_over_batches_drops_the_default_epoch():
         (["gpt2"], "jobs holds a str"),
     ],
 )
-def test_a_sweep_that_cannot_be(jobs, message):
+def test_a_sweep_that_cannot_be(jobs: Any, message: Any) -> None:
     with pytest.raises(InvalidSweepError, match=message):
         check_jobs(jobs)
 
@@ -206,7 +210,7 @@ jobs_of_any_kind = st.builds(
 
 
 @given(jobs_of_any_kind)
-def test_a_job_survives_json(original):
+def test_a_job_survives_json(original: Any) -> None:
     assert Job.from_dict(json.loads(json.dumps(original.to_dict()))) == original
 
 
@@ -223,13 +227,13 @@ def test_a_job_survives_json(original):
         ({"name": "a", "load_model": "m:f", "load_dataloader": "m:d", "hparams": 3}, "give a mapping"),
     ],
 )
-def test_data_that_is_no_job(data, message):
+def test_data_that_is_no_job(data: Any, message: Any) -> None:
     with pytest.raises(InvalidSweepError) as caught:
         Job.from_dict(data)
     assert message in str(caught.value)
 
 
-def test_metrics_are_plain_data():
+def test_metrics_are_plain_data() -> None:
     made = measured({"accuracy": module_level, "f1": "shop.metrics:F1"})
     assert made.metrics == {"accuracy": f"{__name__}:module_level", "f1": "shop.metrics:F1"}
     assert Job.from_dict(json.loads(json.dumps(made.to_dict()))) == made

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from saturn_airflow.model.references import check, load
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "zoo").mkdir()
     (tmp_path / "zoo" / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (tmp_path / "zoo" / "models.py").write_text(
@@ -23,7 +25,7 @@ def package(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("name", ["zoo.models:gpt2", "zoo.models:VIT", "zoo.models:renamed", "zoo.lazy:any"])
-def test_what_exists_passes_without_being_run(name):
+def test_what_exists_passes_without_being_run(name: str) -> None:
     check(name, "job 'a': load_model")
     assert "zoo" not in sys.modules
 
@@ -38,13 +40,13 @@ def test_what_exists_passes_without_being_run(name):
         ("zoo.models.gpt2:x", "there is no module 'zoo.models.gpt2'"),
     ],
 )
-def test_what_does_not_exist_is_named(name, message):
+def test_what_does_not_exist_is_named(name: Any, message: Any) -> None:
     with pytest.raises(InvalidSweepError) as caught:
         check(name, "job 'a': load_model")
     assert message in str(caught.value)
 
 
-def test_the_optimizer_of_torch_is_found_without_torch():
+def test_the_optimizer_of_torch_is_found_without_torch() -> None:
     before = "torch" in sys.modules
     check("torch.optim:AdamW", "hparams: optimizer")
     assert ("torch" in sys.modules) == before
@@ -52,7 +54,7 @@ def test_the_optimizer_of_torch_is_found_without_torch():
         check("torch.optim:AdamX", "hparams: optimizer")
 
 
-def test_loading():
+def test_loading() -> None:
     assert str(load("packaging.version:Version")("1.0")) == "1.0"
     with pytest.raises(InvalidSweepError, match="has no 'Versoin'"):
         load("packaging.version:Versoin")

@@ -9,6 +9,7 @@ import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import mlflow
@@ -20,7 +21,7 @@ JOBS = 8
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory, wheel_bin):
+def demo(tmp_path_factory: pytest.TempPathFactory, wheel_bin: Path) -> Any:
     """What `saturn demo --keep` printed, what its UIs answered, and its exit status after Ctrl-C."""
     folder = tmp_path_factory.mktemp("demo")
     state = folder / ".saturn"
@@ -36,6 +37,7 @@ def demo(tmp_path_factory, wheel_bin):
     watchdog = threading.Timer(720, process.kill)
     watchdog.start()
     lines: list[str] = []
+    assert process.stdout is not None
     for line in process.stdout:
         lines.append(line)
         if "stay up" in line:
@@ -69,7 +71,7 @@ def left_of(state: Path) -> set[str]:
     return found
 
 
-def test_it_succeeds_and_shows_each_job(demo):
+def test_it_succeeds_and_shows_each_job(demo: Any) -> None:
     assert demo["status"] == 0, demo["printed"]
     table = demo["printed"].split("What the sweep did")[1]
     rows = re.findall(r"^ *(gpt2|vit)-\S+ +\w+ +[12] +[\d.]+ s +[\d.]+ s +\d+\.\d+", table, re.MULTILINE)
@@ -79,21 +81,22 @@ def test_it_succeeds_and_shows_each_job(demo):
     assert re.search(r"Stages: trials \d+ s, profile \d+ s, plan \d+ s, train \d+ s, report \d+ s", table)
 
 
-def test_both_uis_answer_until_ctrl_c(demo):
+def test_both_uis_answer_until_ctrl_c(demo: Any) -> None:
     assert demo["answers"] == {"Airflow": 200, "MLflow": 200}
 
 
-def test_nothing_is_left_running(demo):
+def test_nothing_is_left_running(demo: Any) -> None:
     assert len(demo["alive"]) > 1, "while it runs it is seen"
     assert left_of(demo["state"]) == set()
 
 
-def test_mlflow_holds_one_parent_and_a_child_per_job_with_losses_that_fall(demo):
+def test_mlflow_holds_one_parent_and_a_child_per_job_with_losses_that_fall(demo: Any) -> None:
     client = mlflow.MlflowClient(f"sqlite:///{demo['state']}/mlflow.db")
     experiment = client.get_experiment_by_name("nightly_retrain")
+    assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
-    run_id = re.search(r"/runs/(manual\S+)", demo["printed"])[1]
-    runs = [run for run in runs if run.data.tags["airflow.run_id"] == run_id]
+    run_id = re.search(r"/runs/(manual\S+)", demo["printed"])[1]  # type: ignore[index]
+    runs = [run for run in runs if run.data.tags["airflow.run_id"] == run_id]  # type: ignore[assignment]
     (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     children = [run for run in runs if run is not parent]
     assert len(children) == JOBS

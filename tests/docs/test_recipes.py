@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "daily.md").read_te
 
 def block(of: str) -> str:
     (found,) = (one for one in BLOCKS if of in one)
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 def sweep(**arguments: Any) -> SaturnSweepOperator:

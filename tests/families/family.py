@@ -69,7 +69,8 @@ def families() -> dict[str, Family]:
 def find(name: str) -> Family:
     """The family of that name, or the random one that it describes in JSON."""
     if name.startswith("{"):
-        return importlib.import_module("families.randomly").family(name)
+        found: Family = importlib.import_module("families.randomly").family(name)
+        return found
     return families()[name]
 
 

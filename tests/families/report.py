@@ -111,7 +111,7 @@ def _cell(rows: list[Row], numbers: dict[str, int]) -> str:
         if row["verdict"] == "refused":
             told.append(f"refused ({numbers[row['technique'] + ': ' + in_general(row['why'])]})")
         else:
-            told.append({"drawn": "drawn otherwise"}.get(row["verdict"], row["verdict"]))
+            told.append("drawn otherwise" if row["verdict"] == "drawn" else str(row["verdict"]))
     counts = Counter(told)
     if len(counts) == 1:
         return told[0]

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from families import launches, matrix, truth
 from families.matrix import Cell, Strategy
 from families.randomly import descriptions
+from families.verdicts import Result
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
@@ -48,7 +49,7 @@ def test_exact_or_refused(description: dict[str, Any], tmp_path_factory: pytest.
     assert not wrong, "\n".join(wrong)
 
 
-def _run(chosen: list[Cell], folder: Path) -> list[tuple[Cell, launches.Result]]:
-    results: list[tuple[Cell, launches.Result]] = []
+def _run(chosen: list[Cell], folder: Path) -> list[tuple[Cell, Result]]:
+    results: list[tuple[Cell, Result]] = []
     launches.run(chosen, folder, lambda cell, result: results.append((cell, result)))
     return results

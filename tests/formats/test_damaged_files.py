@@ -58,7 +58,7 @@ JOB = Job("a", "shop:model", "shop:data", hparams=HParams(batches=3), model_args
 SPEC = RunSpec(job=JOB, technique="ddp", folder="f", node="n", slots=2, devices=1, kind="cpu").to_dict()
 PLAN = Plan("p", "makespan", 5.0, 4.0, 0.1, (Assignment("a", "ddp", 1, "n", (0,), 0.0, 5.0),)).to_dict()
 WAYS = {"technique": "ddp", "devices": 1, "seconds": {"cpu": 5.0}}
-ARRIVALS = {
+ARRIVALS: dict[str, Any] = {
     "nodes": [{"name": "n", "devices": 2, "kind": "cpu"}],
     "sweeps": [{"name": "s", "arrives": 0, "jobs": [{"name": "a", "strategies": [WAYS]}]}],
     "shares": {"team": 1.0},
@@ -127,7 +127,7 @@ def test_spec_of_a_run(content: bytes) -> None:
         assert isinstance(read_spec(folder), RunSpec)
 
 
-EVENTS = [
+EVENTS: list[dict[str, Any]] = [
     {"event": "format", "format": 1},
     {"event": "leased", "devices": ["0"], "technique": "ddp"},
     {"event": "start", "step": 0, "total_batches": 9, "batches_per_epoch": 3},
@@ -445,7 +445,7 @@ def test_errors_of_earlier_sweeps(content: bytes) -> None:
     with one_message("past errors"), pytest.MonkeyPatch.context() as patch:
         whole = json.dumps({"fresh": True, "nodes": ["n"], "errors": [[0, 0.1, 5.0]]})
         tagged = [("d/1/s", content.decode(errors="replace")), ("d/2/s", whole)]
-        patch.setattr(past_errors.sweeps, "tagged", lambda *_: tagged)
+        patch.setattr(sweeps, "tagged", lambda *_: tagged)
         assert past_errors.find("unused")[-1].sweep == "d/2/s"
 
 

@@ -40,8 +40,8 @@ def check_all(cells: list[tuple[dict[str, Any], str, dict[str, Any]]], ranks: Ra
     for name, technique in wrong.TECHNIQUES.items():
         library.register(name, technique)
     verdicts = []
-    for data, technique, parameters in cells:
-        request = TrainRequest(job=data, technique=technique, parameters=parameters)
+    for data, technique, parameters in cells:  # type: ignore[assignment]
+        request = TrainRequest(job=data, technique=technique, parameters=parameters)  # type: ignore[arg-type]
         try:
             verdicts.append(check(request, ranks)["guard"])
         except ChangesResultError as reason:

@@ -153,7 +153,7 @@ RIGHT: dict[str, tuple[Cell, str]] = {
         "exact",
     ),
     **{
-        f"what asks for ranks: {what} under {technique}": (Cell(job(**changes), technique, 2), "exact")
+        f"what asks for ranks: {what} under {technique}": (Cell(job(**changes), technique, 2), "exact")  # type: ignore[arg-type]
         for technique in ("ddp", "fsdp")
         for what, changes in {
             "a model": {"model_args": {"extra": "reduces"}},
@@ -169,7 +169,7 @@ RIGHT: dict[str, tuple[Cell, str]] = {
         "exact",
     ),
     **{
-        f"{what} of one device under {technique}": (Cell(job(**changes), technique), "exact")
+        f"{what} of one device under {technique}": (Cell(job(**changes), technique), "exact")  # type: ignore[arg-type]
         for technique in ("single", "spill")
         for what, changes in {
             "noise": {"model_args": {"extra": "own noise"}},

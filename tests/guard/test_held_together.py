@@ -20,7 +20,7 @@ class Holds(nn.Module):
         super().__init__()
         self.held, self.inside = held, {"also": held}
         self.block = nn.Linear(1, 1)
-        self.block.held = held  # type: ignore[assignment]
+        self.block.held = held
 
 
 HELD = {
@@ -37,7 +37,7 @@ def test_it_is_one_object_in_a_copy_of_a_moment(kind: str) -> None:
     held, change = HELD[kind]
     model = Holds(held)
     copy, given = whole.bare(model), model_attributes.plain_attributes(model)
-    change(held)
+    change(held)  # type: ignore[no-untyped-call]
     weights = {name: p.detach() for name, p in model.named_parameters()}
     assert copy is not None
     changed = model_attributes.changed(given, model_attributes.plain_attributes(model))

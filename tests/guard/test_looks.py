@@ -56,7 +56,8 @@ def take(requests: list[TrainRequest], guard: bool, looking: bool, ranks: Ranks)
 
 
 def trained(requests: list[TrainRequest], size: int = 2, looking: bool = True) -> list[dict[str, Any]]:
-    return ranks_module.launch(take, requests, False, looking, size=size)[0]
+    told: list[dict[str, Any]] = ranks_module.launch(take, requests, False, looking, size=size)[0]
+    return told
 
 
 def request(a_job: Any, technique: str, folder: Path, **changes: Any) -> TrainRequest:
@@ -105,12 +106,12 @@ def test_nothing_notices_that_it_is_looked_at(size: int, tmp_path: Path) -> None
     for looking in (True, False):
         requests = []
         for what, (_, technique, hparams, parameters) in chosen.items():
-            in_parts = technique == "pipeline" or "accumulate" in hparams
+            in_parts = technique == "pipeline" or "accumulate" in hparams  # type: ignore[operator]
             a_job = job(
                 load_model="late_jobs:row" if technique == "pipeline" else "late_jobs:remembers",
                 model_args={"norm": not in_parts, "counts": not in_parts},
                 loss_function="odd_models:mean_loss" if in_parts else "late_jobs:calls_loss",
-                hparams={"batches": 6, **hparams},
+                hparams={"batches": 6, **hparams},  # type: ignore[dict-item]
             )
             folder = tmp_path / f"{looking}" / what
             requests.append(request(a_job, technique, folder, parameters=parameters))

@@ -57,17 +57,17 @@ def test_a_buffer_that_took_its_shape_with_the_first_batch_is_resumed(tmp_path: 
     data = growing("shaped by the first batch", hparams={"batches": 4}).to_dict()
     ((whole,),) = ranks_module.launch(losses, data, str(tmp_path / "whole"), [None], size=1)
     ((_, resumed),) = [
-        [
+        [  # type: ignore[misc]
             *ranks_module.launch(losses, data, str(tmp_path / "parts"), [2], size=1)[0],
             *ranks_module.launch(losses, data, str(tmp_path / "parts"), [None], size=1)[0],
         ]
     ]
-    assert resumed == whole
+    assert resumed == whole  # type: ignore[has-type]
 
 
 def test_the_job_s_code_is_known_where_a_technique_gave_its_modules_other_classes() -> None:
     model = odd_models.plain()
     model.__class__ = type("Sharded", (model.__class__,), {"__module__": "torch.distributed"})
-    for module in model.blocks:
+    for module in model.blocks:  # type: ignore[union-attr]
         module.__class__ = type("Sharded", (module.__class__,), {"__module__": "torch.distributed"})
     assert python_modules(job(load_model="elsewhere:plain", loss_function=None), model) == {"odd_models"}

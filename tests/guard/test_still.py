@@ -29,8 +29,8 @@ DRAWN: dict[str, Callable[[], Any]] = {
     "normal": lambda: torch.normal(torch.zeros(3), torch.ones(3)),
     "uniform_": lambda: torch.empty(3).uniform_(2, 4),
     "a normal distribution": lambda: Normal(torch.zeros(3), torch.ones(3)).rsample(),
-    "categories": lambda: Categorical(WEIGHTS.repeat(20, 1)).sample(),
-    "coins": lambda: Bernoulli(WEIGHTS.repeat(20, 1)).sample(),
+    "categories": lambda: Categorical(WEIGHTS.repeat(20, 1)).sample(),  # type: ignore[no-untyped-call]
+    "coins": lambda: Bernoulli(WEIGHTS.repeat(20, 1)).sample(),  # type: ignore[no-untyped-call]
     "numpy's permutation": lambda: torch.as_tensor(np.random.permutation(50)),
     "numpy's beta": lambda: np.random.beta(2, 2),
     "Python's betavariate": lambda: random.betavariate(2, 2),

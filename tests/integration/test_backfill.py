@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import mlflow
 import pytest
@@ -13,7 +15,7 @@ pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(900)]
 DAG = "backfilled"
 
 
-def backfill(cluster, first: str, last: str, **conf) -> dict[str, str]:
+def backfill(cluster: Any, first: str, last: str, **conf: Any) -> dict[str, str]:
     """Run these days again, three at once; the state of each of its runs by its id."""
     before = set(all_runs(cluster))
     command = ["backfill", "create", "--dag-id", DAG, "--from-date", first, "--to-date", last]
@@ -33,11 +35,13 @@ def backfill(cluster, first: str, last: str, **conf) -> dict[str, str]:
     return states
 
 
-def all_runs(cluster) -> list[str]:
+def all_runs(cluster: Any) -> list[str]:
     return [run["dag_run_id"] for run in cluster.airflow.get(f"/dags/{DAG}/dagRuns")["dag_runs"]]
 
 
-def test_days_gone_by_are_measured_once_and_registered_where_asked(cluster, figure):
+def test_days_gone_by_are_measured_once_and_registered_where_asked(
+    cluster: Any, figure: Callable[[str], None]
+) -> None:
     cluster.airflow.wait_for_dag(DAG)
     cluster.airflow.send("PATCH", f"/dags/{DAG}", {"is_paused": False})
     days = backfill(cluster, "2026-01-02", "2026-01-04")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(900)]
 
 
-def test_the_nightly_sweep_trains_on_both_nodes(cluster):
+def test_the_nightly_sweep_trains_on_both_nodes(cluster: Any) -> None:
     run = cluster.trigger("nightly_on_cluster")
     state = cluster.wait("nightly_on_cluster", run, timeout=800)
     assert state == "success", cluster.states("nightly_on_cluster", run)

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,18 +21,18 @@ CONDITIONS = {"service_started", "service_healthy", "service_completed_successfu
 
 
 @pytest.fixture(scope="module")
-def raw() -> dict:
+def raw() -> Any:
     return yaml.safe_load(COMPOSE.read_text())
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "gpu.yaml", "login.yaml", "node.yaml"])
-def test_it_follows_the_specification(name):
+def test_it_follows_the_specification(name: str) -> None:
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*check, str(DOCKER / name)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_dependencies_exist_and_can_be_met(raw):
+def test_dependencies_exist_and_can_be_met(raw: dict[str, Any]) -> None:
     services = raw["services"]
     for name, service in services.items():
         for other, body in service.get("depends_on", {}).items():
@@ -42,7 +43,7 @@ def test_dependencies_exist_and_can_be_met(raw):
                 assert services[other]["restart"] == "no"
 
 
-def test_all_that_is_asked_for_is_there(raw):
+def test_all_that_is_asked_for_is_there(raw: dict[str, Any]) -> None:
     expected = {"postgres", "redis", "mlflow", "airflow", "scheduler", "dag-processor", "triggerer"}
     assert set(raw["services"]) == expected | {"databases", "init", "worker", "gpu-a", "gpu-b"}
     for node in ("gpu-a", "gpu-b"):
@@ -54,7 +55,7 @@ def test_all_that_is_asked_for_is_there(raw):
             assert service["restart"] == "unless-stopped"
 
 
-def test_named_volumes_are_declared(raw):
+def test_named_volumes_are_declared(raw: dict[str, Any]) -> None:
     used = set()
     for service in raw["services"].values():
         for text in service.get("volumes", ()):
@@ -67,7 +68,7 @@ def test_named_volumes_are_declared(raw):
         assert "/var/lib/saturn" in targets
 
 
-def test_ports_are_open_on_this_machine_only_unless_asked(raw):
+def test_ports_are_open_on_this_machine_only_unless_asked(raw: dict[str, Any]) -> None:
     published = [port for service in raw["services"].values() for port in service.get("ports", ())]
     assert len(published) == 4
     for port in published:
@@ -75,24 +76,24 @@ def test_ports_are_open_on_this_machine_only_unless_asked(raw):
         assert interpolate(port, {"SATURN_BIND": "10.0.0.5"}).startswith("10.0.0.5:")
 
 
-def test_no_services_log_grows_without_bound(raw):
+def test_no_services_log_grows_without_bound(raw: dict[str, Any]) -> None:
     for name, service in raw["services"].items():
         assert service["logging"]["driver"] == "local", name
 
 
 @pytest.mark.parametrize("name", sorted(new_secrets()))
-def test_no_secret_has_a_default(name):
+def test_no_secret_has_a_default(name: Any) -> None:
     secrets = new_secrets()
     load(COMPOSE, secrets)
     for value in (None, ""):
-        missing = {**secrets, name: value}
-        if value is None:
-            del missing[name]
+        missing = {key: known for key, known in secrets.items() if key != name}
+        if value is not None:
+            missing[name] = value
         with pytest.raises(ComposeError, match=f"{name} is not set: see .env.example"):
             load(COMPOSE, missing)
 
 
-def test_no_secret_is_written_in_the_files():
+def test_no_secret_is_written_in_the_files() -> None:
     for path in DOCKER.iterdir():
         if path.is_file():
             text = path.read_text()
@@ -101,7 +102,7 @@ def test_no_secret_is_written_in_the_files():
 
 
 @pytest.mark.parametrize("name", sorted(load(COMPOSE, new_secrets())))
-def test_no_secret_is_in_a_command_line(name):
+def test_no_secret_is_in_a_command_line(name: Any) -> None:
     secrets = new_secrets()
     service = load(COMPOSE, secrets)[name]
     texts = [*service.command, *(service.healthcheck.test if service.healthcheck else ())]
@@ -134,7 +135,7 @@ KEYS = {
 }
 
 
-def test_each_service_has_the_keys_that_it_needs_and_no_other():
+def test_each_service_has_the_keys_that_it_needs_and_no_other() -> None:
     secrets = new_secrets()
     found = {
         name: {key for key, value in secrets.items() if any(value in text for text in _texts_of(service))}
@@ -143,7 +144,7 @@ def test_each_service_has_the_keys_that_it_needs_and_no_other():
     assert found == KEYS
 
 
-def test_a_node_of_its_own_needs_two_secrets_and_is_as_those_of_the_main_file(raw):
+def test_a_node_of_its_own_needs_two_secrets_and_is_as_those_of_the_main_file(raw: dict[str, Any]) -> None:
     secrets = {name: value for name, value in new_secrets().items() if name in _QUEUES}
     variables = {**secrets, "SATURN_NODE": "gpu-a"}
     path = DOCKER / "node.yaml"
@@ -158,7 +159,7 @@ def test_a_node_of_its_own_needs_two_secrets_and_is_as_those_of_the_main_file(ra
     assert node == expected
 
 
-def test_a_login_for_mlflow_changes_nothing_else_of_it(raw):
+def test_a_login_for_mlflow_changes_nothing_else_of_it(raw: dict[str, Any]) -> None:
     added = yaml.safe_load((DOCKER / "login.yaml").read_text())["services"]
     assert set(added) == {"mlflow"}
     command = [word for word in added["mlflow"]["command"] if word != "--app-name=basic-auth"]
@@ -173,12 +174,12 @@ def test_a_login_for_mlflow_changes_nothing_else_of_it(raw):
     assert (DOCKER / "mlflow-login.ini").exists()
 
 
-def _texts_of(service) -> list[str]:
+def _texts_of(service: Any) -> list[str]:
     return [*service.command, *service.environment.values()]
 
 
-def test_mlflow_answers_to_exact_names():
-    def hosts(**variables):
+def test_mlflow_answers_to_exact_names() -> None:
+    def hosts(**variables: Any) -> Any:
         command = load(COMPOSE, {**new_secrets(), **variables})["mlflow"].command
         (option,) = [word for word in command if word.startswith("--allowed-hosts=")]
         return set(option.partition("=")[2].split(","))
@@ -190,7 +191,7 @@ def test_mlflow_answers_to_exact_names():
         assert "*" not in host.removesuffix(":*"), "10.* matches 10.evil.example"
 
 
-def test_services_can_not_become_root_nor_change_their_image(raw):
+def test_services_can_not_become_root_nor_change_their_image(raw: dict[str, Any]) -> None:
     for name, service in raw["services"].items():
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["cap_drop"] == ["ALL"], name
@@ -201,17 +202,17 @@ def test_services_can_not_become_root_nor_change_their_image(raw):
     assert "USER saturn" in (DOCKER / "Dockerfile").read_text().splitlines()
 
 
-def test_services_have_memory_of_their_own(raw):
+def test_services_have_memory_of_their_own(raw: dict[str, Any]) -> None:
     for name, service in raw["services"].items():
         assert re.fullmatch(r"\d+g|\$\{\w+_MEMORY:-\d+g\}", service["mem_limit"]), name
 
 
-def test_what_code_of_jobs_can_write_holds_nothing_that_services_with_keys_run(raw):
+def test_what_code_of_jobs_can_write_holds_nothing_that_services_with_keys_run(raw: dict[str, Any]) -> None:
     """Only data: logs and Saturn's folder. Homes, caches and temporary folders are apart."""
     workers = ("worker", "gpu-a", "gpu-b")
     written = {name: _writable(service) for name, service in raw["services"].items()}
     for name, targets in written.items():
-        shared = targets & set.union(*(written[worker] for worker in workers))
+        shared = targets & set().union(*(written[worker] for worker in workers))
         assert name in workers or shared <= {"/opt/airflow/logs", "/var/lib/saturn"}, name
     for service in raw["services"].values():
         for text in service.get("volumes", ()):
@@ -220,7 +221,7 @@ def test_what_code_of_jobs_can_write_holds_nothing_that_services_with_keys_run(r
             assert "docker.sock" not in text
 
 
-def test_what_services_write_they_may_write(raw):
+def test_what_services_write_they_may_write(raw: dict[str, Any]) -> None:
     """As far as it is known: the configuration's defaults, temporary files, sockets, caches."""
     for name, service in raw["services"].items():
         targets = _writable(service) | {text.partition(":")[0] for text in service["tmpfs"]}
@@ -231,12 +232,12 @@ def test_what_services_write_they_may_write(raw):
         assert expected <= targets, name
 
 
-def _writable(service: dict) -> set[str]:
+def _writable(service: dict[str, Any]) -> set[str]:
     parts = [interpolate(text, {}).split(":") for text in service.get("volumes", ())]
     return {part[1] for part in parts if part[2:] != ["ro"]}
 
 
-def test_images_have_versions(raw):
+def test_images_have_versions(raw: dict[str, Any]) -> None:
     for name, service in raw["services"].items():
         exact = r"\w+:\d+\.\d+(\.\d+)?-bookworm|saturn-airflow:\$\{SATURN_DEVICE:-cpu\}"
         assert re.fullmatch(exact, service["image"]), name
@@ -245,7 +246,7 @@ def test_images_have_versions(raw):
     assert "--constraint constraints.txt" in text
 
 
-def test_the_example_lists_every_variable():
+def test_the_example_lists_every_variable() -> None:
     text = "".join(path.read_text() for path in DOCKER.glob("*.yaml"))
     unlisted = {"LISTEN", "AIRFLOW_ADMIN_USER", "SATURN_NODE"}
     used = set(re.findall(r"(?<!\$)\$\{(\w+)", text)) - unlisted
@@ -253,7 +254,7 @@ def test_the_example_lists_every_variable():
     assert used == listed
 
 
-def test_the_example_gives_the_defaults():
+def test_the_example_gives_the_defaults() -> None:
     text = (DOCKER / ".env.example").read_text()
     defaults = dict(re.findall(r"(?<!\$)\$\{(\w+):-([^}]*)\}", COMPOSE.read_text()))
     examples = dict(re.findall(r"^#(\w+)=(.*)$", text, re.MULTILINE))
@@ -262,7 +263,7 @@ def test_the_example_gives_the_defaults():
     assert {name: examples[name] for name in sizes} == {name: defaults[name] for name in sizes}
 
 
-def test_the_image_has_what_the_files_name(raw):
+def test_the_image_has_what_the_files_name(raw: dict[str, Any]) -> None:
     lines = (DOCKER / "Dockerfile").read_text()
     words = shlex.split(lines.replace("\\\n", " "), comments=True)
     for service in raw["services"].values():
@@ -289,11 +290,11 @@ def test_the_image_has_what_the_files_name(raw):
         ("costs 5$", {}, "costs 5$"),
     ],
 )
-def test_variables_are_read_as_compose_reads_them(text, variables, expected):
+def test_variables_are_read_as_compose_reads_them(text: Any, variables: Any, expected: Any) -> None:
     assert interpolate(text, variables) == expected
 
 
-def test_what_is_no_compose_file_is_named(tmp_path):
+def test_what_is_no_compose_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
     with pytest.raises(ComposeError, match=r"there is no compose file \S+compose\.yaml"):
         load(path, {})
@@ -302,12 +303,12 @@ def test_what_is_no_compose_file_is_named(tmp_path):
         load(path, {})
 
 
-def test_times():
+def test_times() -> None:
     assert seconds("1m30s") == 90
     assert seconds("500ms") == 0.5
 
 
-def test_secrets_are_made_once_and_only_their_owner_reads_them(tmp_path):
+def test_secrets_are_made_once_and_only_their_owner_reads_them(tmp_path: Path) -> None:
     first = secrets_of(tmp_path / "secrets.env")
     assert secrets_of(tmp_path / "secrets.env") == first
     assert (tmp_path / "secrets.env").stat().st_mode & 0o077 == 0
@@ -320,7 +321,7 @@ def test_secrets_are_made_once_and_only_their_owner_reads_them(tmp_path):
     assert secrets_of(tmp_path / "old.env") == completed
 
 
-def test_here_nothing_of_a_container_is_left(tmp_path):
+def test_here_nothing_of_a_container_is_left(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "state", COMPOSE, tmp_path)
     for name, service in cluster.services.items():
         words = [cluster._local(word) for word in service.command]

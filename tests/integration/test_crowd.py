@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import pytest
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 
 
-def test_no_task_dies_in_a_queue(cluster):
+def test_no_task_dies_in_a_queue(cluster: Any) -> None:
     """Fifteen jobs of 12 s wait for two devices; tasks that are queued for 25 s are lost (`cluster`)."""
     run_id = cluster.trigger("crowd")
     state = cluster.wait("crowd", run_id, timeout=800)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 import pytest
@@ -19,7 +20,7 @@ PASSWORDS = {"airflow": "a-1", "celery": "c '\"\\%s", "mlflow": "m-1"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[LocalCluster]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("databases")
     services = yaml.safe_load(COMPOSE.read_text())["services"]
     (folder / "compose.yaml").write_text(yaml.safe_dump({"services": {"postgres": services["postgres"]}}))
@@ -28,7 +29,7 @@ def server(tmp_path_factory) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def owner(server, monkeypatch):
+def owner(server: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Any:
     """How the owner of all logs in, as libpq takes it from the environment."""
     variables = server.variables
     found = {
@@ -44,7 +45,7 @@ def owner(server, monkeypatch):
     return found
 
 
-def run(user: str, database: str, *statements: str, password: str | None = None) -> list:
+def run(user: str, database: str, *statements: str, password: str | None = None) -> list[Any]:
     connection = psycopg2.connect(dbname=database, user=user, password=password or PASSWORDS.get(user))
     try:
         connection.autocommit = True
@@ -56,7 +57,7 @@ def run(user: str, database: str, *statements: str, password: str | None = None)
         connection.close()
 
 
-def test_a_database_is_its_users_alone(owner, capsys):
+def test_a_database_is_its_users_alone(owner: Any, capsys: pytest.CaptureFixture[str]) -> None:
     # As an earlier version left it: one account owns everything.
     old = """
         CREATE TYPE mood AS ENUM ('good');
@@ -89,7 +90,7 @@ def test_a_database_is_its_users_alone(owner, capsys):
     assert not any(password in capsys.readouterr().out for password in PASSWORDS.values())
 
 
-def test_a_new_password_counts_from_the_next_run_on(owner, monkeypatch):
+def test_a_new_password_counts_from_the_next_run_on(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     databases.main()
     monkeypatch.setenv("MLFLOW_DATABASE_PASSWORD", "another")
     databases.main()

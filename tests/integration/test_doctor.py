@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ SATURN = str(Path(sys.executable).parent / "saturn")
 
 
 @pytest.fixture
-def doctor(cluster):
+def doctor(cluster: Any) -> Any:
     """Run `saturn doctor --json` as on the main machine: its exit status, and the findings by level."""
 
     def run(*arguments: str, **settings: str) -> tuple[int, dict[str, list[str]]]:
@@ -38,7 +40,7 @@ def doctor(cluster):
     return run
 
 
-def test_a_whole_deployment_has_nothing_to_mend(doctor):
+def test_a_whole_deployment_has_nothing_to_mend(doctor: Any) -> None:
     # The cluster's own gives up early (conftest.py).
     status, levels = doctor(AIRFLOW__SCHEDULER__NUM_STUCK_IN_QUEUED_RETRIES="29")
     assert (status, levels["problem"], levels["warning"]) == (0, [], [])
@@ -49,7 +51,9 @@ def test_a_whole_deployment_has_nothing_to_mend(doctor):
     assert "is shared by" in said
 
 
-def test_whatever_is_broken_is_named_with_its_fix(doctor, cluster, tmp_path, orphan):
+def test_whatever_is_broken_is_named_with_its_fix(
+    doctor: Any, cluster: Any, tmp_path: Path, orphan: Any
+) -> None:
     """MLflow is down, nobody takes the short tasks, gpu-b has storage of its own, limits starve a sweep."""
     for name in ("mlflow", "worker", "gpu-b"):
         cluster.kill(name)
@@ -82,7 +86,7 @@ def test_whatever_is_broken_is_named_with_its_fix(doctor, cluster, tmp_path, orp
     assert "visibility_timeout is 1 h" in warnings
 
 
-def test_the_connection_of_airflow_is_what_counts_for_mlflow(doctor, cluster):
+def test_the_connection_of_airflow_is_what_counts_for_mlflow(doctor: Any, cluster: Any) -> None:
     connection = {"connection_id": "mlflow_default", "conn_type": "http", "host": "http://127.0.0.1:9"}
     cluster.airflow.send("POST", "/connections", connection)
     try:
@@ -95,7 +99,7 @@ def test_the_connection_of_airflow_is_what_counts_for_mlflow(doctor, cluster):
     assert "gpu-a does not reach MLflow" in problems
 
 
-def test_a_node_that_can_not_write_is_found_on_the_node(doctor, tmp_path):
+def test_a_node_that_can_not_write_is_found_on_the_node(doctor: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     # A folder can't be made below a file, whoever asks.
     status, levels = doctor("--node", "gpu-a", AIRFLOW__SATURN__HOME=str(tmp_path / "file" / "home"))
@@ -105,14 +109,14 @@ def test_a_node_that_can_not_write_is_found_on_the_node(doctor, tmp_path):
     assert "-> let the worker's user write there, or set [saturn] home" in levels["problem"][0]
 
 
-def test_a_node_that_does_not_exist_is_a_problem(doctor):
+def test_a_node_that_does_not_exist_is_a_problem(doctor: Any) -> None:
     status, levels = doctor("--node", "gpu-x")
     assert status == 1
     assert "'gpu-x' is no node of this deployment, which has gpu-a, gpu-b" in levels["problem"][0]
 
 
 @pytest.fixture
-def orphan(cluster):
+def orphan(cluster: Any) -> Iterator[Any]:
     """The id of a process that keeps a device of gpu-a which the one that leased it died with."""
     code = (
         "import os, sys, pathlib, subprocess\n"

@@ -26,7 +26,7 @@ MOVED = ("moves-1", "moves-2")
 
 
 @pytest.fixture(scope="module")
-def shared(cluster):
+def shared(cluster: Any) -> Any:
     """Two sweeps at once on the same nodes, and two that name a node without a worker."""
     sweeps = [Watched(cluster, name) for name in ("nightly", "weekly", "deaf_node", "deaf_node_fails")]
     for sweep in sweeps:
@@ -34,7 +34,7 @@ def shared(cluster):
     return sweeps
 
 
-def test_two_sweeps_at_once_share_no_device(shared, figure):
+def test_two_sweeps_at_once_share_no_device(shared: Any, figure: Callable[[str], None]) -> None:
     spans = []
     for sweep, letter in zip(shared[:2], "nw", strict=True):
         assert sweep.ended() == "success", sweep.why()
@@ -54,7 +54,9 @@ def test_two_sweeps_at_once_share_no_device(shared, figure):
     assert any(len(sweeps) == 2 for sweeps in mixed.values()), "the sweeps never met on a device"
 
 
-def test_where_no_node_is_lost_the_report_waits_for_no_round_in_reserve(cluster, shared, figure):
+def test_where_no_node_is_lost_the_report_waits_for_no_round_in_reserve(
+    cluster: Any, shared: Any, figure: Callable[[str], None]
+) -> None:
     for sweep in shared[:2]:
         tasks = cluster.airflow.tasks(sweep.dag_id, sweep.run_id)
         reserve = [t for t in tasks if "round_2" in t["task_id"] or t["task_id"] == "sweep.watch"]
@@ -68,7 +70,7 @@ def test_where_no_node_is_lost_the_report_waits_for_no_round_in_reserve(cluster,
         figure(f"{sweep.dag_id}: its report was queued {seconds[1] - seconds[0]:.1f} s after training")
 
 
-def test_a_node_without_a_worker_is_left_out(cluster, shared):
+def test_a_node_without_a_worker_is_left_out(cluster: Any, shared: Any) -> None:
     sweep = shared[2]
     assert sweep.ended() == "success", sweep.why()
     there = sweep.result()["there"]
@@ -80,7 +82,9 @@ def test_a_node_without_a_worker_is_left_out(cluster, shared):
     assert list(plan["left_out"]) == ["gpu-z"]
 
 
-def test_a_node_without_a_worker_is_an_error_of_the_first_try_where_that_is_wanted(cluster, shared, figure):
+def test_a_node_without_a_worker_is_an_error_of_the_first_try_where_that_is_wanted(
+    cluster: Any, shared: Any, figure: Callable[[str], None]
+) -> None:
     sweep = shared[3]
     assert sweep.ended() == "failed"
     tasks = cluster.airflow.tasks(sweep.dag_id, sweep.run_id)
@@ -91,7 +95,9 @@ def test_a_node_without_a_worker_is_an_error_of_the_first_try_where_that_is_want
     assert "No worker listens on saturn.gpu-z yet" in lines
 
 
-def test_a_job_leaves_a_drained_node_with_a_checkpoint_and_goes_on_elsewhere(cluster, figure):
+def test_a_job_leaves_a_drained_node_with_a_checkpoint_and_goes_on_elsewhere(
+    cluster: Any, figure: Callable[[str], None]
+) -> None:
     sweep = Watched(cluster, "drained")
     cluster.wait_until(lambda: sweep.events("leaves", "checkpoint"), 480, sweep.states)
     began_on = sweep.node("leaves")
@@ -119,7 +125,7 @@ def _saturn(cluster: Any, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def outages(cluster):
+def outages(cluster: Any) -> Any:
     """One job on each node trains while all that is around it goes away and comes back; what was seen."""
     sweep = Watched(cluster, "outages")
     jobs = ("on-a", "on-b")
@@ -161,7 +167,9 @@ def _is_followed_again(sweep: Watched, job: str) -> bool:
     return task["try_number"] > 1 and task["state"] == "running" and sweep.is_followed(job)
 
 
-def test_a_killed_worker_costs_no_step_and_its_task_reconnects(outages, figure):
+def test_a_killed_worker_costs_no_step_and_its_task_reconnects(
+    outages: Any, figure: Callable[[str], None]
+) -> None:
     sweep = outages["sweep"]
     figure(f"worker killed: the task followed its training again after {outages['reconnected']:.0f} s")
     assert len({event["run"] for event in sweep.events("on-a")}) == 1, "training was started anew"
@@ -169,7 +177,9 @@ def test_a_killed_worker_costs_no_step_and_its_task_reconnects(outages, figure):
     assert sweep.steps("on-a") == list(range(1, OUTAGES + 1))
 
 
-def test_training_goes_on_without_api_server_scheduler_redis_and_postgres(outages, figure):
+def test_training_goes_on_without_api_server_scheduler_redis_and_postgres(
+    outages: Any, figure: Callable[[str], None]
+) -> None:
     sweep = outages["sweep"]
     assert sweep.ended() == "success", sweep.why()
     for job in ("on-a", "on-b"):
@@ -183,7 +193,9 @@ def test_training_goes_on_without_api_server_scheduler_redis_and_postgres(outage
         assert tries > 1, "nobody followed it for a while"
 
 
-def test_no_metric_is_lost_or_doubled_by_two_minutes_without_mlflow(outages, figure):
+def test_no_metric_is_lost_or_doubled_by_two_minutes_without_mlflow(
+    outages: Any, figure: Callable[[str], None]
+) -> None:
     sweep = outages["sweep"]
     for job in ("on-a", "on-b"):
         steps = sweep.metric_steps(sweep.result()[job]["run_id"])
@@ -191,7 +203,7 @@ def test_no_metric_is_lost_or_doubled_by_two_minutes_without_mlflow(outages, fig
         assert sorted(steps) == list(range(1, OUTAGES + 1))
 
 
-def test_devices_says_who_holds_what(outages):
+def test_devices_says_who_holds_what(outages: Any) -> None:
     shown = json.loads(outages["devices"])
     holders = {d["name"]: d["holder"]["who"] for d in shown["devices"] if d["holder"]}
     assert sorted(name.rpartition(": ")[2] for name in holders.values()) == ["on-a", "on-b"]
@@ -199,7 +211,7 @@ def test_devices_says_who_holds_what(outages):
 
 
 @pytest.fixture(scope="module")
-def mishaps(cluster):
+def mishaps(cluster: Any) -> Any:
     """One node is gone for good; meanwhile every job on the other one meets with something."""
     lost = Watched(cluster, "lost_node")
     cluster.wait_until(lambda: len(lost.events("stranded", "checkpoint")) > 1, 480, lost.states)
@@ -286,7 +298,9 @@ def _fill_disk(sweep: Watched, job: str) -> dict[str, Any]:
     return {}
 
 
-def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(mishaps, figure):
+def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(
+    mishaps: Any, figure: Callable[[str], None]
+) -> None:
     sweep = mishaps["sweep"]
     starts = sweep.events("rank-killed", "start")
     assert len(starts) == 2
@@ -301,7 +315,9 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(mishaps, figure
 
 
 @pytest.mark.parametrize("job", ["cleared", "failed"])
-def test_a_task_that_is_cleared_or_marked_failed_frees_its_devices(mishaps, job, figure):
+def test_a_task_that_is_cleared_or_marked_failed_frees_its_devices(
+    mishaps: Any, job: str, figure: Callable[[str], None]
+) -> None:
     seen = mishaps[job]
     figure(f"task {job}: its ranks were gone after {seen['seconds']:.1f} s")
     assert seen["free"]
@@ -320,7 +336,7 @@ def test_a_task_that_is_cleared_or_marked_failed_frees_its_devices(mishaps, job,
         assert sweep.task(job)["state"] == "failed"
 
 
-def test_a_full_disk_is_outlived(mishaps, figure):
+def test_a_full_disk_is_outlived(mishaps: Any, figure: Callable[[str], None]) -> None:
     if "full-disk" not in mishaps:
         pytest.skip("mounting a small disk needs root")
     sweep = mishaps["sweep"]
@@ -333,7 +349,9 @@ def test_a_full_disk_is_outlived(mishaps, figure):
     assert sorted(sweep.metric_steps(sweep.result()["full-disk"]["run_id"])) == list(range(1, MISHAPS + 1))
 
 
-def test_a_node_that_is_gone_is_reported_with_its_last_checkpoint(mishaps, figure):
+def test_a_node_that_is_gone_is_reported_with_its_last_checkpoint(
+    mishaps: Any, figure: Callable[[str], None]
+) -> None:
     lost = mishaps["lost"]
     stranded = lost.result()["stranded"]
     figure(f"node gone: the sweep ended {mishaps['reported']:.0f} s later; {stranded['reason']}")
@@ -344,7 +362,7 @@ def test_a_node_that_is_gone_is_reported_with_its_last_checkpoint(mishaps, figur
     assert (stranded["checkpoint"], stranded["steps"]) == (last["path"], last["step"])
 
 
-def test_the_jobs_of_a_node_that_is_gone_go_on_elsewhere(mishaps, figure):
+def test_the_jobs_of_a_node_that_is_gone_go_on_elsewhere(mishaps: Any, figure: Callable[[str], None]) -> None:
     again = mishaps["again"]
     assert again.ended() == "success", again.why()
     undisturbed = mishaps["sweep"].losses("undisturbed")

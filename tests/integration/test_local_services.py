@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -49,7 +50,7 @@ services:
 
 
 @pytest.fixture
-def compose(tmp_path) -> Path:
+def compose(tmp_path: Path) -> Path:
     path = tmp_path / "compose.yaml"
     path.write_text(textwrap.dedent(COMPOSE))
     return path
@@ -71,14 +72,14 @@ def sleepers(folder: Path) -> list[int]:
     return found
 
 
-def until(ask) -> None:
+def until(ask: Any) -> None:
     deadline = time.monotonic() + 60
     while not ask():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_each_starts_when_what_it_needs_is_ready_and_all_end(compose):
+def test_each_starts_when_what_it_needs_is_ready_and_all_end(compose: Path) -> None:
     state = compose.parent / "state"
     with cluster_of(compose) as cluster:
         assert (state / "volumes" / "data" / "made").read_text() == "made\n"
@@ -87,7 +88,7 @@ def test_each_starts_when_what_it_needs_is_ready_and_all_end(compose):
     assert sleepers(state) == []
 
 
-def test_a_killed_service_comes_back_and_a_node_that_is_gone_takes_all_with_it(compose):
+def test_a_killed_service_comes_back_and_a_node_that_is_gone_takes_all_with_it(compose: Path) -> None:
     with cluster_of(compose) as cluster:
         until(lambda: len(set(map(os.getpgid, cluster.processes.marked("user")))) == 2)
         cluster.kill("user")
@@ -99,7 +100,7 @@ def test_a_killed_service_comes_back_and_a_node_that_is_gone_takes_all_with_it(c
         cluster.check()
 
 
-def test_a_service_that_ends_by_itself_is_named(compose):
+def test_a_service_that_ends_by_itself_is_named(compose: Path) -> None:
     compose.write_text(compose.read_text().replace("exec sleep 1000", "echo no more room; exit 3"))
     with (
         pytest.raises(SaturnError, match=r"(?s)(store|user) ended with exit status 3:\nno more room"),
@@ -109,7 +110,7 @@ def test_a_service_that_ends_by_itself_is_named(compose):
     assert sleepers(compose.parent / "state") == []
 
 
-def test_a_failed_init_stops_the_start(compose):
+def test_a_failed_init_stops_the_start(compose: Path) -> None:
     compose.write_text(compose.read_text().replace("echo made > /data/made", "echo bad password; exit 1"))
     with (
         pytest.raises(SaturnError, match=r"echo bad password; exit 1` failed:\nbad password"),
@@ -118,7 +119,7 @@ def test_a_failed_init_stops_the_start(compose):
         pass
 
 
-def test_one_that_is_never_ready_is_named(compose):
+def test_one_that_is_never_ready_is_named(compose: Path) -> None:
     compose.write_text(compose.read_text().replace('test -e /data/ready"]', 'false"]'))
     cluster = cluster_of(compose)
     try:
@@ -128,7 +129,7 @@ def test_one_that_is_never_ready_is_named(compose):
         cluster.stop()
 
 
-def test_an_unknown_program_or_dependency_is_named(compose):
+def test_an_unknown_program_or_dependency_is_named(compose: Path) -> None:
     compose.write_text(
         compose.read_text().replace('["sh", "-c", "echo made', '["no-such-program", "-c", "echo made')
     )
@@ -142,7 +143,7 @@ def test_an_unknown_program_or_dependency_is_named(compose):
         cluster_of(compose)
 
 
-def test_a_folder_has_one_cluster_at_a_time(compose):
+def test_a_folder_has_one_cluster_at_a_time(compose: Path) -> None:
     with cluster_of(compose):
         second = cluster_of(compose)
         with pytest.raises(SaturnError, match=r"a cluster already runs in \S+; end it, or use"):
@@ -151,7 +152,7 @@ def test_a_folder_has_one_cluster_at_a_time(compose):
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_command_ends_what_it_started(compose, sign):
+def test_the_command_ends_what_it_started(compose: Path, sign: Any) -> None:
     process = command(compose)
     process.send_signal(sign)
     process.communicate(timeout=60)
@@ -159,7 +160,7 @@ def test_the_command_ends_what_it_started(compose, sign):
     assert sleepers(compose.parent / "state") == []
 
 
-def test_what_a_killed_command_left_is_ended_by_the_next(compose):
+def test_what_a_killed_command_left_is_ended_by_the_next(compose: Path) -> None:
     process = command(compose)
     process.kill()
     process.communicate()
@@ -169,7 +170,7 @@ def test_what_a_killed_command_left_is_ended_by_the_next(compose):
         assert not set(left) & set(sleepers(compose.parent / "state"))
 
 
-def test_a_process_that_does_not_listen_is_ended_anyway(tmp_path):
+def test_a_process_that_does_not_listen_is_ended_anyway(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
     processes.launch(
         "deaf", ["sh", "-c", "trap '' TERM; echo up; sleep 1000 & wait; wait; sleep 1000"], dict(os.environ)
@@ -185,13 +186,14 @@ def test_a_process_that_does_not_listen_is_ended_anyway(tmp_path):
     assert processes.marked("deaf") == []
 
 
-def test_no_two_processes_get_one_port():
+def test_no_two_processes_get_one_port() -> None:
     code = "from saturn_airflow.deployment.processes import free_port; print(free_port({})); input()"
     usual = free_port(0)
     before = files_of_ports()
     other = subprocess.Popen(
         [sys.executable, "-c", code.format(usual)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    assert other.stdout is not None
     theirs = int(other.stdout.readline())
     assert theirs != usual, "it was given to this process"
     assert free_port(theirs) != theirs
@@ -221,13 +223,16 @@ def command(compose: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert process.stdout is not None
     for line in process.stdout:
         if "Ctrl-C" in line:
             return process
     raise AssertionError(process.wait())
 
 
-def test_services_that_end_are_started_again_as_the_restart_policy_says(tmp_path, monkeypatch):
+def test_services_that_end_are_started_again_as_the_restart_policy_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compose = tmp_path / "compose.yaml"
     compose.write_text(
         """
@@ -249,7 +254,8 @@ services:
 """
     )
     monkeypatch.setattr("saturn_airflow.deployment.restarts._FIRST_PAUSE", 0.001)
-    cluster, said = cluster_of(compose), []
+    said: list[str] = []
+    cluster = cluster_of(compose)
     (cluster.state / "airflow").mkdir(parents=True)
     try:
         for service in cluster.services.values():
@@ -269,15 +275,15 @@ services:
         cluster.stop()
 
 
-def look_for_ever(restarts):
+def look_for_ever(restarts: Any) -> None:
     while True:
         restarts.look()
         time.sleep(0.005)
 
 
 def test_programs_that_are_missing_are_named_with_their_packages_before_anything_starts(
-    tmp_path, monkeypatch
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = LocalCluster(tmp_path / "state", DEPLOYMENT, tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "redis-cli").symlink_to("/bin/true")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from fault_watch import Watched
 
 pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(900)]
 
 
-def test_trainers_and_modules_that_are_cleared_go_on_as_if_they_had_not_been(cluster, figure):
+def test_trainers_and_modules_that_are_cleared_go_on_as_if_they_had_not_been(
+    cluster: Any, figure: Callable[[str], None]
+) -> None:
     sweep = Watched(cluster, "own_training")
     for job in ("trainer-cleared", "module-cleared"):
         cluster.wait_until(lambda job=job: sweep.events(job, "checkpoint"), 400, sweep.states)
@@ -29,7 +34,7 @@ def test_trainers_and_modules_that_are_cleared_go_on_as_if_they_had_not_been(clu
     assert values["module-cleared"] == pytest.approx(values["module"], rel=1e-4)
 
 
-def test_trainers_and_modules_train_in_rounds(cluster):
+def test_trainers_and_modules_train_in_rounds(cluster: Any) -> None:
     sweep = Watched(cluster, "own_training_in_rounds")
     assert cluster.wait(sweep.dag_id, sweep.run_id, 400) == "success", sweep.states()
     result = cluster.airflow.xcom(sweep.dag_id, sweep.run_id, "sweep.report")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 LOOK = """
 import gc, json, sys, threading
@@ -16,7 +17,7 @@ print(json.dumps({"names": names, "threads": threading.active_count(), "shared":
 """
 
 
-def test_workers_import_mlflow_but_not_torch_and_no_thread_of_python_is_left(tmp_path):
+def test_workers_import_mlflow_but_not_torch_and_no_thread_of_python_is_left(tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-c", LOOK],
         env={"AIRFLOW_HOME": str(tmp_path), "PATH": ""},

@@ -6,7 +6,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery, states
@@ -35,7 +38,7 @@ with app.connection_for_read() as connection:
 
 
 @pytest.fixture
-def app(tmp_path):
+def app(tmp_path: Path) -> Iterator[Any]:
     port = free_port(0)
     where = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(tmp_path)]
     server = subprocess.Popen(["redis-server", *where, "--save", ""], stdout=subprocess.DEVNULL)
@@ -48,7 +51,7 @@ def app(tmp_path):
     server.wait()
 
 
-def test_what_was_handed_to_a_killed_worker_is_queued_again_or_tried_again(app):
+def test_what_was_handed_to_a_killed_worker_is_queued_again_or_tried_again(app: Any) -> None:
     ids = {}
     for name, queue in {
         "waits": "saturn.gpu-a",
@@ -82,7 +85,9 @@ def test_what_was_handed_to_a_killed_worker_is_queued_again_or_tried_again(app):
     assert waiting == [ids["waits"], late], "who was first goes first"
 
 
-def test_it_is_done_before_the_worker_has_processes_which_inherit_no_connection(app, monkeypatch):
+def test_it_is_done_before_the_worker_has_processes_which_inherit_no_connection(
+    app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task_id = app.send_task("execute_workload", queue="saturn.gpu-a").id
     for _ in range(3):
         app.send_task("execute_workload", queue="saturn.gpu-b")
@@ -107,14 +112,15 @@ time.sleep(1000)
 """
 
 
-def test_what_a_killed_worker_left_is_ended_by_the_next_one_and_nothing_else(tmp_path):
+def test_what_a_killed_worker_left_is_ended_by_the_next_one_and_nothing_else(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
 
-    def start(name):
+    def start(name: Any) -> Any:
         worker = subprocess.Popen(
             [sys.executable, str(script), name], stdout=subprocess.PIPE, text=True, start_new_session=True
         )
+        assert worker.stdout is not None
         return worker, worker.stdout.readline().split()
 
     workers = []
@@ -137,13 +143,13 @@ def test_what_a_killed_worker_left_is_ended_by_the_next_one_and_nothing_else(tmp
             worker.stdout.close()
 
 
-def start_and_end(start, workers):
+def start_and_end(start: Any, workers: Any) -> Any:
     worker, ended = start("gpu-b")
     workers.append(worker)
     return ended
 
 
-def children(process):
+def children(process: Any) -> Any:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         told = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import mlflow
 import pytest
 from fault_watch import Watched
@@ -9,7 +12,9 @@ from fault_watch import Watched
 pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(900)]
 
 
-def test_the_second_night_starts_from_the_first_ones_champion_under_every_technique(cluster, figure):
+def test_the_second_night_starts_from_the_first_ones_champion_under_every_technique(
+    cluster: Any, figure: Callable[[str], None]
+) -> None:
     nights = []
     for _ in range(2):
         sweep = Watched(cluster, "warm_nights")

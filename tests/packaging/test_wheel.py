@@ -35,7 +35,7 @@ def look(python: Path, code: str, cwd: Path, **settings: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_brings_its_techniques_and_entry_points(wheel_bin, tmp_path):
+def test_the_wheel_brings_its_techniques_and_entry_points(wheel_bin: Path, tmp_path: Path) -> None:
     seen = json.loads(look(wheel_bin / "python", LOOK, tmp_path))
     shipped = sorted(path.stem for path in (ROOT / "techniques").glob("[!_]*.py"))
     assert seen["names"] == shipped
@@ -46,7 +46,7 @@ def test_the_wheel_brings_its_techniques_and_entry_points(wheel_bin, tmp_path):
     assert seen["typed"]
 
 
-def test_a_folder_of_ones_own_is_found(wheel_bin, tmp_path):
+def test_a_folder_of_ones_own_is_found(wheel_bin: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     seen = json.loads(look(wheel_bin / "python", LOOK, tmp_path, SATURN_TECHNIQUES_FOLDER=str(tmp_path)))
     assert "mine" in seen["names"]

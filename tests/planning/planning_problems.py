@@ -31,7 +31,7 @@ def problems(draw: st.DrawFn, *, most_jobs: int = 4, releases: bool = True) -> P
     seconds = st.integers(1, 12) if whole else st.floats(0.5, 12, allow_nan=False)
     jobs: list[PlannedJob] = []
     for j in range(draw(st.integers(1, most_jobs))):
-        if jobs and draw(st.booleans()):
+        if jobs and draw(st.booleans()):  # type: ignore[arg-type]
             # Equal jobs are one class: they must not be mixed up.
             twin = draw(st.sampled_from(jobs))
             jobs.append(PlannedJob(f"j{j}", twin.options, twin.nodes, twin.release, twin.weight))

@@ -100,7 +100,7 @@ def test_colouring_gives_each_job_devices_of_its_own(
         if running + width <= devices:
             spans.append((start, start + length, width))
     ids = colour(spans, devices)
-    for (start, end, width), own in zip(spans, ids, strict=True):
+    for (start, end, width), own in zip(spans, ids, strict=True):  # type: ignore[assignment]
         assert len(set(own)) == width
         assert set(own) <= set(range(devices))
         for (s, e, _), other in zip(spans, ids, strict=True):

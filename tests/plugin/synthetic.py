@@ -103,7 +103,7 @@ class Sweep:
             session.flush()
             row = {"dag_bundle_name": bundle, "team_name": self.team}
             session.execute(insert(dag_bundle_team_association_table).values(row))
-        session.add(DagModel(dag_id=self.dag_id, bundle_name=bundle, relative_fileloc="x.py", is_paused=True))
+        session.add(DagModel(dag_id=self.dag_id, bundle_name=bundle, relative_fileloc="x.py", is_paused=True))  # type: ignore[no-untyped-call]
         session.flush()
 
     def _run(self) -> dict[str, Any]:
@@ -125,7 +125,16 @@ class Sweep:
         tasks: list[dict[str, Any]] = []
         xcoms: list[dict[str, Any]] = []
 
-        def task(task_id, operator, state, index=-1, start=None, end=None, name=None, **pushed):
+        def task(
+            task_id: Any,
+            operator: Any,
+            state: Any,
+            index: int = -1,
+            start: Any = None,
+            end: Any = None,
+            name: Any = None,
+            **pushed: Any,
+        ) -> None:
             tasks.append(
                 {
                     "dag_id": self.dag_id,
@@ -160,7 +169,7 @@ class Sweep:
             jobs=jobs,
             sweep={"name": "x"},
             attempt=1.0,
-            **link,
+            **link,  # type: ignore[arg-type]
         )
         for index in range(40):
             task("profile.wave_1", "Profile", "success", index, -190, -20, name=f"trial {index}")
@@ -208,7 +217,7 @@ class Sweep:
             task("report", "Report", None)
         return tasks, xcoms
 
-    def _train(self, ordered, task) -> list[dict[str, Any]]:
+    def _train(self, ordered: Any, task: Any) -> list[dict[str, Any]]:
         """Each job takes somewhat more or less than planned, when its devices are free."""
         free: dict[tuple[str, int], float] = {}
         seen: dict[str, int] = {}
@@ -224,7 +233,7 @@ class Sweep:
                 task(f"train.{a.node}", "Train", "skipped" if self.cancelled else None, index)
                 continue
             is_over = self.at is None or end <= self.at
-            share = 1.0 if is_over and not reason else 0.4 if reason else (self.at - start) / (end - start)
+            share = 1.0 if is_over and not reason else 0.4 if reason else (self.at - start) / (end - start)  # type: ignore[operator]
             told = progress(a.job, self.made, share, self.made + start, a.seconds, self.run_id)
             outcome = {
                 "job": a.job,
@@ -240,7 +249,7 @@ class Sweep:
             }
             if not is_over and self.cancelled:
                 outcome |= {"status": "stopped", "reason": "the task was stopped"}
-                outcome |= {"ended_at": self.made + self.at, "actual_seconds": self.at - start}
+                outcome |= {"ended_at": self.made + self.at, "actual_seconds": self.at - start}  # type: ignore[operator]
                 end = self.at
             if not is_over and not self.cancelled:
                 task(f"train.{a.node}", "Train", "running", index, start, name=a.job, progress=told)
@@ -308,7 +317,7 @@ def progress(
     curve = [[round(step * (i + 1) / 48), round(loss(step * (i + 1) / 48), 4)] for i in range(min(48, step))]
     evals = [[at, round(loss(at) + 0.1 + 0.2 * (at / total) ** 3, 4)] for at in range(60, step + 1, 60)]
     metrics = {"eval_loss": evals[-1][1]} if evals else {"eval_loss": None}
-    now = {"time": began + share * seconds, "step": step, "total": total, "stops_at": None}
+    now: dict[str, Any] = {"time": began + share * seconds, "step": step, "total": total, "stops_at": None}
     now |= {"epoch": step // 60, "loss": curve[-1][1], "lr": 3e-4, "samples_per_second": 412.5}
     now |= {"eta_seconds": (1 - share) * seconds, "metrics": metrics}
     curves = {"loss": curve, "eval_loss": evals}

@@ -23,7 +23,16 @@ class Halving(Sweep):
         xcoms: list[dict[str, Any]] = []
         now = float("inf") if self.at is None else self.at
 
-        def task(task_id, operator, state, index=-1, start=None, end=None, name=None, **pushed):
+        def task(
+            task_id: Any,
+            operator: Any,
+            state: Any,
+            index: int = -1,
+            start: Any = None,
+            end: Any = None,
+            name: Any = None,
+            **pushed: Any,
+        ) -> None:
             tasks.append(self._row(task_id, operator, state, index, start, end, name))
             common = {"task_id": f"sweep.{task_id}", "map_index": index}
             xcoms.extend({**common, "key": key, "value": value} for key, value in pushed.items())
@@ -40,7 +49,9 @@ class Halving(Sweep):
         task("trials", "Trials", "success", start=-30, end=-28, jobs=jobs, sweep={"name": "x"}, attempt=1.0)
         for index in range(4):
             task("profile.wave_1", "Profile", "success", index, -28, -5, name=f"{self.names[index]} ddp x 2")
-        left, began, trained, outcomes, of_round = list(self.names), 0.0, {}, {}, 0
+        trained: dict[str, Any] = {}
+        outcomes: dict[str, dict[str, Any]] = {}
+        left, began, of_round = list(self.names), 0.0, 0
         for number, (epochs, upto) in enumerate(((1, 1), (1, 2), (2, 4)), 1):
             dropped: list[str] = []
             prefix = f"round_{number}."
@@ -72,7 +83,13 @@ class Halving(Sweep):
                 "jobs": len(self.names),
             }
             values |= {"rung": None if last else upto, "compared_by": {"metric": None, "mode": "min"}}
-            told = {"plan": values, "attempt": made, "unplanned": [], "return_value": [], "choices": {}}
+            told: dict[str, Any] = {
+                "plan": values,
+                "attempt": made,
+                "unplanned": [],
+                "return_value": [],
+                "choices": {},
+            }
             if number == 1:
                 told["profiling"] = {"trials": 4, "known": 2, "seconds": 23.0}
             task(f"{prefix}plan", "RoundPlan", "success", start=began - 3, end=began, **told)
@@ -124,7 +141,9 @@ class Halving(Sweep):
             best = min(
                 (o for o in outcomes.values() if o["status"] == "finished"), key=lambda o: o["eval_loss"]
             )
-            result = {"best": {"job": best["job"], "metric": "eval_loss", "value": best["eval_loss"]}}
+            result: dict[str, Any] = {
+                "best": {"job": best["job"], "metric": "eval_loss", "value": best["eval_loss"]}
+            }
             result |= {"jobs": list(outcomes.values()), "actual_seconds": began, "utilisation": 0.8}
             fates = {name: o["status"] for name, o in outcomes.items()}
             result |= {"failed": [], "pruned": [name for name, fate in fates.items() if fate == "pruned"]}
@@ -134,7 +153,9 @@ class Halving(Sweep):
             task("report", "RoundReport", None)
         return tasks, xcoms
 
-    def _row(self, task_id, operator, state, index, start, end, name) -> dict[str, Any]:
+    def _row(
+        self, task_id: Any, operator: Any, state: Any, index: Any, start: Any, end: Any, name: Any
+    ) -> dict[str, Any]:
         return {
             "dag_id": self.dag_id,
             "run_id": self.run_id,

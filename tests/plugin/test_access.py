@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timezone
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -19,35 +20,35 @@ LARGE = f"/saturn/plan/large/{RUN}"
 PAGE = {"Accept": "text/html,*/*"}
 
 
-def routes():
+def routes() -> Any:
     (mounted,) = SaturnPlugin().fastapi_apps
     return [route.path for route in mounted["app"].routes]
 
 
-def fill(route, dag_id):
+def fill(route: Any, dag_id: Any) -> Any:
     path = route.replace("{dag_id}", dag_id).replace("{run_id:path}", RUN).replace("{path:path}", "plan.js")
     return f"{PREFIX}{path}" + ("?sweep=sweep&job=hidden-job" if route.startswith("/data/") else "")
 
 
 @pytest.mark.parametrize("route", routes())
-def test_no_route_answers_without_a_login(site, route):
+def test_no_route_answers_without_a_login(site: Any, route: Any) -> None:
     answer = site.client().get(fill(route, "large"))
     assert answer.status_code == 401, route
     assert "Content-Security-Policy" in answer.headers
 
 
 @pytest.mark.parametrize("route", [route for route in routes() if not route.startswith("/static")])
-def test_no_route_answers_without_a_role(site, route):
+def test_no_route_answers_without_a_role(site: Any, route: Any) -> None:
     assert site.client("nobody").get(fill(route, "large")).status_code == 403, route
 
 
 @pytest.mark.parametrize("route", [route for route in routes() if "{dag_id}" in route])
-def test_a_dag_of_others_shows_nothing(site, route):
+def test_a_dag_of_others_shows_nothing(site: Any, route: Any) -> None:
     assert site.client("victor").get(fill(route, "secret")).status_code == 403, route
     assert site.client("ada").get(fill(route, "secret")).status_code == 200, route
 
 
-def test_the_list_holds_what_one_may_read(site):
+def test_the_list_holds_what_one_may_read(site: Any) -> None:
     seen = {
         user: {sweep["dag_id"] for sweep in site.client(user).get("/saturn/data/sweeps").json()["sweeps"]}
         for user in ("ada", "victor")
@@ -57,7 +58,7 @@ def test_the_list_holds_what_one_may_read(site):
     assert "secret" not in seen["victor"]
 
 
-def test_a_person_is_told_in_words(site):
+def test_a_person_is_told_in_words(site: Any) -> None:
     answer = site.client("victor").get(f"/saturn/plan/secret/{RUN}", headers=PAGE)
     assert answer.status_code == 403
     assert "You may not see the sweeps of this DAG." in answer.text
@@ -66,7 +67,7 @@ def test_a_person_is_told_in_words(site):
     assert (answer.status_code, answer.json()["detail"]) == (404, "There is no such DAG run")
 
 
-def test_no_login_is_sent_to_it_and_comes_back(site, visit):
+def test_no_login_is_sent_to_it_and_comes_back(site: Any, visit: Any) -> None:
     visitor = visit(user=None)
     page = visitor.page
     page.goto(LARGE)
@@ -79,7 +80,7 @@ def test_no_login_is_sent_to_it_and_comes_back(site, visit):
     visitor.errors = [error for error in visitor.errors if "401" not in error]
 
 
-def test_a_page_says_when_the_login_has_ended(site, visit):
+def test_a_page_says_when_the_login_has_ended(site: Any, visit: Any) -> None:
     visitor = visit()
     page = visitor.open(LARGE)
     visitor.context.clear_cookies()
@@ -87,7 +88,7 @@ def test_a_page_says_when_the_login_has_ended(site, visit):
     visitor.errors = [error for error in visitor.errors if "401" not in error]
 
 
-def test_queries_do_not_grow_with_the_jobs(site):
+def test_queries_do_not_grow_with_the_jobs(site: Any) -> None:
     from airflow.api_fastapi.core_api.security import PermittedDagRunFilter
     from sqlalchemy import create_engine, event
     from sqlalchemy.orm import Session
@@ -113,7 +114,7 @@ def test_queries_do_not_grow_with_the_jobs(site):
     engine.dispose()
 
 
-def test_a_page_that_knows_all_is_told_so_and_only_of_new_curves(site):
+def test_a_page_that_knows_all_is_told_so_and_only_of_new_curves(site: Any) -> None:
     from airflow.models.xcom import XComModel
     from sqlalchemy import create_engine, update
     from sqlalchemy.orm import Session
@@ -144,14 +145,14 @@ def test_a_page_that_knows_all_is_told_so_and_only_of_new_curves(site):
             XComModel.task_id == "sweep.plan",
             XComModel.key == "attempt",
         )
-        assert session.execute(update(XComModel).where(*of_plan).values(value=at + 200)).rowcount == 1
+        assert session.execute(update(XComModel).where(*of_plan).values(value=at + 200)).rowcount == 1  # type: ignore[attr-defined]
         session.commit()
     engine.dispose()
     anew = client.get(path, params={"since": at + 60}).json()
     assert (anew["curves"], anew["curves_whole"]) == ({}, True)
 
 
-def test_what_is_known_of_a_job_is_asked_for_by_name(site):
+def test_what_is_known_of_a_job_is_asked_for_by_name(site: Any) -> None:
     client = site.client("ada")
     path = f"/saturn/data/job/large/{RUN}"
     found = client.get(path, params={"sweep": "sweep", "job": "gpt2-lr1-b16-s00"}).json()

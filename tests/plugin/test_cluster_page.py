@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -93,7 +94,7 @@ def let_run(home: Path, sweep: ActiveSweep, job: str, devices: list[int], share:
 
 
 @pytest.fixture(scope="module")
-def cluster(site) -> Iterator[None]:
+def cluster(site: Any) -> Iterator[None]:
     # Who plans forgets sweeps whose DAG runs Airflow does not know, and these are such.
     site.wait(lambda tasks: all(tasks[f"{sweep}.plan"] in OVER for sweep in ("steady", "troubled")))
     home = Path(site.services.environment["AIRFLOW__SATURN__HOME"])
@@ -112,7 +113,7 @@ def cluster(site) -> Iterator[None]:
             Ledger(home).remove(sweep.key)
 
 
-def test_what_runs_and_what_is_to_come_is_shown(site, visit, cluster) -> None:
+def test_what_runs_and_what_is_to_come_is_shown(site: Any, visit: Any, cluster: None) -> None:
     visitor = visit()
     page = visitor.page
     page.goto("/saturn/cluster")
@@ -129,7 +130,7 @@ def test_what_runs_and_what_is_to_come_is_shown(site, visit, cluster) -> None:
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
 
 
-def test_of_dags_of_others_no_name_is_told(site, visit, cluster) -> None:
+def test_of_dags_of_others_no_name_is_told(site: Any, visit: Any, cluster: None) -> None:
     answer = site.client("victor").get("/saturn/data/cluster")
     assert answer.status_code == 200
     assert "secret" not in answer.text
@@ -149,7 +150,7 @@ def test_by_when_sweeps_are_done_with_odds_is_told_of_those_that_know(tmp_path: 
     assert told["unknown"]["by"] is None
 
 
-def test_the_list_of_sweeps_leads_there(site, visit) -> None:
+def test_the_list_of_sweeps_leads_there(site: Any, visit: Any) -> None:
     page = visit().page
     page.goto("/saturn/sweeps")
     page.get_by_role("link", name="Cluster").click()

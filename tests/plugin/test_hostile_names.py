@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote
 
 import pytest
-from conftest import HOSTILE, hostile
+from conftest import HOSTILE, hostile  # type: ignore[attr-defined]
 from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 
 
-def test_names_stay_names(site, visit):
+def test_names_stay_names(site: Any, visit: Any) -> None:
     run_id = hostile().run_id
     visitor = visit()
     page = visitor.open(f"/saturn/plan/hostile/{quote(run_id, safe='')}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -19,43 +20,58 @@ NODES = [{"name": "a", "devices": 2, "kind": "cpu"}, {"name": "idle", "devices":
 class Run:
     """A DAG run put together by hand."""
 
-    def __init__(self, state="running"):
-        self.state, self.tasks, self.values, self.progress = state, [], {}, {}
+    def __init__(self, state: str = "running") -> None:
+        self.state = state
+        self.tasks: list[Task] = []
+        self.values: dict[tuple[str, int, str], Any] = {}
+        self.progress: dict[tuple[str, int], Told] = {}
         self.task("trials", "trials", "success")
 
-    def task(self, task_id, stage, state, index=-1, start=None, end=None, name=None, **pushed):
+    def task(
+        self,
+        task_id: Any,
+        stage: Any,
+        state: Any,
+        index: int = -1,
+        start: Any = None,
+        end: Any = None,
+        name: Any = None,
+        **pushed: Any,
+    ) -> None:
         self.tasks.append(Task(f"sweep.{task_id}", index, stage, state, start, end, 1, name))
         self.values.update({(f"sweep.{task_id}", index, key): value for key, value in pushed.items()})
 
-    def plan(self, *assignments, made=MADE, prefix="", **more):
+    def plan(self, *assignments: Any, made: Any = MADE, prefix: str = "", **more: Any) -> None:
         makespan = max((a.end for a in assignments), default=1.0)
         plan = Plan("x", "makespan", makespan, 0.9 * makespan, 1.0, tuple(assignments))
         values = {**plan.to_dict(), "nodes": NODES, "current_practice": 3 * makespan}
         self.task(f"{prefix}plan", "plan", "success", plan=values, attempt=made, **more)
 
-    def train(self, index, state, job=None, prefix="", start=None, **outcome):
+    def train(
+        self, index: Any, state: Any, job: Any = None, prefix: str = "", start: Any = None, **outcome: Any
+    ) -> None:
         pushed = {"outcome": {"job": job, "attempt": MADE, **outcome}} if outcome else {}
         self.task(f"{prefix}train", "train", state, index, start, name=job, **pushed)
 
-    def told(self, index, prefix="", attempt=MADE, **now):
+    def told(self, index: Any, prefix: str = "", attempt: Any = MADE, **now: Any) -> None:
         self.progress[f"sweep.{prefix}train", index] = Told(attempt, now)
 
-    def page(self, now=NOW):
+    def page(self, now: Any = NOW) -> Any:
         tasks = tuple(self.tasks)
         record = Record("dag", "run", self.state, 900.0, None, tasks, self.values, self.progress)
         found = sweep_page(record, "sweep", now)
         json.dumps(found, allow_nan=False)
         return found
 
-    def job(self, name, now=NOW):
+    def job(self, name: Any, now: Any = NOW) -> Any:
         return next(job for job in self.page(now)["jobs"] if job["name"] == name)
 
 
-def on(job, start, end, devices=(0,), technique="single"):
+def on(job: Any, start: Any, end: Any, devices: Any = (0,), technique: str = "single") -> Any:
     return Assignment(job, technique, len(devices), "a", tuple(devices), start, end)
 
 
-def finished(start, end):
+def finished(start: Any, end: Any) -> Any:
     return {
         "status": "finished",
         "started_at": start,
@@ -65,7 +81,7 @@ def finished(start, end):
     }
 
 
-def test_planned_seconds_count_from_the_first_jobs_start():
+def test_planned_seconds_count_from_the_first_jobs_start() -> None:
     run = Run()
     run.plan(on("first", 0, 50), on("second", 50, 90))
     run.train(0, "success", "first", **finished(1010, 1070))
@@ -80,7 +96,7 @@ def test_planned_seconds_count_from_the_first_jobs_start():
     assert page["totals"]["expected"] == 100
 
 
-def test_nodes_that_take_no_part_are_told_with_the_reason():
+def test_nodes_that_take_no_part_are_told_with_the_reason() -> None:
     run = Run()
     assert run.page()["left_out"] == {}
     run.plan(on("first", 0, 50))
@@ -89,7 +105,7 @@ def test_nodes_that_take_no_part_are_told_with_the_reason():
     assert run.page()["left_out"] == {"gpu-b": "it is drained"}
 
 
-def test_a_running_task_whose_device_is_held_waits():
+def test_a_running_task_whose_device_is_held_waits() -> None:
     run = Run()
     run.plan(on("first", 0, 50), on("second", 50, 90), on("beside", 0, 20, [1]))
     for index, job in enumerate(("beside", "first", "second")):
@@ -99,7 +115,7 @@ def test_a_running_task_whose_device_is_held_waits():
     assert run.job("second")["bars"][0]["actual"] is None
 
 
-def test_a_task_that_has_not_run_is_found_by_its_place_in_the_plan():
+def test_a_task_that_has_not_run_is_found_by_its_place_in_the_plan() -> None:
     run = Run()
     run.plan(on("b", 0, 50), on("a", 0, 40, [1]), on("c", 50, 60))
     run.train(0, "success", "a", **finished(1000, 1040))
@@ -110,10 +126,10 @@ def test_a_task_that_has_not_run_is_found_by_its_place_in_the_plan():
     assert run.job("c")["status"] == "waiting"
 
 
-def test_a_job_that_was_tried_again_does_not_lie_over_those_between_its_tries():
+def test_a_job_that_was_tried_again_does_not_lie_over_those_between_its_tries() -> None:
     run = Run("failed")
     run.plan(on("bad", 0, 50), on("good", 50, 90))
-    times = {"started_at": 1000, "ended_at": 1062, "actual_seconds": 4}
+    times: dict[str, Any] = {"started_at": 1000, "ended_at": 1062, "actual_seconds": 4}
     run.train(0, "failed", "bad", status="failed", reason="it raises", **times)
     run.train(1, "success", "good", **finished(1002, 1060))
     assert run.job("bad")["bars"][0]["actual"] == [60, 62]
@@ -121,7 +137,7 @@ def test_a_job_that_was_tried_again_does_not_lie_over_those_between_its_tries():
     assert run.job("good")["bars"][0]["actual"] == [2, 60]
 
 
-def test_outcomes_of_a_plan_made_before_do_not_count():
+def test_outcomes_of_a_plan_made_before_do_not_count() -> None:
     run = Run()
     run.plan(on("job", 0, 50))
     run.train(0, None)
@@ -130,7 +146,7 @@ def test_outcomes_of_a_plan_made_before_do_not_count():
     assert run.job("job")["bars"][0]["actual"] is None
 
 
-def test_reasons_of_failed_lost_and_unplanned_jobs():
+def test_reasons_of_failed_lost_and_unplanned_jobs() -> None:
     run = Run("failed")
     run.plan(on("bad", 0, 50), on("gone", 50, 90), unplanned=[{"job": "huge", "reason": "fits nowhere"}])
     run.train(
@@ -150,7 +166,7 @@ def test_reasons_of_failed_lost_and_unplanned_jobs():
     )
 
 
-def test_a_retry_keeps_what_was_trained_before_it():
+def test_a_retry_keeps_what_was_trained_before_it() -> None:
     run = Run()
     run.plan(on("job", 0, 50))
     run.train(0, "up_for_retry", "job", status="stopped", reason="killed", started_at=1000, ended_at=1020)
@@ -158,7 +174,7 @@ def test_a_retry_keeps_what_was_trained_before_it():
     assert run.job("job")["bars"][0]["actual"] == [0, 20]
 
 
-def two_rounds():
+def two_rounds() -> Any:
     run = Run()
     run.plan(on("stays", 0, 100), on("moves", 0, 100, [1]), on("loser", 100, 150), prefix="round_1.")
     for index, job in enumerate(("moves", "stays")):
@@ -179,7 +195,7 @@ def two_rounds():
     return run
 
 
-def test_a_later_rounds_plan_takes_the_place_of_what_is_left():
+def test_a_later_rounds_plan_takes_the_place_of_what_is_left() -> None:
     run = two_rounds()
     run.train(0, "running", "moves", "round_2.", start=1060)
     run.train(1, "running", "stays", "round_2.", start=1056)
@@ -194,14 +210,14 @@ def test_a_later_rounds_plan_takes_the_place_of_what_is_left():
     assert loser[0]["planned"] is None
 
 
-def test_a_job_that_paused_between_rounds_has_a_gap():
+def test_a_job_that_paused_between_rounds_has_a_gap() -> None:
     run = two_rounds()
     run.values["sweep.round_1.train", 1, "outcome"]["status"] = "paused"
     run.train(1, "running", "stays", "round_2.", start=1056)
     assert [bar["actual"] for bar in run.job("stays")["bars"]] == [[0, 50], [56, 100]]
 
 
-def test_what_an_outcome_says_of_all_rounds_is_counted_once():
+def test_what_an_outcome_says_of_all_rounds_is_counted_once() -> None:
     run = two_rounds()
     run.tasks = [task for task in run.tasks if not task.task_id.startswith("sweep.round_2.train")]
     outcome = {"job": "stays", "attempt": 1052.0, **finished(1000, 1090)}
@@ -210,14 +226,14 @@ def test_what_an_outcome_says_of_all_rounds_is_counted_once():
     assert run.job("stays")["status"] == "finished"
 
 
-def test_a_job_that_a_later_round_drops_is_pruned():
+def test_a_job_that_a_later_round_drops_is_pruned() -> None:
     run = two_rounds()
     dropped = {"job": "loser", "attempt": 1052.0, "status": "pruned", "reason": "pruned after 7 batches"}
     run.task("round_2.train", "train", "skipped", 2, name="loser", outcome=dropped)
     assert (run.job("loser")["status"], run.job("loser")["reason"]) == ("pruned", "pruned after 7 batches")
 
 
-def test_a_job_that_ended_between_two_rounds_is_as_the_report_says():
+def test_a_job_that_ended_between_two_rounds_is_as_the_report_says() -> None:
     run = two_rounds()
     run.task("report", "report", "success", return_value={"jobs": [{"job": "stays", **finished(1000, 1070)}]})
     run.tasks = [task for task in run.tasks if not task.task_id.startswith("sweep.round_2")]
@@ -225,7 +241,7 @@ def test_a_job_that_ended_between_two_rounds_is_as_the_report_says():
     assert run.job("stays")["bars"][0]["actual"] == [0, 70]
 
 
-def test_stages_count_the_mapped_tasks_that_have_ended():
+def test_stages_count_the_mapped_tasks_that_have_ended() -> None:
     run = Run()
     run.task("profile.wave_1", "profile", "success", 0)
     run.task("profile.wave_1", "profile", "running", 1)
@@ -236,7 +252,7 @@ def test_stages_count_the_mapped_tasks_that_have_ended():
     assert stages["plan"]["state"] == "waiting"
 
 
-def test_idle_nodes_are_shown_and_utilisation_counts_them():
+def test_idle_nodes_are_shown_and_utilisation_counts_them() -> None:
     run = Run("success")
     run.plan(on("job", 0, 50, (0, 1)))
     run.train(0, "success", "job", **finished(1000, 1060))
@@ -247,21 +263,21 @@ def test_idle_nodes_are_shown_and_utilisation_counts_them():
     assert totals["expected"] is None
 
 
-def test_a_plan_without_nodes_shows_the_devices_it_uses():
+def test_a_plan_without_nodes_shows_the_devices_it_uses() -> None:
     run = Run()
     run.plan(on("job", 0, 50, (1,)))
     del run.values["sweep.plan", -1, "plan"]["nodes"]
     assert run.page()["nodes"] == [{"name": "a", "devices": 2}]
 
 
-def test_before_there_is_a_plan_and_where_it_is_kept_elsewhere():
+def test_before_there_is_a_plan_and_where_it_is_kept_elsewhere() -> None:
     run = Run()
     assert (run.page()["rounds"], run.page()["jobs"], run.page()["unreadable"]) == ([], [], False)
     run.task("plan", "plan", "success", plan="s3://bucket/xcom/1", attempt="s3://bucket/xcom/2")
     assert (run.page()["rounds"], run.page()["unreadable"]) == ([], True)
 
 
-def test_only_web_addresses_become_links():
+def test_only_web_addresses_become_links() -> None:
     run = Run()
     run.plan(on("job", 0, 50))
     run.train(0, "success", "job", **finished(1000, 1060))
@@ -271,7 +287,7 @@ def test_only_web_addresses_become_links():
     assert run.job("job")["mlflow"] == "https://mlflow/#/runs/1"
 
 
-def test_each_rounds_choice_is_told_and_a_round_that_has_none_for_a_job_is_left_out():
+def test_each_rounds_choice_is_told_and_a_round_that_has_none_for_a_job_is_left_out() -> None:
     run = two_rounds()
     run.values["sweep.trials", -1, "jobs"] = [{"name": "moves"}, {"name": "loser"}]
     entry = {"technique": "single", "devices": 1, "parameters": {}}
@@ -281,12 +297,12 @@ def test_each_rounds_choice_is_told_and_a_round_that_has_none_for_a_job_is_left_
         plan = f"sweep.round_{number}.plan"
         run.values.update({(plan, -1, "return_value"): entries, (plan, -1, "choices"): choices})
     record = Record("dag", "run", "running", None, None, tuple(run.tasks), run.values)
-    moves, loser = (job_choice(record, "sweep", job)["rounds"] for job in ("moves", "loser"))
+    moves, loser = (job_choice(record, "sweep", job)["rounds"] for job in ("moves", "loser"))  # type: ignore[index]
     assert [(one["round"], one["choice"]["why"]) for one in moves] == [(1, "of round 1"), (2, "of round 2")]
     assert [one["round"] for one in loser] == [1]
 
 
-def test_a_deadline_and_another_objective_are_told():
+def test_a_deadline_and_another_objective_are_told() -> None:
     run = Run()
     run.plan(on("job", 0, 50))
     told = {"objective": "device-time", "value": 50.0, "value_bound": 40.0}
@@ -301,7 +317,7 @@ def test_a_deadline_and_another_objective_are_told():
 def test_by_when_all_is_done_with_which_odds_is_told(seconds: float | None, at: float | None) -> None:
     run = Run()
     run.plan(on("job", 0, 50))
-    promise = {"confidence": 0.9, "seconds": seconds, "odds": 0.8, "jobs": {}}
+    promise: dict[str, Any] = {"confidence": 0.9, "seconds": seconds, "odds": 0.8, "jobs": {}}
     run.values["sweep.plan", -1, "plan"]["promise"] = promise
     run.train(0, "success", "job", **finished(1010, 1060))
     # From when the plan was made, ten seconds before its first job began.
@@ -309,7 +325,7 @@ def test_by_when_all_is_done_with_which_odds_is_told(seconds: float | None, at: 
     assert found == {"confidence": 0.9, "at": at, "why": None, "odds": 0.8}
 
 
-def test_choices_are_told_and_their_absence_too():
+def test_choices_are_told_and_their_absence_too() -> None:
     run = Run()
     entry = {"name": "job", "technique": "single", "devices": 1, "start": 0, "end": 50, "attempt": MADE}
     run.plan(
@@ -318,18 +334,25 @@ def test_choices_are_told_and_their_absence_too():
     run.values["sweep.trials", -1, "jobs"] = [{"name": "job", "load_model": "m:f"}]
     record = Record("dag", "run", "running", None, None, tuple(run.tasks), run.values)
     found = job_choice(record, "sweep", "job")
-    assert found["rounds"][0]["choice"]["why"] == "nothing is faster"
+    assert found["rounds"][0]["choice"]["why"] == "nothing is faster"  # type: ignore[index]
     del run.values["sweep.plan", -1, "choices"]
-    assert job_choice(record, "sweep", "job")["rounds"][0]["choice"] is None
+    assert job_choice(record, "sweep", "job")["rounds"][0]["choice"] is None  # type: ignore[index]
     assert job_choice(record, "sweep", "other") is None
 
 
-def test_a_running_job_shows_what_its_task_told_last():
+def test_a_running_job_shows_what_its_task_told_last() -> None:
     run = Run()
     run.plan(on("job", 0, 50), on("next", 50, 90))
     run.train(0, "running", "job", start=1000)
     run.train(1, None)
-    now = {"time": 1090.0, "step": 30, "total": 120, "stops_at": None, "epoch": 1, "loss": 0.7}
+    now: dict[str, Any] = {
+        "time": 1090.0,
+        "step": 30,
+        "total": 120,
+        "stops_at": None,
+        "epoch": 1,
+        "loss": 0.7,
+    }
     run.told(0, eta_seconds=60.0, metrics={"eval_loss": 0.5}, **now)
     job = run.job("job")
     assert job["metrics"] == {"loss": 0.7, "eval_loss": 0.5}
@@ -340,17 +363,24 @@ def test_a_running_job_shows_what_its_task_told_last():
     assert run.job("job")["progress"] is None, "it was told under a plan made before"
 
 
-def test_a_job_that_stops_at_a_rung_is_expected_to_end_there():
+def test_a_job_that_stops_at_a_rung_is_expected_to_end_there() -> None:
     run = Run()
     run.plan(on("job", 0, 50), prefix="round_1.")
     run.train(0, "running", "job", "round_1.", start=1000)
-    now = {"time": 1090.0, "step": 30, "total": 120, "epoch": 0, "loss": 0.7, "eta_seconds": 90.0}
+    now: dict[str, Any] = {
+        "time": 1090.0,
+        "step": 30,
+        "total": 120,
+        "epoch": 0,
+        "loss": 0.7,
+        "eta_seconds": 90.0,
+    }
     run.told(0, "round_1.", stops_at=60, **now)
     job = run.job("job")
     assert (job["bars"][0]["expected_end"], job["progress"]["ends"]) == (120, 180)
 
 
-def test_plans_to_rungs_are_added_up_and_not_compared_with_all():
+def test_plans_to_rungs_are_added_up_and_not_compared_with_all() -> None:
     run = two_rounds()
     assert run.page()["totals"]["is_comparable"]
     assert run.job("stays")["planned"] == 100
@@ -363,7 +393,7 @@ def test_plans_to_rungs_are_added_up_and_not_compared_with_all():
     assert page["rounds_most"] == 2
 
 
-def test_a_round_in_reserve_counts_once_it_is_needed():
+def test_a_round_in_reserve_counts_once_it_is_needed() -> None:
     run = Run()
     run.plan(on("job", 0, 50))
     run.values["sweep.plan", -1, "plan"]["rounds_most"] = 1
@@ -389,11 +419,11 @@ def test_a_round_in_reserve_counts_once_it_is_needed():
         ("success", "skipped", "skipped", False, "skipped"),
     ],
 )
-def test_how_a_sweep_stands(run, report, trials, has_result, state):
+def test_how_a_sweep_stands(run: Any, report: Any, trials: Any, has_result: Any, state: Any) -> None:
     assert sweep_state(run, report, trials, has_result) == state
 
 
-def test_a_cancelled_sweep_is_not_compared_with_its_plan():
+def test_a_cancelled_sweep_is_not_compared_with_its_plan() -> None:
     run = Run("failed")
     run.plan(on("job", 0, 50), on("next", 50, 90))
     run.train(0, "failed", "job", status="stopped", reason="stopped", started_at=1000, ended_at=1020)
@@ -404,7 +434,7 @@ def test_a_cancelled_sweep_is_not_compared_with_its_plan():
     assert [job["status"] for job in page["jobs"]] == ["stopped", "not run"]
 
 
-def test_the_champion_that_was_scored_anew_is_told():
+def test_the_champion_that_was_scored_anew_is_told() -> None:
     beaten = {"version": "3", "metric": "eval_loss", "value": 0.5, "best": 0.4, "beaten_by": 0.1}
     run = Run("success")
     run.plan(on("a", 0, 10))
@@ -415,11 +445,16 @@ def test_the_champion_that_was_scored_anew_is_told():
     assert listed([{**common, "tasks": {}, "champion": beaten}])[0]["champion"] == beaten
 
 
-def test_the_list_counts_jobs_and_not_tasks():
+def test_the_list_counts_jobs_and_not_tasks() -> None:
     common = {"dag_id": "d", "run_id": "r", "sweep": "s", "trials": "success", "state": "success"}
     ended = {**common, "report": "success", "actual_seconds": 9.0, "jobs": 33, "not_planned": 30}
     ended |= {"failed": [str(i) for i in range(30)], "pruned": [], "tasks": {"": {"success": 3}}}
-    going = {**common, "state": "running", "jobs": 8, "tasks": {"round_1": {"success": 8}, "round_2": {}}}
+    going: dict[str, Any] = {
+        **common,
+        "state": "running",
+        "jobs": 8,
+        "tasks": {"round_1": {"success": 8}, "round_2": {}},
+    }
     going["tasks"]["round_2"] = {"success": 1, "waiting": 3}
     first, second = (sweep["jobs"] for sweep in listed([ended, going]))
     assert first == {"all": 33, "not_planned": 30, "pruned": 0, "failed": 0, "finished": 3}

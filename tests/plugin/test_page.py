@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -13,7 +14,7 @@ SCRIPT = "<script>alert(1)</script>"
 
 
 @pytest.fixture(scope="module")
-def running(site):
+def running(site: Any) -> str:
     """The page of the steady sweep, while its gated job trains."""
     site.wait(
         lambda states: (
@@ -25,17 +26,17 @@ def running(site):
 
 
 @pytest.fixture(scope="module")
-def failed(site):
+def failed(site: Any) -> str:
     """The page of the troubled sweep, after it failed."""
     site.wait(lambda states: states["troubled.report"] == "failed")
     return f"/saturn/plan/watched_sweep/{site.run_id}?sweep=troubled"
 
 
-def row(page, job):
+def row(page: Any, job: Any) -> Any:
     return page.locator("#table tbody tr", has=page.get_by_role("button", name=job, exact=True))
 
 
-def places(page, kind):
+def places(page: Any, kind: Any) -> Any:
     """Where in the chart the bars of a kind are: the middle of each, in pixels."""
     return page.evaluate(
         """async (kind) => {
@@ -49,12 +50,12 @@ def places(page, kind):
     )
 
 
-def bars(page, kind):
+def bars(page: Any, kind: Any) -> Any:
     """How many bars of a kind the chart has."""
     return len(places(page, kind))
 
 
-def test_details_keep_the_focus_the_place_and_what_is_unfolded(running, visit):
+def test_details_keep_the_focus_the_place_and_what_is_unfolded(running: Any, visit: Any) -> None:
     page = visit(viewport={"width": 1400, "height": 380}).open(running)
     row(page, "gated").get_by_role("button").click()
     details = page.locator("#details")
@@ -80,7 +81,7 @@ def test_details_keep_the_focus_the_place_and_what_is_unfolded(running, visit):
     )
 
 
-def test_an_answer_that_comes_late_does_not_undo_a_newer_choice_of_sweep(running, visit):
+def test_an_answer_that_comes_late_does_not_undo_a_newer_choice_of_sweep(running: Any, visit: Any) -> None:
     page = visit().open(running)
     held = []
     page.route(lambda url: "/data/plan/" in url and "sweep=" not in url, lambda route: held.append(route))
@@ -100,7 +101,7 @@ def test_an_answer_that_comes_late_does_not_undo_a_newer_choice_of_sweep(running
     assert all(url.endswith("sweep=troubled") for url in asked)
 
 
-def test_a_mistake_in_drawing_is_not_called_airflows_silence(running, visit):
+def test_a_mistake_in_drawing_is_not_called_airflows_silence(running: Any, visit: Any) -> None:
     visitor = visit()
     page = visitor.open(running)
     message = page.locator("#message")
@@ -108,7 +109,7 @@ def test_a_mistake_in_drawing_is_not_called_airflows_silence(running, visit):
     page.route(plans, lambda route: route.fulfill(status=502))
     expect(message).to_contain_text("No word from Airflow (Airflow answered with 502); trying again")
 
-    def without_jobs(route):
+    def without_jobs(route: Any) -> None:
         anew = {k: v for k, v in route.request.headers.items() if k != "if-none-match"}
         route.fulfill(json={**route.fetch(headers=anew).json(), "jobs": None})
 
@@ -122,7 +123,7 @@ def test_a_mistake_in_drawing_is_not_called_airflows_silence(running, visit):
     visitor.errors.clear()
 
 
-def test_a_running_sweep_is_followed_until_it_has_ended(site, running, visit):
+def test_a_running_sweep_is_followed_until_it_has_ended(site: Any, running: Any, visit: Any) -> None:
     visitor = visit()
     page = visitor.open(running)
     expect(row(page, "gated").locator(".chip")).to_have_text("running")
@@ -145,7 +146,7 @@ def test_a_running_sweep_is_followed_until_it_has_ended(site, running, visit):
     visitor.shoot("finished")
 
 
-def test_names_are_text_wherever_they_stand(running, visit):
+def test_names_are_text_wherever_they_stand(running: Any, visit: Any) -> None:
     page = visit().open(running)
     row(page, SCRIPT).get_by_role("button").click()
     expect(page.locator("#details-title")).to_have_text(SCRIPT)
@@ -164,7 +165,7 @@ def test_names_are_text_wherever_they_stand(running, visit):
     raise AssertionError("no tooltip of that job")
 
 
-def test_failed_and_unplanned_jobs_say_why(failed, visit):
+def test_failed_and_unplanned_jobs_say_why(failed: Any, visit: Any) -> None:
     visitor = visit()
     page = visitor.open(failed)
     expect(page.locator("#state")).to_have_text("failed")
@@ -185,7 +186,7 @@ def test_failed_and_unplanned_jobs_say_why(failed, visit):
     visitor.shoot("failed", full_page=True)
 
 
-def test_in_airflows_own_ui_with_its_links_and_its_theme(site, failed, visit):
+def test_in_airflows_own_ui_with_its_links_and_its_theme(site: Any, failed: Any, visit: Any) -> None:
     visitor = visit()
     page = visitor.page
     page.goto(f"/dags/watched_sweep/runs/{site.run_id}")
@@ -218,7 +219,7 @@ def test_in_airflows_own_ui_with_its_links_and_its_theme(site, failed, visit):
     visitor.errors = [error for error in visitor.errors if "404" not in error]
 
 
-def test_all_of_it_by_keyboard(failed, visit):
+def test_all_of_it_by_keyboard(failed: Any, visit: Any) -> None:
     page = visit().open(failed)
     page.keyboard.press("Tab")
     expect(page.locator(".skip")).to_be_focused()
@@ -238,7 +239,7 @@ def test_all_of_it_by_keyboard(failed, visit):
     expect(names.first).to_be_focused()
 
 
-def test_two_hundred_jobs_on_256_devices(visit, site):
+def test_two_hundred_jobs_on_256_devices(visit: Any, site: Any) -> None:
     visitor = visit()
     page = visitor.open(f"/saturn/plan/large/{RUN}")
     rows = page.locator("#table tbody tr:not([hidden])")
@@ -267,7 +268,7 @@ def test_two_hundred_jobs_on_256_devices(visit, site):
     visitor.shoot("large-dark-zoomed")
 
 
-def test_the_list_of_sweeps_leads_to_their_plans(site, failed, visit):
+def test_the_list_of_sweeps_leads_to_their_plans(site: Any, failed: Any, visit: Any) -> None:
     visitor = visit()
     page = visitor.page
     page.goto("/saturn/sweeps")
@@ -305,14 +306,14 @@ def test_the_list_of_sweeps_leads_to_their_plans(site, failed, visit):
     expect(page.locator("#state")).to_have_text("failed")
 
 
-def test_a_narrow_window_holds_all(visit, failed):
+def test_a_narrow_window_holds_all(visit: Any, failed: Any) -> None:
     page = visit(viewport={"width": 620, "height": 900}).open(failed)
     row(page, "good").get_by_role("button").click()
     expect(page.locator("#details-title")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_the_plan_task_links_to_its_page(site, failed):
+def test_the_plan_task_links_to_its_page(site: Any, failed: Any) -> None:
     path = f"/api/v2/dags/watched_sweep/dagRuns/{site.run_id}/taskInstances/troubled.plan/links"
     links = site.client("ada").get(path).json()["extra_links"]
     run = f"{site.url}/dags/watched_sweep/runs/{site.run_id}"

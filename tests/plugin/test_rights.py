@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from airflow import settings
 from airflow.api_fastapi.app import create_auth_manager
@@ -9,6 +12,7 @@ from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleA
 from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from airflow.models import import_all_models
 from airflow.models.base import Base
+from fastapi import HTTPException
 from fastapi.testclient import TestClient
 from starlette.routing import Route
 
@@ -25,23 +29,25 @@ FOR_ALL_WHO_ARE_IN = {"/static/{path:path}"}
 class OneRightLess(SimpleAuthManager):
     """Airflow's simple auth manager, which has roles alone: here a role lacks the right that it is called."""
 
-    def is_authorized_dag(self, *, method, user, access_entity=None, details=None):
+    def is_authorized_dag(
+        self, *, method: Any, user: Any, access_entity: Any = None, details: Any = None
+    ) -> Any:
         return access_entity is None or user.role != access_entity.name
 
 
 @pytest.fixture(scope="module")
-def manager():
+def manager() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AIRFLOW__CORE__AUTH_MANAGER", f"{__name__}.OneRightLess")
         patch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "of-tests-" * 8)
-        import_all_models()
+        import_all_models()  # type: ignore[no-untyped-call]
         Base.metadata.create_all(settings.engine)
         manager = create_auth_manager()
         manager.init()
         yield manager
 
 
-def client_of(manager, role):
+def client_of(manager: Any, role: Any) -> Any:
     headers = {}
     if role is not None:
         token = manager.generate_jwt(SimpleAuthManagerUser(username="ann", role=role))
@@ -49,14 +55,14 @@ def client_of(manager, role):
     return TestClient(plugin.app, headers=headers, follow_redirects=False)
 
 
-def routes():
-    found = [route.path for route in plugin.app.routes]
+def routes() -> Any:
+    found = [route.path for route in plugin.app.routes]  # type: ignore[attr-defined]
     assert all(isinstance(route, Route) for route in plugin.app.routes), "a mount would hide its routes"
     assert len(found) >= 9
     return found
 
 
-def test_there_is_no_other_app():
+def test_there_is_no_other_app() -> None:
     """Whatever else a plugin can serve would not be among the routes above."""
     made = SaturnPlugin()
     assert [entry["app"] for entry in made.fastapi_apps] == [plugin.app]
@@ -64,7 +70,7 @@ def test_there_is_no_other_app():
     assert not any(getattr(made, name, None) for name in served)
 
 
-def filled(path):
+def filled(path: Any) -> str:
     url = path.replace("{dag_id}", "a-dag").replace("{run_id:path}", "a-run")
     url = url.replace("{path:path}", "plan.js")
     assert "{" not in url, "a parameter that this test does not know"
@@ -73,7 +79,7 @@ def filled(path):
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("path", routes())
-def test_without_a_login(manager, path, verb):
+def test_without_a_login(manager: Any, path: Any, verb: Any) -> None:
     answer = client_of(manager, None).request(verb, filled(path))
     assert answer.status_code == (401 if verb == "GET" else 405)
     assert "Content-Security-Policy" in answer.headers
@@ -85,13 +91,13 @@ def test_without_a_login(manager, path, verb):
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("right", RIGHTS, ids=lambda right: right.name)
 @pytest.mark.parametrize("path", sorted(set(routes()) - FOR_ALL_WHO_ARE_IN))
-def test_without_one_right(manager, path, right, verb):
+def test_without_one_right(manager: Any, path: Any, right: Any, verb: Any) -> None:
     answer = client_of(manager, right.name).request(verb, filled(path))
     assert answer.status_code == (403 if verb == "GET" else 405)
     assert "a-job" not in answer.text
 
 
-def test_with_all_rights_the_pages_are_there(manager):
+def test_with_all_rights_the_pages_are_there(manager: Any) -> None:
     client = client_of(manager, "all")
     assert client.get("/sweeps").status_code == 200
     assert client.get("/static/plan.js").status_code == 200
@@ -99,10 +105,10 @@ def test_with_all_rights_the_pages_are_there(manager):
         assert client.get(path).status_code == 404
 
 
-def test_an_answer_has_a_limit(monkeypatch):
+def test_an_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"jobs": ["a"] * 10}
     assert plugin.answer(small, {"ETag": "x"}).status_code == 200
     monkeypatch.setattr(plugin, "LARGEST", 20)
-    with pytest.raises(plugin.HTTPException, match="the page shows 0 at most") as refused:
+    with pytest.raises(HTTPException, match="the page shows 0 at most") as refused:
         plugin.answer(small)
     assert refused.value.status_code == 413

@@ -94,7 +94,7 @@ def test_exactly_the_bad_jobs_fail(grid: list[tuple[float, str, int, str]]) -> N
     jobs = [faulty(number, *row) for number, row in enumerate(grid)]
     by_name = {job.name: job for job in jobs}
     bad = {job.name: why for job in jobs if (why := why_it_fails(job)) is not None}
-    knowledge = Knowledge.of(jobs, cluster(2), TECHNIQUES)
+    knowledge = Knowledge.of(jobs, cluster(2), list(TECHNIQUES))
     known: list[Estimate] = []
     broken: dict[str, str] = {}
     for trial in trials_of(waves.first_wave(knowledge), knowledge.strategies):
@@ -105,7 +105,7 @@ def test_exactly_the_bad_jobs_fail(grid: list[tuple[float, str, int, str]]) -> N
         broken.update(found)
     assert broken.items() <= bad.items(), "each is told what is wrong with itself"
 
-    learned = Knowledge.of(jobs, cluster(2), TECHNIQUES, known, broken)
+    learned = Knowledge.of(jobs, cluster(2), list(TECHNIQUES), known, broken)
     planned, unplanned = to_plan(Learned(learned, known, broken, 1, 0.0), learned.known, [], "auto", {})
     in_training = {job.name: bad[job.name] for job in planned if job.name in bad}
     failed = {**in_training, **{entry["job"]: entry["reason"] for entry in unplanned}}
@@ -117,7 +117,7 @@ def test_exactly_the_bad_jobs_fail(grid: list[tuple[float, str, int, str]]) -> N
 
 def test_what_all_jobs_share_is_tried_once() -> None:
     jobs = [faulty(number, 0.3, "none", 0, "torn") for number in range(5)]
-    knowledge = Knowledge.of(jobs, cluster(2), TECHNIQUES)
+    knowledge = Knowledge.of(jobs, cluster(2), list(TECHNIQUES))
     trials = Trials(waves.first_wave(knowledge)[0], knowledge)
     estimate, broken = measured_with_any(jobs, trials)
     assert estimate is None
@@ -128,7 +128,7 @@ def test_what_all_jobs_share_is_tried_once() -> None:
 def test_a_strategy_that_only_broken_jobs_may_use_is_not_measured() -> None:
     alone = dataclasses.replace(faulty(0, 0.3, "lr", 0, "fine"), techniques=["wide"])
     other = dataclasses.replace(faulty(1, 0.3, "none", 0, "fine"), techniques=["even"])
-    learned = Knowledge.of([alone, other], cluster(2), TECHNIQUES, broken=[alone.name])
+    learned = Knowledge.of([alone, other], cluster(2), list(TECHNIQUES), broken=[alone.name])
     assert {key.technique for key in learned.untried()} == {"even"}
 
 
@@ -149,7 +149,7 @@ def test_entries_of_this_version_and_the_one_before_are_read(
 @pytest.mark.parametrize(("failing", "works"), [(["j0"], True), (["j0", "j1"], False), (["j1"], True)])
 def test_what_two_jobs_meet_is_the_techniques_fault(failing: list[str], works: bool) -> None:
     jobs = [faulty(number, 0.3, "none", 0, "fine") for number in range(3)]
-    knowledge = Knowledge.of(jobs, cluster(2), TECHNIQUES)
+    knowledge = Knowledge.of(jobs, cluster(2), list(TECHNIQUES))
     key = waves.first_wave(knowledge)[0]
 
     def with_job(job: Job, *others: Any) -> Estimate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,13 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     uri = f"sqlite:///{folder}/mlflow.db"
     with (folder / "before").open("w") as before, contextlib.redirect_stdout(before):
         assert cli.main(["estimates", "--uri", uri]) == 0
-    usual = {"kind": "cpu", "seconds_per_batch": 0.25, "spread": 0.5, "batches": 5, "setup_seconds": 2.0}
+    usual: dict[str, Any] = {
+        "kind": "cpu",
+        "seconds_per_batch": 0.25,
+        "spread": 0.5,
+        "batches": 5,
+        "setup_seconds": 2.0,
+    }
     found = [
         Estimate(
             fingerprint="a" * 16,

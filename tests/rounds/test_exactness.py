@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ JOB = Job(
 ROUNDS = [("single", 1, 9), ("ddp", 2, 14), ("fsdp", 2, 10), ("single", 1, 1), ("ddp", 2, None)]
 
 
-def train(folder, technique, devices, batches):
+def train(folder: Any, technique: Any, devices: Any, batches: Any) -> Any:
     spec = runs.RunSpec(
         job=JOB,
         technique=technique,
@@ -42,7 +43,7 @@ def train(folder, technique, devices, batches):
     return runs.start(spec).wait()
 
 
-def losses(folder):
+def losses(folder: Any) -> Any:
     events = [
         json.loads(line)
         for run in runs.all_of(folder)
@@ -51,7 +52,7 @@ def losses(folder):
     return [(e["step"], e["loss"]) for e in events if e["event"] == "step"]
 
 
-def test_five_rounds_under_three_techniques_give_the_losses_of_one(tmp_path):
+def test_five_rounds_under_three_techniques_give_the_losses_of_one(tmp_path: Path) -> None:
     alone, moved = tmp_path / "alone", tmp_path / "moved"
     assert train(alone, "single", 1, None)["status"] == "finished"
     ends = [train(moved, *where)["status"] for where in ROUNDS]
@@ -69,6 +70,6 @@ def test_five_rounds_under_three_techniques_give_the_losses_of_one(tmp_path):
         assert five.history[metric] == pytest.approx(one.history[metric], rel=1e-9)
 
 
-def test_a_job_that_was_never_run_has_made_no_progress(tmp_path):
+def test_a_job_that_was_never_run_has_made_no_progress(tmp_path: Path) -> None:
     nothing = progress.of(tmp_path)
     assert (nothing.steps, nothing.share, nothing.status, nothing.alive) == (0, 0.0, None, None)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from planning_problems import problems
 
 from saturn_airflow.model.cluster import Node
-from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.model.plan import Assignment, Place, Plan
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.planning import solve
 from saturn_airflow.planning.clock import LookClock
@@ -17,22 +18,22 @@ from saturn_airflow.planning.heuristics.foresight import foresee
 from saturn_airflow.planning.instances.instance import group
 from saturn_airflow.planning.instances.schedule import Placed, assignments
 from saturn_airflow.planning.online.adoption import Effort, decide
-from saturn_airflow.planning.online.execution import Place, Situation, execute, keep_places
+from saturn_airflow.planning.online.execution import Situation, execute, keep_places
 from saturn_airflow.planning.online.learning import Seen, corrected
 from saturn_airflow.planning.online.simulation import truth, with_launches
 
 QUICK = Effort(time_limit=0.02, repeatable=True)
 
 
-def planned(problem, seed=0):
+def planned(problem: Any, seed: int = 0) -> Any:
     return solve(problem, time_limit=0.02, repeatable=True, seed=seed)
 
 
-def everything(problem):
+def everything(problem: Any) -> Any:
     return Situation({job.name: 1.0 for job in problem.jobs})
 
 
-def assert_no_device_shared(stretches):
+def assert_no_device_shared(stretches: Any) -> None:
     for one in stretches:
         for two in stretches:
             shared = set(one.place.device_ids) & set(two.place.device_ids)
@@ -42,7 +43,7 @@ def assert_no_device_shared(stretches):
 
 @settings(max_examples=40, deadline=None)
 @given(problems(releases=False))
-def test_a_plan_runs_as_planned_when_jobs_take_what_they_should(problem):
+def test_a_plan_runs_as_planned_when_jobs_take_what_they_should(problem: Any) -> None:
     plan = planned(problem)
     run = execute(problem, plan, everything(problem))
     assert run.end == pytest.approx(plan.makespan)
@@ -52,7 +53,7 @@ def test_a_plan_runs_as_planned_when_jobs_take_what_they_should(problem):
 
 @settings(max_examples=40, deadline=None)
 @given(problems(releases=False), st.integers(0, 99), st.floats(0.05, 0.95))
-def test_progress_is_conserved_and_no_device_runs_two_jobs(problem, seed, share):
+def test_progress_is_conserved_and_no_device_runs_two_jobs(problem: Any, seed: Any, share: Any) -> None:
     actual = truth(with_launches(problem, 0.2), 0.5, seed)
     plan = planned(problem)
     first = execute(actual, plan, everything(problem), until=plan.makespan * share)
@@ -69,7 +70,7 @@ def test_progress_is_conserved_and_no_device_runs_two_jobs(problem, seed, share)
 
 @settings(max_examples=40, deadline=None)
 @given(problems(releases=False), st.integers(0, 99), st.floats(0.05, 0.95))
-def test_carrying_on_costs_nothing(problem, seed, share):
+def test_carrying_on_costs_nothing(problem: Any, seed: Any, share: Any) -> None:
     """A run that is looked at on the way ends when it would have."""
     actual = truth(with_launches(problem, 0.2), 0.5, seed)
     plan = planned(problem)
@@ -82,7 +83,9 @@ def test_carrying_on_costs_nothing(problem, seed, share):
 
 @settings(max_examples=40, deadline=None)
 @given(problems(releases=False), st.integers(0, 99), st.floats(0.05, 0.95), st.floats(0, 2))
-def test_a_plan_is_never_left_for_one_expected_to_end_later(problem, seed, share, cost):
+def test_a_plan_is_never_left_for_one_expected_to_end_later(
+    problem: Any, seed: Any, share: Any, cost: Any
+) -> None:
     actual = truth(with_launches(problem, 0.4), 0.5, seed)
     plan = planned(problem)
     now = execute(actual, plan, everything(problem), until=plan.makespan * share).situation
@@ -99,7 +102,7 @@ def test_a_plan_is_never_left_for_one_expected_to_end_later(problem, seed, share
 
 @settings(max_examples=40, deadline=None)
 @given(problems(releases=False), st.integers(0, 99), st.floats(0.05, 0.95))
-def test_devices_are_kept_by_those_who_stay(problem, seed, share):
+def test_devices_are_kept_by_those_who_stay(problem: Any, seed: Any, share: Any) -> None:
     plan = planned(problem)
     run = execute(problem, plan, everything(problem), until=plan.makespan * share)
     assume(run.situation.left)
@@ -115,11 +118,11 @@ def test_devices_are_kept_by_those_who_stay(problem, seed, share):
 ONE_NODE = (Node("n", 2, "cpu"),)
 
 
-def job(name, *options):
+def job(name: Any, *options: Any) -> Any:
     return PlannedJob(name, tuple(Option(t, g, {"cpu": s}, setup) for t, g, s, setup in options))
 
 
-def test_a_move_pays_for_its_checkpoint_and_setting_up():
+def test_a_move_pays_for_its_checkpoint_and_setting_up() -> None:
     problem = Problem("p", ONE_NODE, (job("a", ("one", 1, 100.0, 10.0), ("two", 2, 60.0, 10.0)),))
     plan = Plan("p", "makespan", 60, 0, 0, (Assignment("a", "two", 2, "n", (0, 1), 0, 60),))
     now = Situation({"a": 0.5}, {"a": Place("one", 1, "n", (0,))})
@@ -128,7 +131,7 @@ def test_a_move_pays_for_its_checkpoint_and_setting_up():
     assert run.end == pytest.approx(3 + 10 + 0.5 * 50)
 
 
-def test_moves_that_cost_more_than_they_win_are_not_made():
+def test_moves_that_cost_more_than_they_win_are_not_made() -> None:
     problem = Problem("p", ONE_NODE, (job("a", ("one", 1, 100.0, 0.0), ("two", 2, 90.0, 0.0)),))
     plan = Plan("p", "makespan", 100, 0, 0, (Assignment("a", "one", 1, "n", (0,), 0, 100),))
     now = Situation({"a": 0.5}, {"a": Place("one", 1, "n", (0,))})
@@ -138,7 +141,7 @@ def test_moves_that_cost_more_than_they_win_are_not_made():
     assert stays.expected == stays.otherwise == 50
 
 
-def test_a_new_plan_leaves_a_job_on_the_devices_it_has():
+def test_a_new_plan_leaves_a_job_on_the_devices_it_has() -> None:
     """The job runs on the device that the planner would give to another."""
     problem = Problem("p", ONE_NODE, (job("a", ("one", 1, 100.0, 1.0)), job("b", ("one", 1, 200.0, 1.0))))
     plan = Plan(
@@ -156,7 +159,7 @@ def test_a_new_plan_leaves_a_job_on_the_devices_it_has():
         assert found.moved == ()
 
 
-def test_jobs_of_a_lost_node_go_elsewhere():
+def test_jobs_of_a_lost_node_go_elsewhere() -> None:
     nodes = (Node("kept", 1, "cpu"), Node("lost", 1, "cpu"))
     problem = Problem("p", nodes[:1], (job("a", ("one", 1, 10.0, 0.0)), job("b", ("one", 1, 10.0, 0.0))))
     plan = Plan(
@@ -173,13 +176,13 @@ def test_jobs_of_a_lost_node_go_elsewhere():
     assert found.expected == pytest.approx(20)
 
 
-def test_foresight_runs_thrifty_first_and_wide_after_the_boundary():
+def test_foresight_runs_thrifty_first_and_wide_after_the_boundary() -> None:
     """Three jobs on two devices: 16 seconds when none may change; 15, the least area, with a change."""
     options = (("one", 1, 10.0, 0.0), ("two", 2, 6.0, 0.0))
     problem = Problem("p", ONE_NODE, tuple(job(name, *options) for name in "abc"))
     effort = Effort(time_limit=0.3, repeatable=True)
     once = decide(problem, None, everything(problem), effort=effort, checkpoint=0.0)
-    looked = {"effort": effort, "checkpoint": 0.0, "length": lambda makespan: 5.0}
+    looked: dict[str, Any] = {"effort": effort, "checkpoint": 0.0, "length": lambda makespan: 5.0}
     ahead = decide(problem, None, everything(problem), **looked)
     assert once.expected == pytest.approx(16)
     assert ahead.expected == pytest.approx(15)
@@ -187,14 +190,14 @@ def test_foresight_runs_thrifty_first_and_wide_after_the_boundary():
     assert behind.expected == pytest.approx(16)
 
 
-def test_foresight_leaves_less_for_after_the_boundary():
+def test_foresight_leaves_less_for_after_the_boundary() -> None:
     """From three jobs one after another, wide: by second 5 the thrifty have done more."""
     options = (("one", 1, 10.0, 0.0), ("two", 2, 6.0, 0.0))
     problem = Problem("p", ONE_NODE, tuple(job(name, *options) for name in "abc"))
     instance = group(problem)
     wide = [[Placed(0, 1), Placed(1, 1), Placed(2, 1)]]
 
-    def left_by(schedule):
+    def left_by(schedule: Any) -> Any:
         """Device-seconds, each job at its thriftiest."""
         plan = Plan("p", "makespan", 18, 0, 0, assignments(instance, schedule))
         return 10 * sum(execute(problem, plan, everything(problem), until=5.0).situation.left.values())
@@ -214,7 +217,7 @@ TWINS = Problem(
 )
 
 
-def factors(found):
+def factors(found: Any) -> Any:
     return {
         (j.name, o.technique): (o.seconds["cpu"] - o.setup) / (p.seconds["cpu"] - p.setup)
         for j, k in zip(found.jobs, TWINS.jobs, strict=True)
@@ -222,14 +225,14 @@ def factors(found):
     }
 
 
-def test_a_speed_that_was_seen_corrects_the_jobs_others_and_its_twins():
+def test_a_speed_that_was_seen_corrects_the_jobs_others_and_its_twins() -> None:
     found = factors(corrected(TWINS, [Seen("a", "one", 1, "cpu", 2.0)]))
     assert found["a", "one"] == pytest.approx(2.0, rel=0.02)
     assert 1 < found["b", "two"] < found["b", "one"] < found["a", "two"] < 2
     assert found["c", "one"] == 1
 
 
-def test_the_last_measurement_counts():
+def test_the_last_measurement_counts() -> None:
     found = factors(corrected(TWINS, [Seen("a", "one", 1, "cpu", f) for f in (5.0, 2.0)]))
     assert found["a", "one"] == pytest.approx(2.0, rel=0.02)
 
@@ -242,8 +245,10 @@ def test_the_last_measurement_counts():
         max_size=5,
     )
 )
-def test_corrections_stay_within_what_was_seen(seen):
-    entries = [Seen(name, *strategy, "cpu", factor) for (name, strategy), factor in seen.items()]
+def test_corrections_stay_within_what_was_seen(seen: Any) -> None:
+    entries = [
+        Seen(name, technique, devices, "cpu", factor) for (name, (technique, devices)), factor in seen.items()
+    ]
     found = factors(corrected(TWINS, entries))
     for (name, strategy), factor in seen.items():
         if (name, strategy[0]) in found:
@@ -251,7 +256,7 @@ def test_corrections_stay_within_what_was_seen(seen):
     assert all(0.05 < factor < 20 for factor in found.values())
 
 
-def test_learning_predicts_better_than_estimates_do():
+def test_learning_predicts_better_than_estimates_do() -> None:
     """Over many draws, the corrected seconds of what was not seen are nearer to the truth."""
     before = after = 0.0
     for seed in range(40):

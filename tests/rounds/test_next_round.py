@@ -94,7 +94,7 @@ def at_boundary(stand: Stand, progress: dict[str, Progress], **more: Any) -> Sta
 
 def training(folder: Path, entry: PlanEntry, steps: int, **more: Any) -> Progress:
     """That of a job that trains where ``entry`` says."""
-    place = {"node": entry.node, "devices": entry.devices, "device_ids": entry.device_ids}
+    place: dict[str, Any] = {"node": entry.node, "devices": entry.devices, "device_ids": entry.device_ids}
     spec = RunSpec(job=entry.job, technique="single", folder="f", slots=1, priority=entry.priority, **place)
     path = folder / entry.name
     path.mkdir()

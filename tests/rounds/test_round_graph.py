@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from airflow.sdk import dag
 
@@ -21,7 +23,7 @@ ONE = Cluster(Node("local", devices=2, kind="cpu"))
 TWO = Cluster(Node("gpu-a", devices=8), Node("gpu-b", devices=8))
 
 
-def build(**arguments):
+def build(**arguments: Any) -> Any:
     job = Job(
         "a",
         "torch.nn:Linear",
@@ -33,13 +35,13 @@ def build(**arguments):
     )
 
     @dag(schedule=None)
-    def nightly():
+    def nightly() -> None:
         SaturnSweepOperator(**{"task_id": "sweep", "jobs": [job], "cluster": ONE, **arguments})
 
     return nightly()
 
 
-def test_one_round_is_the_graph_of_a_sweep_without_rounds():
+def test_one_round_is_the_graph_of_a_sweep_without_rounds() -> None:
     for cluster in (ONE, TWO):
         usual, one = build(cluster=cluster), build(cluster=cluster, rounds=1)
         assert usual.task_ids == one.task_ids
@@ -52,7 +54,7 @@ def test_one_round_is_the_graph_of_a_sweep_without_rounds():
         assert ("sweep.watch" in one.task_ids) == (cluster is TWO)
 
 
-def test_each_round_is_a_plan_and_its_training():
+def test_each_round_is_a_plan_and_its_training() -> None:
     found = build(rounds=3)
     ids = [task for task in found.task_ids if "round" in task]
     assert ids == [f"sweep.round_{n}.{stage}" for n in (1, 2, 3) for stage in ("plan", "train")]
@@ -63,14 +65,14 @@ def test_each_round_is_a_plan_and_its_training():
     assert found.get_task("sweep.report").upstream_task_ids == {i for i in ids if i.endswith("train")}
 
 
-def test_each_round_has_a_train_task_per_node():
+def test_each_round_has_a_train_task_per_node() -> None:
     ids = build(cluster=TWO, rounds=Rounds(most=2, every_minutes=30)).task_ids
     assert {"sweep.round_2.train.gpu-a", "sweep.round_2.train.gpu-b", "sweep.round_2.train.gpu-a_jobs"} <= {
         *ids
     }
 
 
-def test_rounds_watch_their_nodes_where_there_are_several_and_one_more_is_in_reserve():
+def test_rounds_watch_their_nodes_where_there_are_several_and_one_more_is_in_reserve() -> None:
     found = build(cluster=TWO, rounds=3)
     watched = [task for task in found.task_ids if task.endswith("watch")]
     assert watched == ["sweep.round_1.watch", "sweep.round_2.watch", "sweep.round_3.watch"]
@@ -82,11 +84,11 @@ def test_rounds_watch_their_nodes_where_there_are_several_and_one_more_is_in_res
     assert not [task for task in build(rounds=3).task_ids if task.endswith("watch")]
 
 
-def selects_nothing(histories):
+def selects_nothing(histories: Any) -> Any:
     return []
 
 
-def test_rules_and_functions_are_taken():
+def test_rules_and_functions_are_taken() -> None:
     for rule in (SuccessiveHalving("epoch_loss"), MedianStopping("epoch_loss")):
         planned = build(rounds=2, selection=rule).get_task("sweep.round_2.plan")
         assert planned.settings.selection == rule
@@ -103,7 +105,7 @@ def test_rules_and_functions_are_taken():
         ({"rounds": 3, "selection": 7}, "selection is 7"),
     ],
 )
-def test_a_mistake_is_told_when_the_dag_is_parsed(arguments, words):
+def test_a_mistake_is_told_when_the_dag_is_parsed(arguments: Any, words: Any) -> None:
     with pytest.raises(InvalidSweepError, match=words) as raised:
         build(**arguments)
     assert str(raised.value).startswith("sweep 'sweep': ")

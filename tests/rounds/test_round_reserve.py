@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import inventory, plan_task, round_reserve, round_train, round_watch
+from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.retrying import TryAgainError
 from saturn_airflow.operators.round_reserve import skip_reserve_after_last
@@ -44,7 +46,7 @@ def skipped(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What Airflow was told to skip."""
     told: list[list[str]] = []
     monkeypatch.setattr(round_reserve, "skip_tasks", lambda tasks: told.append(list(tasks)))
-    monkeypatch.setattr(round_reserve.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     return told
 
 
@@ -92,7 +94,7 @@ def test_who_is_not_the_last_skips_nothing(skipped: list[list[str]], other: str 
 
 
 def test_of_two_that_end_at_once_one_sees_the_other(skipped: list[list[str]]) -> None:
-    states = {f"{ON_A}_0": "running", f"{ON_B}_1": "running"}
+    states: dict[str, str | None] = {f"{ON_A}_0": "running", f"{ON_B}_1": "running"}
     end(context(states, outcomes={1: "failed"}))
     assert skipped == [], "it may be tried again"
     end(context(states, outcomes={1: "finished"}))
@@ -106,7 +108,7 @@ def test_a_task_that_was_cleared_or_marked_skips_nothing(skipped: list[list[str]
 
 
 def test_a_watch_that_looks_just_now_is_skipped_after_its_look(skipped: list[list[str]]) -> None:
-    states = {f"{ON_A}_0": "running", f"{ON_B}_0": "success"}
+    states: dict[str, str | None] = {f"{ON_A}_0": "running", f"{ON_B}_0": "success"}
     looks = {**states, "sweep.watch": "running"}
     end(context(looks, looks, {**states, "sweep.watch": "up_for_reschedule"}))
     assert len(skipped) == 3
@@ -178,7 +180,7 @@ def test_the_plan_in_reserve_is_skipped_unless_the_round_before_was_ended(home: 
         dag_id="dag", run_id="run", xcom_pull=lambda task_ids, key, map_indexes: {"attempt": 100.0}.get(key)
     )
     found: Any = {"ti": ti}
-    sweep = plan_task.SweepContext.of(found, "sweep")
+    sweep = SweepContext.of(found, "sweep")
     with pytest.raises(AirflowSkipException, match="no node was lost"):
         reserve()._stand(found, sweep)
     over = over_file(sweep, 1, 100.0)
@@ -252,13 +254,13 @@ def test_what_fits_nowhere_else_waits_for_its_node_because_no_round_follows(
         standing=(100.0,),
     )
     going: Any = SimpleNamespace(dropped={})
-    sweep = plan_task.SweepContext("dag", "run", "sweep", home)
+    sweep = SweepContext("dag", "run", "sweep", home)
     (entry,) = operator._seen_off(sweep, stand, going, set(), 9.0, 1)
     assert entry.place == before.place
     assert (entry.round, entry.attempt, entry.position, entry.ends_at) == (2, 9.0, 1, None)
     run = sweep.job_folder("bound") / "runs" / "0001"
     run.mkdir(parents=True)
-    place = {"node": "gpu-b", "slots": 2, "devices": 1, "device_ids": (0,)}
+    place: dict[str, Any] = {"node": "gpu-b", "slots": 2, "devices": 1, "device_ids": (0,)}
     spec = RunSpec(job=entry.job, technique="single", folder="f", priority=(100.0, 0), **place)
     (run / "alive").touch()
     (run / "spec.json").write_text(json.dumps(spec.to_dict()))

@@ -1,6 +1,7 @@
 """What users give as ``rounds=`` and ``selection=``: what is taken or refused, and what rules decide."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from saturn_airflow.model.selection import Chosen, MedianStopping, SuccessiveHal
         ("four", "rounds is 'four'"),
     ],
 )
-def test_a_number_that_cannot_be_meant_is_refused(value, words):
+def test_a_number_that_cannot_be_meant_is_refused(value: Any, words: Any) -> None:
     with pytest.raises(InvalidSweepError, match=words):
         Rounds.of(value)
 
@@ -40,12 +41,12 @@ def test_a_number_that_cannot_be_meant_is_refused(value, words):
         ({"share": 0.5, "off_by": 0.1}, "not both"),
     ],
 )
-def test_a_policy_that_would_fire_all_the_time_is_refused(policy, words):
+def test_a_policy_that_would_fire_all_the_time_is_refused(policy: Any, words: Any) -> None:
     with pytest.raises(InvalidSweepError, match=words):
         Rounds(**policy)
 
 
-def test_a_round_ends_when_its_policy_says():
+def test_a_round_ends_when_its_policy_says() -> None:
     assert Rounds(every_minutes=2).length(1000) == 120
     assert Rounds(share=0.25).length(1000) == 250
     straying = Rounds(off_by=0.1)
@@ -55,11 +56,11 @@ def test_a_round_ends_when_its_policy_says():
     assert not Rounds.of(4).strayed(900, 500, 1000)
 
 
-def curve(*values):
+def curve(*values: Any) -> Any:
     return {float(epoch): value for epoch, value in enumerate(values, 1)}
 
 
-def test_halving_keeps_the_best_of_those_that_reached_a_rung():
+def test_halving_keeps_the_best_of_those_that_reached_a_rung() -> None:
     histories = {
         "good": curve(0.5, 0.4, 0.3),
         "fair": curve(0.6, 0.5),
@@ -77,7 +78,7 @@ def test_halving_keeps_the_best_of_those_that_reached_a_rung():
     st.integers(2, 4),
     st.integers(1, 3),
 )
-def test_halving_never_drops_all_and_never_the_untried(values, reduction, min_epochs):
+def test_halving_never_drops_all_and_never_the_untried(values: Any, reduction: Any, min_epochs: Any) -> None:
     histories = {job: curve(*own) for job, own in values.items()}
     dropped = SuccessiveHalving(reduction=reduction, min_epochs=min_epochs).pruned(histories)
     tried = [job for job, history in histories.items() if len(history) >= min_epochs]
@@ -87,43 +88,43 @@ def test_halving_never_drops_all_and_never_the_untried(values, reduction, min_ep
 
 
 @given(st.integers(2, 5), st.integers(1, 4), st.floats(0, 100))
-def test_the_next_rung_is_a_rung_above(reduction, least, epochs):
+def test_the_next_rung_is_a_rung_above(reduction: Any, least: Any, epochs: Any) -> None:
     rung = SuccessiveHalving(reduction=reduction, min_epochs=least).next_rung(epochs)
     assert rung > epochs
     assert rung == least or rung / reduction <= epochs
 
 
-def test_median_stopping_drops_those_below_the_median_of_enough_others():
+def test_median_stopping_drops_those_below_the_median_of_enough_others() -> None:
     histories = {name: curve(value, value) for name, value in zip("abcd", (0.1, 0.2, 0.3, 0.9), strict=True)}
     assert MedianStopping().pruned(histories) == ["c", "d"]
     assert MedianStopping(min_jobs=4).pruned(histories) == []
     assert "a" in MedianStopping(mode="max").pruned(histories)
 
 
-def drop_none(histories):
+def drop_none(histories: Any) -> Any:
     return []
 
 
-def drop_worst(histories):
+def drop_worst(histories: Any) -> Any:
     return [max(histories, key=lambda job: min(histories[job].values()))]
 
 
-def drop_all(histories):
+def drop_all(histories: Any) -> Any:
     return list(histories)
 
 
-def raises(histories):
+def raises(histories: Any) -> None:
     raise RuntimeError("a bug of mine")
 
 
-def returns_a_number(histories):
+def returns_a_number(histories: Any) -> Any:
     return 3
 
 
 TWO = {"a": curve(0.1), "b": curve(0.2)}
 
 
-def test_a_function_of_the_user_chooses():
+def test_a_function_of_the_user_chooses() -> None:
     assert select(Chosen(drop_worst), TWO, ["a", "b"], "eval_loss").pruned == ("b",)
     assert select(selection.rule_of(drop_none), TWO, ["a", "b"], "eval_loss").pruned == ()
 
@@ -132,19 +133,19 @@ def test_a_function_of_the_user_chooses():
     ("function", "words"),
     [(raises, "RuntimeError: a bug of mine"), (returns_a_number, "returned 3"), (drop_all, "every job")],
 )
-def test_a_selection_that_is_wrong_drops_none_and_is_told_of(function, words):
+def test_a_selection_that_is_wrong_drops_none_and_is_told_of(function: Any, words: Any) -> None:
     found = select(Chosen(function), TWO, ["a", "b"], "eval_loss")
     assert found.pruned == ()
     assert words in found.warnings[0]
 
 
-def test_a_metric_nobody_reported_is_told_of():
+def test_a_metric_nobody_reported_is_told_of() -> None:
     found = select(SuccessiveHalving(), {"a": {}, "b": {}}, ["a", "b"], "eval_loss")
     assert found.pruned == ()
     assert "eval_loss" in found.warnings[0]
 
 
-def test_a_finished_job_is_not_dropped():
+def test_a_finished_job_is_not_dropped() -> None:
     assert select(Chosen(drop_all), TWO, ["b"], "eval_loss").pruned == ("b",)
 
 
@@ -162,6 +163,6 @@ def test_a_finished_job_is_not_dropped():
         (lambda: selection.rule_of(3), "selection is 3"),
     ],
 )
-def test_a_rule_that_cannot_be_meant_is_refused(rule, words):
+def test_a_rule_that_cannot_be_meant_is_refused(rule: Any, words: Any) -> None:
     with pytest.raises(InvalidSweepError, match=words):
         rule()

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import statistics
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,13 +22,13 @@ TXT = Problem.read(INSTANCES / "txt-2x8.json")
 QUICK = 0.1
 
 
-def assert_sound(found, jobs):
+def assert_sound(found: Any, jobs: Any) -> None:
     trained = dict.fromkeys(jobs, 0.0)
     for stretch in found.stretches:
         trained[stretch.job] += stretch.trained
     for job, share in trained.items():
         assert share == pytest.approx(1.0) or (job in found.pruned and share < 1)
-    by_device: dict = {}
+    by_device: dict[tuple[str, int], list[Any]] = {}
     for s in found.stretches:
         for device in s.place.device_ids:
             by_device.setdefault((s.place.node, device), []).append((s.start, s.end))
@@ -44,7 +45,9 @@ def assert_sound(found, jobs):
     st.integers(0, 99),
     st.sampled_from([None, SuccessiveHalving(), MedianStopping()]),
 )
-def test_every_job_is_trained_whole_or_dropped_and_devices_run_one_job(problem, rounds, seed, rule):
+def test_every_job_is_trained_whole_or_dropped_and_devices_run_one_job(
+    problem: Any, rounds: Any, seed: Any, rule: Any
+) -> None:
     found = simulate(
         problem, rounds=Rounds(most=rounds), seed=seed, selection=rule, noise=0.5, time_limit=0.02
     )
@@ -54,7 +57,7 @@ def test_every_job_is_trained_whole_or_dropped_and_devices_run_one_job(problem, 
 
 @settings(max_examples=25, deadline=None)
 @given(problems(releases=False), st.integers(1, 4), st.integers(0, 99), st.floats(0, 1))
-def test_what_a_lost_node_ran_is_trained_elsewhere(problem, rounds, seed, share):
+def test_what_a_lost_node_ran_is_trained_elsewhere(problem: Any, rounds: Any, seed: Any, share: Any) -> None:
     nodes = (*problem.nodes, dataclasses.replace(problem.nodes[0], name="lost", queue=""))
     jobs = tuple(dataclasses.replace(job, nodes=None) for job in problem.jobs)
     more = dataclasses.replace(problem, nodes=nodes, jobs=jobs)
@@ -68,18 +71,18 @@ def test_what_a_lost_node_ran_is_trained_elsewhere(problem, rounds, seed, share)
     assert all(s.start <= found.planned * share * (1 + 1e-9) for s in lost)
 
 
-def test_a_seed_always_gives_the_same_simulation():
+def test_a_seed_always_gives_the_same_simulation() -> None:
     one, two = (simulate(TXT, rounds=Rounds(most=4), seed=5, time_limit=QUICK) for _ in range(2))
     other = simulate(TXT, rounds=Rounds(most=4), seed=6, time_limit=QUICK)
     assert one.to_dict() == two.to_dict()
     assert one.to_dict() != other.to_dict()
 
 
-def test_rounds_win_back_what_wrong_estimates_cost():
+def test_rounds_win_back_what_wrong_estimates_cost() -> None:
     seeds = range(5)
     known = [clairvoyant(TXT, noise=0.2, seed=seed, shape="job", time_limit=QUICK) for seed in seeds]
 
-    def mean(rounds):
+    def mean(rounds: Any) -> Any:
         found = [
             simulate(TXT, rounds=Rounds(most=rounds), seed=s, shape="job", time_limit=QUICK) for s in seeds
         ]
@@ -90,7 +93,7 @@ def test_rounds_win_back_what_wrong_estimates_cost():
     assert four < 1.05
 
 
-def test_with_right_estimates_rounds_cost_nothing():
+def test_with_right_estimates_rounds_cost_nothing() -> None:
     for seed in range(3):
         once = simulate(TXT, rounds=Rounds(most=1), noise=0.0, seed=seed, time_limit=QUICK)
         rounds = simulate(TXT, rounds=Rounds(most=4), noise=0.0, seed=seed, time_limit=QUICK)
@@ -98,14 +101,14 @@ def test_with_right_estimates_rounds_cost_nothing():
         assert rounds.makespan <= once.makespan * (1 + 1e-9)
 
 
-def test_a_round_ends_when_a_job_strays():
+def test_a_round_ends_when_a_job_strays() -> None:
     straying = simulate(TXT, rounds=Rounds(most=3, off_by=0.05), noise=0.5, seed=1, time_limit=QUICK)
     exact = simulate(TXT, rounds=Rounds(most=3, off_by=0.05), noise=0.0, seed=1, time_limit=QUICK)
     assert len(straying.rounds) > 1
     assert len(exact.rounds) == 1
 
 
-def test_halving_takes_a_fraction_of_the_time_and_keeps_the_best():
+def test_halving_takes_a_fraction_of_the_time_and_keeps_the_best() -> None:
     whole = simulate(TXT, rounds=Rounds(most=1), seed=2, time_limit=QUICK)
     halved = simulate(
         TXT, rounds=Rounds(most=4), seed=2, selection=SuccessiveHalving(), epochs=8, time_limit=QUICK
@@ -114,19 +117,19 @@ def test_halving_takes_a_fraction_of_the_time_and_keeps_the_best():
     assert halved.makespan < whole.makespan / 2
 
 
-def raises(histories):
+def raises(histories: Any) -> None:
     raise RuntimeError("a bug of mine")
 
 
-def test_a_selection_that_raises_changes_nothing_but_is_told_of():
-    same = {"rounds": Rounds(most=3), "seed": 2, "time_limit": QUICK}
+def test_a_selection_that_raises_changes_nothing_but_is_told_of() -> None:
+    same: dict[str, Any] = {"rounds": Rounds(most=3), "seed": 2, "time_limit": QUICK}
     without = simulate(TXT, **same)
     found = simulate(TXT, selection=Chosen(raises), **same)
     assert found.makespan == without.makespan
     assert "a bug of mine" in found.warnings[0]
 
 
-def test_errors_are_as_large_and_as_alike_as_they_are_said_to_be():
+def test_errors_are_as_large_and_as_alike_as_they_are_said_to_be() -> None:
     factors = {}
     for shape in ("job", "make", "strategy"):
         actual = truth(TXT, 0.2, 3, shape)
@@ -140,19 +143,19 @@ def test_errors_are_as_large_and_as_alike_as_they_are_said_to_be():
     assert len({round(f, 6) for row in factors["strategy"] for f in row}) > 40
 
 
-def command(capsys, *words):
+def command(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
     code = main(["simulate", str(INSTANCES / "txt-2x8.json"), "--time-limit", "0.05", *words])
     return code, capsys.readouterr()
 
 
-def test_the_command_prints_what_happened(capsys):
+def test_the_command_prints_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = command(capsys, "--rounds", "3", "--fail-node", "node01@0.4", "--seed", "1")
     assert code == 0
     assert "a node was lost" in printed.out
     assert "planned once" in printed.out
 
 
-def test_the_command_prints_json_that_is_the_same_each_time(capsys):
+def test_the_command_prints_json_that_is_the_same_each_time(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--rounds", "3", "--selection", "halving", "--json")
     (_, one), (_, two) = command(capsys, *words), command(capsys, *words)
     assert one.out == two.out
@@ -174,13 +177,13 @@ def test_the_command_prints_json_that_is_the_same_each_time(capsys):
         (("--epochs", "0"), "above 0"),
     ],
 )
-def test_the_command_says_what_is_wrong(capsys, words, message):
+def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], words: Any, message: Any) -> None:
     code, printed = command(capsys, *words)
     assert code == 2
     assert message in printed.err
     assert printed.err.count("\n") == 1
 
 
-def test_a_failure_that_cannot_be_is_refused():
+def test_a_failure_that_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidSweepError, match="give a share"):
         simulate(TXT, rounds=Rounds(most=1), failures=[NodeLoss("node00", -1.0)])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,16 +16,15 @@ from saturn_airflow.deciding import next_round
 from saturn_airflow.deciding.next_round import situation_of
 from saturn_airflow.launch import leases, progress, runs
 from saturn_airflow.model.entries import PlanEntry
-from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.plan import Place, Plan
 from saturn_airflow.planning.online.adoption import Adoption
-from saturn_airflow.planning.online.execution import Place
 
 JOB = Job("next", "torch.nn:Linear", "torch.utils.data:DataLoader", hparams=HParams(batches=1))
 PLAN = Plan("makespan", "makespan", 10.0, 0.0, 0.0, ())
 
 
 @pytest.fixture
-def waiting(tmp_path):
+def waiting(tmp_path: Path) -> Iterator[Any]:
     """A run whose device another holds."""
     folder = tmp_path / "leases"
     with leases.acquire(["n-cpu0"], "one that trains", folder=folder):
@@ -47,12 +49,12 @@ def waiting(tmp_path):
         run.kill()
 
 
-def _events(run):
+def _events(run: Any) -> Any:
     path = run.folder / "events.jsonl"
     return path.read_text() if path.exists() else ""
 
 
-def staying(waiting, moved=(), **changed):
+def staying(waiting: Any, moved: Any = (), **changed: Any) -> Any:
     usual = {"technique": "single", "devices": 1, "node": "n", "device_ids": (0,), "after": ("first",)}
     entry = PlanEntry(
         job=JOB,
@@ -68,21 +70,21 @@ def staying(waiting, moved=(), **changed):
     return next_round.staying([entry], so_far, Adoption(PLAN, True, 0.0, 0.0, moved, math.inf))
 
 
-def test_who_waits_behind_one_that_stays_keeps_its_place_in_the_line(waiting):
+def test_who_waits_behind_one_that_stays_keeps_its_place_in_the_line(waiting: Any) -> None:
     assert waiting.alive
     assert not waiting.training
     assert staying(waiting) == {"first", "next"}
     assert staying(waiting, after=()) == {"first", "next"}
 
 
-def test_who_is_to_go_elsewhere_or_after_others_leaves_the_line(waiting):
+def test_who_is_to_go_elsewhere_or_after_others_leaves_the_line(waiting: Any) -> None:
     assert staying(waiting, device_ids=(1,)) == {"first"}
     assert staying(waiting, technique="ddp") == {"first"}
     assert staying(waiting, after=("first", "another")) == {"first"}
     assert staying(waiting, moved=("first",)) == set()
 
 
-def test_a_job_that_evaluates_after_its_last_batch_is_not_forgotten(waiting):
+def test_a_job_that_evaluates_after_its_last_batch_is_not_forgotten(waiting: Any) -> None:
     """Nor one that was killed then: only a job that has finished, or is at its rung, is left out."""
     at_end = {
         "ends": dataclasses.replace(waiting, steps=10, total=10, training=True),

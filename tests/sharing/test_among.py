@@ -145,7 +145,7 @@ def test_who_waits_learns_for_whom_and_who_goes_first_and_why() -> None:
     assert (first.job, first.place, lost.job, lost.expected) == ("big", None, "wide", None)
     assert first.expected is not None
     (holder,) = first.holders
-    assert (holder.sweep, holder.gives_way, holder.until) == ("long", False, pytest.approx(NOW + 9000))
+    assert (holder.sweep, holder.gives_way, holder.until) == ("long", False, pytest.approx(NOW + 9000))  # type: ignore[comparison-overlap]
     before = goes_before(cluster, RULES, own)
     assert list(before) == ["urgent", "small"]
     assert before["urgent"] == "its priority is 3, and 0 here"

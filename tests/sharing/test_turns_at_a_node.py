@@ -7,6 +7,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -223,7 +224,8 @@ def test_claims_of_one_device_harm_nobody() -> None:
 
 
 def test_what_is_no_claim_is_taken_for_none(tmp_path: Path) -> None:
-    for data in (None, 3, {}, {"sweep": {}}, {**claim("a", "x", WIDE).to_dict(), "made": "soon"}):
+    damaged: list[Any] = [None, 3, {}, {"sweep": {}}, {**claim("a", "x", WIDE).to_dict(), "made": "soon"}]
+    for data in damaged:
         with pytest.raises(ValueError, match=r"no claim|could not convert"):
             Claim.from_dict(data)
     mine = claim("a", "x", WIDE, deadline=5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -13,17 +14,17 @@ TOKEN = "token-of-the-shop"
 
 
 @pytest.fixture(autouse=True)
-def shop_db(monkeypatch):
+def shop_db(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"conn_type": "postgres", "host": "db", "port": 5432, "login": "ann", "password": "sesame"}
     extra = {"region": "north", "api_token": TOKEN}
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", json.dumps({**fields, "extra": extra}))
 
 
-def job(**given):
+def job(**given: Any) -> Any:
     return Job("a", load_model="shop.models:gpt2", load_dataloader="shop.data:rows", **given)
 
 
-def test_every_field_and_extra_can_be_had():
+def test_every_field_and_extra_can_be_had() -> None:
     names = ("password", "host", "port", "api_token", "uri")
     args = {name: Secret("shop_db", name) for name in names}
     found = handed_to(job(data_args=args))
@@ -39,7 +40,7 @@ def test_every_field_and_extra_can_be_had():
     assert "db" not in found.hidden
 
 
-def test_whole_connections_are_handed_over_and_what_is_secret_of_them_is_hidden():
+def test_whole_connections_are_handed_over_and_what_is_secret_of_them_is_hidden() -> None:
     found = handed_to(job(connections=["shop_db"]))
     assert json.loads(found.connections["shop_db"])["extra"]["region"] == "north"
     assert set(found.hidden) == {"sesame", "token-of-the-shop"}
@@ -67,6 +68,6 @@ def test_whole_connections_are_handed_over_and_what_is_secret_of_them_is_hidden(
         ),
     ],
 )
-def test_what_is_missing_is_named(given, message):
+def test_what_is_missing_is_named(given: Any, message: Any) -> None:
     with pytest.raises(InvalidSweepError, match=message):
         handed_to(job(**given))

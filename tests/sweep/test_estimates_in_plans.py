@@ -97,7 +97,8 @@ def test_a_node_says_its_memory_where_it_has_any() -> None:
 )
 def test_no_plan_takes_more_host_memory_than_there_is(memory: float, jobs: list[tuple[int, int]]) -> None:
     cluster = Cluster(Node("n", 2, kind="a100", host_memory=memory))
-    planned, took = [], {}
+    took: dict[tuple[str, str], float] = {}
+    planned = []
     for number, (narrow, wide) in enumerate(jobs):
         name = f"job{number}"
         estimates = [
@@ -231,14 +232,14 @@ def test_what_training_took_is_what_the_next_plan_takes() -> None:
 
 
 def test_a_technique_that_tells_no_steps_teaches_what_a_start_costs() -> None:
-    untold = dict.fromkeys(
+    untold: dict[str, Any] = dict.fromkeys(
         ("seconds_per_batch", "batches", "steps", "batches_per_epoch", "evaluation_seconds")
     )
     finished = outcome(**untold, ready_seconds=None, setup_seconds=None, spread=None, peak_device_bytes=None)
     assert finished.speed is None
     planned = dataclasses.replace(entry(), batches=20)
     (seen,) = actual_speeds([finished], [planned])
-    assert (seen.seconds_per_batch, seen.ending_seconds) == (0.5, pytest.approx(6.0))
+    assert (seen.seconds_per_batch, seen.ending_seconds) == (0.5, pytest.approx(6.0))  # type: ignore[comparison-overlap]
     assert seen.seconds(20) == pytest.approx(16.0)
     faster = actual_speeds([finished], [dataclasses.replace(planned, seconds_per_batch=2.0)])[0]
     assert faster.seconds(20) == pytest.approx(16.0)

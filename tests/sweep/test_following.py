@@ -32,7 +32,8 @@ class Instance:
 
     def get_task_states(self, **question: Any) -> dict[str, dict[str, Any]]:
         assert question == {"dag_id": "dag", "task_ids": ["sweep.train"], "run_ids": ["run"], "map_index": 3}
-        return self.answer() if callable(self.answer) else self.answer
+        found: dict[str, dict[str, Any]] = self.answer() if callable(self.answer) else self.answer
+        return found
 
 
 def operator() -> FollowingOperator:

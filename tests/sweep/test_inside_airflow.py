@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_nothing_else_is_used_of_airflow_than_its_public_interface() -> None:
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process that has not loaded the pages."""
     for name in ("app", "queries", "overview", "web_internals"):
         monkeypatch.delitem(sys.modules, f"saturn_airflow.plugin.{name}", raising=False)

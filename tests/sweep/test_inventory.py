@@ -15,6 +15,7 @@ from airflow.sdk import DAG
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
 from saturn_airflow.cli import main
 from saturn_airflow.launch import leases
+from saturn_airflow.launch.lease_folder import FOLDER_VARIABLE
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.operators import inventory
 from saturn_airflow.operators.context import leases_folder
@@ -83,7 +84,7 @@ def test_the_folder_of_leases_is_the_configured_one_or_that_of_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AIRFLOW__SATURN__LEASES_FOLDER", raising=False)
-    monkeypatch.setenv(leases.FOLDER_VARIABLE, str(tmp_path / "library"))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "library"))
     assert leases_folder() == str(leases.default_folder()) == str(tmp_path / "library")
     monkeypatch.setenv("AIRFLOW__SATURN__LEASES_FOLDER", str(tmp_path / "configured"))
     assert leases_folder() == str(tmp_path / "configured")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +19,7 @@ from saturn_airflow.operators.live import Live
 # A busy machine is slow; that says nothing of curves.
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.floats(-1e6, 1e6), max_size=400))
-def test_a_curve_is_short_in_order_and_keeps_the_mean(values):
+def test_a_curve_is_short_in_order_and_keeps_the_mean(values: Any) -> None:
     curve = Curve(8)
     for step, value in enumerate(values):
         curve.add(step, value)
@@ -30,17 +31,17 @@ def test_a_curve_is_short_in_order_and_keeps_the_mean(values):
     if values:
         assert points[-1][0] == len(values) - 1
         total, count = (sum(part[i] for part in curve._parts) for i in (1, 2))
-        assert (total, count) == (pytest.approx(sum(values), abs=1e-3), len(values))
+        assert (total, count) == (pytest.approx(sum(values), abs=1e-3), len(values))  # type: ignore[comparison-overlap]
 
 
-def test_a_curve_leaves_out_what_is_no_number():
+def test_a_curve_leaves_out_what_is_no_number() -> None:
     curve = Curve()
     for step, value in enumerate((1.0, math.nan, math.inf, None, True, 3.0)):
         curve.add(step, value)
     assert curve.points() == [[0, 1.0], [5, 3.0]]
 
 
-def step(number, **fields):
+def step(number: Any, **fields: Any) -> Any:
     return {
         "event": "step",
         "time": 100.0 + number,
@@ -51,8 +52,8 @@ def step(number, **fields):
     }
 
 
-def test_what_is_told_is_small_and_of_the_last_step():
-    told = []
+def test_what_is_told_is_small_and_of_the_last_step() -> None:
+    told: list[Any] = []
     live = Live(told.append, {"job": "a", "attempt": 7.5}, stops_at=2000)
     live.tell_now_and_again()
     assert told == [], "nothing has been trained yet"
@@ -69,10 +70,10 @@ def test_what_is_told_is_small_and_of_the_last_step():
     assert len(json.dumps(last, allow_nan=False)) < 4000
 
 
-def test_an_airflow_that_is_away_or_slow_holds_nobody_up():
+def test_an_airflow_that_is_away_or_slow_holds_nobody_up() -> None:
     asked, answered = [], threading.Event()
 
-    def away(told):
+    def away(told: Any) -> None:
         asked.append(told)
         answered.wait()
         raise ConnectionError
@@ -87,7 +88,7 @@ def test_an_airflow_that_is_away_or_slow_holds_nobody_up():
     assert len(asked) == 2, "the last word is told"
 
 
-def test_steps_of_a_resumed_run_do_not_turn_progress_back():
+def test_steps_of_a_resumed_run_do_not_turn_progress_back() -> None:
     live = Live(lambda told: None, {})
     live.hear([step(1), step(2), step(3)])
     live.hear([step(2)])
@@ -95,7 +96,7 @@ def test_steps_of_a_resumed_run_do_not_turn_progress_back():
     assert len(live.told()["curves"]["loss"]) == 3
 
 
-def test_the_value_that_doomed_a_job_is_told_beside_those_of_who_stays():
+def test_the_value_that_doomed_a_job_is_told_beside_those_of_who_stays() -> None:
     histories = {
         "a": {1.0: 0.9},
         "b": {1.0: 0.5},

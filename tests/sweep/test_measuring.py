@@ -21,7 +21,7 @@ class Runs:
     def who_measures(self, run_id: str, *fingerprints: str) -> str | None:
         ti: Any = SimpleNamespace(dag_id="dag", get_task_states=self.states)
         sweep = SweepContext("dag", run_id, "sweep", Path("unused"))
-        return measuring.who_measures({"ti": ti}, sweep, "sweep.plan", fingerprints)  # type: ignore[typeddict-item]
+        return measuring.who_measures({"ti": ti}, sweep, "sweep.plan", fingerprints)
 
     def states(self, *, dag_id: str, task_ids: list[str], run_ids: list[str]) -> dict[str, Any]:
         return {run: {task_ids[0]: self.plans[run]} for run in run_ids if run in self.plans}

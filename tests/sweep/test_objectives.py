@@ -12,7 +12,7 @@ from saturn_airflow.deciding.next_round import Decided, GoingOn, Stand
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.outcomes import Outcome, TimeOnDevices
-from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.plan import Place, Plan
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
@@ -21,7 +21,7 @@ from saturn_airflow.operators.report_table import table
 from saturn_airflow.operators.report_task import lateness
 from saturn_airflow.planning.online.adoption import Effort, decide
 from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
-from saturn_airflow.planning.online.execution import Place, Situation
+from saturn_airflow.planning.online.execution import Situation
 from saturn_airflow.planning.warming import warm
 
 NODE = Node("n", 2, "cpu")

@@ -52,7 +52,7 @@ def run_python(code: str, tmp_path: Path, **settings: str) -> subprocess.Complet
     )
 
 
-def test_a_sweep_of_a_hundred_jobs_imports_nothing_heavy(tmp_path):
+def test_a_sweep_of_a_hundred_jobs_imports_nothing_heavy(tmp_path: Path) -> None:
     done = run_python(
         f"""
         build(jobs=grid(job("a-{{lr}}"), lr=[i / 1000 for i in range(100)]), register_as="best")
@@ -64,7 +64,7 @@ def test_a_sweep_of_a_hundred_jobs_imports_nothing_heavy(tmp_path):
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
-def test_the_tasks_of_a_sweep(tmp_path):
+def test_the_tasks_of_a_sweep(tmp_path: Path) -> None:
     done = run_python(
         """
         for cluster in (ONE, TWO):
@@ -102,7 +102,7 @@ def test_the_tasks_of_a_sweep(tmp_path):
     assert queues["sweep.train.gpu-b"] == "big"
 
 
-def test_a_sweep_takes_part_in_the_arrows_of_a_dag(tmp_path):
+def test_a_sweep_takes_part_in_the_arrows_of_a_dag(tmp_path: Path) -> None:
     done = run_python(
         """
         @dag(schedule=None)
@@ -122,7 +122,7 @@ def test_a_sweep_takes_part_in_the_arrows_of_a_dag(tmp_path):
     assert json.loads(done.stdout.splitlines()[-1]) == [["before"], ["sweep.report"]]
 
 
-def test_jobs_may_come_from_an_upstream_task(tmp_path):
+def test_jobs_may_come_from_an_upstream_task(tmp_path: Path) -> None:
     done = run_python(
         """
         @dag(schedule=None)
@@ -277,7 +277,7 @@ def data(batch_size): ...
 """
 
 
-def test_every_mistake_has_one_message(tmp_path):
+def test_every_mistake_has_one_message(tmp_path: Path) -> None:
     (tmp_path / "sized.py").write_text(SIZED)
     lines = "\n".join(f"lambda: build({arguments})," for arguments, _ in MISTAKES)
     done = run_python(
@@ -304,7 +304,7 @@ print(json.dumps(messages))
         assert "\n" not in message, arguments
 
 
-def test_the_objective_and_the_deadline_reach_every_plan(tmp_path):
+def test_the_objective_and_the_deadline_reach_every_plan(tmp_path: Path) -> None:
     done = run_python(
         """
         from datetime import timedelta
@@ -321,7 +321,7 @@ def test_the_objective_and_the_deadline_reach_every_plan(tmp_path):
     assert span == [["device-time", {"seconds": 21600, "clock": None}]] * 2
 
 
-def test_references_may_be_left_to_the_nodes(tmp_path):
+def test_references_may_be_left_to_the_nodes(tmp_path: Path) -> None:
     done = run_python(
         "build(jobs=[job(load_model='only.there:gpt2')])", tmp_path, AIRFLOW__SATURN__CHECK_REFERENCES="False"
     )
@@ -329,6 +329,6 @@ def test_references_may_be_left_to_the_nodes(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nightly_retrain"])
-def test_the_example_dags_parse(name, tmp_path):
+def test_the_example_dags_parse(name: str, tmp_path: Path) -> None:
     done = run_python(f"import {name}", tmp_path)
     assert done.returncode == 0, done.stderr

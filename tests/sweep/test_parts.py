@@ -88,7 +88,7 @@ def test_in_the_serialised_dag_it_is_the_returned_list(tasks: Any) -> None:
     dag = DagSerialization.from_dict(json.loads(text))
     for task in dag.task_dict.values():
         if task.is_mapped:
-            ((_, source),) = task.expand_input.value.items()
+            ((_, source),) = task.expand_input.value.items()  # type: ignore[union-attr]
             assert type(source).__name__ == "SchedulerPlainXComArg"
             assert source.key == "return_value"
 

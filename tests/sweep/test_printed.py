@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_of_a_progress_bar_its_last_state_is_said(output: Path) -> None:
 
 def test_a_long_progress_bar_is_said_now_and_then(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(printed.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     found, said = reader(output)
     for second in range(25):
         now[0] = float(second)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from airflow.sdk import DAG, RetryAction
@@ -18,7 +20,7 @@ JOB = Job("a", load_model="m:f", load_dataloader="d:f")
 
 
 @pytest.mark.parametrize("policy", [UNLESS_ITS_OWN_FAULT, OF_A_TRAINING])
-def test_a_task_says_itself_when_it_is_tried_again(policy):
+def test_a_task_says_itself_when_it_is_tried_again(policy: Any) -> None:
     said = policy.evaluate(TryAgainError("later", 7.0), 800, 1000)
     assert (said.action, said.retry_delay) == (RetryAction.RETRY, timedelta(seconds=7))
     assert policy.evaluate(ConnectionResetError(), 1, 10).action == RetryAction.RETRY
@@ -26,12 +28,12 @@ def test_a_task_says_itself_when_it_is_tried_again(policy):
 
 
 @pytest.mark.parametrize("policy", [UNLESS_ITS_OWN_FAULT, OF_A_TRAINING])
-def test_a_task_that_is_told_to_go_before_it_is_made_is_tried_again(policy):
+def test_a_task_that_is_told_to_go_before_it_is_made_is_tried_again(policy: Any) -> None:
     """Airflow's handler of SIGTERM calls ``on_kill`` of whatever there is of the task."""
     with DAG("a"):
         mapped = FollowingOperator.partial(task_id="train").expand(doc=["a", "b"])
     with pytest.raises(AttributeError) as caught:
-        mapped.on_kill()
+        mapped.on_kill()  # type: ignore[attr-defined]
     assert policy.evaluate(caught.value, 1, 10).action == RetryAction.RETRY
     assert policy.evaluate(AttributeError("x", name="loss", obj=mapped), 1, 10).action == RetryAction.FAIL
 
@@ -46,12 +48,14 @@ def test_a_task_that_is_told_to_go_before_it_is_made_is_tried_again(policy):
         (0, 0, 0),
     ],
 )
-def test_who_cleared_a_task_is_known_under_the_tries_of_both_versions(max_tries, own, last):
+def test_who_cleared_a_task_is_known_under_the_tries_of_both_versions(
+    max_tries: Any, own: Any, last: Any
+) -> None:
     retries = retrying.patience_of_training(own)["retries"]
     assert retrying.cleared_after(max_tries, retries) == last
 
 
-def a_run(folder, number, status, *, saved=False):
+def a_run(folder: Any, number: Any, status: Any, *, saved: bool = False) -> None:
     run = folder / "runs" / f"{number:04}"
     run.mkdir(parents=True)
     (run / "alive").touch()
@@ -62,7 +66,7 @@ def a_run(folder, number, status, *, saved=False):
     (run / "events.jsonl").write_text("".join(json.dumps({"time": 1.0, **e}) + "\n" for e in said))
 
 
-def test_a_run_that_was_lost_after_a_checkpoint_costs_its_job_no_try(tmp_path):
+def test_a_run_that_was_lost_after_a_checkpoint_costs_its_job_no_try(tmp_path: Path) -> None:
     """A node that is restarted again and again, over days, is not the job's fault."""
     for number in range(1, 9):
         a_run(tmp_path, number, "lost", saved=True)
@@ -73,8 +77,8 @@ def test_a_run_that_was_lost_after_a_checkpoint_costs_its_job_no_try(tmp_path):
     assert runs.failures(tmp_path) == 2
 
 
-def test_delays_start_at_seconds_and_grow_with_ends_of_the_same_kind_alone(tmp_path):
-    def delay(status):
+def test_delays_start_at_seconds_and_grow_with_ends_of_the_same_kind_alone(tmp_path: Path) -> None:
+    def delay(status: Any) -> Any:
         return retrying.seconds_until_next_try(tmp_path, status)
 
     for number in range(1, 13):

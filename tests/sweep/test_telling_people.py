@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, AsyncCallback, DeadlineAlert, DeadlineReference
+from airflow.sdk import DAG, AsyncCallback, DeadlineAlert, DeadlineReference  # type: ignore[attr-defined]
 from airflow.serialization.serialized_objects import DagSerialization
 from any_job import ANY_JOB
 
@@ -79,7 +78,7 @@ def test_the_function_is_called_and_may_fail(
 
 
 @pytest.fixture
-def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, float, dict[str, str]]]]:
+def statsd(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, float, dict[str, str]]]:
     """What is told to Airflow's metrics."""
     told: list[tuple[str, str, float, dict[str, str]]] = []
     backend = SimpleNamespace(

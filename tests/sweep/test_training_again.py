@@ -61,7 +61,8 @@ class Sweep:
     def __init__(self, folder: Path, uri: str, dag: str) -> None:
         self.uri, self.dag, self.home = uri, dag, folder
         self.folder = folder / "sweeps" / dag / "run" / "sweep" / "small"
-        self.store, self.conf = Store(), {}
+        self.store = Store()
+        self.conf: dict[str, Any] = {}
         self.tries = self.cleared_after = 0
         tags = {"saturn.sweep": f"{dag}/run/sweep"}
         self.parent = tracking.open_sweep(uri, dag, "sweep", tags, {}, self.folder.parent).to_dict()
@@ -160,8 +161,10 @@ class Sweep:
 
     def mlflow_runs(self) -> list[Any]:
         client = mlflow.MlflowClient(self.uri)
-        experiment = client.get_experiment_by_name(self.dag).experiment_id
-        found = client.search_runs([experiment], "attributes.run_name = 'small'")
+        found = client.get_experiment_by_name(self.dag)
+        assert found is not None
+        experiment = found.experiment_id
+        found = client.search_runs([experiment], "attributes.run_name = 'small'")  # type: ignore[assignment]
         return sorted(found, key=lambda run: run.info.start_time)
 
     def losses(self, run: Any) -> list[int]:

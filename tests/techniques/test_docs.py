@@ -34,9 +34,9 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SATURN_TECHNIQUES_FOLDER", str(folder))
         # Ranks have the environment of the server that they are forked from, as it was when that started.
-        forkserver._forkserver._stop()
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
         yield names
-    forkserver._forkserver._stop()
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def test_the_one_method_example_trains(examples: list[str], tmp_path: Path) -> None:

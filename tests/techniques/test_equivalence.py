@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cells import Outcome, Strategy, deviation, job, run
@@ -117,7 +118,7 @@ def test_single_really_trains(name: str, outcomes: dict[tuple[str, str], Outcome
 def test_bf16_differs_by_its_precision_alone(tmp_path: Path) -> None:
     """Under every technique the losses are as far from float32's as bfloat16 makes them, and no further."""
     strategies = [SINGLE, Strategy("spill"), *(Strategy(t, 2) for t in ("ddp", "fsdp", "tensor", "pipeline"))]
-    momentum = {"optimizer": "torch.optim:SGD", "lr": 1e-2, "clip_grad_norm": 1.0}
+    momentum: dict[str, Any] = {"optimizer": "torch.optim:SGD", "lr": 1e-2, "clip_grad_norm": 1.0}
     exact, reduced = (
         job(load_model="tiny:llama", hparams=HParams(precision=precision, **momentum))
         for precision in ("float32", "bf16")

@@ -69,10 +69,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcomes(folder: Path) -> dict[tuple[str, str], Outcome]:
     cells = {(name, str(strategy)): (name, strategy) for name, strategy, *_ in [*EXACT, *REFUSED]}
     requests = [
-        (train_request(job_of(name), strategy, folder / f"{name} {strategy}"), strategy.devices)
+        (train_request(job_of(name), strategy, folder / f"{name} {strategy}"), strategy.devices)  # type: ignore[arg-type, union-attr]
         for name, strategy in cells.values()
     ]
-    return dict(zip(cells, run(requests), strict=True))
+    return dict(zip(cells, run(requests), strict=True))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "strategy"), EXACT, ids=str)

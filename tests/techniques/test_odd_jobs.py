@@ -131,7 +131,7 @@ CASES |= {
         "odd:family",
         ((TENSOR,), (TENSOR, SINGLE)),
         "odd:sentences",
-        model_args={"name": name, **changes},
+        model_args={"name": name, **changes},  # type: ignore[dict-item]
         loss="odd:next_word_loss",
         within=1e-5,
     )
@@ -230,7 +230,7 @@ class Clipping(torch.optim.SGD):
     """Clips each parameter's gradient by its own norm."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for parameter in group["params"]:
                 nn.utils.clip_grad_norm_(parameter, 1.0)
@@ -241,7 +241,7 @@ class ClippingParts(torch.optim.SGD):
     """Clips what this device has of each parameter's gradient by the norm of that."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for parameter in group["params"]:
                 grad = parameter.grad
@@ -254,7 +254,7 @@ class OffByLittle(torch.optim.SGD):
     """Its rate depends a little on how even the gradients are that this device has."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for parameter in group["params"]:
                 grad = parameter.grad
@@ -272,7 +272,7 @@ def split_matrices(optimizers: list[str], ranks: Ranks) -> list[str]:
         for dim in (0, 1):
             cut = distribute_tensor(torch.ones(6, 8), mesh, [Shard(dim)], src_data_rank=None)
             try:
-                refuse_coupled("it", lambda groups, cls=cls: cls(groups, lr=0.1), [{"params": [cut]}])
+                refuse_coupled("it", lambda groups, cls=cls: cls(groups, lr=0.1), [{"params": [cut]}])  # type: ignore[misc]
                 reasons.append("")
             except DoesNotFit as reason:
                 reasons.append(str(reason))
@@ -297,7 +297,7 @@ def why_not_some(optimizer: str, **arguments: Any) -> str:
         {"params": [torch.ones(3, 3)], "weight_decay": 0.1},
     ]
     try:
-        refuse_mixing("it", lambda groups: cls(groups, lr=1e-3, **arguments), groups)
+        refuse_mixing("it", lambda groups: cls(groups, lr=1e-3, **arguments), groups)  # type: ignore[arg-type]
     except DoesNotFit as reason:
         return str(reason)
     return ""

@@ -129,7 +129,7 @@ def test_the_fastest_is_chosen_not_the_first(technique: str, devices: int) -> No
     candidates = list(library.get(technique).candidates(job(hparams=HParams(batch_size=16)), devices))
     assert len(candidates) > 1
     for wanted in candidates:
-        (parameters, _), _ = search(technique, devices, lambda p, wanted=wanted: 1.0 if p == wanted else 2.0)
+        (parameters, _), _ = search(technique, devices, lambda p, wanted=wanted: 1.0 if p == wanted else 2.0)  # type: ignore[misc]
         assert parameters == wanted
 
 

@@ -60,7 +60,7 @@ def odd_tensors(value: float) -> nn.Module:
     model.register_buffer("few", torch.full((2, 2), value).to_sparse())
     model.register_buffer("chosen", torch.tensor([value > 0, True]))
     with torch.no_grad():
-        model[1].num_batches_tracked.fill_(int(value))
+        model[1].num_batches_tracked.fill_(int(value))  # type: ignore[operator]
     return model
 
 

@@ -92,8 +92,16 @@ def test_an_evaluation_has_the_jobs_own_metrics_by_step() -> None:
 
 
 def test_no_metric_of_a_job_can_be_taken_for_one_of_saturns() -> None:
-    result = {"status": "finished", "metrics": {"f1": 0.5}}
-    numbers = ("steps", "batches", "batches_per_epoch", "total_batches", "loss", "epoch_loss", "eval_loss")
+    result: dict[str, Any] = {"status": "finished", "metrics": {"f1": 0.5}}
+    numbers: tuple[str, ...] = (
+        "steps",
+        "batches",
+        "batches_per_epoch",
+        "total_batches",
+        "loss",
+        "epoch_loss",
+        "eval_loss",
+    )
     numbers += ("seconds", "setup_seconds", "warmup_seconds", "seconds_per_batch", "spread")
     numbers += ("evaluation_seconds", "peak_device_bytes", "peak_host_bytes")
     result |= dict.fromkeys(numbers, 1.0)

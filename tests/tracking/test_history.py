@@ -309,7 +309,7 @@ def test_verdicts_of_the_guard_add_up_under_the_parameters_that_were_chosen_last
             ({"verdicts": {"b": "distribution"}}, estimate_store.update),
         ]
     ):
-        source(uri, [estimate(mark, **changes)], tmp_path / str(number))
+        source(uri, [estimate(mark, **changes)], tmp_path / str(number))  # type: ignore[arg-type]
     (found,) = estimate_store.find(uri, [mark])
     assert found.verdicts == {"b": "distribution", "c": "refused: no"}
     assert found.setup_seconds == 2.0, "what saw no batch says nothing of the speed"

@@ -6,6 +6,7 @@ import json
 import shutil
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -39,7 +40,7 @@ def weights(name: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def job(init_from: str | None, **fields: str) -> Job:
+def job(init_from: str | None, **fields: Any) -> Job:
     return Job("a", "shop:model", "shop:data", init_from=init_from, **fields)
 
 

@@ -264,7 +264,7 @@ def test_mlflow_loads_a_registered_model_and_it_predicts(
             outputs = mlflow.pyfunc.load_model(address).predict({"x": np.ones((2, 3), dtype=np.float32)})
             assert outputs["logits"].tolist() == [[1.0, 2.0, 3.0]] * 2
             assert outputs["sum"].tolist() == [3.0, 3.0]
-        signature = mlflow.models.get_model_info(model_uri).signature
+        signature = mlflow.models.get_model_info(model_uri).signature  # type: ignore[arg-type]
         assert signature.inputs.to_dict()[0]["tensor-spec"] == {"dtype": "float32", "shape": (-1, 3)}
     finally:
         mlflow.set_tracking_uri(before)

@@ -22,7 +22,7 @@ def test_any_mapping_becomes_what_mlflow_takes(params: dict[str, Any]) -> None:
     from mlflow.entities import Param, RunTag
     from mlflow.utils.validation import _validate_batch_log_data
 
-    _validate_batch_log_data(
+    _validate_batch_log_data(  # type: ignore[no-untyped-call]
         [],
         [Param(key, value) for key, value in flat(params).items()],
         [RunTag(key, value) for key, value in tags(params).items()],

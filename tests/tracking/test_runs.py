@@ -74,9 +74,9 @@ def test_a_sweep_and_its_jobs_are_parent_and_children_to_be_compared(
         order_by=["params.lr DESC"],
     )
     assert [run.info.run_name for run in children] == ["a", "b"]
-    for run, lr in zip(children, ("0.1", "0.01"), strict=True):
+    for run, rate in zip(children, ("0.1", "0.01"), strict=True):
         assert run.info.status == "FINISHED"
-        assert run.data.params["lr"] == lr
+        assert run.data.params["lr"] == rate
         assert run.data.params["devices"] == "2"
         assert run.data.tags["saturn.status"] == "finished"
         assert run.data.tags["airflow.task_id"] == "train"
@@ -124,7 +124,7 @@ def test_tries_while_mlflow_fails_half_way_add_one_run_together(
     experiment = client(uri).create_experiment(f"half way {uuid.uuid4()}")
 
     def ask() -> str:
-        arguments = (uri, experiment, "dag/run/sweep", ("sweep", "s"), "sweep", {}, 0, "this one")
+        arguments: Any = (uri, experiment, "dag/run/sweep", ("sweep", "s"), "sweep", {}, 0, "this one")
         return str(unique.find_or_create(*arguments).info.run_id)
 
     def fails(*_: Any) -> bool:

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from saturn_airflow import tracking
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import exports, model_code
 
 FILES = {
@@ -63,7 +64,7 @@ def shipped(embedded_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.syspath_prepend(repository)
     exported = tmp_path / "exported"
     monkeypatch.setattr(exports, "read_weights", lambda path: {"weight": torch.tensor([1.0, 2.0, 3.0])})
-    job = exports.Job("a", "acme.models:model", "acme.data:data", model_args={"width": 3})
+    job = Job("a", "acme.models:model", "acme.data:data", model_args={"width": 3})
     exports.export_model("checkpoint", job, exported)
     tags = {"saturn.sweep": f"dag/{uuid.uuid4()}/sweep"}
     sweep = tracking.open_sweep(embedded_uri, "shipped", "sweep", tags, {}, tmp_path / "sweep", 0)

@@ -24,8 +24,14 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     monkeypatch.syspath_prepend(str(USERLAND))
-    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+    sizes: dict[str, Any] = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    off: dict[str, Any] = {
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     torch.manual_seed(3)
     GPT2LMHeadModel(GPT2Config(**sizes, **off)).save_pretrained(tmp_path / "base")
     return str(tmp_path / "base")
@@ -33,7 +39,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def plain_losses(job: Job) -> list[float]:
     """What a loop that anybody would write gives."""
-    import adapter_jobs
+    import adapter_jobs  # type: ignore[import-not-found]
 
     model = load_model(job).train()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=job.hparams.lr)

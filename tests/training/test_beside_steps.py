@@ -68,7 +68,7 @@ def test_steps_in_parts_are_those_on_all_at_once(cls: Any, options: dict[str, An
                         parameter.grad = None
             optimizer.step()
             scheduler.step()
-        return parameters
+        return parameters  # type: ignore[return-value]
 
     assert all(map(torch.equal, trained(True), trained(False)))
 
@@ -85,7 +85,7 @@ def test_optimizers_that_may_do_more_step_on_all_at_once() -> None:
     assert not InParts(hooked)
     hook.remove()
     assert InParts(hooked)
-    hooked.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    hooked.step = lambda closure=None: None  # type: ignore[method-assign]
     assert not InParts(hooked)
 
 
@@ -191,7 +191,7 @@ def test_a_block_is_stepped_on_when_it_has_all_its_gradients(
     got = trained(model, spilled)
     assert all(map(torch.equal, got, expected))
     # Where a block is called twice, gradients are added up in another order.
-    close = {"rtol": 0.0, "atol": 1e-5 if calls is twice else 0.0}
+    close: dict[str, Any] = {"rtol": 0.0, "atol": 1e-5 if calls is twice else 0.0}
     torch.testing.assert_close(got, trained(plain, Parallel(plain, RANKS)), **close)
     assert found == 3 * beside
 
@@ -265,7 +265,7 @@ def some_blocks() -> nn.Module:
 
 def train_late(requests: list[TrainRequest], ranks: Ranks) -> list[tuple[list[float], int]]:
     """The losses of each training, and on how many blocks it stepped beside; transfers come late."""
-    spilling.on = lambda device: WorstOrder(lambda line: True)
+    spilling.on = lambda device: WorstOrder(lambda line: True)  # type: ignore[attr-defined]
     found = []
     step = BlockStream._step
     for request in requests:

@@ -297,7 +297,7 @@ def plain(name: str) -> list[list[float]]:
 
 
 def taken(data: Data, start: Position, shares: int = 1, share: int = 0) -> list[tuple[Position, list[float]]]:
-    found = []
+    found: list[Any] = []
     for batch in data.batches(start, Cut(1, share, shares)):
         if batch.position.epoch == EPOCHS:
             return found
@@ -339,7 +339,8 @@ def test_what_is_run_through_is_put_back(name: str) -> None:
 def test_what_is_resumed_goes_on_with_the_same_batches(name: str) -> None:
     whole = taken(loaded(name), Position())
     # The end of the first epoch, the middle of the second, and one that was resumed before.
-    data, kept = loaded(name), {}
+    kept: dict[int, Any] = {}
+    data = loaded(name)
     for batch in data.batches(Position(), Cut()):
         number = len(kept)
         next_one = (

@@ -157,12 +157,12 @@ def test_schedulers_that_ask_for_all_steps_get_them() -> None:
     )
     expected = torch.optim.lr_scheduler.OneCycleLR(optimizer(), 0.5, total_steps=12)
     assert rates(scheduler_of(cycle, optimizer(), 12), 11) == rates(expected, 11)
-    expected = get_linear_schedule_with_warmup(optimizer(), 2, 12)
+    expected = get_linear_schedule_with_warmup(optimizer(), 2, 12)  # type: ignore[no-untyped-call]
     assert rates(scheduler_of(linear, optimizer(), 12), 12) == rates(expected, 12)
     said = HParams(
         lr_scheduler=cycle.lr_scheduler, lr_scheduler_args={"max_lr": 0.5, "epochs": 2, "steps_per_epoch": 3}
     )
-    assert scheduler_of(said, optimizer(), 12).total_steps == 6
+    assert scheduler_of(said, optimizer(), 12).total_steps == 6  # type: ignore[union-attr]
     with pytest.raises(JobError, match=r"asks for total_steps, and the data has no length"):
         scheduler_of(cycle, optimizer(), None)
 

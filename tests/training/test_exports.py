@@ -23,7 +23,9 @@ DAGS = Path(__file__).parents[2] / "dags"
 
 
 @pytest.mark.ranks
-def test_a_finished_jobs_model_is_exported_and_loads_with_its_tied_weights(tmp_path, monkeypatch):
+def test_a_finished_jobs_model_is_exported_and_loads_with_its_tied_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = Job(
         "gpt2",
         "shop.models:gpt2",
@@ -51,7 +53,7 @@ def test_a_finished_jobs_model_is_exported_and_loads_with_its_tied_weights(tmp_p
     (checkpoint,) = glob.glob(str(tmp_path / "job" / "checkpoints" / "step-*"))
     for name, weight in read_weights(checkpoint).items():
         assert torch.equal(model.get_parameter(name), weight), name
-    assert model.lm_head.weight is model.transformer.wte.weight
+    assert model.lm_head.weight is model.transformer.wte.weight  # type: ignore[union-attr]
     assert not model.training
     exported = Path(end["result"]["model"])
     assert Job.from_dict(json.loads((exported / "job.json").read_text())) == job
@@ -67,7 +69,7 @@ def test_all_of_an_export_is_on_the_disk_before_it_has_its_name(
     assert {path.stat().st_ino for path in (folder, *folder.rglob("*"))} <= synced
 
 
-def test_a_folder_without_a_model_is_named(tmp_path):
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(SaturnError, match=r"holds no trained model: model.safetensors and job.json"):
         load_exported(tmp_path)
 
@@ -76,7 +78,7 @@ def looping(folder: str) -> torch.nn.Module:
     return load_exported(folder)
 
 
-def test_a_load_model_that_loads_its_own_champion_is_told_of_init_from(tmp_path):
+def test_a_load_model_that_loads_its_own_champion_is_told_of_init_from(tmp_path: Path) -> None:
     job = Job("a", f"{__name__}:looping", "shop.data:digits", model_args={"folder": str(tmp_path)})
     (tmp_path / "job.json").write_text(json.dumps(job.to_dict()))
     (tmp_path / "model.safetensors").touch()
@@ -85,7 +87,9 @@ def test_a_load_model_that_loads_its_own_champion_is_told_of_init_from(tmp_path)
 
 
 @pytest.mark.parametrize("load_model", ["os:system", "shop.models:gpt2"])
-def test_a_models_file_does_not_choose_what_is_imported(load_model, tmp_path, monkeypatch):
+def test_a_models_file_does_not_choose_what_is_imported(
+    load_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = {
         "name": "a",
         "load_model": load_model,
@@ -106,7 +110,9 @@ def test_a_models_file_does_not_choose_what_is_imported(load_model, tmp_path, mo
 
 
 @pytest.mark.parametrize("name", ["run", "feed", "load"])
-def test_nor_what_an_allowed_module_only_imports(name, tmp_path, monkeypatch):
+def test_nor_what_an_allowed_module_only_imports(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With and without the setting: functions that start processes, and one that unpickles."""
     (tmp_path / "its_models.py").write_text(
         "from subprocess import run\nfrom torch import load\n"
@@ -137,7 +143,7 @@ class OddBuffers(torch.nn.Linear):
         self.register_buffer("count", torch.tensor(0))
 
 
-def test_sparse_buffers_and_those_whose_elements_share_memory_are_loaded(tmp_path):
+def test_sparse_buffers_and_those_whose_elements_share_memory_are_loaded(tmp_path: Path) -> None:
     trained = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "count": torch.tensor([3])}
     trained |= {
         "adjacent": 2 * torch.eye(3),

@@ -219,7 +219,7 @@ def test_it_ends_as_if_nothing_had_happened(fault: Fault, undisturbed: RunSpec, 
     assert max(Path(spec.folder).glob("checkpoints/step-*")).name == f"step-{BATCHES:08}"
 
 
-@pytest.mark.parametrize("taken", [Path, Path.parent.fget], ids=["its folder", "all runs"])
+@pytest.mark.parametrize("taken", [Path, Path.parent.fget], ids=["its folder", "all runs"])  # type: ignore[attr-defined]
 def test_who_takes_the_folder_of_a_run_away_ends_it(
     taken: Callable[[Path], Path], undisturbed: RunSpec, tmp_path: Path
 ) -> None:

@@ -38,7 +38,7 @@ def parent_of(run: Run) -> int:
     """The process that a run's supervisor was forked from."""
     while not (text := (run.folder / "alive").read_text()):
         time.sleep(0.01)
-    return psutil.Process(int(text)).ppid()
+    return int(psutil.Process(int(text)).ppid())
 
 
 def test_runs_share_one_server_that_outlives_them(tmp_path: Path) -> None:

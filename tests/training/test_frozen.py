@@ -219,7 +219,13 @@ def test_every_change_is_seen(dtype: torch.dtype, rows: int, columns: int, chang
     assert digest(tensor) != before
 
 
-CHAIN = [("single", 1, {}), ("fsdp", 2, {}), ("pipeline", 2, {}), ("spill", 1, {}), ("ddp", 2, {})]
+CHAIN: list[tuple[str, int, dict[str, Any]]] = [
+    ("single", 1, {}),
+    ("fsdp", 2, {}),
+    ("pipeline", 2, {}),
+    ("spill", 1, {}),
+    ("ddp", 2, {}),
+]
 
 
 def all_in_one(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
@@ -243,8 +249,14 @@ def test_adapters_move_from_technique_to_technique_beside_one_base(
     from transformers import GPT2Config, GPT2LMHeadModel
 
     monkeypatch.syspath_prepend(str(USERLAND))
-    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+    sizes: dict[str, Any] = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    off: dict[str, Any] = {
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     torch.manual_seed(3)
     GPT2LMHeadModel(GPT2Config(**sizes, **off)).save_pretrained(tmp_path / "pretrained")
     job = Job(

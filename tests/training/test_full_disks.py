@@ -18,7 +18,6 @@ from saturn_airflow.model import disks
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.errors import DiskError, JobError
 from saturn_airflow.model.sharing import SharedSweep
-from saturn_airflow.profiling import measure
 from saturn_airflow.training.shared_folder import DiskOfCheckpointsError
 
 BATCHES = 40
@@ -87,7 +86,7 @@ def test_in_mid_training_a_checkpoint_and_the_events_wait_for_room(small_disk: A
 def test_a_trial_that_meets_a_full_disk_says_nothing_of_its_job(small_disk: Any) -> None:
     small_disk.fill()
     with pytest.raises(DiskError, match=r"0 kB of 8\.4 MB left"):
-        measure.runs.start(_spec(small_disk.path, mode="trial"))
+        runs.start(_spec(small_disk.path, mode="trial"))
 
 
 def test_a_supervisor_that_left_without_a_word_is_lost_with_its_disk(small_disk: Any) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running import USERLAND, spec_for
@@ -35,7 +36,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def job(tmp_path: Path, **model_args) -> Job:
+def job(tmp_path: Path, **model_args: Any) -> Job:
     return Job(
         "has secrets",
         load_model="secret_jobs:linear",

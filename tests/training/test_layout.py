@@ -129,7 +129,11 @@ def masked(batch_size: int = 4, num_workers: int = 0) -> Any:
         return {"ids": ids, "masked": torch.rand(ids.shape) < 0.5}
 
     return torch.utils.data.DataLoader(
-        rows, batch_size=batch_size, shuffle=True, collate_fn=collate, num_workers=num_workers
+        rows,  # type: ignore[arg-type]
+        batch_size=batch_size,
+        shuffle=True,
+        collate_fn=collate,
+        num_workers=num_workers,
     )
 
 

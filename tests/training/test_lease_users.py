@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from saturn_airflow.launch import leases
+from saturn_airflow.launch.lease_folder import FOLDER_VARIABLE
 from saturn_airflow.launch.leases import GivenUpError, Waiter
 from saturn_airflow.model.errors import InvalidSweepError
 
@@ -294,7 +295,7 @@ def test_a_folder_that_users_shared_without_a_group_is_refused_with_the_way_out(
 
 
 def test_the_default_is_in_the_users_home(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(leases.FOLDER_VARIABLE, raising=False)
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(machine))
     assert leases.default_folder() == Path("/root/.local/state/saturn/leases")
     with pytest.raises(InvalidSweepError, match=f"user {EVE} has no home folder"):
@@ -304,7 +305,7 @@ def test_the_default_is_in_the_users_home(machine: Path, monkeypatch: pytest.Mon
 def test_the_earlier_default_is_used_on_by_its_owner_alone(
     machine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delenv(leases.FOLDER_VARIABLE, raising=False)
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(machine))
     earlier = old_folder(machine / "saturn-leases", 0)
     assert leases.default_folder() == earlier

@@ -179,7 +179,7 @@ def test_many_processes_and_some_killed_never_share_a_device(tmp_path: Path) -> 
 
     def start(turns: int) -> None:
         command = [sys.executable, Path(__file__).parent / "lease_worker.py"]
-        process = subprocess.Popen([*command, tmp_path, str(next(seeds)), "5", str(turns)], cwd=ROOT)
+        process = subprocess.Popen([*command, str(tmp_path), str(next(seeds)), "5", str(turns)], cwd=ROOT)  # type: ignore[list-item]
         running[process.pid] = process
 
     for _ in range(11):
@@ -286,7 +286,7 @@ class Line(RuleBasedStateMachine):
         for lease in self.holding:
             lease.release()
         while self.waiting:
-            taken = [(waiter, lease) for waiter in self.waiting if (lease := waiter.take()) is not None]
+            taken = [(waiter, lease) for waiter in self.waiting if (lease := waiter.take()) is not None]  # type: ignore[assignment]
             assert taken, "a deadlock"
             for waiter, lease in taken:
                 self.waiting.remove(waiter)

@@ -124,13 +124,13 @@ def untrained_gradients(technique: str, folder: str, ranks: Ranks) -> list[Any]:
 def test_gradients_of_parameters_in_no_group_last_one_step(tmp_path: Path) -> None:
     """They count where gradients are clipped, as everywhere, but those of one step do not reach the next."""
     model = load_model(job())
-    optimizer = torch.optim.SGD(model[-1].parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model[-1].parameters(), lr=0.1)  # type: ignore[index]
     expected = []
     for _ in range(2):
         for x, y in loop_jobs.points_in_order():
             loss = torch.nn.functional.cross_entropy(model(x), y)
             expected.append(float(loss.detach()))
-            loss.backward()
+            torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             optimizer.step()
             model.zero_grad()
@@ -492,7 +492,7 @@ MISTAKES_OF_TWO: dict[str, tuple[TrainRequest, str, str]] = {
 @pytest.fixture(scope="module")
 def told_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     folder = tmp_path_factory.mktemp("mistakes")
-    told = {}
+    told: dict[str, Any] = {}
     for size, mistakes in ((1, MISTAKES), (2, MISTAKES_OF_TWO)):
         requests = [
             dataclasses.replace(one, folder=str(folder / f"{size}-{name}"))
@@ -531,7 +531,7 @@ def train_on_a_full_disk(one: TrainRequest, ranks: Ranks) -> Told:
             raise OSError(28, "No space left on device")
         write(*args)
 
-    tensor_files.write_manifest = sometimes
+    tensor_files.write_manifest = sometimes  # type: ignore[assignment]
     (told,) = try_each([one], None, ranks)
     return told
 
@@ -582,7 +582,7 @@ def train_saving_beside(one: TrainRequest, ranks: Ranks) -> list[Told]:
     """Save as on GPUs: while training goes on."""
     from saturn_airflow.training import checkpoints
 
-    checkpoints.Checkpoints = functools.partial(checkpoints.Checkpoints, beside=True)  # type: ignore[misc]
+    checkpoints.Checkpoints = functools.partial(checkpoints.Checkpoints, beside=True)  # type: ignore[assignment, misc]
     return try_each([one], None, ranks)
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from test_loop import job, launch, request
 
-from saturn_airflow.launch import progress
+from saturn_airflow.launch import progress, runs
 from saturn_airflow.launch.request import Measure
 
 pytestmark = pytest.mark.ranks
 
-EVALUATED = {"load_eval_dataloader": "loop_jobs:points"}
+EVALUATED: dict[str, Any] = {"load_eval_dataloader": "loop_jobs:points"}
 #: What is wrong, and what is said of it.
 WRONG = {
     "crash": "metric 'm' (metric_jobs:crash) raised ZeroDivisionError: no classes",
@@ -74,7 +75,7 @@ def test_the_next_plan_reads_them_from_the_events(tmp_path: Path, monkeypatch: p
         def so_far(self) -> list[dict[str, object]]:
             return [event]
 
-    monkeypatch.setattr(progress.runs, "all_of", lambda folder: [Run()])
+    monkeypatch.setattr(runs, "all_of", lambda folder: [Run()])
     history = progress.of(tmp_path).history
     assert history["eval_loss"] == {2.0: 0.5}
     assert history["f1"] == {2.0: 0.25}

@@ -32,13 +32,13 @@ def test_sgd_takes_sparse_gradients(momentum: float) -> None:
 
 def test_sgd_with_momentum_takes_a_gradient_that_comes_late() -> None:
     model = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)])
-    before = model[1].weight.detach().clone()
+    before = model[1].weight.detach().clone()  # type: ignore[operator]
     optimizer = _optimizer(model, optimizer_args={"momentum": 0.9}, lr=1.0)
     for used in ([model[0]], [model[0], model[1]]):
         optimizer.zero_grad()
         sum(part(torch.ones(2)) for part in used).backward()
         optimizer.step()
-    assert torch.equal(model[1].weight.detach(), before - 1)
+    assert torch.equal(model[1].weight.detach(), before - 1)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

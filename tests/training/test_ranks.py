@@ -72,7 +72,7 @@ def fail_on_rank_1(how: str, folder: str, ranks: Ranks) -> None:
 def raise_this(what: str, ranks: Ranks) -> None:
     if what == "job":
         try:
-            {}["labels"]
+            {}["labels"]  # type: ignore[index]
         except KeyError as error:
             raise JobError("the loss function raised KeyError: 'labels'") from error
     if what == "nan":

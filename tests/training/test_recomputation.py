@@ -55,7 +55,7 @@ def truth(model: nn.Module) -> tuple[list[float], dict[str, torch.Tensor], torch
         for micro in range(MICRO_BATCHES):
             seed(step, micro)
             total = nn.functional.cross_entropy(model(X[step, micro]), Y)
-            (total / MICRO_BATCHES).backward()
+            torch.autograd.backward(total / MICRO_BATCHES)
             losses.append(total.item())
         optimizer.step()
         optimizer.zero_grad()

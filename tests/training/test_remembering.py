@@ -24,12 +24,17 @@ EPOCHS, STOPPED_AT = 3, 6  # of 12 steps, in the middle of an epoch
 
 
 def job(**changes: Any) -> Job:
-    fields = {
+    fields: dict[str, Any] = {
         "load_model": "remembering_jobs:line",
         "load_dataloader": "remembering_jobs:shuffled",
         "loss_function": "torch.nn.functional:mse_loss",
     }
-    settings = {"optimizer": "torch.optim:SGD", "lr": 0.01, "epochs": EPOCHS, "precision": "float64"}
+    settings: dict[str, Any] = {
+        "optimizer": "torch.optim:SGD",
+        "lr": 0.01,
+        "epochs": EPOCHS,
+        "precision": "float64",
+    }
     return Job("remembers", hparams=HParams(**settings), **{**fields, **changes})
 
 

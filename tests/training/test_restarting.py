@@ -182,7 +182,8 @@ def test_a_training_is_set_aside_whole_and_what_was_interrupted_is_completed(
 
     ran(tmp_path)
     (folder / "model").mkdir()
-    rename, moved = Path.rename, []
+    moved: list[Any] = []
+    rename = Path.rename
 
     def rename_once(self: Path, target: Path) -> Path:
         if moved:

@@ -386,7 +386,7 @@ def test_a_run_that_waits_can_be_stopped(tmp_path: Path) -> None:
 
 
 def test_who_waits_is_small(tmp_path: Path) -> None:
-    settings = {"device_ids": (0,), "leases_folder": str(tmp_path / "leases")}
+    settings: dict[str, Any] = {"device_ids": (0,), "leases_folder": str(tmp_path / "leases")}
     with leases.acquire(["local-cpu0"], "somebody", folder=tmp_path / "leases"):
         run = runs.start(spec_for(tmp_path / "next", small_job(), priority=(1, 0), **settings))
         until(run, "waiting")

@@ -47,10 +47,10 @@ def alone(folder: Path, **model_args: Any) -> tuple[list[float], torch.nn.Module
             losses.append([])
         return loss
 
-    made.training_step = heard
+    made.training_step = heard  # type: ignore[method-assign]
     made.train()
     evaluations = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry]
-    return [float(torch.tensor(parts).sum()) for parts in losses if parts], made.model, evaluations
+    return [float(torch.tensor(parts).sum()) for parts in losses if parts], made.model, evaluations  # type: ignore[return-value]
 
 
 def run(*requests: TrainRequest) -> list[Told]:

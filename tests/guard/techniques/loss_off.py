@@ -12,7 +12,7 @@ class LossOff(BaseTechnique):
         both = {6: [{"off": 0.5}, {"off": 0.0}], 7: [{"off": 0.0}, {"off": 0.0, "once_more": True}]}
         return both.get(job.hparams.batch_size, [{"off": 0.5}])
 
-    def parallelize(self, model: Any, ranks: Any, *, off: float, once_more: bool = False) -> Any:
+    def parallelize(self, model: Any, ranks: Any, *, off: float, once_more: bool = False) -> Any:  # type: ignore[override]
         from saturn_airflow.parallelism.parallel import Parallel
 
         class Off(Parallel):
