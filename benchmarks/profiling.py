@@ -26,7 +26,7 @@ from typing import Any
 from machine import describe
 
 from saturn_airflow import Cluster, HParams, Job, Node, planning
-from saturn_airflow.launch import runs
+from saturn_airflow.launch import past_runs
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
 from saturn_airflow.model.plan import Plan
@@ -184,7 +184,7 @@ def _run_trials(
         )
         assert estimate.works, estimate.reason
         estimate = dataclasses.replace(estimate, setup_seconds=0.0)
-        return estimate.key, (estimate, trial.devices * runs.time_on_devices(own)["actual_seconds"])
+        return estimate.key, (estimate, trial.devices * past_runs.time_on_devices(own)["actual_seconds"])
 
     with ThreadPoolExecutor(SLOTS) as pool:
         return dict(pool.map(run, enumerate(trials)))

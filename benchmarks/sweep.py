@@ -48,7 +48,7 @@ from saturn_airflow import Job
 from saturn_airflow.demo.airflow import Airflow
 from saturn_airflow.demo.demo_services import Services
 from saturn_airflow.deployment.processes import end_on_signals
-from saturn_airflow.launch import runs
+from saturn_airflow.launch import past_runs, runs
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.profiling.knowledge import Knowledge
 from saturn_airflow.profiling.measure import measure
@@ -189,7 +189,7 @@ def outcome_of(spec: runs.RunSpec) -> dict[str, Any]:
     if end is None or end["status"] != "finished":
         raise SystemExit(f"{spec.job.name} was not trained: {end}")
     strategy = {"technique": spec.technique, "devices": spec.devices}
-    return {"job": spec.job.name, **strategy, **end["result"], **runs.time_on_devices(spec.folder)}
+    return {"job": spec.job.name, **strategy, **end["result"], **past_runs.time_on_devices(spec.folder)}
 
 
 def nights(folder: Path, dags: Path) -> list[Row]:

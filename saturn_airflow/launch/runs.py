@@ -23,14 +23,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 from saturn_airflow.launch import devices, environment, event_file, fork_server, handed_over
 from saturn_airflow.launch.event_file import Event as Event
+from saturn_airflow.launch.file_locks import is_locked
 from saturn_airflow.launch.handed_over import NOTHING, HandedOver
 from saturn_airflow.launch.run_spec import RunSpec as RunSpec
 from saturn_airflow.launch.run_spec import read_spec as read_spec
-from saturn_airflow.launch.standstill import Standstill, is_held_up, parent_of
+from saturn_airflow.launch.standstill import Standstill
 from saturn_airflow.model import disks
 from saturn_airflow.model.errors import DiskError, InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
@@ -39,10 +39,6 @@ log = logging.getLogger(__name__)
 
 # What a supervisor may need to end a run that did not stop in time, and to say so.
 _SUPERVISOR_SECONDS = 5.0
-# Who follows a job and is held up by a signal for so long is ended by the next try, which waits for it.
-_FOLLOWER_SECONDS = 10.0
-#: How long a GPU may fail before that counts against the jobs that meet it.
-_GPU_MENDED_SECONDS = 1800.0
 
 
 class Run:
@@ -74,7 +70,7 @@ class Run:
 
     def is_alive(self) -> bool:
         """Whether its supervisor is there."""
-        return _is_locked(self.folder / "alive")
+        return is_locked(self.folder / "alive")
 
     @property
     def end(self) -> Event | None:
@@ -293,120 +289,6 @@ def all_of(folder: str | Path) -> list[Run]:
     return [Run(path) for path in sorted((Path(folder) / "runs").glob("*")) if (path / "alive").exists()]
 
 
-def has_asked(folder: str | Path, since: float) -> bool:
-    """Whether a job has a run that holds its devices, waits for them, or has ended, under this plan; or has
-    finished under an earlier one, and needs none.
-
-    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
-    :param since: when the plan was made, in seconds since the epoch.
-    """
-    return any(
-        run.spec.priority[0] >= since or (end := run.end) is None or end["status"] == "finished"
-        for run in all_of(folder)
-    )
-
-
-def failures(folder: str | Path, counts: Callable[[Run], bool] = Run.exists, node: str | None = None) -> int:
-    """How many runs of a job ended badly: not finished, and not because they were told to stop.
-
-    One that was lost and had written a checkpoint does not count: its node went, and the job got on. Neither
-    does what was the node's own fault, such as a full disk, nor what a GPU's hardware or driver did in the
-    first half hour of it: drivers are reset in seconds, and tries would be used up by then.
-
-    :param counts: whether a run is to be counted.
-    :param node: where the job is now; what was lost elsewhere went with its node, and does not count.
-    """
-    count = 0
-    gpu_failed_at: float | None = None
-    for run in all_of(folder):
-        end = run.end
-        if end is None or end["status"] in ("finished", "stopped") or end.get("whose") == "node":
-            continue
-        if end.get("whose") != "device" or run.has_saved():
-            gpu_failed_at = None
-        elif (gpu_failed_at := gpu_failed_at or end["time"]) > end["time"] - _GPU_MENDED_SECONDS:
-            continue
-        lost = end["status"] == "lost" and (run.has_saved() or node not in (None, run.spec.node))
-        count += not lost and counts(run)
-    return count
-
-
-@contextlib.contextmanager
-def sole_follower(
-    folder: str | Path, give_up: Callable[[], bool] = lambda: False, on_wait: Callable[[], object] = int
-) -> Iterator[bool]:
-    """Be the only one who follows a job's runs and passes on what they say; others wait.
-
-    One on this machine that a signal holds up (SIGSTOP) would be waited for for ever, and is ended. So is
-    one under a process that is held up, which is Airflow's, and has been given up.
-
-    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
-    :param give_up: asked again and again; when it says True the wait ends.
-    :param on_wait: called once where there is somebody to wait for.
-    :returns: whether this is the one; False when ``give_up`` said so.
-    """
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with open(Path(folder) / "follower", "a+") as file:
-
-        def held_up() -> int | None:
-            """The follower, or the process above it, whichever is held up."""
-            if (pid := follower(folder)) is None:
-                return None
-            return parent_of(pid) if is_held_up(parent_of(pid)) else pid
-
-        standstill = Standstill(held_up)
-
-        def look() -> bool:
-            if message := standstill.look():
-                log.warning("An earlier try follows the training, and %s", message)
-            if standstill.seconds > _FOLLOWER_SECONDS and (pid := follower(folder)) is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            return give_up()
-
-        alone = wait_for_lock(file, look, on_wait)
-        if alone:
-            with contextlib.suppress(OSError):
-                file.truncate(0)
-                os.write(file.fileno(), f"{socket.gethostname()} {os.getpid()}".encode())
-        yield alone
-
-
-def follower(folder: str | Path) -> int | None:
-    """The process of this machine that follows a job's runs, if there is one.
-
-    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
-    """
-    path = Path(folder) / "follower"
-    with contextlib.suppress(OSError, ValueError):
-        host, pid = path.read_text().split()
-        # Who followed before has left its number there, which may be anyone's by now.
-        if host == socket.gethostname() and int(pid) > 1 and _is_locked(path):
-            return int(pid)
-    return None
-
-
-def wait_for_lock(file: IO[str] | int, give_up: Callable[[], bool], on_wait: Callable[[], object]) -> bool:
-    """Lock an open file for this process alone.
-
-    :param give_up: asked ten times a second; when it says True the wait ends.
-    :param on_wait: called once where another process holds the lock.
-    :returns: whether it is locked; False when ``give_up`` said so.
-    """
-    told = False
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if not told:
-                on_wait()
-                told = True
-            if give_up():
-                return False
-            time.sleep(0.1)
-
-
 def _start(spec: RunSpec, folder: Path, handed: HandedOver) -> Run:
     folders = [*spec.technique_folders, os.environ.get(TECHNIQUES_VARIABLE, "")]
     passed, kept_back = environment.for_users_code(os.environ)
@@ -455,48 +337,6 @@ def _start(spec: RunSpec, folder: Path, handed: HandedOver) -> Run:
     return Run(folder, process)
 
 
-def time_on_devices(folder: str | Path, counts: Callable[[Run], bool] = Run.exists) -> dict[str, float]:
-    """When a job had its devices, over all its runs so far.
-
-    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
-    :param counts: whether a run is to be counted.
-    :returns: ``started_at`` and ``ended_at`` (seconds since the epoch) and ``actual_seconds`` (held in all);
-        empty where it never had any.
-    """
-    started, ended, held = [], [], 0.0
-    for run in filter(counts, all_of(folder)):
-        events, since = run.so_far(), None
-        for event in events:
-            if event["event"] == "leased" and since is None:
-                since = event
-                started.append(since["time"])
-            elif since is not None and (event["event"] == "gave_way" or event is events[-1]):
-                ended.append(event["time"])
-                held += _seconds_between(since, event)
-                since = None
-        if since is not None:
-            ended.append(since["time"])
-    return {"started_at": min(started), "ended_at": max(ended), "actual_seconds": held} if started else {}
-
-
-def _seconds_between(first: Event, then: Event) -> float:
-    """Between two events of a run, whatever has been done to the machine's clock."""
-    # Runs of earlier versions have the time of day alone.
-    by = "clock" if "clock" in first and "clock" in then else "time"
-    return float(then[by] - first[by])
-
-
-def last_checkpoint(folder: str | Path) -> Event | None:
-    """The ``checkpoint`` event (``step``, ``path``) of the last checkpoint that a job wrote.
-
-    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
-    """
-    saved = None
-    for run in all_of(folder):
-        saved = next((e for e in reversed(run.so_far()) if e["event"] == "checkpoint"), saved)
-    return saved
-
-
 @contextlib.contextmanager
 def _new_folder(runs: Path) -> Iterator[Path]:
     """The folder of one more run; it goes where the run can't be started."""
@@ -511,14 +351,3 @@ def _new_folder(runs: Path) -> Iterator[Path]:
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with open(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False

@@ -24,11 +24,12 @@ from saturn_airflow.launch import (
     devices,
     event_file,
     failures,
+    file_locks,
+    followers,
     handed_over,
     job_log,
     launching,
     leases,
-    runs,
     scratch,
     technique_call,
     warm,
@@ -40,6 +41,7 @@ from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.occupied import wait_until_free
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.restarts import Restarts
+from saturn_airflow.launch.run_spec import RunSpec, read_spec
 from saturn_airflow.launch.standstill import Standstill
 from saturn_airflow.launch.trial_clock import TrialClock
 from saturn_airflow.model import formats
@@ -80,8 +82,8 @@ class Supervisor:
     def __init__(self, folder: Path, starter: int | None) -> None:
         self._folder = folder
         self._starter = starter
-        self._spec = runs.read_spec(folder)
-        self._follower = Standstill(lambda: runs.follower(self._spec.folder))
+        self._spec = read_spec(folder)
+        self._follower = Standstill(lambda: followers.follower(self._spec.folder))
         self._place, self._looked_at = _identity(folder / "alive"), time.monotonic()
         # At the end, as Airflow does, so that a user's queue.py hides no module of Python's. Whatever is
         # launched from here searches the same path.
@@ -249,7 +251,7 @@ class Supervisor:
 
     def _call_technique(
         self,
-        spec: runs.RunSpec,
+        spec: RunSpec,
         device_ids: list[int],
         keep_open: list[int],
         deadline: float,
@@ -311,7 +313,7 @@ class Supervisor:
         file = os.open(Path(self._spec.folder) / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         waiting = {"event": "waiting", "for": ["an earlier run of the same job"]}
         try:
-            if not runs.wait_for_lock(file, self._poll, lambda: self.emit(waiting)):
+            if not file_locks.wait_for_lock(file, self._poll, lambda: self.emit(waiting)):
                 raise StoppedError("stopped while waiting for an earlier run of the same job")
             yield file
         finally:
@@ -356,7 +358,7 @@ class Supervisor:
 
     def _check_follower(self) -> None:
         self._follower.look()
-        if self._follower.seconds > _FOLLOWER_SECONDS and (pid := runs.follower(self._spec.folder)):
+        if self._follower.seconds > _FOLLOWER_SECONDS and (pid := followers.follower(self._spec.folder)):
             self.emit(
                 {"event": "warning", "message": f"the task, {pid}, was held up by a signal, and was ended"}
             )

@@ -33,12 +33,12 @@ def stop_leftovers(
 
 def with_last_checkpoints(sweep: SweepContext, outcomes: Iterable[Outcome]) -> list[Outcome]:
     """``outcomes``, with the last checkpoint and its step where a job did not finish."""
-    from saturn_airflow.launch import runs
+    from saturn_airflow.launch import past_runs
 
     found = []
     for outcome in outcomes:
         if outcome.status != Status.FINISHED and not outcome.checkpoint:
-            saved = runs.last_checkpoint(sweep.job_folder(outcome.job))
+            saved = past_runs.last_checkpoint(sweep.job_folder(outcome.job))
             if saved is not None:
                 reason = f"{outcome.reason or 'it was lost'}. Saved at step {saved['step']}"
                 outcome = replace(outcome, checkpoint=saved["path"], steps=saved["step"], reason=reason)

@@ -95,13 +95,13 @@ class RoundTrainOperator(TrainOperator):
         return self.entry.round or 1
 
     def _spec(self, context: Context) -> RunSpec:
-        from saturn_airflow.launch import runs
+        from saturn_airflow.launch import past_runs
 
         spec = super()._spec(context)
         if self.entry.most_batches is None:
             return spec
         # Training begins there; what was trained since is lost.
-        saved = runs.last_checkpoint(spec.folder)
+        saved = past_runs.last_checkpoint(spec.folder)
         left = self.entry.most_batches - (saved["step"] if saved else 0)
         return dataclasses.replace(spec, batch_count=max(left, 0))
 
@@ -139,9 +139,11 @@ class RoundTrainOperator(TrainOperator):
 
     def _leave_open(self, context: Context, status: Status, result: dict[str, Any]) -> Outcome:
         """Push an outcome of a job that a later round goes on with."""
-        from saturn_airflow.launch import runs
+        from saturn_airflow.launch import past_runs
 
-        held = runs.time_on_devices(SweepContext.of(context, self.settings.group).job_folder(self.entry.name))
+        held = past_runs.time_on_devices(
+            SweepContext.of(context, self.settings.group).job_folder(self.entry.name)
+        )
         outcome = Outcome.of(self.entry, status, result=result, held=held)
         self._push(context, outcome)
         job_run = self._mlflow(context)
@@ -156,10 +158,10 @@ class RoundTrainOperator(TrainOperator):
         raise AirflowSkipException(f"{outcome.job}: {outcome.reason}")
 
     def _prune(self, context: Context) -> NoReturn:
-        from saturn_airflow.launch import runs
+        from saturn_airflow.launch import past_runs, runs
 
         folder = SweepContext.of(context, self.settings.group).job_folder(self.entry.name)
-        held = runs.time_on_devices(folder)
+        held = past_runs.time_on_devices(folder)
         outcome = Outcome.of(self.entry, Status.PRUNED, self.entry.pruned, held=held)
         for run in runs.all_of(folder):
             self._pass_on(context, run)

@@ -102,11 +102,11 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         :raises AirflowFailException: when no retry can help: the loss is not a number, memory ran out, the
             job failed too often; or when nobody wants the training any more.
         """
-        from saturn_airflow.launch import runs
+        from saturn_airflow.launch import followers
 
         job = self.entry.name
         folder = SweepContext.of(context, self.settings.group).job_folder(job)
-        with runs.sole_follower(folder, self.must_go, self._say_who_follows) as alone:
+        with followers.sole_follower(folder, self.must_go, self._say_who_follows) as alone:
             if not alone:
                 raise TryAgainError(f"{job}: an earlier try of this task has not let go of it yet")
             self._begin(context, folder)
@@ -265,11 +265,11 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
     def _seconds_left(self, context: Context, folder: Path) -> float | None:
         """How long the job may still have devices."""
-        from saturn_airflow.launch import runs
+        from saturn_airflow.launch import past_runs
 
         if self.job_timeout is None:
             return None
-        had = runs.time_on_devices(folder, self._asker(context).goes_on_with).get("actual_seconds", 0.0)
+        had = past_runs.time_on_devices(folder, self._asker(context).goes_on_with).get("actual_seconds", 0.0)
         return max(0.0, self.job_timeout - had)
 
     def _let_go_first(self, context: Context) -> None:
@@ -278,12 +278,12 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         Who asks stands in the plan's order. But tasks that are queued in this order may start in another, and
         the first to ask would find its devices free.
         """
-        from saturn_airflow.launch import runs
+        from saturn_airflow.launch import past_runs
 
         sweep = SweepContext.of(context, self.settings.group)
         until = time.monotonic() + LET_GO_FIRST_SECONDS
         for job in self.entry.after:
-            while not runs.has_asked(sweep.job_folder(job), self.entry.attempt):
+            while not past_runs.has_asked(sweep.job_folder(job), self.entry.attempt):
                 if self.must_go() or time.monotonic() > until:
                     return
                 time.sleep(0.1)
@@ -309,11 +309,11 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         return not self._asker(context).goes_on_with(run) or self._is_worth_a_retry(context, end)
 
     def _is_worth_a_retry(self, context: Context, end: dict[str, Any]) -> bool:
-        from saturn_airflow.launch import runs
+        from saturn_airflow.launch import past_runs
 
         ti = context["ti"]
         folder = SweepContext.of(context, self.settings.group).job_folder(self.entry.name)
-        failures = runs.failures(folder, self._asker(context).goes_on_with, node=self.entry.node)
+        failures = past_runs.failures(folder, self._asker(context).goes_on_with, node=self.entry.node)
         tries_left = ti.try_number <= (ti.max_tries or 0) and failures <= self.settings.retries
         return end["status"] in WORTH_A_RETRY and tries_left
 
@@ -406,14 +406,14 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
     def _conclude(self, context: Context, run: Run, end: dict[str, Any], wanted: bool = True) -> Outcome:
         """Push the outcome, and close the job's MLflow run unless it will be gone on with."""
-        from saturn_airflow.launch import restarting, runs
+        from saturn_airflow.launch import past_runs, restarting
 
         outcome = Outcome.of(
             self.entry,
             end["status"],
             end["reason"],
             result=end.get("result"),
-            held=runs.time_on_devices(run.spec.folder),
+            held=past_runs.time_on_devices(run.spec.folder),
             training=restarting.number(Path(run.spec.folder)),
         )
         # What became of the job must not depend on MLflow; its run and model are added when they are known.

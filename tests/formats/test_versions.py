@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow import tracking
 from saturn_airflow.deciding.entering import entries
-from saturn_airflow.launch import progress, restarting, runs
+from saturn_airflow.launch import past_runs, progress, restarting, runs
 from saturn_airflow.launch.handed_over import HandedOver
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.runs import Run
@@ -94,10 +94,10 @@ def test_what_became_of_a_run_is_read(sweep: Path) -> None:
     assert run.spec.measure.warmups == 2
     seen = progress.of(sweep / "job")
     assert (seen.steps, seen.total, seen.status) == (5, 12, "stopped")
-    saved = runs.last_checkpoint(sweep / "job")
+    saved = past_runs.last_checkpoint(sweep / "job")
     assert saved is not None
     assert Path(saved["path"]).is_dir()
-    assert runs.time_on_devices(sweep / "job")["actual_seconds"] > 0
+    assert past_runs.time_on_devices(sweep / "job")["actual_seconds"] > 0
     cleared = restarting.Asker(200.0)
     job = run.spec.job
     assert restarting.decide(sweep / "job", Definition.of(job, "abc"), cleared).why_anew is None

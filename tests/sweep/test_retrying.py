@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk import DAG, RetryAction
 
 from saturn_airflow import Job
-from saturn_airflow.launch import runs
+from saturn_airflow.launch import past_runs, runs
 from saturn_airflow.operators import retrying
 from saturn_airflow.operators.following import FollowingOperator
 from saturn_airflow.operators.retrying import OF_A_TRAINING, UNLESS_ITS_OWN_FAULT, TryAgainError
@@ -70,11 +70,11 @@ def test_a_run_that_was_lost_after_a_checkpoint_costs_its_job_no_try(tmp_path: P
     """A node that is restarted again and again, over days, is not the job's fault."""
     for number in range(1, 9):
         a_run(tmp_path, number, "lost", saved=True)
-    assert runs.failures(tmp_path) == 0
+    assert past_runs.failures(tmp_path) == 0
     a_run(tmp_path, 9, "lost")
-    assert runs.failures(tmp_path) == 1, "as a job would that takes its node down at once"
+    assert past_runs.failures(tmp_path) == 1, "as a job would that takes its node down at once"
     a_run(tmp_path, 10, "failed", saved=True)
-    assert runs.failures(tmp_path) == 2
+    assert past_runs.failures(tmp_path) == 2
 
 
 def test_delays_start_at_seconds_and_grow_with_ends_of_the_same_kind_alone(tmp_path: Path) -> None:

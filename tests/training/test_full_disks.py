@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.launch import failures, runs
+from saturn_airflow.launch import failures, past_runs, runs
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.runs import Run
@@ -64,7 +64,7 @@ def test_who_can_not_write_a_checkpoint_is_lost_with_its_disk_and_goes_on_later(
     end = run.wait()
     assert (end["status"], end.get("whose")) == ("lost", "node"), end
     assert f"no checkpoint can be written to {spec.folder}" in end["reason"]
-    assert runs.failures(spec.folder) == 0
+    assert past_runs.failures(spec.folder) == 0
     assert runs.start(spec).wait()["result"]["steps"] == BATCHES
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.launch import progress, runs
+from saturn_airflow.launch import past_runs, progress, runs
 from saturn_airflow.model.claims import Claim, claim_of
 from saturn_airflow.model.entries import Strategy
 from saturn_airflow.model.sharing import SharedSweep
@@ -71,7 +71,7 @@ def test_it_gives_way_and_goes_on_under_another_strategy(tmp_path: Path) -> None
     assert happened.count("leased") == 2
     assert alone.wait()["status"] == "finished"
     assert losses(first) == pytest.approx(losses(alone), rel=1e-5)
-    held = runs.time_on_devices(long.folder)
+    held = past_runs.time_on_devices(long.folder)
     assert held["actual_seconds"] < held["ended_at"] - held["started_at"]
     assert end["result"]["technique"] in ("ddp", "single")
     assert progress.of(long.folder).share == 1

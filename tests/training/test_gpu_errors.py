@@ -9,7 +9,7 @@ import pytest
 import torch
 from running import small_job, spec_for
 
-from saturn_airflow.launch import failures, runs
+from saturn_airflow.launch import failures, past_runs
 from saturn_airflow.model.errors import JobError
 
 
@@ -79,7 +79,7 @@ def test_a_gpu_that_fails_for_half_an_hour_counts(
         (folder / "spec.json").write_text(spec)
         end = {"event": "end", "time": 1e9 + seconds, "status": "lost", "whose": whose, "reason": ""}
         (folder / "events.jsonl").write_text(json.dumps(end) + "\n")
-    assert runs.failures(tmp_path) == count
+    assert past_runs.failures(tmp_path) == count
 
 
 def test_what_torch_says_of_an_operation_is_told_without_its_list() -> None:

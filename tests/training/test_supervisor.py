@@ -23,7 +23,7 @@ import torch
 from running import small_job, spec_for
 from safetensors.torch import load_file
 
-from saturn_airflow.launch import leases, runs
+from saturn_airflow.launch import followers, leases, past_runs, runs
 from saturn_airflow.launch.runs import Run, RunSpec
 from saturn_airflow.launch.supervisor import Supervisor
 from saturn_airflow.model.errors import InvalidSweepError
@@ -95,21 +95,21 @@ def test_training_from_start_to_end(tmp_path: Path) -> None:
     assert (end["status"], end["result"]["steps"]) == ("finished", 50)
     assert end["result"]["peak_host_bytes"] > end["result"]["peak_device_bytes"] > 10 << 20
     assert leases.holders(tmp_path / "leases") == {}
-    assert runs.has_asked(spec.folder, since=math.inf), "it has finished, and needs no further run"
+    assert past_runs.has_asked(spec.folder, since=math.inf), "it has finished, and needs no further run"
 
 
 def test_stopping_checkpoints_and_a_further_run_goes_on(tmp_path: Path) -> None:
     _, _, straight = finish(spec_for(tmp_path / "straight", small_job("slow", batches=60), "ddp", devices=2))
 
     spec = spec_for(tmp_path / "broken", small_job("slow", batches=60), "ddp", devices=2, priority=(5.0, 0))
-    assert not runs.has_asked(spec.folder, since=5.0)
+    assert not past_runs.has_asked(spec.folder, since=5.0)
     run = runs.start(spec)
     events = until(run, "step", 5)
-    assert runs.has_asked(spec.folder, since=6.0)
+    assert past_runs.has_asked(spec.folder, since=6.0)
     run.stop()
     assert not run.is_alive()
-    assert runs.has_asked(spec.folder, since=5.0)
-    assert not runs.has_asked(spec.folder, since=6.0)
+    assert past_runs.has_asked(spec.folder, since=5.0)
+    assert not past_runs.has_asked(spec.folder, since=6.0)
     events += run.events()
     end = events[-1]
     assert end["status"] == "stopped"
@@ -504,13 +504,13 @@ def test_a_run_is_stopped_through_its_folder_from_another_machine(
 
 def test_one_at_a_time_follows_a_job(tmp_path: Path) -> None:
     waited: list[bool] = []
-    with runs.sole_follower(tmp_path / "state") as alone:
+    with followers.sole_follower(tmp_path / "state") as alone:
         assert alone
-        with runs.sole_follower(
+        with followers.sole_follower(
             tmp_path / "state", give_up=lambda: len(waited) > 0, on_wait=lambda: waited.append(True)
         ) as second:
             assert not second
-    with runs.sole_follower(tmp_path / "state") as alone:
+    with followers.sole_follower(tmp_path / "state") as alone:
         assert alone
 
 
@@ -519,11 +519,11 @@ def a_follower(folder: Path) -> Iterator[tuple[psutil.Process, psutil.Process]]:
     """A process that follows the job in ``folder``, and the one above it."""
     script = f"""
         import os, time
-        from saturn_airflow.launch import runs
+        from saturn_airflow.launch import followers
         if os.fork():
             os.wait()
         else:
-            with runs.sole_follower({str(folder)!r}):
+            with followers.sole_follower({str(folder)!r}):
                 open({str(folder / "follows")!r}, "w").write(str(os.getpid()))
                 time.sleep(600)
     """
@@ -541,14 +541,14 @@ def a_follower(folder: Path) -> Iterator[tuple[psutil.Process, psutil.Process]]:
 def test_a_follower_that_a_signal_holds_up_is_not_waited_for(
     which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_FOLLOWER_SECONDS", 2.0)
+    monkeypatch.setattr(followers, "_FOLLOWER_SECONDS", 2.0)
     with a_follower(tmp_path) as processes:
         begin = time.monotonic()
-        with runs.sole_follower(tmp_path, lambda: time.monotonic() > begin + 4) as alone:
+        with followers.sole_follower(tmp_path, lambda: time.monotonic() > begin + 4) as alone:
             assert not alone, "who follows and is not held up is waited for"
         processes[which].suspend()
         begin = time.monotonic()
-        with runs.sole_follower(tmp_path, lambda: time.monotonic() > begin + 60) as alone:
+        with followers.sole_follower(tmp_path, lambda: time.monotonic() > begin + 60) as alone:
             assert alone
 
 
@@ -564,10 +564,10 @@ def test_a_task_that_a_signal_holds_up_is_ended_so_that_the_next_try_follows(
         while time.monotonic() < begin + 4:
             supervisor._poll()
             time.sleep(0.1)
-        assert runs.follower(tmp_path / "state") == follower.pid
+        assert followers.follower(tmp_path / "state") == follower.pid
         follower.suspend()
         begin = time.monotonic()
-        while runs.follower(tmp_path / "state") is not None:
+        while followers.follower(tmp_path / "state") is not None:
             supervisor._poll()
             assert time.monotonic() < begin + 60
             time.sleep(0.1)
@@ -583,7 +583,7 @@ def test_runs_that_ended_badly_are_counted_by_try(tmp_path: Path) -> None:
     goes_on_from = stopped.spec.definition["hash"]
     finish(spec_for(tmp_path, small_job(), try_number=4, goes_on_from=goes_on_from))
     state = tmp_path / "state"
-    assert [runs.failures(state, _after(number)) for number in (0, 1, 2)] == [2, 1, 0]
+    assert [past_runs.failures(state, _after(number)) for number in (0, 1, 2)] == [2, 1, 0]
     assert len(runs.all_of(tmp_path / "state")) == 4
 
 
@@ -603,11 +603,11 @@ def _after(number: int) -> Callable[[Run], bool]:
 def test_a_clock_that_jumps_costs_a_job_no_time_on_devices(tmp_path: Path) -> None:
     spec = spec_for(tmp_path, small_job("slow", batches=20))
     _, _, events = finish(spec)
-    held = runs.time_on_devices(spec.folder)["actual_seconds"]
+    held = past_runs.time_on_devices(spec.folder)["actual_seconds"]
     assert 0.4 < held <= events[-1]["clock"] - events[0]["clock"] + 0.001
     (path,) = Path(spec.folder).glob("runs/*/events.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for event in lines[len(lines) // 2 :]:
         event["time"] += 86400
     path.write_text("".join(json.dumps(event) + "\n" for event in lines))
-    assert runs.time_on_devices(spec.folder)["actual_seconds"] == held
+    assert past_runs.time_on_devices(spec.folder)["actual_seconds"] == held

@@ -1,0 +1,92 @@
+"""What a job's runs came to so far: how often they failed, how long they had devices, what they saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from saturn_airflow.launch.event_file import Event
+from saturn_airflow.launch.runs import Run, all_of
+
+#: How long a GPU may fail before that counts against the jobs that meet it.
+_GPU_MENDED_SECONDS = 1800.0
+
+
+def has_asked(folder: str | Path, since: float) -> bool:
+    """Whether a job has a run that holds its devices, waits for them, or has ended, under this plan; or has
+    finished under an earlier one, and needs none.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    :param since: when the plan was made, in seconds since the epoch.
+    """
+    return any(
+        run.spec.priority[0] >= since or (end := run.end) is None or end["status"] == "finished"
+        for run in all_of(folder)
+    )
+
+
+def failures(folder: str | Path, counts: Callable[[Run], bool] = Run.exists, node: str | None = None) -> int:
+    """How many runs of a job ended badly: not finished, and not because they were told to stop.
+
+    One that was lost and had written a checkpoint does not count: its node went, and the job got on. Neither
+    does what was the node's own fault, such as a full disk, nor what a GPU's hardware or driver did in the
+    first half hour of it: drivers are reset in seconds, and tries would be used up by then.
+
+    :param counts: whether a run is to be counted.
+    :param node: where the job is now; what was lost elsewhere went with its node, and does not count.
+    """
+    count = 0
+    gpu_failed_at: float | None = None
+    for run in all_of(folder):
+        end = run.end
+        if end is None or end["status"] in ("finished", "stopped") or end.get("whose") == "node":
+            continue
+        if end.get("whose") != "device" or run.has_saved():
+            gpu_failed_at = None
+        elif (gpu_failed_at := gpu_failed_at or end["time"]) > end["time"] - _GPU_MENDED_SECONDS:
+            continue
+        lost = end["status"] == "lost" and (run.has_saved() or node not in (None, run.spec.node))
+        count += not lost and counts(run)
+    return count
+
+
+def time_on_devices(folder: str | Path, counts: Callable[[Run], bool] = Run.exists) -> dict[str, float]:
+    """When a job had its devices, over all its runs so far.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    :param counts: whether a run is to be counted.
+    :returns: ``started_at`` and ``ended_at`` (seconds since the epoch) and ``actual_seconds`` (held in all);
+        empty where it never had any.
+    """
+    started, ended, held = [], [], 0.0
+    for run in filter(counts, all_of(folder)):
+        events, since = run.so_far(), None
+        for event in events:
+            if event["event"] == "leased" and since is None:
+                since = event
+                started.append(since["time"])
+            elif since is not None and (event["event"] == "gave_way" or event is events[-1]):
+                ended.append(event["time"])
+                held += _seconds_between(since, event)
+                since = None
+        if since is not None:
+            ended.append(since["time"])
+    return {"started_at": min(started), "ended_at": max(ended), "actual_seconds": held} if started else {}
+
+
+def _seconds_between(first: Event, then: Event) -> float:
+    """Between two events of a run, whatever has been done to the machine's clock."""
+    # Runs of earlier versions have the time of day alone.
+    by = "clock" if "clock" in first and "clock" in then else "time"
+    return float(then[by] - first[by])
+
+
+def last_checkpoint(folder: str | Path) -> Event | None:
+    """The ``checkpoint`` event (``step``, ``path``) of the last checkpoint that a job wrote.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    """
+    saved = None
+    for run in all_of(folder):
+        saved = next((e for e in reversed(run.so_far()) if e["event"] == "checkpoint"), saved)
+    return saved
