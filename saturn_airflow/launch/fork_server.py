@@ -28,6 +28,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.launch import forked
 from saturn_airflow.launch.forked import run_and_exit
 from saturn_airflow.launch.standstill import Standstill
 
@@ -48,9 +49,6 @@ _READ_AT_IMPORT = (
 )
 # The last is by what services that run as local processes are found, with all that they started.
 _KEPT = ("HOME", "LANG", "LC_", "TMPDIR", "TZ", "VIRTUAL_ENV", *_READ_AT_IMPORT, "SATURN_SERVICE")
-
-#: Whether this process was forked from a server: it may fork on, since it has no threads.
-forked = False
 
 
 def start(
@@ -234,8 +232,7 @@ def _answer(listener: socket.socket, end: socket.socket) -> None:
 
 def _become_supervisor(request: Mapping[str, Any], files: list[int], end: socket.socket, asker: int) -> None:
     """What the forked process does."""
-    global forked
-    forked = True
+    forked.may_fork = True
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     output, _, *private = files

@@ -12,6 +12,9 @@ from collections.abc import Callable, Collection
 from multiprocessing import connection
 from typing import Any, NoReturn
 
+#: Whether this process was forked from a warm server: it may fork on, since it has no threads.
+may_fork = False
+
 
 class Forked:
     """A child that runs ``function(*arguments)``, in the ways of ``multiprocessing.Process``.

@@ -26,7 +26,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import failures, fork_server, handed_over
+from saturn_airflow.launch import failures, forked, handed_over
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.forked import Forked
 from saturn_airflow.launch.standstill import Standstill, is_held_up
@@ -197,7 +197,7 @@ class _Member:
         self.pipe, theirs = connection.Pipe()
         what = (handed_over.kept(), entry, tuple(arguments), theirs)
         self.process: ForkServerProcess | Forked
-        if fork_server.forked:
+        if forked.may_fork:
             self.process = Forked(_main, (*what, self.stack_path, number), [theirs.fileno(), *keep_open])
         else:
             forkserver.set_forkserver_preload(["saturn_airflow.launch.warm_server"])

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from saturn_airflow.launch import failures, fork_server, launching
+from saturn_airflow.launch import failures, forked, launching
 from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.launching import Event
 from saturn_airflow.launch.run_spec import RunSpec
@@ -42,7 +42,7 @@ def call(
     :raises RanksFailedError: when it failed.
     """
     data = spec.to_dict()
-    if not (fork_server.forked and references.resolve(_IS_SATURNS)(spec.technique)):
+    if not (forked.may_fork and references.resolve(_IS_SATURNS)(spec.technique)):
         arguments = (data, device_ids, deadline)
         (result,) = launching.launch(
             _DRIVE, [arguments], on_event=on_event, on_request=launch_ranks, poll=poll, keep_open=keep_open

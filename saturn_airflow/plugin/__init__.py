@@ -8,12 +8,9 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from saturn_airflow.plugin.links import MlflowRunLink, PlanLink
+from saturn_airflow.plugin.links import PREFIX, MlflowRunLink, PlanLink
 
 log = logging.getLogger(__name__)
-
-#: Where the API server serves what this plugin adds.
-PREFIX = "/saturn"
 
 # Relative to the base of Airflow's own page, so that they hold under any [api] base_url.
 _VIEWS = [

@@ -18,9 +18,10 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 
 from saturn_airflow.operators.context import home
-from saturn_airflow.plugin import PREFIX, changes
+from saturn_airflow.plugin import changes
 from saturn_airflow.plugin.choice import job_choice
 from saturn_airflow.plugin.cluster_page import cluster_page
+from saturn_airflow.plugin.links import PREFIX
 from saturn_airflow.plugin.listing import listed
 from saturn_airflow.plugin.overview import sweep_page
 from saturn_airflow.plugin.queries import DETAILS, PLAN, Record, read_run

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from saturn_airflow.model.settings import SweepSettings
 
+#: Where the API server serves the pages.
+PREFIX = "/saturn"
+
 
 class MlflowRunLink(BaseOperatorLink):
     """From a task of a sweep to its MLflow run, where MLflow has a UI to link to."""

@@ -14,9 +14,6 @@ LEFT = {
         "model.early_stopping model.grids model.jobs model.metrics model.secrets model.variations"
     ),
     "what is sent to MLflow": "tracking.estimate_store tracking.sender tracking.sending",
-    "a server that forks supervisors, which use it": (
-        "launch.fork_server launch.launching launch.runs launch.supervisor launch.technique_call"
-    ),
     "what techniques are written with": (
         "library parallelism.batch_norm parallelism.parallel training.beside_tensors training.checkpoints"
         " training.exports training.loading training.ranks training.session training.state"
@@ -27,7 +24,6 @@ LEFT = {
         "training.guarding.looks training.guarding.own_looks training.loop training.own_step.loop"
         " training.reporting training.resuming"
     ),
-    "the plugin and its pages": "plugin plugin.app",
 }
 
 

@@ -10,8 +10,9 @@ import pytest
 from playwright.sync_api import expect
 from synthetic import RUN
 
-from saturn_airflow.plugin import PREFIX, SaturnPlugin
+from saturn_airflow.plugin import SaturnPlugin
 from saturn_airflow.plugin.changes import mark
+from saturn_airflow.plugin.links import PREFIX
 from saturn_airflow.plugin.queries import read_run
 from saturn_airflow.plugin.sweeps import read_sweeps
 
