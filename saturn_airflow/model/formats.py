@@ -23,6 +23,7 @@ FORMATS = {
     "an estimate": 1,
     "an entry of a plan": 1,
     "a plan": 1,
+    "a kept plan": 1,
     "an outcome": 1,
     "progress": 1,
     "a wish": 1,

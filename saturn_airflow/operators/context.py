@@ -27,6 +27,19 @@ from saturn_airflow.model.teams import Teams
 from saturn_airflow.operators.airflow_internals import redact
 from saturn_airflow.operators.code_version import code_version
 from saturn_airflow.operators.private_folder import close_to_others
+from saturn_airflow.operators.retrying import TryAgainError
+
+#: States of a task that was cleared, which has ended before those that ask for them begin; None is one.
+_CLEARED = (
+    None,
+    TaskInstanceState.SCHEDULED,
+    TaskInstanceState.QUEUED,
+    TaskInstanceState.RUNNING,
+    TaskInstanceState.RESTARTING,
+    TaskInstanceState.UP_FOR_RETRY,
+)
+#: About as long as the first task of a sweep takes.
+_SECONDS_OF_TRIALS = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -234,14 +247,19 @@ def pull_from_trials(context: Context, trials_task: str, key: str) -> Any:
 
     :raises AirflowSkipException: when that task was skipped, as in a branch that was not taken.
     :raises AirflowFailException: when it failed.
+    :raises TryAgainError: while it runs again, since it was cleared alone.
     """
     ti = context["ti"]
     value = ti.xcom_pull(task_ids=trials_task, key=key, map_indexes=-1)
     if value is not None:
         return value
     states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[trials_task], run_ids=[ti.run_id])
-    if states.get(ti.run_id, {}).get(trials_task) == TaskInstanceState.SKIPPED:
+    found = states.get(ti.run_id, {})
+    state = found.get(trials_task)
+    if state == TaskInstanceState.SKIPPED:
         raise AirflowSkipException(f"{trials_task} was skipped")
+    if trials_task in found and state in _CLEARED:
+        raise TryAgainError(f"{trials_task} was cleared, and runs again", _SECONDS_OF_TRIALS)
     raise AirflowFailException(f"{trials_task} did not succeed; its log says why")
 
 

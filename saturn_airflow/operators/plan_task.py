@@ -33,8 +33,8 @@ from saturn_airflow.operators.context import (
 from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.first_plan import profiling, to_plan
 from saturn_airflow.operators.inventory import lost
+from saturn_airflow.operators.kept_plan import KeptPlanOperator
 from saturn_airflow.operators.others import among_others, tell_others
-from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, left_out_now, present
 from saturn_airflow.operators.round_outcomes import last_outcomes, progress_of, standing_plans
 from saturn_airflow.operators.round_reserve import skip_rounds_after
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 STATE_KEY = "round"
 
 
-class PlanOperator(ListingOperator):
+class PlanOperator(KeptPlanOperator):
     """Solve the sweep's SPASE problem, anew in each round.
 
     The first plan is made from the trials' estimates. Each later one drops the jobs that the selection drops,
@@ -65,7 +65,6 @@ class PlanOperator(ListingOperator):
     why this one was chosen) and ``attempt`` (what the report knows this plan's outcomes by); the first also
     ``profiling`` (what the trials took).
 
-    :param number: of the round, from 1.
     :param earlier: the plan tasks of the rounds before, first to last.
     :param trained: the train tasks of the rounds before.
     """
@@ -77,18 +76,14 @@ class PlanOperator(ListingOperator):
         *,
         settings: SweepSettings,
         profile_tasks: list[str],
-        number: int = 1,
         earlier: Sequence[str] = (),
         trained: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self.settings = settings
+        super().__init__(settings=settings, **kwargs)
         self.profile_tasks = profile_tasks
-        self.number = number
         self.earlier = list(earlier)
         self.trained = list(trained)
-        self.mlflow_url: str | None = None
         #: What the pages are told besides the plan.
         self.also_told: dict[str, Any] = {
             "compared_by": {"metric": settings.metric, "mode": settings.better},
@@ -104,7 +99,7 @@ class PlanOperator(ListingOperator):
         #: What the trials said, where this is the first plan.
         self._learned: Learned | None = None
 
-    def execute(self, context: Context) -> list[dict[str, Any]]:
+    def plan(self, context: Context) -> list[dict[str, Any]]:
         """Plan the round.
 
         :raises AirflowFailException: when there are no trials, no job has a strategy that works, or the
@@ -138,7 +133,7 @@ class PlanOperator(ListingOperator):
             plan, made = decided.adoption.plan, time.time()
             refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
             had = choices(decided.left, plan, stand.jobs, stand.estimates, refusals)
-            context["ti"].xcom_push("choices", finite(had))
+            self.hand_on(context, "choices", finite(had))
             found = next_round.entries_of(stand, decided, cluster, going.rung, made)
             found = [
                 replace(entry, arrived=facts.arrived, alone=facts.alone, deadline=facts.deadline)
@@ -168,15 +163,15 @@ class PlanOperator(ListingOperator):
         from saturn_airflow.deciding.next_round import Stand
         from saturn_airflow.profiling import waves
 
-        ti, began = context["ti"], time.time()
+        began = time.time()
         cluster = self.nodes_now(context)
         refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
         self._learned = learned = Learned.of(context, self.settings, self.profile_tasks, cluster)
         jobs = {job.name: job for job in learned.knowledge.jobs}
-        ti.xcom_push("profiling", profiling(learned, began))
+        self.hand_on(context, "profiling", profiling(learned, began))
         estimates = waves.estimates_for_plan(learned.knowledge, quick_solve(self.settings.planning_seconds))
         planned, unplanned = to_plan(learned, estimates, refusals, self.settings.profile, self.left_out)
-        ti.xcom_push("unplanned", unplanned)
+        self.hand_on(context, "unplanned", unplanned)
         self.also_told |= {"jobs": len(jobs), "not_planned": len(unplanned)}
         for entry in unplanned:
             self.log.error("%s is left out: %s", entry["job"], entry["reason"])
@@ -209,7 +204,7 @@ class PlanOperator(ListingOperator):
         listed = pull_from_trials(context, self.settings.trials_task, "jobs")
         problem, standing = Problem.from_dict(state["problem"]), standing_plans(ti, self.earlier)
         outcomes = last_outcomes(ti, self.earlier, self.trained)
-        ti.xcom_push("unplanned", [])
+        self.hand_on(context, "unplanned", [])
         return Stand(
             settings=self.settings,
             number=self.number,
@@ -253,7 +248,7 @@ class PlanOperator(ListingOperator):
                 "estimates": [estimate.to_dict() for estimate in stand.estimates.values()],
                 "pruned": [*stand.pruned, *going.dropped],
             }
-            context["ti"].xcom_push(STATE_KEY, finite(state))
+            self.hand_on(context, STATE_KEY, finite(state))
         if not (going.jobs or going.dropped or going.unfollowed):
             skip_rounds_after(context, self.settings, self.number)
             raise AirflowSkipException("every job is done")
@@ -385,11 +380,11 @@ class PlanOperator(ListingOperator):
         from saturn_airflow import tracking
         from saturn_airflow.planning.presenting import baselines
 
-        ti, practice = context["ti"], baselines.current_practice(stand.problem)
+        practice = baselines.current_practice(stand.problem)
         if shown:
             self.log.info("%s", summary(plan, practice))
-        ti.xcom_push("attempt", made)
-        ti.xcom_push("plan", self.told(plan, cluster, practice))
+        self.hand_on(context, "attempt", made)
+        self.hand_on(context, "plan", self.told(plan, cluster, practice))
         uri = mlflow_uri(self.settings.mlflow_conn_id)
         parent = pull_from_trials(context, self.settings.trials_task, "sweep")
         run = tracking.reopen_sweep(uri, parent, sweep.folder)

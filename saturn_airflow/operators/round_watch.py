@@ -73,6 +73,11 @@ class RoundWatchOperator(BaseSensorOperator):
         if not has_queues():
             return True
         cluster = self.settings.cluster
+        ti = context["ti"]
+        if ti.xcom_pull(task_ids=self.plan_task, key="attempt", map_indexes=-1) is None:
+            # The plan was cleared alone, and is just handed on again.
+            found = ti.get_task_states(dag_id=ti.dag_id, task_ids=[self.plan_task], run_ids=[ti.run_id])
+            return found.get(ti.run_id, {}).get(self.plan_task) in ENDED
         attempt, left = self._left(context)
         # A worker that was restarted finds its tasks again for as long as Airflow counts them as running.
         idle = [n for n in cluster if left[n.name] and TaskInstanceState.RUNNING not in left[n.name].values()]

@@ -1,0 +1,120 @@
+"""A task that is cleared alone, without what is downstream of it, while a sweep goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from saturn_airflow import Cluster, Node
+from saturn_airflow.model.formats import NewerFormatError
+from saturn_airflow.model.settings import SweepSettings
+from saturn_airflow.operators import kept_plan
+from saturn_airflow.operators.context import pull_from_trials
+from saturn_airflow.operators.kept_plan import KeptPlanOperator
+from saturn_airflow.operators.retrying import TryAgainError
+from saturn_airflow.operators.round_watch import RoundWatchOperator
+
+SETTINGS = SweepSettings(cluster=Cluster(Node("gpu-a", 2, "cpu")), group="sweep", planning_seconds=1.0)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    return tmp_path
+
+
+class Planner(KeptPlanOperator):
+    """Each plan it makes is another."""
+
+    made = 0
+
+    def plan(self, context: Any) -> list[dict[str, Any]]:
+        Planner.made += 1
+        self.hand_on(context, "attempt", float(self.made))
+        return [{"name": f"job of plan {self.made}"}]
+
+
+def tried(states: dict[str, str | None]) -> tuple[list[Any], dict[str, Any]]:
+    """What a try of the plan's task returns and pushes; its XComs of before are gone, as Airflow has it."""
+    pushed: dict[str, Any] = {}
+    ti = SimpleNamespace(
+        dag_id="dag",
+        run_id="run",
+        xcom_push=pushed.__setitem__,
+        get_task_states=lambda **_: {"run": states},
+    )
+    operator = Planner(task_id="plan", settings=SETTINGS)
+    operator.trains = ["sweep.train"]
+    return operator.execute({"ti": ti}), pushed
+
+
+def test_a_plan_that_was_cleared_alone_is_handed_on_again_as_it_was() -> None:
+    first = tried({})
+    assert tried({"sweep.train_0": "running", "sweep.train_1": None}) == first
+    assert tried({"sweep.train_0": "success", "sweep.train_1": "failed"}) == first
+    assert tried({"sweep.train_0": "up_for_retry"}) == first
+    other = tried({"sweep.train_0": "restarting", "sweep.train_1": None, "sweep.train_2": "removed"})
+    assert other != first, "with what is downstream, it is planned anew"
+    assert tried({"sweep.train_0": "success"}) == other
+
+
+def test_a_kept_plan_that_is_damaged_is_made_anew_and_a_newer_one_refused(home: Path) -> None:
+    first = tried({})
+    (file,) = home.glob("sweeps/dag/run/sweep/*.plan")
+    file.write_text(file.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(NewerFormatError, match="a kept plan in format 99"):
+        tried({"sweep.train_0": "success"})
+    for damaged in ("", "[]", '{"handed_on": {}}', "nonsense"):
+        file.write_text(damaged)
+        assert tried({"sweep.train_0": "success"}) != first
+
+
+def trials(state: dict[str, str | None]) -> Any:
+    ti = SimpleNamespace(
+        dag_id="dag",
+        run_id="run",
+        xcom_pull=lambda **_: None,
+        get_task_states=lambda **_: {"run": state},
+    )
+    return {"ti": ti}
+
+
+@pytest.mark.parametrize("state", [None, "scheduled", "queued", "running", "up_for_retry"])
+def test_while_trials_that_were_cleared_alone_run_the_others_are_tried_again(state: str | None) -> None:
+    with pytest.raises(TryAgainError, match=r"sweep\.trials was cleared, and runs again"):
+        pull_from_trials(trials({"sweep.trials": state}), "sweep.trials", "sweep")
+
+
+def test_trials_that_failed_were_skipped_or_are_not_there_are_not_waited_for() -> None:
+    for known in ({"sweep.trials": "failed"}, {"sweep.trials": "success"}, {}):
+        with pytest.raises(AirflowFailException, match="its log says why"):
+            pull_from_trials(trials(known), "sweep.trials", "sweep")
+    with pytest.raises(AirflowSkipException):
+        pull_from_trials(trials({"sweep.trials": "skipped"}), "sweep.trials", "sweep")
+
+
+@pytest.mark.parametrize(("state", "ended"), [("running", False), (None, False), ("failed", True)])
+def test_the_watch_waits_for_a_plan_that_is_handed_on_again_and_not_for_one_that_failed(
+    state: str | None, ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
+    watch = RoundWatchOperator(
+        task_id="watch",
+        number=1,
+        settings=SETTINGS,
+        plan_task="sweep.plan",
+        train_tasks={"gpu-a": "sweep.train"},
+    )
+    assert watch.poke(trials({"sweep.plan": state})) is ended
+
+
+def test_a_full_disk_keeps_no_plan_from_being_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kept_plan, "write_whole", full)
+    assert tried({})[0][0]["name"].startswith("job of plan")
