@@ -17,6 +17,7 @@ from importlib.metadata import version
 
 from saturn_airflow.commands.examples import below_help
 from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.printable import printable
 
 #: Name and one line of help of each subcommand; its module has the same name.
 COMMANDS = {
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(importlib.import_module(f"saturn_airflow.commands.{args.command}").run(args))
     except SaturnError as error:
-        print(f"saturn {args.command}: {error}", file=sys.stderr)
+        print(f"saturn {args.command}: {printable(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # who reads has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

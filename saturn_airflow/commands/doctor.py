@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
     from saturn_airflow.deployment.checks import examine, examine_node, summary
     from saturn_airflow.deployment.findings import Finding
+    from saturn_airflow.model.printable import printable
 
     console = Console()
     marks = {"ok": ("✔", "green"), "warning": ("!", "yellow"), "problem": ("✘", "red")}
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         line.add_column(width=1)
         line.add_column(width=8)
         line.add_column()
-        line.add_row(Text(mark, style), Text(finding.check, "bold"), Text(finding.text))
+        line.add_row(Text(mark, style), Text(finding.check, "bold"), Text(printable(finding.text)))
         if finding.fix:
             line.add_row("", "", Text(f"→ {finding.fix}", style))
         console.print(line)

@@ -19,11 +19,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Drain, or list."""
     from saturn_airflow.model.errors import SaturnError
+    from saturn_airflow.model.printable import one_line
     from saturn_airflow.operators import drains
 
     if not args.nodes:
         for name, why in drains.drained().items():
-            print(f"{name}: {why}")
+            print(f"{name}: {one_line(why)}")
         return 0
     for name in check_names(args.nodes):
         try:

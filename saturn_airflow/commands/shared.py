@@ -6,11 +6,13 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,8 +117,19 @@ def _tasks_uri() -> str:
 
 
 def console() -> Console:
-    """A console that colours a terminal alone (rich's own rule), and gives programs wide lines."""
-    from rich.console import Console
+    """A console that colours a terminal alone (rich's own rule), and gives programs wide lines.
+
+    What is told by MLflow or in files of others commands no terminal.
+    """
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class Plain(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else printable(text), style, control)
 
     wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=_WIDTH if wide else None)
+    return Plain(width=_WIDTH if wide else None)

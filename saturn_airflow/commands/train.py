@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import bdb
 import contextlib
-import json
 import os
 import pdb  # noqa: T100 - this is what --pdb is for
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow.model import json_text
 from saturn_airflow.model.errors import JobError, SaturnError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _checked_devices(args: argparse.Namespace, job: Job) -> int:
 
 def _parameters(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = json_text.parse(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.model import json_text
 from saturn_airflow.model.disks import write_whole
 
 MANIFEST = "manifest.json"
@@ -66,7 +67,7 @@ def manifest_of(path: Path) -> dict[str, Any]:
 def _read_manifest(path: Path) -> dict[str, Any]:
     text = (path / MANIFEST).read_bytes()
     with contextlib.suppress(ValueError):
-        manifest = json.loads(text)
+        manifest = json_text.parse(text)
         if isinstance(manifest, dict):
             return manifest
     return {}
@@ -174,5 +175,5 @@ def note_removed(folder: Path, names: Iterable[str], why: str) -> None:
 def why_removed(folder: Path) -> str | None:
     """Why checkpoints of this folder were taken away; None where none were."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((folder / NOTE).read_text())["why"])
+        return str(json_text.parse((folder / NOTE).read_text())["why"])
     return None

@@ -6,7 +6,6 @@ damaged disk, is left out and told in the log: what is said after it is not lost
 
 from __future__ import annotations
 
-import json
 import logging
 import mmap
 import os
@@ -15,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.model import formats
+from saturn_airflow.model import formats, json_text
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ def last(folder: Path, kind: str) -> Event | None:
 def _event(line: bytes) -> Event | None:
     """What a line says; None where it can't be read."""
     with suppress(ValueError):
-        found = json.loads(line)
+        found = json_text.parse(line)
         if isinstance(found, dict) and isinstance(found.get("event"), str):
             return found
     return None

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, NotANumberError
 from saturn_airflow.model import disks
 from saturn_airflow.model.errors import DiskError, InvalidSweepError, JobError, SaturnError
+from saturn_airflow.model.printable import printable
 
 Status = Literal[
     "finished",
@@ -101,6 +102,11 @@ class Failure:
     peer_lost: bool = False
     signal: str = ""
     common: bool = False
+
+    def __post_init__(self) -> None:
+        # Logs, terminals and pages show them, and a job's code has chosen the words.
+        for name in ("reason", "traceback"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
         """This failure as JSON-ready data."""

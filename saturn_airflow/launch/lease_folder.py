@@ -23,7 +23,7 @@ from typing import Any
 
 from saturn_airflow.launch import trusted_folder
 from saturn_airflow.launch.trusted_folder import UntrustedFolderError
-from saturn_airflow.model import disks, formats
+from saturn_airflow.model import disks, formats, json_text
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.sharing import use
@@ -395,9 +395,7 @@ def _holder_of(file: int) -> Holder:
 
 def _read(file: int) -> Any:
     try:
-        return json.loads(os.pread(file, 1 << 20, 0))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+        return json_text.parse(os.pread(file, 1 << 20, 0))
     except ValueError:
         raise ValueError("no JSON") from None
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from saturn_airflow.launch import whereabouts
+from saturn_airflow.model import json_text
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.disks import write_whole
@@ -58,7 +59,7 @@ class Ledger:
         found = []
         for path in sorted(self._folder.glob("*.json")):
             try:
-                found.append(ActiveSweep.from_dict(json.loads(path.read_text()), path))
+                found.append(ActiveSweep.from_dict(json_text.parse(path.read_text()), path))
             except FileNotFoundError:  # it ended just now
                 continue
             except (OSError, ValueError, InvalidSweepError, NewerFormatError) as error:

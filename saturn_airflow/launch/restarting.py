@@ -16,7 +16,7 @@ from typing import Literal
 
 from saturn_airflow.launch import checkpoint_files, runs
 from saturn_airflow.launch.runs import Run
-from saturn_airflow.model import formats
+from saturn_airflow.model import formats, json_text
 from saturn_airflow.model.definition import CODE, Change, Definition
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.folders import SUPERSEDED, superseded
@@ -178,7 +178,7 @@ def wish_of(folder: Path) -> Wish | None:
     """The wish that was left for the job."""
     path = folder / _WISH
     try:
-        wish = json.loads(path.read_text())
+        wish = json_text.parse(path.read_text())
     except (OSError, ValueError):
         return None
     if not isinstance(wish, dict) or "wish" not in wish:
@@ -195,7 +195,7 @@ def forget_wish(folder: Path) -> None:
 def _concluded(run: Run) -> tuple[float, int, bool]:
     """The attempt and the try that a run belongs to, and whether the user left it to go on."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
-        note = json.loads((run.folder / _CONCLUSION).read_text())
+        note = json_text.parse((run.folder / _CONCLUSION).read_text())
         return float(note["attempt"]), int(note["try_number"]), bool(note["wanted"])
     spec = run.spec
     return spec.priority[0], spec.try_number, True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from saturn_airflow.launch import host_memory
 from saturn_airflow.launch.request import Measure
-from saturn_airflow.model import formats
+from saturn_airflow.model import formats, json_text
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.entries import Strategy
@@ -161,7 +160,7 @@ def read_spec(folder: Path) -> RunSpec:
     """
     path = folder / "spec.json"
     try:
-        data = json.loads(path.read_text())
+        data = json_text.parse(path.read_text())
         formats.check(data, _SPEC, path)
         return RunSpec.from_dict(data)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from saturn_airflow.model import json_text
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.errors import InvalidSweepError
 
@@ -214,7 +214,7 @@ class Problem:
         :raises InvalidSweepError: when the file can't be read, is no JSON, or holds no valid problem.
         """
         try:
-            data = json.loads(Path(path).read_text())
+            data = json_text.parse(Path(path).read_text())
         except OSError as error:
             raise InvalidSweepError(f"{path} can't be read: {error.strerror}") from None
         except ValueError as error:
@@ -277,6 +277,8 @@ def _list(data: Any, what: str) -> list[Any]:
 def _text(data: Any, what: str) -> str:
     if not isinstance(data, str):
         raise InvalidSweepError(f"{what} is {data!r:.80}; it has to be text")
+    if not data.isprintable():
+        raise InvalidSweepError(f"{what} is {data!r:.80}; it may have no control characters")
     return data
 
 

@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from saturn_airflow.model import formats
+from saturn_airflow.model import formats, json_text
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.operators.context import home
@@ -34,7 +34,7 @@ def drained() -> dict[str, str]:
     found = {}
     for path in sorted((home() / "drained").glob("*.json")):
         try:
-            note = json.loads(path.read_text())
+            note = json_text.parse(path.read_text())
             formats.check(note, "a drain", path)
             reason = note["reason"]
         except FileNotFoundError:  # undone just now

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from saturn_airflow.model import initial_weights
+from saturn_airflow.model import initial_weights, json_text
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
@@ -61,7 +61,7 @@ def known(notes: Path) -> dict[str, str | None]:
     :raises InvalidSweepError: when the file is damaged.
     """
     try:
-        versions = json.loads(notes.read_text())
+        versions = json_text.parse(notes.read_text())
         if isinstance(versions, dict) and all(isinstance(v, str | None) for v in versions.values()):
             return versions
     except ValueError:

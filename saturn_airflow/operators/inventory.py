@@ -11,6 +11,7 @@ from pathlib import Path
 
 from airflow.sdk import conf
 
+from saturn_airflow.model import json_text
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import InvalidSweepError
@@ -70,7 +71,7 @@ def announced_nodes() -> list[Node]:
     found = []
     for path in sorted(_cards().glob("*.json")):
         try:
-            found.append(Node(**json.loads(path.read_text())))
+            found.append(Node(**json_text.parse(path.read_text())))
         except (ValueError, TypeError) as error:
             raise InvalidSweepError(
                 f"{path} does not describe a node ({error}); remove it, "
@@ -104,7 +105,7 @@ def recorded_pools() -> dict[str, int]:
     :raises InvalidSweepError: when the file is damaged.
     """
     try:
-        return dict(json.loads(_pools_record().read_text()))
+        return dict(json_text.parse(_pools_record().read_text()))
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError) as error:

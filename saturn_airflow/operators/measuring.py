@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow.sdk import Context
 
+from saturn_airflow.model import json_text
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.folders import slug
 from saturn_airflow.operators.context import SweepContext, home
@@ -58,7 +59,7 @@ def who_measures(
 def read_note(path: Path) -> dict[str, Any] | None:
     """A run's note (``run_id``, ``fingerprints``, ``since``); None for one that is damaged."""
     try:
-        note = json.loads(path.read_text())
+        note = json_text.parse(path.read_text())
         run_id, fingerprints, since = str(note["run_id"]), set(map(str, note["fingerprints"])), note["since"]
         return {"run_id": run_id, "fingerprints": fingerprints, "since": float(since)}
     except (ValueError, KeyError, TypeError, OverflowError):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+
+from saturn_airflow.model.printable import printable
 
 #: No more than so much of it, in bytes; then only the last lines, when the run has ended.
 MOST = 256 * 1024
@@ -15,7 +16,6 @@ LAST_LINES = 20
 #: Seconds between looks at a progress bar, of which each state overwrites the one before.
 BAR_SECONDS = 10.0
 _LONGEST, _CHUNK = 2000, 1 << 20
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Printed:
@@ -85,8 +85,8 @@ class Printed:
         self._rest = b"\r" + bar
 
     def _say(self, line: bytes) -> None:
-        states = _COLOURS.sub("", line.decode(errors="replace")).split("\r")
-        text = next((state.rstrip() for state in reversed(states) if state.strip()), "")
+        states = [printable(state).rstrip() for state in line.decode(errors="replace").split("\r")]
+        text = next(filter(None, reversed(states)), "")
         if not text:
             return
         text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

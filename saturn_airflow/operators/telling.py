@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saturn_airflow.model import metrics
+from saturn_airflow.model.printable import one_line
 
 #: Seconds between lines of progress.
 STEP_SECONDS = 10.0
@@ -55,7 +56,7 @@ class Teller:
         elif kind == "checkpoint":
             self.log.info("Checkpoint at step %d, written in %.1f s", event["step"], event["seconds"])
         elif kind == "warning":
-            self.log.warning("%s", event["message"])
+            self.log.warning("%s", one_line(event["message"]))
         elif kind == "restarting":
             self.log.warning("%s; it is started again from the last checkpoint", event["reason"])
         elif kind == "eval":

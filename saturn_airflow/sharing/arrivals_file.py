@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.model import formats
+from saturn_airflow.model import formats, json_text
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.problem import PlannedJob, Problem
@@ -96,7 +95,7 @@ class ArrivalsFile:
         :raises InvalidSweepError: when it can't be read, is no JSON, or holds no valid arrivals.
         """
         try:
-            data = json.loads(Path(path).read_text())
+            data = json_text.parse(Path(path).read_text())
         except OSError as error:
             raise InvalidSweepError(f"{path} can't be read: {error.strerror}") from None
         except ValueError as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.model import json_text
 from saturn_airflow.model.initial_weights import WEIGHTS
 from saturn_airflow.tracking import models, server
 from saturn_airflow.tracking.server import RecordRefusedError, RunGoneError
@@ -36,7 +36,7 @@ def fetch(uri: str, name: str, folder: Path) -> dict[str, Any] | None:
     if not kept.exists() and not _download(uri, place, kept):
         return found
     try:
-        job = json.loads((kept / _JOB).read_text())
+        job = json_text.parse((kept / _JOB).read_text())
     except (OSError, ValueError) as error:
         log.warning("%s of version %s of %s is damaged: %s", _JOB, version, name, error)
         return found

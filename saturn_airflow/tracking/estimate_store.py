@@ -19,6 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow.model import json_text
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.tracking import parameters, server, unique
@@ -286,7 +287,7 @@ def _unsent(
 def _read(text: str, versions: Mapping[str, str] | None, name: str) -> Observation | None:
     """An observation with its estimate; None, with a note, where it can't be used."""
     try:
-        seen: Observation = json.loads(text)
+        seen: Observation = json_text.parse(text)
         if seen["format"] != FORMAT:
             log.info("%s: an estimate in format %s is ignored", name, seen["format"])
         elif versions is not None and seen["versions"] != dict(versions):
@@ -419,6 +420,6 @@ def _date(milliseconds: float) -> str:
 
 def _time_of(observation: str) -> float:
     try:
-        return float(json.loads(observation)["time"])
+        return float(json_text.parse(observation)["time"])
     except (ValueError, KeyError, TypeError):
         return 0.0

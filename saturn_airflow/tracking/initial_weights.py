@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.model import disks
+from saturn_airflow.model import disks, json_text
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.initial_weights import WEIGHTS, Source, parse
 from saturn_airflow.tracking import models, server
@@ -132,7 +131,7 @@ def _check_format(path: Path) -> None:
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if length <= _LONGEST_HEADER and isinstance(json.loads(file.read(length)), dict):
+            if length <= _LONGEST_HEADER and isinstance(json_text.parse(file.read(length)), dict):
                 return
     except ValueError:
         pass

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.model import json_text
 from saturn_airflow.model.disks import write_whole
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class Outbox:
     def state(self) -> dict[str, Any]:
         """What was noted last: how far records were sent, and to which run."""
         try:
-            state: dict[str, Any] = json.loads(self._state.read_text())
+            state: dict[str, Any] = json_text.parse(self._state.read_text())
         except (OSError, ValueError):
             return {}
         if not isinstance(state, dict):
@@ -172,7 +173,7 @@ class Outbox:
 
 def _parsed(line: bytes) -> Record | None:
     try:
-        record = json.loads(line)
+        record = json_text.parse(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) else None

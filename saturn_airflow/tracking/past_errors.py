@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from saturn_airflow.model import json_text
 from saturn_airflow.model.past_errors import PastError
 from saturn_airflow.tracking import sweeps
 from saturn_airflow.tracking.server import TrackingError
@@ -57,7 +58,7 @@ def find(uri: str, dag_id: str | None = None) -> list[SweepErrors]:
     found = []
     for sweep, text in tagged:
         try:
-            found.append(_read(sweep, json.loads(text)))
+            found.append(_read(sweep, json_text.parse(text)))
         except (ValueError, TypeError, KeyError, IndexError, OverflowError):
             log.warning("the errors of the sweep %s are damaged; they are left out", sweep)
     return found

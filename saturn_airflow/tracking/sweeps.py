@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow.model import json_text
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.metrics import PART
 from saturn_airflow.tracking import server
@@ -88,7 +88,7 @@ def _reported(uri: str, run: Run) -> list[dict[str, Any]]:
 
 def _outcomes_in(report: bytes, run_id: str) -> list[dict[str, Any]]:
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        jobs = json.loads(report)["jobs"] or []
+        jobs = json_text.parse(report)["jobs"] or []
         return [{"job": str(job["job"]), "status": str(job["status"]), **job} for job in jobs]
     log.warning("the report of run %s is damaged, and left out", run_id)
     return []
@@ -180,7 +180,7 @@ def _job(uri: str, run: Run) -> dict[str, Any]:
     }
     own: list[str] = []
     with contextlib.suppress(ValueError):  # whoever writes to MLflow may have changed it
-        own = list(map(str, json.loads(run.data.tags.get(METRICS_TAG, "[]") or "[]") or ()))
+        own = list(map(str, json_text.parse(run.data.tags.get(METRICS_TAG, "[]") or "[]") or ()))
     strategy["devices"] = _whole(strategy["devices"])
     return {
         "job": run.info.run_name,

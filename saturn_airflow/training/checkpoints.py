@@ -17,7 +17,6 @@ damaged later; the checksums tell.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
 import threading
@@ -34,7 +33,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from saturn_airflow.launch import checkpoint_files
 from saturn_airflow.launch.checkpoint_files import MANIFEST
-from saturn_airflow.model import disks, formats
+from saturn_airflow.model import disks, formats, json_text
 from saturn_airflow.model.definition import Change, Definition
 from saturn_airflow.training import storing, tensor_files
 from saturn_airflow.training.beside_tensors import About, of_all
@@ -308,7 +307,7 @@ class Checkpoints:
                 aside.append(name)
                 continue
             self._put_aside(aside)
-            manifest = json.loads((path / MANIFEST).read_text())
+            manifest = json_text.parse((path / MANIFEST).read_text())
             self._check_definition(path, manifest)
             of_base = self._shared.everyones(checkpoint_files.damage_of_base(path, part))
             if damage := next((d for d in of_base if d), None):

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file, save_model
 from torch import nn
 
-from saturn_airflow.model import clear_secrets, disks
+from saturn_airflow.model import clear_secrets, disks, json_text
 from saturn_airflow.model.errors import InvalidSweepError, SaturnError
 from saturn_airflow.model.initial_weights import WEIGHTS
 from saturn_airflow.model.jobs import Job
@@ -126,7 +126,7 @@ def load_exported(
     if not (path / WEIGHTS).is_file() or not (path / JOB).is_file():
         raise SaturnError(f"{path} holds no trained model: {WEIGHTS} and {JOB} are expected there")
     try:
-        job = Job.from_dict(json.loads((path / JOB).read_text()))
+        job = Job.from_dict(json_text.parse((path / JOB).read_text()))
     except (ValueError, InvalidSweepError) as error:
         raise SaturnError(f"{path / JOB} is damaged: {error}") from None
     if model_args:

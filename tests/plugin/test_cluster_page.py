@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import HOSTILE, hostile
 from playwright.sync_api import expect
 
 from saturn_airflow import Job
@@ -138,6 +140,49 @@ def test_of_dags_of_others_no_name_is_told(site: Any, visit: Any, cluster: None)
     busy = [bar for job in answer.json()["jobs"] for bar in job["bars"] if bar["node"] == "gpu-b"]
     assert [0, 1, 2, 3] in [bar["device_ids"] for bar in busy if bar["actual"]], "that they are busy is told"
     assert "hidden-job" in site.client("ada").get("/saturn/data/cluster").text
+
+
+def test_names_stay_names(site, visit, cluster) -> None:
+    """Of a run, a task, jobs and of who goes before; in the table, the chart and its tips."""
+    home = Path(site.services.environment["AIRFLOW__SATURN__HOME"])
+    run_id, task = hostile().run_id, HOSTILE[1]
+    jobs = {name: (2000.0 + 100 * number, "gpu-b") for number, name in enumerate(HOSTILE)}
+    made = active("hostile", jobs, priority=9.0)
+    own = dataclasses.replace(made.sweep, name=f"hostile/{run_id}/{task}")
+    sweep = dataclasses.replace(made, run_id=run_id, sweep=own, folder="sweeps/hostile/a/sweep")
+    Ledger(home).write(sweep)
+    try:
+        page = visit().page
+        page.goto("/saturn/cluster")
+        # The answer is made anew every ten seconds, and the page asks as often.
+        row = page.locator("#sweeps tbody tr").filter(has_text=task)
+        expect(row).to_contain_text(run_id)
+        expect(row).to_contain_text(f"hostile · {task}")
+        rows = page.locator("#sweeps tbody tr").filter(has_text="secret · sweep")
+        expect(rows).to_contain_text(f"hostile/{run_id}/{task}: ")
+        assert _tips(page) & set(HOSTILE)
+        assert page.locator("img[src=x], svg[onload], [onmouseover], [onerror]").count() == 0
+        scripts = page.evaluate("[...document.scripts].map(script => script.src)")
+        assert all(source.startswith(f"{site.url}/saturn/static/") for source in scripts)
+        assert page.evaluate("Object.keys(Object.prototype)") == [], "of a name __proto__"
+        row.get_by_role("link").click()
+        expect(page).to_have_url(re.compile(re.escape(f"{site.url}/saturn/plan/hostile/")))
+    finally:
+        Ledger(home).remove(sweep.key)
+
+
+def _tips(page) -> set[str]:
+    """Names that the chart's tips show, looked for until there is one of a hostile name."""
+    seen: set[str] = set()
+    deadline = time.monotonic() + 300
+    while not seen & set(HOSTILE) and time.monotonic() < deadline:
+        box = page.locator("#chart").bounding_box()
+        for x in range(5, int(box["width"]), 40):
+            for y in range(5, int(box["height"]), 12):
+                page.locator("#chart").hover(position={"x": x, "y": y}, force=True)
+                if page.locator(".tip strong").is_visible():
+                    seen.add(page.locator(".tip strong").text_content())
+    return seen
 
 
 def test_by_when_sweeps_are_done_with_odds_is_told_of_those_that_know(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from saturn_airflow.model import json_text
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.plan import Plan
 
@@ -15,7 +15,7 @@ def read_plan(path: str | Path) -> Plan:
     :raises InvalidSweepError: when the file can't be read or holds no plan.
     """
     try:
-        return Plan.from_dict(json.loads(Path(path).read_text()))
+        return Plan.from_dict(json_text.parse(Path(path).read_text()))
     except OSError as error:
         raise InvalidSweepError(f"{path} can't be read: {error.strerror}") from None
     except KeyError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from saturn_airflow import library
 from saturn_airflow.launch import handed_over
 from saturn_airflow.launch.run_spec import RunSpec
-from saturn_airflow.model import guards
+from saturn_airflow.model import guards, json_text
 from saturn_airflow.model.disks import write_whole
 
 _FILE = "verdicts.json"
@@ -35,7 +35,7 @@ class Verdicts:
 
     def _all(self) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            kept = dict(json.loads(self._file.read_text()))
+            kept = dict(json_text.parse(self._file.read_text()))
             return {key: said for key, said in kept.items() if isinstance(said, str)}
         return {}
 

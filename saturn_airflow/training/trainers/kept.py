@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import handed_over
-from saturn_airflow.model import disks
+from saturn_airflow.model import disks, json_text
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import DiskError, JobError
 
@@ -79,7 +79,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Sequence[str]:
 
 def _facts(checkpoint: Path) -> dict[str, Any] | None:
     try:
-        facts: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
+        facts: dict[str, Any] = json_text.parse((checkpoint / MANIFEST).read_text())
         number, digests = int(facts["format"]), dict(facts["files"])
     except (ValueError, KeyError, TypeError):
         return None
