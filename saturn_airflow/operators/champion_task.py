@@ -18,7 +18,6 @@ from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import wishes
 from saturn_airflow.operators.choosing import best_of
-from saturn_airflow.operators.connections import handed_to
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -31,7 +30,7 @@ from saturn_airflow.operators.context import (
 from saturn_airflow.operators.following import go_with_parent
 from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.round_outcomes import last_outcomes
-from saturn_airflow.operators.upstream_jobs import check_stored
+from saturn_airflow.operators.upstream_jobs import check_stored, handed_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,7 +164,7 @@ class ScoreOperator(BaseOperator):
                 leases_folder=leases_folder(),
                 technique_folders=technique_folders(),
                 path=user_path(),
-                handed=handed_to(job),
+                handed=handed_on(job, self, context),
                 log=self.log.info,
             )
             value = {**found["metrics"], "eval_loss": found["eval_loss"]}.get(entry["metric"])

@@ -17,7 +17,6 @@ from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.folders import slug
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.operators.connections import handed_to
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -29,6 +28,7 @@ from saturn_airflow.operators.context import (
 )
 from saturn_airflow.operators.following import go_with_parent
 from saturn_airflow.operators.retrying import TryAgainError
+from saturn_airflow.operators.upstream_jobs import handed_on
 
 ESTIMATE_KEY = "estimate"
 
@@ -66,7 +66,7 @@ class ProfileOperator(BaseOperator):
         names = ", ".join(trial.covers)
         self.log.info("Measuring %s x %d on %s for %s", trial.technique, trial.devices, node.name, names)
         jobs = jobs_of(trial, context, self.settings.trials_task)
-        estimate, broken = measured_with_any(jobs, partial(self._measure, trial, node, sweep))
+        estimate, broken = measured_with_any(jobs, partial(self._measure, context, trial, node, sweep))
         entry = {**formats.stamp("an estimate"), "attempt": self.trial["attempt"], "broken": broken}
         if estimate is not None:
             entry["estimate"] = finite(estimate.to_dict())
@@ -79,6 +79,7 @@ class ProfileOperator(BaseOperator):
 
     def _measure(
         self,
+        context: Context,
         trial: Trial,
         node: Node,
         sweep: SweepContext,
@@ -93,7 +94,7 @@ class ProfileOperator(BaseOperator):
             self.log.info("%s takes its place", job.name)
         what = f"{job.name} {trial.technique} {trial.devices} {node.name}"
         try:
-            handed = handed_to(job)
+            handed = handed_on(job, self, context)
         except SaturnError as error:
             raise AirflowFailException(str(error)) from None
         return measure(

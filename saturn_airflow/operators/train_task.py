@@ -23,7 +23,6 @@ from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import WORTH_A_RETRY, Status
 from saturn_airflow.operators import beginning, claims
 from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
-from saturn_airflow.operators.connections import handed_to
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -42,6 +41,7 @@ from saturn_airflow.operators.numbers_for_airflow import LeaseWait
 from saturn_airflow.operators.printed import Printed
 from saturn_airflow.operators.retrying import TryAgainError, seconds_until_next_try
 from saturn_airflow.operators.telling import Teller
+from saturn_airflow.operators.upstream_jobs import handed_on
 from saturn_airflow.plugin.links import MlflowRunLink
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         self._let_go_first(context)
         self._budgets(context).keep()
         try:
-            started = runs.start(spec, handed_to(spec.job))
+            started = runs.start(spec, handed_on(spec.job, self, context))
         except InvalidSweepError as error:
             self._refuse(context, str(error))
         restarting.forget_wish(Path(spec.folder))
@@ -437,12 +437,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         job_run.wait(10)
         self.mlflow_url = job_run.url
         uri = job_run.log_model_folder(outcome.model) if outcome.model else None
+        hours = held * planned.devices / 3600
         job_run.log_metrics(
-            {
-                "planned_seconds": planned.planned_seconds,
-                "actual_seconds": held,
-                "gpu_hours": held * planned.devices / 3600,
-            }
+            {"planned_seconds": planned.planned_seconds, "actual_seconds": held, "gpu_hours": hours}
         )
         if goes_on:
             job_run.leave()

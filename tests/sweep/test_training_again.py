@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import mlflow
 import pytest
-from airflow.sdk import RetryAction
+from airflow.sdk import DAG, RetryAction
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow import Cluster, HParams, Job, Node, tracking
@@ -23,6 +24,7 @@ from saturn_airflow.operators import train_task
 from saturn_airflow.operators.retrying import OF_A_TRAINING, TryAgainError
 from saturn_airflow.operators.telling import Teller
 from saturn_airflow.operators.train_task import TrainOperator
+from saturn_airflow.operators.trials_task import TrialsOperator
 
 pytestmark = pytest.mark.ranks
 
@@ -73,9 +75,17 @@ class Sweep:
         self.cleared_after = self.tries
 
     def train(
-        self, job: Job, attempt: float = 100.0, job_timeout: float | None = None, **arguments: Any
+        self,
+        job: Job,
+        attempt: float = 100.0,
+        job_timeout: float | None = None,
+        listed: Job | None = None,
+        **arguments: Any,
     ) -> dict[str, Any]:
-        """One try."""
+        """One try.
+
+        :param listed: the job as the DAG's file has it.
+        """
         self.tries += 1
         entry = {
             "name": "small",
@@ -93,16 +103,19 @@ class Sweep:
             "end": 1.0,
             "after": [],
         }
-        operator = TrainOperator(
-            task_id="train",
-            entry=entry,
-            node={"name": "local", "devices": 1, "kind": "cpu"},
-            settings=SweepSettings(
-                cluster=Cluster(Node("local", 1, "cpu")), group="sweep", retries=3, job_timeout=job_timeout
-            ),
-            retries=RETRIES,
-            **arguments,
+        settings = SweepSettings(
+            cluster=Cluster(Node("local", 1, "cpu")), group="sweep", retries=3, job_timeout=job_timeout
         )
+        with DAG(self.dag, schedule=None):
+            TrialsOperator(task_id=settings.trials_task, jobs=[(listed or job).to_dict()], settings=settings)
+            operator = TrainOperator(
+                task_id="train",
+                entry=entry,
+                node={"name": "local", "devices": 1, "kind": "cpu"},
+                settings=settings,
+                retries=RETRIES,
+                **arguments,
+            )
         ti = SimpleNamespace(
             dag_id=self.dag,
             run_id="run",
@@ -379,3 +392,12 @@ def fill_once_it_trains(sweep: Sweep, disk: Any) -> None:
     while len(sweep.events("step")) < 10:
         time.sleep(0.05)
     disk.fill()
+
+
+def test_a_job_that_somebody_changed_on_its_way_is_not_trained(sweep: Sweep) -> None:
+    # In two parts: what this file names in one, its DAG may name.
+    edited = dataclasses.replace(job(), loss_function=":".join(["joblib", "load"]))
+    with pytest.raises(AirflowFailException, match="'joblib:load' comes from another task of the sweep"):
+        sweep.train(edited, listed=job())
+    assert sweep.outcome["outcome"]["status"] == "failed"
+    assert not list(sweep.folder.glob("runs/*"))

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from airflow.sdk import DAG, BaseOperator
+from airflow.sdk.definitions.xcom_arg import XComArg
 
+from saturn_airflow import Cluster, Node
 from saturn_airflow.model import allowed_modules
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.model.secrets import Secret
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import upstream_jobs
+from saturn_airflow.operators.trials_task import TrialsOperator
 
 
 @pytest.fixture
@@ -119,3 +125,74 @@ def test_the_setting_decides_where_it_is_set(dag_file: Path, monkeypatch: pytest
     upstream_jobs.check([job(loss_function="joblib:load")], str(dag_file))
     with pytest.raises(InvalidSweepError, match=r"'sklearn.svm' is not among \[saturn\] allowed_modules"):
         upstream_jobs.check([job(load_model="sklearn.svm:SVC")], str(dag_file))
+
+
+# --- What another task of the sweep handed on, which whoever may edit XComs can change ---
+
+
+def task_of(dag_file: Path, *listed: Job, from_upstream: bool = False) -> BaseOperator:
+    """A task that is about to run a job of a sweep; ``listed`` are those in the DAG's file."""
+    settings = SweepSettings(cluster=Cluster(Node("a", 1, "cpu")), group="sweep")
+    with DAG("d", schedule=None) as dag:
+        dag.fileloc = str(dag_file)
+        jobs = XComArg(BaseOperator(task_id="upstream")) if from_upstream else [j.to_dict() for j in listed]
+        TrialsOperator(task_id=settings.trials_task, jobs=jobs, settings=settings)
+        task = BaseOperator(task_id="train")
+    task.settings = settings  # type: ignore[attr-defined]
+    return task
+
+
+OF_A_LIBRARY = job(load_model="sklearn.linear_model:Ridge", connections=["shop_of_north"])
+TEMPLATED = job(model_args={"x": Secret("shop_of_{{ where }}", "password")})
+
+
+@pytest.fixture
+def shop_db(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SHOP_DB", "SHOP_OF_NORTH", "PROD_DB"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "postgres://ann:a-password@host/db")
+
+
+@pytest.mark.parametrize(
+    ("listed", "handed_on"),
+    [
+        ([OF_A_LIBRARY], OF_A_LIBRARY),  # the text of the file need not have it: a loop may have made it
+        ([job(), replace(OF_A_LIBRARY, name="b")], OF_A_LIBRARY),  # as a champion of another job
+        ([TEMPLATED], job(model_args={"x": Secret("shop_of_north", "password")})),
+        ([replace(OF_A_LIBRARY, name="{{ where }}")], OF_A_LIBRARY),
+        ([job()], job(connections=["shop_db"])),  # which the DAG's file names
+        (None, job(connections=["shop_db"])),
+    ],
+    ids=["listed", "of another job", "of a template", "under a template's name", "of the file", "upstream"],
+)
+def test_what_the_sweeps_jobs_name_is_run(
+    listed: list[Job] | None, handed_on: Job, dag_file: Path, shop_db: None
+) -> None:
+    task = task_of(dag_file, *listed or (), from_upstream=listed is None)
+    handed = upstream_jobs.handed_on(handed_on, task, {"where": "north"})  # type: ignore[arg-type]
+    assert bool(handed) == bool(handed_on.connections or handed_on.model_args)
+
+
+@pytest.mark.parametrize("from_upstream", [False, True])
+@pytest.mark.parametrize(
+    ("edited", "told"),
+    [
+        ({"load_model": "os:system"}, "load_model 'os:system': 'os' is of Python's standard library"),
+        ({"load_model": "builtins:exec"}, "standard library"),
+        ({"load_model": "subprocess:call"}, "standard library"),
+        (
+            {"load_dataloader": "joblib:load"},
+            "load_dataloader 'joblib:load' comes from another task of the sweep",
+        ),
+        ({"load_model": "beside_dags:load"}, "'joblib:load' neither lies beside"),
+        ({"hparams": HParams(optimizer="joblib:load")}, "optimizer 'joblib:load'"),
+        ({"load_model": "saturn_airflow.deployment.local:_feed"}, "is Saturn's own"),
+        ({"connections": ["prod_db"]}, "connections is of connection 'prod_db', and jobs from another task"),
+        ({"data_args": {"x": Secret("prod_db", "password")}}, "data_args.x is of connection 'prod_db'"),
+    ],
+)
+def test_what_an_edited_xcom_names_is_refused(
+    edited: dict[str, object], told: str, from_upstream: bool, dag_file: Path, shop_db: None
+) -> None:
+    task = task_of(dag_file, job(), from_upstream=from_upstream)
+    with pytest.raises(InvalidSweepError, match=told):
+        upstream_jobs.handed_on(job(**edited), task, {})  # type: ignore[arg-type]
