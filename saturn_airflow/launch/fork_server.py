@@ -130,8 +130,8 @@ def _connected(environment: Mapping[str, str]) -> Iterator[socket.socket]:
                 if time.monotonic() > deadline or started.poll() not in (None, 0):
                     raise
                 time.sleep(0.02)
-        if _peer(server)[1] != os.geteuid():
-            raise PermissionError("the fork server belongs to another user")
+        if not _is_own(*_peer(server)):
+            raise PermissionError("the fork server belongs to another user, or is of another container")
         yield server
 
 
@@ -165,6 +165,18 @@ def _peer(end: socket.socket) -> tuple[int, int]:
     return process, user
 
 
+def _is_own(process: int, user: int) -> bool:
+    """Whether a peer is this user's, and in this container.
+
+    Of a process outside of it the kernel tells no id (0); one in a container below this has another id there.
+    """
+    if process == 0 or user != os.geteuid():
+        return False
+    # NSpid, in proc_pid_status(5): all its ids, from here on downwards.
+    ids = _status(process, "NSpid:")
+    return not ids or ids == [str(process)]
+
+
 def _send(end: socket.socket, request: Mapping[str, Any], files: Sequence[int]) -> None:
     data = json.dumps(request).encode()
     socket.send_fds(end, [struct.pack("I", len(data))], list(files))
@@ -178,8 +190,16 @@ def _receive(end: socket.socket, head: bytes) -> dict[str, Any]:
 
 
 def _umask() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("Umask:")[2].split()[0], 8)
+    return int(_status("self", "Umask:")[0], 8)
+
+
+def _status(process: int | str, field: str) -> list[str]:
+    """What the kernel tells of a process under a name; nothing where it tells nothing of the kind.
+
+    :raises OSError: when there is no such process.
+    """
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next((line.split()[1:] for line in lines if line.startswith(field)), [])
 
 
 def serve(name: str) -> None:
@@ -204,7 +224,7 @@ def serve(name: str) -> None:
 
 def _answer(listener: socket.socket, end: socket.socket) -> None:
     asker, user = _peer(end)
-    if user != os.geteuid():
+    if not _is_own(asker, user):
         return
     end.settimeout(_READY_SECONDS)
     head, files, _, _ = socket.recv_fds(end, 4, 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from saturn_airflow.model import formats
@@ -11,6 +12,9 @@ from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.sharing import SharedSweep
 
 ACTIVE_SWEEP = "an active sweep"
+
+# Of a file's name on Linux.
+_LONGEST_NAME = 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +67,22 @@ class ActiveSweep:
             return cls(
                 dag_id=str(data["dag_id"]),
                 run_id=str(data["run_id"]),
-                folder=str(data["folder"]),
+                folder=_inside(data["folder"]),
                 made=float(data["made"]),
                 nodes=tuple(Node(**formats.known_fields(Node, node)) for node in data["nodes"]),
                 sweep=SharedSweep.from_dict(data["sweep"]),
                 law=data.get("law"),
             )
-        except (KeyError, TypeError, AttributeError, StopIteration) as error:
+        except (KeyError, TypeError, AttributeError, StopIteration, OverflowError) as error:
             raise ValueError(f"no active sweep: {error}") from None
+
+
+def _inside(folder: Any) -> str:
+    """A folder of Saturn's home, as :attr:`ActiveSweep.folder` has it.
+
+    :raises ValueError: for what leads out of it, or can't be a folder.
+    """
+    path = PurePosixPath(folder)
+    if path.is_absolute() or ".." in path.parts or any(len(part) > _LONGEST_NAME for part in path.parts):
+        raise ValueError(f"{folder!r:.80} is no folder of a sweep")
+    return str(path)

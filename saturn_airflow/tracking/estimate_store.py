@@ -297,7 +297,7 @@ def _read(text: str, versions: Mapping[str, str] | None, name: str) -> Observati
             estimate.check()
             told = {"job": str(seen.get("job", "")), "source": str(seen["source"])}
             return {**seen, **told, "time": _finite(seen["time"]), "estimate": estimate}
-    except (ValueError, KeyError, TypeError, AttributeError, SaturnError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, SaturnError) as error:
         log.info("%s: an estimate that can't be read is ignored (%s)", name, error)
     return None
 
@@ -421,5 +421,5 @@ def _date(milliseconds: float) -> str:
 def _time_of(observation: str) -> float:
     try:
         return float(json_text.parse(observation)["time"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return 0.0

@@ -351,6 +351,13 @@ def test_a_sweep_in_the_ledger(content: bytes) -> None:
         assert plan_together(cluster, SharingRules()).sweeps
 
 
+@pytest.mark.parametrize("folder", ["/etc", "sweeps/../../other", "../other", "sweeps/" + "a" * 300])
+def test_a_sweep_in_the_ledger_leads_nowhere_else(folder: str) -> None:
+    with pytest.raises(ValueError, match="is no folder of a sweep"):
+        ActiveSweep.from_dict({**LEDGER.to_dict(), "folder": folder}, "here")
+    assert ActiveSweep.from_dict(LEDGER.to_dict(), "here") == LEDGER
+
+
 @fuzz("9" * 12)
 def test_notes_of_how_far_was_read(content: bytes) -> None:
     with one_message("followed") as folder:

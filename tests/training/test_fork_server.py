@@ -212,6 +212,52 @@ def test_another_user_is_not_served() -> None:
         server.wait()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces everywhere")
+def test_nobody_of_another_container_is_asked_or_served(tmp_path: Path) -> None:
+    """Containers that share a network share these addresses, and often have the same user."""
+    elsewhere = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    kept = {name: value for name, value in environment.items() if name.startswith(fork_server._KEPT)}
+    impostor = f"""if True:
+        import socket
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind({fork_server._address(kept)!r})
+        listener.listen()
+        print("ready", flush=True)
+        end, _ = listener.accept()
+        print("heard", len(end.recv(1 << 16)), flush=True)
+    """
+    process = subprocess.Popen([*elsewhere, impostor], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    assert fork_server.start(["nowhere"], os.environ, [1, 2], [], [], threads=1) is None
+    assert process.stdout.readline() == "heard 0\n"
+    process.wait(10)
+    asking = f"""if True:
+        import json, socket, struct, time
+        request = json.dumps({{"references": ["os:system"], "path": [{str(tmp_path)!r}]}}).encode()
+        end = socket.socket(socket.AF_UNIX)
+        while end.connect_ex({fork_server._PREFIX + "for-one-container"!r}):
+            time.sleep(0.05)
+        try:
+            end.sendall(struct.pack("I", len(request)) + request)
+            print(end.recv(1))
+        except ConnectionError:
+            print(b"")
+    """
+    serving = "from saturn_airflow.launch import fork_server, warm; warm.import_all = lambda: None; "
+    # What would be imported for it is told, and nothing is.
+    serving += "warm.import_for = lambda *_: print('imports', flush=True); "
+    serving += "fork_server.serve('for-one-container')"
+    server = subprocess.Popen([sys.executable, "-c", serving], stdout=subprocess.PIPE, text=True)
+    try:
+        told = subprocess.run([*elsewhere, asking], capture_output=True, text=True, timeout=60)
+        assert told.stdout == "b''\n", told.stderr
+    finally:
+        server.kill()
+        assert server.communicate()[0] == ""
+
+
 def test_a_broken_request_is_no_end_of_it(tmp_path: Path) -> None:
     first = runs.start(spec_for(tmp_path / "a", small_job("slow")))
     server = parent_of(first)
