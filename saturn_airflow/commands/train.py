@@ -171,9 +171,12 @@ def _teller(
     stack: contextlib.ExitStack, args: argparse.Namespace, job: Job, devices: int, folder: Path
 ) -> Callable[[Event], object]:
     """Prints events, and records them where that was asked for."""
+    from saturn_airflow.launch import handed_over
+
     recorded = _job_run(args, job, devices, folder) if args.experiment else None
 
     def tell(event: Event) -> None:
+        event = handed_over.hidden_event(event)
         print_event(event)
         if recorded is not None:
             recorded.follow({**event, "time": time.time()})

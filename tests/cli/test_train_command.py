@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -264,3 +265,44 @@ def test_mlflow_has_it_where_that_is_asked_for(folder: Path) -> None:
     assert run.data.params["technique"] == "single"
     assert run.data.metrics["bias"] == 0.5
     assert "words.txt" in {file.path for file in client.list_artifacts(run.info.run_id)}
+
+
+SECRETIVE = """
+def data(day):
+    import mlflow
+
+    global told
+    told = day
+    mlflow.log_param("day", day)
+    mlflow.set_tag("of", f"<{day}>")
+    print("the data of", day)
+    return DataLoader(TensorDataset(torch.ones(8, 4), torch.ones(8, 1)), batch_size=8)
+
+def loss(outputs, targets):
+    raise ConnectionError(f"no login with {told!r}")
+"""
+
+
+def test_secrets_go_neither_to_mlflow_nor_to_the_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    password = 'open sesame "\u00fc" 4711'
+    connection = json.dumps({"conn_type": "generic", "password": password})
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", connection)
+    secretive = DAG.replace("Job, Node", "Job, Node, Secret")
+    secretive = secretive.replace('{"day": "{{ ds }}"}', '{"day": Secret("shop_db", "password")}')
+    (folder / "mine.py").write_text(secretive)
+    (folder / "by_hand.py").write_text((folder / "by_hand.py").read_text() + SECRETIVE)
+    uri = f"sqlite:///{folder}/mlflow.db"
+    place = ("--dags", str(folder), "--folder", str(folder / "kept"), "--uri", uri)
+    told = by_hand(folder, "mine", "good", *place, "--experiment", "by hand")
+    assert told.returncode == 1, told.stderr
+    assert "no login with '***'" in told.stderr
+    assert "logged day=***" in told.stdout
+    (experiment,) = MlflowClient(uri).search_experiments(filter_string="name = 'by hand'")
+    (run,) = MlflowClient(uri).search_runs([experiment.experiment_id], "params.day != ''")
+    assert (run.data.params["day"], run.data.tags["of"]) == ("***", "<***>")
+    forms = [form.encode() for form in (password, repr(password)[1:-1], json.dumps(password)[1:-1])]
+    said = [told.stdout.encode(), told.stderr.encode()]
+    said += [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    assert not [text for text in said for form in forms if form in text]
