@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import os
+import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from saturn_airflow.launch import trusted_folder
+
+#: Where torch keeps what it compiled.
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _PREFIX = "saturn-run-"
 # Who makes a folder has locked it by then.
 _LOCKED_AFTER_SECONDS = 5.0
@@ -33,6 +40,43 @@ def folder() -> Iterator[str]:
     finally:
         os.close(held)
         shutil.rmtree(path, ignore_errors=True)
+
+
+def why_not_compiled_there(instead: Path) -> str | None:
+    """Keep other users out of what ``torch.compile`` keeps between runs, which is code that is run.
+
+    By default torch keeps it in the folder for temporary files, under a name that others can make first.
+
+    :param instead: a folder of this run's, for where they did.
+    :returns: why that is used, in words; None where it need not be.
+    """
+    if os.environ.get(COMPILED):
+        return None
+    usual = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
+    try:
+        with contextlib.suppress(FileExistsError):
+            usual.mkdir(0o700)
+        facts = usual.lstat()
+        own = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+        if own and not trusted_folder.is_writable_by_others(facts):
+            return None
+        why = "others may write there" if own else "which another user made"
+    except OSError as error:
+        why = str(error)
+    os.environ[COMPILED] = str(instead / "compiled")
+    return (
+        f"what torch.compile makes is not kept in {usual} ({why}), and is made anew in each run; to keep it, "
+        f"set {COMPILED} for workers to a folder of theirs alone"
+    )
+
+
+def _user() -> str:
+    """As torch has it: torch._inductor.runtime.cache_dir_utils.default_cache_dir."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid_{os.getuid()}"
+    return re.sub(r'[\\/:*?"<>|]', "_", user)
 
 
 def _remove_lost(temporary: Path) -> None:

@@ -174,6 +174,8 @@ class Supervisor:
                     self.emit({"event": "warning", "message": occupied, "occupied": True})
                 if not _guards:
                     launching.scratch = held.enter_context(scratch.folder())
+                    if why := scratch.why_not_compiled_there(Path(launching.scratch)):
+                        self.emit({"event": "warning", "message": why})
                     _guard(launching.scratch)
                     held.callback(_end_others)
                 os.environ.update(devices.environment(mine))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,54 @@ def test_a_folder_of_a_run_goes_with_it_and_those_of_lost_ones_with_the_next(
             assert not theirs.exists()
             assert Path(mine).is_dir()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files, as machines have it; what is set for torch is put back afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        monkeypatch.setenv(scratch.COMPILED, "put back after the test")
+        monkeypatch.delenv(scratch.COMPILED)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def usual() -> Path:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return Path(default_cache_dir())
+
+
+def test_what_torch_compiles_is_where_it_was_and_closed(temporary: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert scratch.why_not_compiled_there(tmp_path) is None
+    assert scratch.COMPILED not in os.environ
+    assert usual().parent == temporary
+    assert stat.S_IMODE(usual().stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
+@pytest.mark.parametrize("how", ["made first", "a link", "open to all"])
+def test_what_another_user_could_change_is_not_run(how: str, temporary: Path, tmp_path: Path) -> None:
+    eve = 61003
+    if how == "a link":
+        (tmp_path / "eves").mkdir()
+        usual().symlink_to(tmp_path / "eves")
+        os.chown(usual(), eve, eve, follow_symlinks=False)
+        os.chown(tmp_path / "eves", eve, eve)
+    else:
+        usual().mkdir()
+        usual().chmod(0o777 if how == "open to all" else 0o755)
+        if how == "made first":
+            os.chown(usual(), eve, eve)
+    why = scratch.why_not_compiled_there(tmp_path)
+    assert why is not None
+    assert str(usual()) in why
+    assert os.environ[scratch.COMPILED] == str(tmp_path / "compiled")
+
+
+def test_who_says_where_is_obeyed(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(scratch.COMPILED, "/elsewhere")
+    assert scratch.why_not_compiled_there(tmp_path) is None
+    assert os.environ[scratch.COMPILED] == "/elsewhere"
