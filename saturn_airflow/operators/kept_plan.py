@@ -1,7 +1,7 @@
 """A plan that stands: who clears its task alone has it handed on again, not made anew.
 
-The tasks that train by it were not cleared, and go on. By another plan their next tries would train other jobs,
-and the report would take none of their outcomes.
+The tasks that train by it were not cleared, and go on. By another plan their next tries would train other
+jobs, and the report would take none of their outcomes.
 """
 
 from __future__ import annotations
