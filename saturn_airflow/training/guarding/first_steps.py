@@ -6,7 +6,7 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from saturn_airflow.parallelism import caches
 from saturn_airflow.parallelism.module_state import ModuleState
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng
-from saturn_airflow.training.batches import Cut, Data, Position, total_steps
+from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position, total_steps
 from saturn_airflow.training.guarding import comparing, whole
 from saturn_airflow.training.guarding.differences import TOLERANCES
 from saturn_airflow.training.guarding.few_samples import numbers_of_samples
@@ -187,31 +187,48 @@ def _take_steps(
         with still():
             plain.evaluation = loop.evaluate(some.data)
     if plain.drew and job.hparams.accumulate == 1:
-        otherwise: list[float] = []
-        for number, batch in enumerate(random, len(steps)):
-            if isinstance(loop, PlainLoop):
-                otherwise.append(_drawn_otherwise(job, loop, batch.micro_batches[0].data))
-            rng.seed(job.hparams.seed, "step", number, 0, 0)
-            plain.random_losses.append(loop.step(batch.micro_batches).loss)
-        if otherwise:
-            effects = zip(otherwise, plain.random_losses, strict=True)
-            plain.random_effect = max(abs(other - loss) for other, loss in effects)
-    if forgotten and watched is not None and isinstance(loop, PlainLoop):
-        one = next(iter(batches.values())).micro_batches
+        _take_with_other_draws(plain, job, loop, random)
+    if watched is not None and isinstance(loop, PlainLoop) and len(steps) > 1:
         plain.steps = []  # so that what this raises is what the guard raises
-        with still():
-            watched.refuse_what_is_missed(forgotten, functools.partial(loop.gradients, one))
-        plain.steps = steps
-    if watched is not None and len(steps) > 1 and isinstance(loop, PlainLoop):
-        plain.steps = []
-        batch = next(iter(batches.values())).micro_batches[0].data
-        allowed = 10 * TOLERANCES[plain.number_format].loss
-        with still():
-            bare = whole.bare(model)
-            another = load() if bare is None else bare
-            watched.refuse_what_is_lost(another, loop.loss_of, batch, allowed)
+        _refuse_what_is_not_kept(watched, forgotten, loop, model, load, plain, batches)
         plain.steps = steps
     return True
+
+
+def _take_with_other_draws(
+    plain: PlainSteps, job: Job, loop: PlainLoop | OwnPlainLoop, batches: Sequence[GlobalBatch]
+) -> None:
+    """Take steps on batches that are drawn anew, and note how much other random numbers change their loss."""
+    otherwise: list[float] = []
+    for number, batch in enumerate(batches, len(plain.steps)):
+        if isinstance(loop, PlainLoop):
+            otherwise.append(_drawn_otherwise(job, loop, batch.micro_batches[0].data))
+        rng.seed(job.hparams.seed, "step", number, 0, 0)
+        plain.random_losses.append(loop.step(batch.micro_batches).loss)
+    if otherwise:
+        effects = zip(otherwise, plain.random_losses, strict=True)
+        plain.random_effect = max(abs(other - loss) for other, loss in effects)
+
+
+def _refuse_what_is_not_kept(
+    watched: Watched,
+    forgotten: dict[str, str],
+    loop: PlainLoop,
+    model: nn.Module,
+    load: Load,
+    plain: PlainSteps,
+    batches: Mapping[int, GlobalBatch],
+) -> None:
+    """:raises JobError: when the job's steps depend on what a resumed job would have lost."""
+    first = next(iter(batches.values())).micro_batches
+    if forgotten:
+        with still():
+            watched.refuse_what_is_missed(forgotten, functools.partial(loop.gradients, first))
+    with still():
+        bare = whole.bare(model)
+        another = load() if bare is None else bare
+        allowed = 10 * TOLERANCES[plain.number_format].loss
+        watched.refuse_what_is_lost(another, loop.loss_of, first[0].data, allowed)
 
 
 def _drawn_otherwise(job: Job, loop: PlainLoop, batch: Any) -> float:
