@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -47,6 +46,3 @@ class Deployment:
         """How many tasks the workers of ``queue`` run at once; 0 where none has said."""
         listening = [worker for worker, queues in self.workers.items() if queue in queues]
         return sum(self.pools.get(worker, 0) for worker in listening)
-
-
-Check = Callable[[Deployment], Iterator[Finding]]

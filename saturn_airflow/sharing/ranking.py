@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from saturn_airflow.model.cluster import Node
-from saturn_airflow.model.problem import PlannedJob, Problem, Way
+from saturn_airflow.model.problem import PlannedJob, Way
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
 
 #: A deadline is pressing when the time to it is less than this many times what the sweep needs at the least.
@@ -125,8 +125,3 @@ def pushes(cluster: SharedCluster, rules: SharingRules) -> dict[str, float]:
         of_all = (cluster.used.get(team, 0.0) + share * before) / (total + before)
         found[team] = max(of_all / share, 1.0) ** _STRICT
     return found
-
-
-def fits_nowhere(job: SharedJob, nodes: tuple[Node, ...]) -> bool:
-    """Whether no node that is up suits ``job``."""
-    return not any(Problem.fits(job.job, option, node) for option in job.job.options for node in nodes)

@@ -27,7 +27,6 @@ REQUEST_SECONDS = 10
 #: The same for requests that carry files.
 UPLOAD_SECONDS = 300
 
-_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 # As MLflow tells of a server that can't be reached, or is too slow.
 _NO_CONNECTION = re.compile(
     r"API request to (?P<place>https?://[^/\s]+)\S* failed with exception HTTPS?Connection"

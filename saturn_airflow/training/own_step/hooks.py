@@ -9,11 +9,6 @@ from torch import nn
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 
-#: Called when they are there: before and after a batch's step, and before and after an epoch's batches.
-CALLED = (
-    *("on_train_epoch_start", "on_train_batch_start", "on_train_batch_end", "on_train_epoch_end"),
-    *("on_validation_epoch_start", "on_validation_epoch_end"),
-)
 #: What Lightning would call and Saturn does not, so that nothing is left out without a word.
 REFUSED = {
     "backward": "call backward in training_step, with automatic_optimization = False",
