@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import torch
@@ -68,10 +69,13 @@ def recompute_blocks(model: nn.Module) -> None:
 
 def own_forward(block: nn.Module) -> Compute:
     """The forward pass of ``block``, compiled if the block was: what is put around it then is not."""
-    if block._compiled_call_impl is None:
+    given = block._compiled_call_impl
+    if given is None:
         return block.forward
     block._compiled_call_impl = None
-    compiled: Compute = torch.compile(block.forward)
+    # Its own compiler, with the backend that the user may have chosen; torch has no name for it.
+    compiler = inspect.getclosurevars(given).nonlocals.get("self", torch.compile)
+    compiled: Compute = compiler(block.forward)
     return compiled
 
 

@@ -79,8 +79,9 @@ class ChangingBuffers:
             for other in everyones[1:]:
                 if name in other and len(other[name]) == len(sample) and not _close(sample, other[name]):
                     raise DoesNotFit(
-                        f"buffer {name!r} follows the samples that a device sees, of which each has a share "
-                        "of the batch; train on one device, or under a technique that does not share batches"
+                        f"buffer {name!r} comes out otherwise on each device: it follows the samples that a "
+                        "device sees, of which each has a share of the batch, or is drawn at random; train "
+                        "on one device, or under a technique that does not share batches"
                     )
 
 

@@ -8,6 +8,7 @@ noticed before anything wrong is exchanged. What is not public of FSDP is used h
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -187,7 +188,9 @@ class Sharded(Parallel):
         for group in unit._get_fsdp_state()._fsdp_param_groups:
             group.pre_backward = functools.partial(self._pre_backward, what, group.pre_backward)  # type: ignore[method-assign]
             group.post_backward = functools.partial(self._post_backward, group, group.post_backward)  # type: ignore[method-assign]
+        unit.register_forward_hook(_opened, prepend=True)
         unit.register_forward_hook(functools.partial(_look_at_output, what))
+        unit.register_forward_hook(_closed)
 
     def _pre_backward(self, what: str, then: Callable[..., None], *unused: Any) -> None:
         if not self._in_backward:
@@ -241,6 +244,42 @@ def _look_at_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
                 f"the forward pass of {what} returns tensors in a {type(leaf).__name__}, where FSDP does not "
                 "find them; return a tensor, tuple, list or dictionary"
             )
+
+
+class _Closing:
+    """How an output is put together again from what :func:`_opened` made of it."""
+
+    def __init__(self, structure: Any, objects: dict[int, Any]) -> None:
+        self.structure = structure
+        self.objects = objects
+
+
+def _opened(unit: nn.Module, args: Any, output: Any) -> Any:
+    """An output with dictionaries in the place of objects that hold tensors, which FSDP looks into."""
+    leaves, structure = _pytree.tree_flatten(output)
+    objects = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+    objects = {i: leaf for i, leaf in objects.items() if hasattr(leaf, "__dict__") and _holds_tensors(leaf)}
+    if not objects:
+        return output
+    opened = [vars(leaf) if place in objects else leaf for place, leaf in enumerate(leaves)]
+    return opened, _Closing(structure, objects)
+
+
+def _closed(unit: nn.Module, args: Any, output: Any) -> Any:
+    """The output that was opened, with the tensors that FSDP has made of its own."""
+    if not (isinstance(output, tuple) and isinstance(output[-1], _Closing)):
+        return output
+    leaves, closing = output
+    for place, given in closing.objects.items():
+        closed = copy.copy(given)
+        vars(closed).update(leaves[place])
+        leaves[place] = closed
+    return _pytree.tree_unflatten(leaves, closing.structure)
+
+
+def _holds_tensors(value: Any) -> bool:
+    leaves = _pytree.tree_leaves(vars(value))
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _is_given_back(tensor: torch.Tensor) -> bool:

@@ -41,14 +41,20 @@ class Cut:
 class GlobalBatch:
     """This rank's part of one global batch of ``samples`` samples.
 
+    :param ends: whether it is the last of its epoch, or what finds that out.
     :param whole: gives all of the batch, uncut.
     """
 
     position: Position
     samples: int
     micro_batches: list[MicroBatch]
-    ends_epoch: bool
+    ends: bool | Callable[[], bool]
     whole: Callable[[], Any]
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether it is the last of its epoch; of a stream the next batch is fetched to see that."""
+        return self.ends() if callable(self.ends) else self.ends
 
 
 class Data(Protocol):
@@ -89,6 +95,10 @@ class Data(Protocol):
 
     def aside(self) -> AbstractContextManager[None]:
         """Around looks at batches, after which the data's own objects count as if nobody had looked."""
+        ...
+
+    def watched(self) -> Callable[[], bool]:
+        """What tells later whether the data's own objects are others by then."""
         ...
 
     def kept(self, position: Position) -> Any:

@@ -81,6 +81,8 @@ class Layout:
                 items = part[chosen.start : chosen.stop]
                 return items if isinstance(part, list) else type(part)(items)
             assert isinstance(place, int)
+            if isinstance(part, torch.Tensor) and part.layout != torch.strided:
+                return _rows_of_sparse(part, place, chosen)
             return part[(slice(None),) * place + (slice(chosen.start, chosen.stop),)]
 
         return MicroBatch(map_parts(cut, data, stop=lambda path: self.places.get(path) == ITEMS), len(rows))
@@ -202,6 +204,12 @@ def _children(data: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(data)
     elif dataclasses.is_dataclass(data) and not isinstance(data, type):
         yield from ((f.name, getattr(data, f.name)) for f in dataclasses.fields(data))
+
+
+def _rows_of_sparse(part: torch.Tensor, place: int, rows: range) -> torch.Tensor:
+    """Some samples of a sparse tensor, in its own layout: torch cuts those of coordinates alone."""
+    numbers = torch.arange(rows.start, rows.stop, device=part.device)
+    return part.to_sparse_coo().index_select(place, numbers).to_sparse(layout=part.layout)
 
 
 def _is_array(part: Any) -> bool:

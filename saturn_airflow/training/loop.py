@@ -107,6 +107,8 @@ class Training:
 
     #: Steps done that are of no epoch of these data, but of what they were before they changed.
     steps_beside = 0
+    #: What the schedule had written into the optimizer's groups when training stopped.
+    scheduled: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, request: TrainRequest, ranks: Ranks, look: Look) -> None:
         self.started = time.perf_counter()
@@ -255,9 +257,7 @@ class Training:
 
     def _schedule(self) -> None:
         """Make the scheduler, as it is after the steps that are done."""
-        self.scheduler_step = optimizers.make_scheduler(
-            self.hparams, self.optimizer, self.step, self.state.groups, self.total
-        )
+        self.scheduler_step = resuming.schedule(self)
 
     def _make_looks(self, bare: nn.Module | None) -> LooksAgain:
         return looks.Looks(self, bare, self.aliases)
@@ -338,8 +338,11 @@ class Training:
         """Whether the step on ``batch`` is this training's last, of at most ``limit`` in this call."""
         if limit is not None and self.step + 1 - self.first_step >= limit:
             return True
-        epochs = self.hparams.epochs
-        return epochs is not None and batch.ends_epoch and batch.position.epoch + 1 >= epochs
+        epochs, position = self.hparams.epochs, batch.position
+        if epochs is None or position.epoch + 1 < epochs:
+            return False
+        # What a stream is asked for, it fetches: the next batch, not before it has to.
+        return position.batch + 1 >= (self.data.batches_per_epoch or 0) and batch.ends_epoch
 
     def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
         """One optimizer step; whether a rank was asked to stop, and whether a checkpoint is due."""
@@ -478,10 +481,11 @@ class Training:
 
     def _own_extra(self) -> dict[str, Any]:
         """What else a checkpoint is to have, JSON-ready."""
-        return {}
+        return {"schedule": self.state.groups.schedule()}
 
     def _set_own_extra(self, extra: Mapping[str, Any]) -> None:
         """Continue with what :meth:`_own_extra` told."""
+        self.scheduled = extra.get("schedule", ())
 
     def warn(self, message: str) -> None:
         """Tell the user."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.batches import Position
 from saturn_airflow.training.checkpoints import Checkpoints
+from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import JobGlobals
+from saturn_airflow.training.optim import optimizers
 
 if TYPE_CHECKING:
     from saturn_airflow.training.loop import Training
@@ -55,6 +57,24 @@ def job_globals(training: Training) -> JobGlobals | None:
     """The global variables of the job's code, where ``training`` writes checkpoints."""
     saves = training.request.measure is None and training.request.folder
     return JobGlobals(training.job, training.parallel.model) if saves else None
+
+
+def schedule(training: Training) -> Callable[[], None]:
+    """The job's schedule as it is after the steps that are done; what to call after each that comes.
+
+    One that looks at more than the number of steps, such as a counter of the job's code, would come out
+    otherwise when it goes through the steps again, and would count them twice.
+    """
+    users = UsersState(training.job, training.parallel.model)
+    groups = training.state.groups
+    step = optimizers.make_scheduler(
+        training.hparams, training.optimizer, training.step, groups, training.total
+    )
+    saved = training.checkpoints
+    if training.scheduled and saved is not None and not saved.changes:
+        users.restore()
+        groups.set(training.scheduled)
+    return step
 
 
 def go_on(training: Training, saved: Checkpoints, extra: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ from saturn_airflow.training.layout import Layout, MicroBatch
 from saturn_airflow.training.loaders import alike, any_sample, changes_batches, set_epoch
 from saturn_airflow.training.without_group import without_group
 
+_NOTHING = object()
+
 
 class Stream:
     """Data that can only be run through: every rank sees all of it and takes its shares.
@@ -39,6 +42,8 @@ class Stream:
         self._layout: Layout | None = None
         self._looked = False
         self._begun: list[GlobalBatch] = []
+        #: Whether it was seen to fill the tensors of a batch anew for the next one.
+        self._refills = False
         self._state = DataState(loader)
         self._at_begin: tuple[int, Any] = (-1, None)
         #: What the loader's objects go on with, and whether the epochs before have to be run through as well.
@@ -62,8 +67,11 @@ class Stream:
     def beginning(self, count: int) -> list[GlobalBatch]:
         """The first batches, whole; kept until one goes through them, for starting workers takes long."""
         if len(self._begun) < count:
+            self._begun = []
             with self.aside():
-                self._begun = list(itertools.islice(self._endless(Position(), Cut()), count))
+                for batch in itertools.islice(self._endless(Position(), Cut()), count):
+                    self._begun.append(_by_itself(batch))
+                    self._refills |= not _is_as(self._begun[-1].whole(), batch.whole())
         begun = self._begun[:count]
         try:
             return copy.deepcopy(begun)  # a model may change its inputs
@@ -74,6 +82,9 @@ class Stream:
     def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
         with self.aside():
             yield from _dealt(self.batches(Position(), Cut(), limit), share, shares)
+
+    def watched(self) -> Callable[[], bool]:
+        return DataState(self._loader).changed if self._loader is not None else lambda: False
 
     def kept(self, position: Position) -> Any:
         epoch, kept = self._at_begin
@@ -130,14 +141,14 @@ class Stream:
             self._look_at_a_sample()
         for epoch in itertools.count(0 if self._from_the_start else start.epoch):
             empty, come_to = True, 0
-            for position, data, ends_epoch in self._epoch(epoch):
+            for position, data, ends in self._epoch(epoch):
                 empty, come_to = False, position.batch + 1
                 layout = self._look(data)
                 if position >= start:
                     samples = layout.count(data)
                     micro_batches = [layout.take(data, samples, rows) for rows in cut.of(samples)]
                     whole = functools.partial(itself, data)
-                    yield GlobalBatch(position, samples, micro_batches, ends_epoch, whole)
+                    yield GlobalBatch(position, samples, micro_batches, ends, whole)
             if empty:
                 raise JobError(f"{self._name!r}: the data is empty; a job needs at least one batch")
             if epoch == start.epoch and come_to < start.batch:
@@ -146,7 +157,7 @@ class Stream:
                     f"ends after batch {come_to}, and {start.batch} were trained; start the job from scratch"
                 )
 
-    def _epoch(self, epoch: int) -> Iterator[tuple[Position, Any, bool]]:
+    def _epoch(self, epoch: int) -> Iterator[tuple[Position, Any, Callable[[], bool]]]:
         rng.seed(self._seed, "order", epoch)
         loader = self._loader if self._loader is not None else self._make()
         if isinstance(loader, DataLoader) and loader.generator is not None:
@@ -157,22 +168,48 @@ class Stream:
             source = iter(loader)
         # An iterator runs out once, so the next epoch needs a new one.
         self._loader = None if source is loader else loader
-        nothing = object()
 
-        def fetched() -> Any:
-            with without_group():
-                return next(source, nothing)
-
-        upcoming = fetched()
+        upcoming = _Upcoming(functools.partial(self._fetch, source))
         for number in itertools.count():
-            if upcoming is nothing:
+            data = upcoming.take()
+            if data is _NOTHING:
                 return
-            rng.seed(self._seed, "stream", epoch, number)
-            data, kept = upcoming, _kept(upcoming)
-            upcoming = fetched()
-            # Where that has filled the tensors of this batch anew, it is what it was.
-            data = data if _is_as(kept, data) else kept
-            yield Position(epoch, number), data, upcoming is nothing
+            upcoming = _Upcoming(functools.partial(self._fetch, source, epoch, number))
+            yield Position(epoch, number), data, upcoming.is_none
+
+    def _fetch(self, source: Iterator[Any], *after: int) -> Any:
+        """The next batch of a source, ``after`` that of this epoch and number."""
+        if after:
+            rng.seed(self._seed, "stream", *after)
+        with without_group():
+            data = next(source, _NOTHING)
+        return _kept(data) if self._refills else data
+
+
+class _Upcoming:
+    """What comes after a batch. It is fetched when somebody asks for it, and not before: what the data count
+    may be read by the model, as in a plain loop."""
+
+    def __init__(self, fetch: Callable[[], Any]) -> None:
+        self._fetch: Callable[[], Any] | None = fetch
+        self._found: Any = None
+        self._error: BaseException | None = None
+
+    def is_none(self) -> bool:
+        """Whether there is nothing more; what fetching it raised is raised by :meth:`take`."""
+        if self._fetch is not None:
+            try:
+                self._found = self._fetch()
+            except (Exception, SystemExit) as error:
+                self._error = error
+            self._fetch = None
+        return self._found is _NOTHING
+
+    def take(self) -> Any:
+        self.is_none()
+        if self._error is not None:
+            raise self._error
+        return self._found
 
 
 class _Few(KeepsNothing):
@@ -213,6 +250,16 @@ class _Few(KeepsNothing):
         return _dealt(self.batches(Position(), Cut(), limit), share, shares)
 
 
+def _by_itself(batch: GlobalBatch) -> GlobalBatch:
+    """A batch that does not follow what comes after it."""
+    batch = dataclasses.replace(
+        batch, micro_batches=[part._replace(data=_kept(part.data)) for part in batch.micro_batches]
+    )
+    return dataclasses.replace(
+        batch, ends=batch.ends_epoch, whole=functools.partial(itself, batch.micro_batches[0].data)
+    )
+
+
 def _kept(data: Any) -> Any:
     """A batch with copies of its tensors and arrays."""
 
@@ -244,6 +291,7 @@ def _dealt(batches: Iterator[GlobalBatch], share: int, shares: int) -> Iterator[
         (micro_batch,) = batch.micro_batches
         if own is None or number % shares == share:
             own = micro_batch if number % shares == share else MicroBatch(micro_batch.data, 0)
+            own = own._replace(data=_kept(own.data)) if shares > 1 else own  # others are fetched before it
         if number % shares == shares - 1 or batch.ends_epoch:
             yield own
             own = None

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import layout as layouts
 from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, itself
+from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.layout import Layout, MicroBatch
 from saturn_airflow.training.loaders import aside, collates_each_alone
 from saturn_airflow.training.seeded_samples import Keys, SeededSamples, WorkerInit, order
@@ -99,6 +100,9 @@ class Table(KeepsNothing):
             with contextlib.suppress(Exception):  # what can't be collated with its like is looked at instead
                 return layouts.of_collated(collate, self._aside[0, 0])
         return layouts.of_batch(self.first().data, self._batch_dim)
+
+    def watched(self) -> Callable[[], bool]:
+        return DataState(self._loader).changed
 
     def first(self) -> MicroBatch:
         return MicroBatch(self._uncut(Position()), len(self._batches[0]))

@@ -43,6 +43,9 @@ ONCE_WRONG = {
     "reformer: pipeline on 2": "leave that to pipeline",
     "doge: tensor on 2": "can't train what one device can",
     "blocks with a plan, Muon: fsdp on 2, then fsdp on 2": "",
+    "sparse inputs: ddp on 3": "",
+    "mixture density: fsdp on 2": "",
+    "compiled by block: spill on 1": "",
 }
 # Where a model makes its batch's parts another thing than the whole, no technique that cuts it can be exact.
 REFUSED = {"clip: ddp on 3", "mixtral: fsdp on 2", "contrastive loss: pipeline on 2"}

@@ -121,7 +121,10 @@ def _double(data: Any) -> Any:
         return data.double() if data.is_floating_point() else data
     if isinstance(data, Mapping):
         return {key: _double(value) for key, value in data.items()}
-    return type(data)(_double(value) for value in data) if isinstance(data, list | tuple) else data
+    if not isinstance(data, list | tuple):
+        return data
+    values = [_double(value) for value in data]
+    return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
 
 
 def _load(reference: str) -> Any:

@@ -33,7 +33,7 @@ REFUSED = {
         1,
         "is a OwnStatistics, which computes its statistics itself",
     ),
-    "averaging": (Strategy("ddp", 2), 1, "buffer '1.seen' follows the samples that a device sees"),
+    "averaging": (Strategy("ddp", 2), 1, "buffer '1.seen' comes out otherwise on each device"),
     "teacher": (Strategy("single"), 2, "parameter '1.teacher.weight' is changed in every forward pass"),
     "spectral": (
         Strategy("single"),

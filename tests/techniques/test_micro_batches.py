@@ -33,8 +33,8 @@ EXACT = [
 REFUSED = [
     ("contrastive", DDP, "ddp on 2 devices cuts batches into parts"),
     ("contrastive", FSDP, "fsdp on 2 devices cuts batches into parts"),
-    ("averaging", DDP, "buffer '1.seen' follows the samples"),
-    ("codebook", DDP, "buffer 'codes' follows the samples"),
+    ("averaging", DDP, "buffer '1.seen' comes out otherwise"),
+    ("codebook", DDP, "buffer 'codes' comes out otherwise"),
     ("cnn", Strategy("pipeline", 2), "whose statistics would be those of each micro-batch of a pipeline"),
 ]
 WAY_OUT = "or say Job(trust=['single']), with which micro-batches are computed one by one"

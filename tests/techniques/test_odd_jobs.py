@@ -263,6 +263,34 @@ class OffByLittle(torch.optim.SGD):
         super().step()
 
 
+class ClipsLater(torch.optim.SGD):
+    """Clips each gradient, and all by the norm of all, once a warm-up is over."""
+
+    warmup = 100
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["number"] = group.get("number", 0) + 1
+            if group["number"] > self.warmup:
+                nn.utils.clip_grad_norm_(group["params"], 1.0)
+        super().step()
+
+
+class ClipsLaterHere(ClipsLater):
+    """The same by what this device has of them."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["number"] = group.get("number", 0) + 1
+            for parameter in group["params"] if group["number"] > self.warmup else ():
+                grad = parameter.grad
+                here = grad.to_local() if isinstance(grad, DTensor) else grad
+                here.div_(here.norm())
+        torch.optim.SGD.step(self)
+
+
 def split_matrices(optimizers: list[str], ranks: Ranks) -> list[str]:
     """Why optimizers can't have matrices that are spread over these ranks by rows or columns; or nothing."""
     mesh = init_device_mesh("cpu", (ranks.size,))
@@ -284,9 +312,10 @@ def test_optimizers_that_need_whole_matrices_are_refused_parts() -> None:
     in_distributed_tensors = ["torch.optim:Muon", "test_odd_jobs:Clipping"]
     # Less than what bfloat16 does to Muon is refused where nothing is computed in it.
     coupled = ["torch.optim:Adafactor", "test_odd_jobs:ClippingParts", "test_odd_jobs:OffByLittle"]
+    coupled.append("test_odd_jobs:ClipsLaterHere")
     reasons = launch(split_matrices, [*fine, *in_distributed_tensors, *coupled], size=2)[0]
     assert reasons[:10] == [""] * 10
-    assert ["updates a part of a parameter otherwise" in reason for reason in reasons[10:]] == [True] * 6
+    assert ["updates a part of a parameter otherwise" in reason for reason in reasons[10:]] == [True] * 8
 
 
 def why_not_some(optimizer: str, **arguments: Any) -> str:
@@ -310,7 +339,7 @@ def test_optimizers_that_update_each_parameter_by_itself_may_have_some(optimizer
     assert why_not_some(f"torch.optim:{optimizer}") == ""
 
 
-@pytest.mark.parametrize("optimizer", ["odd:Clipped", "odd:Estimating"])
+@pytest.mark.parametrize("optimizer", ["odd:Clipped", "odd:Estimating", "test_odd_jobs:ClipsLater"])
 def test_optimizers_that_mix_parameters_need_all_of_them(optimizer: str) -> None:
     assert "together with others than alone" in why_not_some(optimizer)
 

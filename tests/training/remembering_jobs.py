@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.optim.lr_scheduler import LambdaLR, MultiplicativeLR
 
 
 @dataclass
@@ -384,3 +385,91 @@ def keeps_own(how: str, inside: bool = True) -> nn.Module:
             self.count = count
 
     return KeepsOwn(Local if inside else Counted, how)
+
+
+FACTORS, FACTOR_CALLS, LOSS_CALLS = np.random.default_rng(3), 0, 0
+
+
+def noting_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    global LOSS_CALLS
+    LOSS_CALLS += 1
+    return mse_loss(outputs, targets)
+
+
+def _counted(step: int) -> float:
+    global FACTOR_CALLS
+    FACTOR_CALLS += 1
+    return 1 - 0.05 * FACTOR_CALLS
+
+
+def drawn_rate(optimizer: torch.optim.Optimizer) -> Any:
+    """A schedule by a generator of this module."""
+    return LambdaLR(optimizer, lambda step: 0.5 + FACTORS.random())
+
+
+def counted_rate(optimizer: torch.optim.Optimizer) -> Any:
+    """A schedule by how often it was asked."""
+    return LambdaLR(optimizer, _counted)
+
+
+def rate_by_losses(optimizer: torch.optim.Optimizer) -> Any:
+    """A schedule whose factors are by how often the loss was computed."""
+    return MultiplicativeLR(optimizer, lambda step: 1 - 0.001 * LOSS_CALLS)
+
+
+HARDNESS = [0.0]
+
+
+def telling_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    loss = mse_loss(outputs, targets)
+    HARDNESS[0] = float(loss.detach())
+    return loss
+
+
+class Follows(Shuffled):
+    """Its batches follow the loss of the step before, where ``by`` is not 0."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in super().__iter__():
+            yield x * (1 + self.by * HARDNESS[0]), y
+
+
+def follows(by: float) -> Follows:
+    return Follows(by)
+
+
+class LooksAtData(nn.Module):
+    """Looks at how many batches its data have given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Linear(4, 1)
+        nn.init.constant_(self.plain.weight, 0.5)
+        nn.init.zeros_(self.plain.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plain(x) * (1 + sum(GIVEN))
+
+
+GIVEN: list[float] = []
+
+
+class Gives(Shuffled):
+    """Notes what it gives, for the model."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in super().__iter__():
+            GIVEN.append(0.1)
+            yield x, y
+
+
+def looks_at_data() -> nn.Module:
+    return LooksAtData()
+
+
+def gives() -> Gives:
+    return Gives()

@@ -434,7 +434,7 @@ MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
     "an optimizer around another": (
         request(job({"optimizer": "families.inventions:LooksAhead"})),
         "JobError",
-        "what LooksAhead keeps as its attribute 'optimizer' changes while it trains, and can't be resumed",
+        "LooksAhead keeps optimizers of its own as its attribute 'optimizer', whose state would be lost",
     ),
     "an optimizer with modes": (
         request(job({"optimizer": "families.inventions:ScheduleFree"})),

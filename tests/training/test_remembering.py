@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ranks
 EPOCHS, STOPPED_AT = 3, 6  # of 12 steps, in the middle of an epoch
 
 
-def job(**changes: Any) -> Job:
+def job(schedule: str | None = None, **changes: Any) -> Job:
     fields: dict[str, Any] = {
         "load_model": "remembering_jobs:line",
         "load_dataloader": "remembering_jobs:shuffled",
@@ -35,6 +35,8 @@ def job(**changes: Any) -> Job:
         "epochs": EPOCHS,
         "precision": "float64",
     }
+    if schedule is not None:
+        settings["lr_scheduler"] = f"remembering_jobs:{schedule}"
     return Job("remembers", hparams=HParams(**settings), **{**fields, **changes})
 
 
@@ -53,6 +55,12 @@ JOBS = {
     "a loss with buffers": with_loss("centered"),
     "a loss that is an object": with_loss("scheduled"),
     "a stream that counts epochs": job(),
+    "data that note what they give": job(
+        load_model="remembering_jobs:looks_at_data", load_dataloader="remembering_jobs:gives"
+    ),
+    "a schedule that draws": job("drawn_rate"),
+    "a schedule that counts": job("counted_rate"),
+    "a schedule by the loss": job("rate_by_losses", loss_function="remembering_jobs:noting_loss"),
 }
 
 
@@ -106,13 +114,17 @@ def plain_losses(a_job: Job) -> list[float]:
     module, name = str(a_job.loss_function).split(":")
     loss_of = getattr(remembering_jobs if module == "remembering_jobs" else torch.nn.functional, name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    stream, losses = remembering_jobs.shuffled(), []
+    schedule = str(a_job.hparams.lr_scheduler or "").partition(":")[2]
+    scheduler = getattr(remembering_jobs, schedule)(optimizer) if schedule else None
+    stream, losses = getattr(remembering_jobs, str(a_job.load_dataloader).split(":")[1])(), []
     for _ in range(EPOCHS):
         for inputs, targets in stream:
             loss = loss_of(model(inputs.double()), targets.double())
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            if scheduler is not None:
+                scheduler.step()
             losses.append(float(loss))
     return losses
 
@@ -159,6 +171,17 @@ def test_what_would_be_lost_is_told_at_the_trial(a_job: Job, name: str) -> None:
     (told,) = ranks_module.launch(guard, a_job, size=1)
     assert told.startswith(f"training depends on '{name}', which it changes, and which a job that is resumed")
     assert "get_extra_state()" in told
+
+
+@pytest.mark.parametrize("by", [0.5, 0.0])
+def test_data_that_follow_the_losses_are_refused_at_the_trial(by: float) -> None:
+    a_job = job(
+        load_dataloader="remembering_jobs:follows",
+        data_args={"by": by},
+        loss_function="remembering_jobs:telling_loss",
+    )
+    (told,) = ranks_module.launch(guard, a_job, size=1)
+    assert told == "exact" if not by else "as where a sampler follows the losses" in told
 
 
 def test_what_is_made_anew_in_each_step_is_not_missed(tmp_path: Path) -> None:

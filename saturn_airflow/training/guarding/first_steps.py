@@ -25,6 +25,7 @@ from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position, to
 from saturn_airflow.training.guarding import comparing, whole
 from saturn_airflow.training.guarding.differences import TOLERANCES
 from saturn_airflow.training.guarding.few_samples import numbers_of_samples
+from saturn_airflow.training.guarding.followed_data import FollowedData
 from saturn_airflow.training.guarding.forgetting import Watched
 from saturn_airflow.training.guarding.own_plain import OwnPlainLoop
 from saturn_airflow.training.guarding.plain import PlainLoop, Step
@@ -160,6 +161,7 @@ def _take_steps(
     with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
         upcoming = enumerate(few.batches(Position(), _plain_cut(job), count))
         batches = {number: batch for number, batch in upcoming if number not in plain.skipped}
+    followed = FollowedData(job, data, plain.sizes, _plain_cut(job), batches)
     random = [batches.pop(number) for number in range(count - len(RANDOM), count) if number in batches]
     loop = _plain_loop(job, _copied(model, load).to(device), device, data)
     watched = None
@@ -178,6 +180,7 @@ def _take_steps(
                 plain.skipped.add(number)
                 return False
             steps.append(step)
+        followed.refuse_what_training_changes()
         forgotten = watched.forgotten() if watched is not None and len(steps) > 1 else {}
     plain.steps = steps
     plain.drew = what.drew

@@ -40,6 +40,9 @@ def broken_optimizers(
     :param data: of all of them.
     :param parallel: the model as the technique trains it; it is left as it is.
     """
+    alike = list(alike)
+    if not alike:
+        return {}  # to make a schedule may change what it looks at
     tiny = _Tiny(parallel)
     if _why_not(job.hparams, groups, tiny, data) is not None:
         return {}  # this optimizer looks at its parameters: tiny ones tell nothing

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.training.optim import tried_steps
 from saturn_airflow.training.optim.update_formats import UpdateFormat
 
 _LONGEST = 64  # enough for optimizers that treat small matrices as vectors
@@ -111,10 +112,16 @@ def _after_steps(
     chosen = (*(slice(None) for _ in range(dim)), rows)
     parameter = nn.Parameter(whole[chosen].clone())
     optimizer = make([{**options, "params": [parameter]}])
-    for number, scale in enumerate(_SCALES, 1):
-        parameter.grad = scale * _values(tuple(whole.shape), whole.device, number)[chosen].clone()
-        optimizer.step()
+
+    def give(step: int) -> None:
+        parameter.grad = _gradient(whole, step)[chosen].clone()
+
+    tried_steps.take(optimizer, len(_SCALES), give)
     return parameter.detach(), optimizer.state[parameter]
+
+
+def _gradient(whole: torch.Tensor, step: int) -> torch.Tensor:
+    return _SCALES[step % len(_SCALES)] * _values(tuple(whole.shape), whole.device, step + 1)
 
 
 def _after_steps_spread(
@@ -127,9 +134,11 @@ def _after_steps_spread(
 
     parameter = nn.Parameter(spread(whole))
     optimizer = make([{**options, "params": [parameter]}])
-    for number, scale in enumerate(_SCALES, 1):
-        parameter.grad = spread(scale * _values(tuple(whole.shape), whole.device, number))
-        optimizer.step()
+
+    def give(step: int) -> None:
+        parameter.grad = spread(_gradient(whole, step))
+
+    tried_steps.take(optimizer, len(_SCALES), give)
     found = parameter.detach()
     assert isinstance(found, DTensor)
     return found.full_tensor()

@@ -34,6 +34,11 @@ class GroupState:
         for keys, then, now in zip(self._scheduled, before, self._now(), strict=True):
             keys.update(key for key in now if not _same(now, then, key))
 
+    def schedule(self) -> Values:
+        """What the scheduler wrote last, JSON-ready, of each group."""
+        groups = zip(self._now(), self._scheduled, strict=True)
+        return [{key: _encoded(key, now[key]) for key in sorted(keys)} for now, keys in groups]
+
     def values(self) -> Values:
         """The state, JSON-ready, of each group; nothing of a group that has no parameters here.
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.training.optim import tried_steps
 
 _LONGEST = 8
 _SCALES = (1.0, 100.0, 1e-2, 10.0)  # of the gradients: some clip only what is large
@@ -109,11 +110,13 @@ def _after_steps(make: Make, small: Sequence[_Small], sparse: bool) -> list[torc
             groups.append({"of": one.options, "params": []})
         groups[-1]["params"].append(parameter)
     optimizer = make([{**group.pop("of"), "params": group["params"]} for group in groups])
-    for step in range(_STEPS):
+
+    def give(step: int) -> None:
         for one, parameter in zip(small, parameters, strict=True):
             gradient = one.gradient(step)
             parameter.grad = gradient.to_sparse(1) if sparse else gradient
-        optimizer.step()
+
+    tried_steps.take(optimizer, _STEPS, give)
     return [parameter.detach() for parameter in parameters]
 
 

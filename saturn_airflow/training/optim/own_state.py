@@ -65,6 +65,13 @@ class OwnState:
         value = getattr(self._optimizer, name)
         what = f"what {type(self._optimizer).__name__} keeps as its attribute {name!r}"
         self._refuse_parts(name, value)
+        if _holds_optimizers(value):
+            raise JobError(
+                f"{type(self._optimizer).__name__} keeps optimizers of its own as its attribute {name!r}, "
+                "whose state would be lost when the job is resumed. Let one class step on groups of "
+                "parameters (HParams(parameter_groups=...)), or let the model's configure_optimizers return "
+                "them, with a training_step of its own (Job(own_step=True))"
+            )
         if not _is_small(value):
             raise JobError(
                 f"{what} changes while it trains, and can't be resumed; keep what belongs to a parameter in "
@@ -112,6 +119,12 @@ def _holds_arrays(value: Any) -> bool:
     if isinstance(value, Mapping | list | tuple):
         return any(map(_holds_arrays, value.values() if isinstance(value, Mapping) else value))
     return isinstance(value, torch.Tensor) and value.ndim > 0
+
+
+def _holds_optimizers(value: Any) -> bool:
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_holds_optimizers, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, torch.optim.Optimizer)
 
 
 def _is_small(value: Any) -> bool:
