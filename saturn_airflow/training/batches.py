@@ -131,6 +131,9 @@ class KeepsNothing:
     def aside(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def watched(self) -> Callable[[], bool]:
+        return lambda: False
+
     def kept(self, position: Position) -> Any:
         return None
 

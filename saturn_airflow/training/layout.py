@@ -209,7 +209,8 @@ def _children(data: Any) -> Iterator[tuple[Any, Any]]:
 def _rows_of_sparse(part: torch.Tensor, place: int, rows: range) -> torch.Tensor:
     """Some samples of a sparse tensor, in its own layout: torch cuts those of coordinates alone."""
     numbers = torch.arange(rows.start, rows.stop, device=part.device)
-    return part.to_sparse_coo().index_select(place, numbers).to_sparse(layout=part.layout)
+    cut: torch.Tensor = part.to_sparse(layout=torch.sparse_coo).index_select(place, numbers)
+    return cut.to_sparse(layout=part.layout)
 
 
 def _is_array(part: Any) -> bool:
