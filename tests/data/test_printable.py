@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -77,7 +78,7 @@ def test_nor_does_what_mlflow_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         assert kept in told
 
 
-def test_a_problem_file_names_nothing_with_such(tmp_path) -> None:
+def test_a_problem_file_names_nothing_with_such(tmp_path: Path) -> None:
     strategies = [{"technique": "ddp", "devices": 1, "seconds": {"cpu": 1.0}}]
     with pytest.raises(InvalidSweepError, match="may have no control characters"):
         PlannedJob.from_dict({"name": "a\x1b[2J", "strategies": strategies})

@@ -18,7 +18,7 @@ from saturn_airflow import HParams, Job
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: With other names for some arguments, and with those of a TaskGroup.
-ALIASES = {"Job": Job._aliases, "HParams": HParams._aliases, "SaturnSweepOperator": ["tooltip", "doc_md"]}
+ALIASES = {"Job": Job._aliases, "HParams": HParams._aliases, "SaturnSweepOperator": ["tooltip", "doc_md"]}  # type: ignore[attr-defined]
 
 
 def blocks(page: Path) -> list[str]:

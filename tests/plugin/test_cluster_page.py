@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HOSTILE, hostile
+from conftest import HOSTILE, hostile  # type: ignore[attr-defined]
 from playwright.sync_api import expect
 
 from saturn_airflow import Job
@@ -142,7 +142,7 @@ def test_of_dags_of_others_no_name_is_told(site: Any, visit: Any, cluster: None)
     assert "hidden-job" in site.client("ada").get("/saturn/data/cluster").text
 
 
-def test_names_stay_names(site, visit, cluster) -> None:
+def test_names_stay_names(site: Any, visit: Any, cluster: None) -> None:
     """Of a run, a task, jobs and of who goes before; in the table, the chart and its tips."""
     home = Path(site.services.environment["AIRFLOW__SATURN__HOME"])
     run_id, task = hostile().run_id, HOSTILE[1]
@@ -171,7 +171,7 @@ def test_names_stay_names(site, visit, cluster) -> None:
         Ledger(home).remove(sweep.key)
 
 
-def _tips(page) -> set[str]:
+def _tips(page: Any) -> set[str]:
     """Names that the chart's tips show, looked for until there is one of a hostile name."""
     seen: set[str] = set()
     deadline = time.monotonic() + 300

@@ -49,7 +49,7 @@ def tried(states: dict[str, str | None]) -> tuple[list[Any], dict[str, Any]]:
     )
     operator = Planner(task_id="plan", settings=SETTINGS)
     operator.trains = ["sweep.train"]
-    return operator.execute({"ti": ti}), pushed
+    return operator.execute({"ti": ti}), pushed  # type: ignore[typeddict-item]
 
 
 def test_a_plan_that_was_cleared_alone_is_handed_on_again_as_it_was() -> None:
@@ -92,7 +92,7 @@ def test_while_trials_that_were_cleared_alone_run_the_others_are_tried_again(sta
 def test_trials_that_failed_were_skipped_or_are_not_there_are_not_waited_for() -> None:
     for known in ({"sweep.trials": "failed"}, {"sweep.trials": "success"}, {}):
         with pytest.raises(AirflowFailException, match="its log says why"):
-            pull_from_trials(trials(known), "sweep.trials", "sweep")
+            pull_from_trials(trials(known), "sweep.trials", "sweep")  # type: ignore[arg-type]
     with pytest.raises(AirflowSkipException):
         pull_from_trials(trials({"sweep.trials": "skipped"}), "sweep.trials", "sweep")
 

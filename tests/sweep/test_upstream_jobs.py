@@ -138,7 +138,7 @@ def task_of(dag_file: Path, *listed: Job, from_upstream: bool = False) -> BaseOp
         jobs = XComArg(BaseOperator(task_id="upstream")) if from_upstream else [j.to_dict() for j in listed]
         TrialsOperator(task_id=settings.trials_task, jobs=jobs, settings=settings)
         task = BaseOperator(task_id="train")
-    task.settings = settings  # type: ignore[attr-defined]
+    task.settings = settings
     return task
 
 
@@ -168,7 +168,7 @@ def test_what_the_sweeps_jobs_name_is_run(
     listed: list[Job] | None, handed_on: Job, dag_file: Path, shop_db: None
 ) -> None:
     task = task_of(dag_file, *listed or (), from_upstream=listed is None)
-    handed = upstream_jobs.handed_on(handed_on, task, {"where": "north"})  # type: ignore[arg-type]
+    handed = upstream_jobs.handed_on(handed_on, task, {"where": "north"})  # type: ignore[typeddict-unknown-key]
     assert bool(handed) == bool(handed_on.connections or handed_on.model_args)
 
 
@@ -195,4 +195,4 @@ def test_what_an_edited_xcom_names_is_refused(
 ) -> None:
     task = task_of(dag_file, job(), from_upstream=from_upstream)
     with pytest.raises(InvalidSweepError, match=told):
-        upstream_jobs.handed_on(job(**edited), task, {})  # type: ignore[arg-type]
+        upstream_jobs.handed_on(job(**edited), task, {})
