@@ -70,4 +70,4 @@ class UpgradableCluster(LocalCluster):
             self.code[name] = code
             if name in self.processes.running():
                 self.processes.kill(name)
-            self.processes.revive(name, {"PYTHONPATH": str(code)})
+            self.processes.start_again(name, {"PYTHONPATH": str(code)})

@@ -136,7 +136,7 @@ class Soak:
         self.restarts.look()
         for due in [due for due in self.due if due[0] <= time.monotonic()]:
             self.due.remove(due)
-            self.cluster.processes.revive(due[1])
+            self.cluster.processes.start_again(due[1])
         for fault in self.faults:
             if fault.folder and fault.kind in ENDS_TASK and fault.followed_after is None:
                 followed = _is_locked(fault.folder / "follower")

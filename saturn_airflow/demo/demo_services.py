@@ -86,12 +86,12 @@ class Services(LocalServices):
         self._wait("airflow-api", f"{self.airflow_url}/api/v2/version", deadline)
 
     def kill(self, name: str) -> None:
-        """End one service at once, as a fault would; :meth:`revive` starts it again."""
+        """End one service at once, as a fault would; :meth:`start_again` starts it again."""
         self.processes.kill(name)
 
-    def revive(self, name: str) -> None:
+    def start_again(self, name: str) -> None:
         """Start a service again that was killed."""
-        self.processes.revive(name)
+        self.processes.start_again(name)
 
     def _launch(self, name: str, *command: str) -> None:
         self.processes.launch(name, command, self.environment)

@@ -160,9 +160,9 @@ class LocalCluster(LocalServices):
         """End one service as a fault would (see :meth:`Processes.kill`)."""
         self.processes.kill(name, sign, everything)
 
-    def revive(self, name: str, wait: bool = True) -> None:
+    def start_again(self, name: str, wait: bool = True) -> None:
         """Start a killed service again, and wait until it is ready."""
-        self.processes.revive(name)
+        self.processes.start_again(name)
         if wait:
             self.wait_ready(name)
 

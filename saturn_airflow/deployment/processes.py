@@ -107,7 +107,7 @@ class Processes:
         if everything:
             self.end_marked(name)
 
-    def revive(self, name: str, changed: Mapping[str, str] | None = None) -> None:
+    def start_again(self, name: str, changed: Mapping[str, str] | None = None) -> None:
         """Start a service again that was killed, as it was started before.
 
         :param changed: variables of its environment that differ from now on.

@@ -46,7 +46,7 @@ class Restarts:
         for name, state in self._states.items():
             if state.due_at is not None:
                 if now >= state.due_at:
-                    self._processes.revive(name)
+                    self._processes.start_again(name)
                     state.started_at, state.due_at = now, None
             elif name in self._processes.running():
                 status = self._processes.ended(name)

@@ -83,7 +83,7 @@ class Run:
         end: Event = {"event": "end", "time": time.time(), "status": "lost", "traceback": "", "result": {}}
         if not self.exists():
             return {**end, "reason": f"somebody has taken {self.folder} away, so that it can't go on"}
-        end["reason"] = "the run's supervisor is gone without a word; " + self._last_words()
+        end["reason"] = "the run's supervisor is gone without a word; " + self._end_of_output()
         try:
             disks.check_room(self.folder)
         except DiskError as error:
@@ -237,7 +237,7 @@ class Run:
             if event is not None:
                 yield event
 
-    def _last_words(self) -> str:
+    def _end_of_output(self) -> str:
         with contextlib.suppress(OSError), open(self.log, "rb") as file:
             # A job may print without end.
             file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 16)))

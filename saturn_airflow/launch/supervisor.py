@@ -48,9 +48,9 @@ from saturn_airflow.model import formats
 from saturn_airflow.model.errors import InvalidSweepError
 
 # A run that must not outlive its starter has this long to save what it has when the starter is gone.
-_ORPHAN_SECONDS = 3.0
+_STARTER_GONE_SECONDS = 3.0
 # A run that nobody came back to may take its time: nobody waits for it.
-_FORSAKEN_SECONDS = 300.0
+_NOBODY_WAITS_SECONDS = 300.0
 # How long the end of a run waits for a full disk to have room for it.
 _LAST_WORDS_SECONDS = 30.0
 # What a rank leaves behind is gone within milliseconds of its SIGKILL, unless the kernel holds it.
@@ -334,8 +334,10 @@ class Supervisor:
         if self._stop_by is None and now > self._time_is_up:
             self._timed_out = True
             self._stop_within(self._spec.stop_seconds)
-        if self._stop_by is None and self._is_forsaken():
-            self._stop_within(_ORPHAN_SECONDS if self._spec.outlive_seconds == 0 else _FORSAKEN_SECONDS)
+        if self._stop_by is None and self._is_given_up():
+            self._stop_within(
+                _STARTER_GONE_SECONDS if self._spec.outlive_seconds == 0 else _NOBODY_WAITS_SECONDS
+            )
         if not self._told_to_stop and (self._folder / "stop").exists():
             self._told_to_stop = True
             self._stop_within(self._spec.stop_seconds)
@@ -371,7 +373,7 @@ class Supervisor:
         deadline = time.monotonic() + seconds
         self._stop_by = deadline if self._stop_by is None else min(self._stop_by, deadline)
 
-    def _is_forsaken(self) -> bool:
+    def _is_given_up(self) -> bool:
         """Whether nobody will come back to this run."""
         if self._starter is not None and not connection.wait([self._starter], 0):
             return False

@@ -147,7 +147,7 @@ class PlanOperator(KeptPlanOperator):
         unfollowed = self._unfollowed(sweep, stand)
         found = [entry for entry in found if entry.name not in unfollowed]
         self._tell(context, sweep, stand, plan, cluster, made, shown=bool(found))
-        found += self._seen_off(sweep, stand, going, unfollowed, made, len(found))
+        found += self._entries_to_conclude(sweep, stand, going, unfollowed, made, len(found))
         return [entry.to_dict() for entry in found]
 
     @property
@@ -335,7 +335,7 @@ class PlanOperator(KeptPlanOperator):
         now = progress_of(sweep, stand.problem, stand.standing)
         return set(finished_alone(now, stand.statuses)).difference(stand.pruned)
 
-    def _seen_off(
+    def _entries_to_conclude(
         self,
         sweep: SweepContext,
         stand: Stand,

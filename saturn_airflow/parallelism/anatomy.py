@@ -44,7 +44,7 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Bond:
+class TiedBlocks:
     """Blocks that can't be cut apart: something computed with block ``last`` needs block ``first`` itself."""
 
     first: int
@@ -66,13 +66,13 @@ class Anatomy:
     arguments: list[Arguments] = field(default_factory=list)
     needs: list[set[nn.Parameter]] = field(default_factory=list)
     everywhere: set[nn.Parameter] = field(default_factory=set)
-    bonds: list[Bond] = field(default_factory=list)
+    ties: list[TiedBlocks] = field(default_factory=list)
     work: list[int] = field(default_factory=list)
 
     @property
     def places(self) -> list[int]:
         """Blocks that a stage may begin with, except the first."""
-        bound = {place for bond in self.bonds for place in range(bond.first + 1, bond.last + 1)}
+        bound = {place for tie in self.ties for place in range(tie.first + 1, tie.last + 1)}
         return [place for place in range(1, len(self.blocks)) if place not in bound]
 
 
@@ -93,8 +93,8 @@ def examine(model: nn.Module, run: Callable[[], Any], device: torch.device) -> A
     try:
         with torch.no_grad(), _moved(others, device):
             found = _look(model, blocks, run, device)
-            if found.bonds:
-                # What a block put into a cache, for good, and others found there is no bond.
+            if found.ties:
+                # What a block put into a cache, for good, and others found there is no tie.
                 found = _look(model, blocks, run, device)
     except DoesNotFit:
         raise
@@ -212,14 +212,14 @@ class _Examination:
         if blocks := self._blocks(looked_at):
             name = self._found.blocks[following][0]
             why = f"what the model does before block {name!r} depends on values that"
-            self._found.bonds.append(Bond(min(blocks), last, why))
+            self._found.ties.append(TiedBlocks(min(blocks), last, why))
 
     def _use(self, sources: Sources, at: int, what: str) -> None:
         """Note that ``what``, computed by the stage of block ``at``, was computed from ``sources``."""
         self._found.needs[max(at, 0)] |= self._parameters_of(sources)
         blocks = self._blocks(sources)
         if blocks and min(blocks) < at:
-            self._found.bonds.append(Bond(min(blocks), at, f"{what} uses what"))
+            self._found.ties.append(TiedBlocks(min(blocks), at, f"{what} uses what"))
 
     def _note_work(self) -> None:
         self._found.work.append(self.follow.work)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from saturn_airflow.parallelism.stages import Cargo
+from saturn_airflow.parallelism.stages import StageOutputs
 from saturn_airflow.training.ranks import Ranks
 
 
@@ -43,20 +43,20 @@ class Neighbours:
         self._told: bytes = b""
         self._heard: tuple[list[_Label], list[Any]] = ([], [])
 
-    def send_on(self, cargo: Cargo) -> None:
-        """Send ``cargo`` to the stage after this one."""
-        labels = [_label(tensor) for tensor in cargo.tensors]
-        told = pickle.dumps((labels, cargo.returned))
+    def send_on(self, stage_outputs: StageOutputs) -> None:
+        """Send them to the stage after this one."""
+        labels = [_label(tensor) for tensor in stage_outputs.tensors]
+        told = pickle.dumps((labels, stage_outputs.returned))
         news = told if told != self._told else b""
         self._told = told
         to, group = self._ranks.rank + 1, self._forward_group
         self._send(torch.tensor([len(news)]), to, group)
         if news:
             self._send(torch.frombuffer(bytearray(news), dtype=torch.uint8), to, group)
-        for tensor, label in zip(cargo.tensors, labels, strict=True):
+        for tensor, label in zip(stage_outputs.tensors, labels, strict=True):
             self._send(tensor.detach().permute(label.order), to, group)
 
-    def receive(self) -> Cargo:
+    def receive(self) -> StageOutputs:
         """What the stage before this one sends; those of its tensors that have a gradient there get one."""
         before, group = self._ranks.rank - 1, self._forward_group
         size = torch.empty(1, dtype=torch.int64)
@@ -72,7 +72,7 @@ class Neighbours:
             back = [label.order.index(d) for d in range(len(label.shape))]
             wanted = label.has_gradient and torch.is_grad_enabled()
             tensors.append(permuted.permute(back).requires_grad_(wanted))
-        return Cargo(tensors, list(returned))
+        return StageOutputs(tensors, list(returned))
 
     def send_back(self, entered: Sequence[torch.Tensor]) -> None:
         """Send the gradients of what :meth:`receive` returned, as far as they were wanted."""

@@ -16,7 +16,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism import anatomy, stages
 from saturn_airflow.parallelism.neighbours import Neighbours
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.parallelism.stages import Cargo, Stage
+from saturn_airflow.parallelism.stages import Stage, StageOutputs
 from saturn_airflow.training import batches, rng
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
@@ -71,7 +71,7 @@ class Pipelined(Parallel):
     def backward(self, objective: Objective, batch: Any, samples: int, scale: float, last: bool) -> Pair:
         news = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         pieces = self._numbered(objective, batch, samples)
-        running: deque[tuple[Cargo, Any]] = deque()
+        running: deque[tuple[StageOutputs, Any]] = deque()
         ahead = len(pieces)
         if self._schedule == "1f1b":
             ahead = min(ahead, self.ranks.size - self.ranks.rank)
@@ -125,13 +125,13 @@ class Pipelined(Parallel):
 
     def _forward(
         self, objective: Objective, piece: Any, samples: int, position: tuple[int, ...]
-    ) -> tuple[Cargo, Any]:
-        """What arrived for a piece, and what this stage makes of it: a cargo, sent on, or the loss."""
+    ) -> tuple[StageOutputs, Any]:
+        """What arrived for a piece, and what this stage makes of it: outputs, sent on, or the loss."""
         prepared, count = objective.prepare(piece, samples)
-        arrived = self._neighbours.receive() if self.ranks.rank else Cargo()
+        arrived = self._neighbours.receive() if self.ranks.rank else StageOutputs()
         # Gradients stay with what arrived, whatever the model does with its tensors in place.
         copies = [tensor.clone() if tensor.requires_grad else tensor for tensor in arrived.tensors]
-        given = Cargo(copies, arrived.returned)
+        given = StageOutputs(copies, arrived.returned)
         if self._is_last:
             try:
                 return arrived, self._stage.run(
@@ -143,7 +143,7 @@ class Pipelined(Parallel):
         self._neighbours.send_on(result)
         return arrived, result
 
-    def _backward(self, arrived: Cargo, result: Any) -> None:
+    def _backward(self, arrived: StageOutputs, result: Any) -> None:
         if self._is_last:
             result.backward()
         else:

@@ -48,7 +48,7 @@ class Like:
 
 
 @dataclass
-class Cargo:
+class StageOutputs:
     """What a stage hands on.
 
     :param tensors: those arguments of the next stage's first block that it can't compute itself.
@@ -70,10 +70,10 @@ def choose_cuts(anatomy: Anatomy, stages: int) -> list[int]:
     if count < stages:
         raise DoesNotFit(f"the model has {count} repeated blocks, too few for {stages} stages")
     if len(places) < stages - 1:
-        bond = anatomy.bonds[0]
+        tie = anatomy.ties[0]
         raise DoesNotFit(
-            f"the model can be cut in {len(places)} places, too few for {stages} stages: {bond.why} block "
-            f"{anatomy.blocks[bond.first][0]!r} computed"
+            f"the model can be cut in {len(places)} places, too few for {stages} stages: {tie.why} block "
+            f"{anatomy.blocks[tie.first][0]!r} computed"
         )
     before, *blocks = anatomy.work
     return balance(before, blocks, places, stages)
@@ -134,10 +134,10 @@ class _Passage:
     """One forward pass of a stage."""
 
     position: tuple[int, ...]
-    arrived: Cargo
+    arrived: StageOutputs
     trains: bool
     next: int = 0
-    leaving: Cargo | None = None
+    leaving: StageOutputs | None = None
 
 
 class Stage:
@@ -168,8 +168,8 @@ class Stage:
             call = functools.partial(self._call, index, compute)
             block.forward = functools.wraps(compute)(call)
 
-    def run(self, compute: Callable[[], Any], position: tuple[int, ...], arrived: Cargo) -> Any:
-        """What ``compute``, which runs the model, returns in the last stage, and a :class:`Cargo` in others.
+    def run(self, compute: Callable[[], Any], position: tuple[int, ...], arrived: StageOutputs) -> Any:
+        """What ``compute``, which runs the model, returns in the last stage, and :class:`StageOutputs` in others.
 
         :param position: of the micro-batch.
         :param arrived: from the stage before.
@@ -215,7 +215,7 @@ class Stage:
         self._check_gradients(index, passage, args, kwargs)
         if index == own.stop:
             tensors = [self._leaf(index, args, kwargs)[number] for number in self._sent(index)]
-            passage.leaving = Cargo(tensors, passage.arrived.returned)
+            passage.leaving = StageOutputs(tensors, passage.arrived.returned)
             raise LeaveForward
         if index == own.start:
             leaves = self._leaf(index, args, kwargs)

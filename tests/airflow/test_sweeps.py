@@ -211,7 +211,7 @@ def test_a_sweep_without_mlflow_trains_and_its_records_are_sent_later(deployment
     try:
         assert deployment.wait("small_sweep", run_id) == "success"
     finally:
-        deployment.services.revive("mlflow")
+        deployment.services.start_again("mlflow")
     result = deployment.airflow.xcom("small_sweep", run_id, "sweep.report")
     assert result["failed"] == []
     url = deployment.services.mlflow_url

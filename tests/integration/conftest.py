@@ -25,7 +25,7 @@ class RunningCluster(LocalCluster):
     """The cluster, and what a test does with it.
 
     Services are named as in the compose file: postgres, redis, mlflow, airflow (the API server), scheduler,
-    dag-processor, triggerer, worker, gpu-a, gpu-b. ``kill``, ``revive``, ``wait_ready``, ``check`` and
+    dag-processor, triggerer, worker, gpu-a, gpu-b. ``kill``, ``start_again``, ``wait_ready``, ``check`` and
     ``processes.pause/resume`` are those of :class:`LocalCluster`.
     """
 

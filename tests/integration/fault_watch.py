@@ -116,7 +116,7 @@ def patiently(cluster: Any, ask: Callable[[], Any], timeout: float, say: Any = l
         for name in cluster.processes.running():
             if cluster.processes.ended(name) is not None:
                 cluster.kill(name)
-                cluster.revive(name, wait=False)
+                cluster.start_again(name, wait=False)
         if answer := ask():
             return answer
         assert time.monotonic() < deadline, f"not within {timeout:.0f} s. {say()}"

@@ -68,7 +68,7 @@ def test_whatever_is_broken_is_named_with_its_fix(
     finally:
         cluster.kill("gpu-b-elsewhere")
         for name in ("mlflow", "worker", "gpu-b"):
-            cluster.revive(name, wait=False)
+            cluster.start_again(name, wait=False)
         for name in ("mlflow", "worker", "gpu-b"):
             cluster.wait_ready(name)
     assert status == 1

@@ -143,7 +143,7 @@ def outages(cluster: Any) -> Any:
     cluster.kill("gpu-a")
     killed = time.monotonic()
     seen["steps at the kill"] = len(sweep.steps("on-a"))
-    cluster.revive("gpu-a", wait=False)
+    cluster.start_again("gpu-a", wait=False)
     patiently(cluster, _whatever(lambda: _is_followed_again(sweep, "on-a")), 240, _whatever(sweep.states))
     seen["reconnected"] = time.monotonic() - killed
     seen["steps at the reconnect"] = len(sweep.steps("on-a"))
@@ -154,12 +154,12 @@ def outages(cluster: Any) -> Any:
         "postgres": signal.SIGQUIT,
     }.items():
         cluster.kill(name, sign)
-        cluster.revive(name, wait=False)
+        cluster.start_again(name, wait=False)
     cluster.kill("airflow")
     patiently(cluster, lambda: not any(map(sweep.is_followed, jobs)), 300)
-    cluster.revive("airflow", wait=False)
+    cluster.start_again("airflow", wait=False)
     patiently(cluster, lambda: time.monotonic() > begin + MLFLOW_AWAY, MLFLOW_AWAY)
-    cluster.revive("mlflow", wait=False)
+    cluster.start_again("mlflow", wait=False)
     sweep.hurry(*jobs)
     patiently(cluster, _whatever(sweep.ended), 480, sweep.states)
     return seen
@@ -239,7 +239,7 @@ def mishaps(cluster: Any) -> Any:
     cluster.wait_until(lost.ended, 480, lost.states)
     seen["reported"] = time.monotonic() - killed
     cluster.wait_until(again.ended, 480, again.states)
-    cluster.revive("gpu-b", wait=False)
+    cluster.start_again("gpu-b", wait=False)
     return seen
 
 

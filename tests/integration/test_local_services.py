@@ -93,7 +93,7 @@ def test_a_killed_service_comes_back_and_a_node_that_is_gone_takes_all_with_it(c
         until(lambda: len(set(map(os.getpgid, cluster.processes.marked("user")))) == 2)
         cluster.kill("user")
         assert len(cluster.processes.marked("user")) == 1, "what left the group outlives a killed service"
-        cluster.revive("user")
+        cluster.start_again("user")
         until(lambda: len(cluster.processes.marked("user")) == 3)
         cluster.kill("user", everything=True)
         assert cluster.processes.marked("user") == []

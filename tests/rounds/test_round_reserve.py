@@ -255,7 +255,7 @@ def test_what_fits_nowhere_else_waits_for_its_node_because_no_round_follows(
     )
     going: Any = SimpleNamespace(dropped={})
     sweep = SweepContext("dag", "run", "sweep", home)
-    (entry,) = operator._seen_off(sweep, stand, going, set(), 9.0, 1)
+    (entry,) = operator._entries_to_conclude(sweep, stand, going, set(), 9.0, 1)
     assert entry.place == before.place
     assert (entry.round, entry.attempt, entry.position, entry.ends_at) == (2, 9.0, 1, None)
     run = sweep.job_folder("bound") / "runs" / "0001"
@@ -264,7 +264,7 @@ def test_what_fits_nowhere_else_waits_for_its_node_because_no_round_follows(
     spec = RunSpec(job=entry.job, technique="single", folder="f", priority=(100.0, 0), **place)
     (run / "alive").touch()
     (run / "spec.json").write_text(json.dumps(spec.to_dict()))
-    (entry,) = operator._seen_off(sweep, stand, going, {"bound"}, 9.0, 1)
+    (entry,) = operator._entries_to_conclude(sweep, stand, going, {"bound"}, 9.0, 1)
     assert entry.goes_on == (100.0, 0), "it finished meanwhile, and is concluded once"
 
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism import anatomy, stages
 from saturn_airflow.parallelism.blocks import blocks_to_run, find_blocks
-from saturn_airflow.parallelism.stages import Cargo, Like, Stage
+from saturn_airflow.parallelism.stages import Like, Stage, StageOutputs
 
 CPU = torch.device("cpu")
 works = st.floats(0, 10, allow_nan=False)
@@ -57,14 +57,14 @@ def in_stages(model: nn.Module, run: Callable[[nn.Module], torch.Tensor], count:
         own = anatomy.examine(part, lambda part=part: run(part), CPU)
         keep = {p for p, ranks in stages.holders(own, cuts, part).items() if rank in ranks}
         made.append((part, Stage(part, own, range(edges[rank], edges[rank + 1]), keep, CPU)))
-    arrived, entered, left = Cargo(), [], []
+    arrived, entered, left = StageOutputs(), [], []
     for part, stage in made:
         result = stage.run(lambda part=part: run(part), (7, 0), arrived)
-        if isinstance(result, Cargo):
+        if isinstance(result, StageOutputs):
             left.append(result.tensors)
             tensors = [t.detach().clone().requires_grad_(t.requires_grad) for t in result.tensors]
             entered.append(tensors)
-            arrived = Cargo([t.clone() for t in tensors], list(result.returned))
+            arrived = StageOutputs([t.clone() for t in tensors], list(result.returned))
     result.backward()
     for outputs, inputs in zip(reversed(left), reversed(entered), strict=True):
         pairs = [(o, i.grad) for o, i in zip(outputs, inputs, strict=True) if i.grad is not None]
@@ -268,7 +268,7 @@ def test_what_a_stage_lacks_is_never_trained_with(way: str, says: str) -> None:
     keep = {p for p, ranks in stages.holders(found, [2], model).items() if 1 in ranks}
     stage = Stage(model, found, range(2, 4), keep, CPU)
     hidden = Like((3, 6), torch.float64)
-    arrived = Cargo([torch.ones(3, 6, dtype=torch.float64)], [hidden, hidden])
+    arrived = StageOutputs([torch.ones(3, 6, dtype=torch.float64)], [hidden, hidden])
     if says:
         with pytest.raises(DoesNotFit, match=says):
             stage.run(lambda: model(-INPUTS), (1,), arrived)
@@ -351,13 +351,13 @@ def test_masks_of_blocks_micro_batches_and_steps_are_independent() -> None:
     stage = Stage(model, found, range(4), set(model.parameters()), CPU)
     masks = []
     for position in itertools.product((11, 12), (0, 1)):  # a step's seed, and the number of a piece
-        stage.run(lambda: model(x), position, Cargo())
+        stage.run(lambda: model(x), position, StageOutputs())
         masks += [block.mask for block in model.blocks]
     assert len(masks) == 16
     for one, other in itertools.combinations(masks, 2):
         # Of 4096 elements, half of them should agree; six standard deviations are 192.
         assert abs(int((one == other).sum()) - 2048) < 192  # type: ignore[attr-defined]
-    stage.run(lambda: model(x), (11, 0), Cargo())
+    stage.run(lambda: model(x), (11, 0), StageOutputs())
     assert torch.equal(model.blocks[2].mask, masks[2])  # type: ignore[arg-type]
 
 
