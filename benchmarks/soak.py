@@ -7,8 +7,9 @@ process, lease or file may be left. Services that end are started again as `satu
 go from one version to another with the same code and back, of a node or of the head.
 
 Printed: faults by kind; the seconds from a fault until the job trained again (a step done), or until its task
-followed it again where training went on; and the steps that were trained again. Exit status 1 when anything
-was wrong.
+followed it again where training went on; where training ended, the seconds until the job's next run asked for
+its devices, which other sweeps may have by then; and the steps that were trained again. Exit status 1 when
+anything was wrong.
 """
 
 from __future__ import annotations
@@ -302,25 +303,28 @@ class Soak:
 
 
 def outcome_of(fault: Fault) -> dict[str, float | None]:
-    """Seconds until the job trained again or was followed again, and the steps that were trained again."""
+    """Seconds until the job trained or was followed again and until it asked for devices, and steps again."""
     if fault.folder is None:
-        return {"seconds": None, "steps": None}
+        return {"seconds": None, "steps": None, "asked": None}
     seen = [e for e in events(fault.folder) if e["time"] > fault.time]
     if fault.kind in ENDS_TRAINING:
         start = next((e for e in seen if e["event"] == "start"), None)
         if start is None:
-            return {"seconds": None, "steps": None}
+            return {"seconds": None, "steps": None, "asked": None}
+        before_it = {e["run"] for e in events(fault.folder) if e["time"] <= fault.time}
+        next_run = next((e for e in seen if e["run"] not in before_it), start)
         step = next((e for e in seen if e["event"] == "step" and e["time"] > start["time"]), start)
         before = [
             e["step"] for e in events(fault.folder) if e["event"] == "step" and e["time"] < start["time"]
         ]
         # One that had not taken a step yet has none to train again.
         steps = max(before, default=start["step"]) - start["step"]
-        return {"seconds": step["time"] - fault.time, "steps": steps}
+        asked = next_run["time"] - fault.time
+        return {"seconds": step["time"] - fault.time, "steps": steps, "asked": asked}
     if fault.kind in ENDS_TASK:
-        return {"seconds": fault.followed_after, "steps": 0}
+        return {"seconds": fault.followed_after, "steps": 0, "asked": None}
     step = next((e for e in seen if e["event"] == "step"), None)
-    return {"seconds": None if step is None else step["time"] - fault.time, "steps": 0}
+    return {"seconds": None if step is None else step["time"] - fault.time, "steps": 0, "asked": None}
 
 
 def table(faults: list[Fault]) -> list[dict[str, Any]]:
@@ -330,6 +334,7 @@ def table(faults: list[Fault]) -> list[dict[str, Any]]:
         outcomes = [outcome_of(fault) for fault in faults if fault.kind == kind]
         seconds = [o["seconds"] for o in outcomes if o["seconds"] is not None]
         steps = [o["steps"] for o in outcomes if o["steps"] is not None]
+        asked = [o["asked"] for o in outcomes if o["asked"] is not None]
         what = "followed" if kind in ENDS_TASK else "trained"
         rows.append(
             {
@@ -337,6 +342,7 @@ def table(faults: list[Fault]) -> list[dict[str, Any]]:
                 "count": len(outcomes),
                 f"seconds_until_{what}_again": _spread(seconds),
                 "steps_trained_again": _spread(steps),
+                **({"seconds_until_devices_were_asked_for": _spread(asked)} if asked else {}),
                 "unknown": len(outcomes) - len(seconds),
             }
         )

@@ -27,8 +27,7 @@ def champion_scored(
         settings=settings,
         plan_tasks=plan_tasks,
         train_tasks=[task.task_id for task in train],
-        trigger_rule=TriggerRule.ALL_DONE,
-        **short(stages.report),
+        **short(stages.report, TriggerRule.ALL_DONE),
     )
     train >> champion
     scoring = per_node(

@@ -24,12 +24,26 @@ from saturn_airflow.profiling.waves import WAVES
 DEFAULT_POOL = "default_pool"
 
 
-def short(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a task that needs no device.
+#: What no ``default_args`` of a DAG change of a sweep's tasks: they hand lists and outcomes on, and what one
+#: of them trains has nothing to do with what it trained in the run before.
+_WITHIN = {"do_xcom_push": True, "depends_on_past": False, "wait_for_downstream": False}
+
+
+def first(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the sweep's first task: whether that begins, ``default_args`` may say.
 
     :param own: what the author of the DAG says of it.
     """
-    return {"retry_policy": UNLESS_ITS_OWN_FAULT, **patience(), **own}
+    return {"retry_policy": UNLESS_ITS_OWN_FAULT, **patience(), "do_xcom_push": True, **own}
+
+
+def short(own: Mapping[str, Any], rule: TriggerRule = TriggerRule.ALL_SUCCESS) -> dict[str, Any]:
+    """Arguments of a further task that needs no device, or measures.
+
+    :param own: what the author of the DAG says of it.
+    :param rule: after what it runs.
+    """
+    return {**first(own), **_WITHIN, "trigger_rule": rule}
 
 
 def wait_in_pool(group: TaskGroup) -> None:
@@ -53,8 +67,7 @@ def profile_waves(settings: SweepSettings, trials: BaseOperator, stages: Stages)
                     profile_tasks=[task.task_id for task in measuring],
                     last=number == WAVES,
                     # Behind a wave that was not needed, none is.
-                    trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
-                    **short(stages.plan),
+                    **short(stages.plan, TriggerRule.ALL_DONE_MIN_ONE_SUCCESS),
                 )
                 measuring[-len(settings.cluster) :] >> chosen
                 source = chosen
@@ -85,7 +98,9 @@ def train_tasks(settings: SweepSettings, plan: BaseOperator, stages: Stages) -> 
         label="{{ task.entry.name }}",
         deciding=stages.plan,
         settings=settings,
+        trigger_rule=TriggerRule.ALL_SUCCESS,
         **patience_of_training(settings.retries),
+        **_WITHIN,
         **stages.train,
     )
 

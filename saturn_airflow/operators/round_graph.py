@@ -40,8 +40,7 @@ def rounds_of(
                 profile_tasks=[task.task_id for task in waves],
                 earlier=[task.task_id for task in plans],
                 trained=[task.task_id for task in trained],
-                trigger_rule=TriggerRule.ALL_DONE,
-                **short(stages.plan),
+                **short(stages.plan, TriggerRule.ALL_DONE),
             )
             training = train_tasks(settings, planned, stages)
             planned.trains = [task.task_id for task in training]

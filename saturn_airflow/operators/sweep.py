@@ -40,7 +40,7 @@ from saturn_airflow.model.settings import (
 from saturn_airflow.model.stages import Stages
 from saturn_airflow.operators.champion_graph import champion_scored
 from saturn_airflow.operators.context import deployed_teams, limit_users_code, use_techniques_folder
-from saturn_airflow.operators.graph import profile_waves, short, wait_in_pool
+from saturn_airflow.operators.graph import first, profile_waves, short, wait_in_pool
 from saturn_airflow.operators.inventory import deployed_cluster
 from saturn_airflow.operators.report_task import ReportOperator
 from saturn_airflow.operators.round_graph import rounds_of
@@ -222,7 +222,7 @@ class SaturnSweepOperator(TaskGroup):
                 task_id="trials",
                 jobs=jobs if isinstance(jobs, XComArg) else [job.to_dict() for job in jobs],
                 settings=settings,
-                **short(stages.plan),
+                **first(stages.plan),
             )
             waves = profile_waves(settings, trials, stages)
             plans, train, watching = rounds_of(settings, waves, stages)
@@ -236,8 +236,7 @@ class SaturnSweepOperator(TaskGroup):
                 train_tasks=trained,
                 scoring_tasks=[task.task_id for task in scoring],
                 outlets=[self.asset],
-                trigger_rule=TriggerRule.ALL_DONE,
-                **short(stages.report),
+                **short(stages.report, TriggerRule.ALL_DONE),
             )
             [*train, *watching, *scoring] >> report
         wait_in_pool(self)

@@ -64,6 +64,38 @@ def test_the_execution_timeout_of_training_is_a_jobs_time() -> None:
     assert train.partial_kwargs["execution_timeout"] == timedelta(hours=2)
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize(
+    "name_and_value",
+    [
+        ("do_xcom_push", False),
+        ("depends_on_past", True),
+        ("wait_for_downstream", True),
+        ("trigger_rule", "all_failed"),
+        ("retries", 0),
+    ],
+    ids=lambda pair: pair[0],
+)
+def test_what_default_args_say_of_all_tasks_breaks_no_sweep(
+    name_and_value: tuple[str, Any], rounds: int
+) -> None:
+    name, value = name_and_value
+    plain = tasks_of(rounds=rounds, register_as="model")
+    with DAG("stages", default_args={name: value}) as dag:
+        SaturnSweepOperator(
+            task_id="sweep", jobs=[ANY_JOB], cluster=NODES, rounds=rounds, register_as="model"
+        )
+    for task in dag.tasks:
+        # Whether the sweep begins is what they may say.
+        if task.task_id != "sweep.trials" or name in ("do_xcom_push", "retries"):
+            assert _argument(task, name) == _argument(plain[task.task_id], name), task.task_id
+
+
+def _argument(task: Any, name: str) -> Any:
+    """Also of one that is mapped."""
+    return getattr(task, "partial_kwargs", {}).get(name, getattr(task, name, None))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
