@@ -59,6 +59,12 @@ def load_model(job: Job) -> nn.Module:
             f"parameter {lazy[0]!r} has no shape before the first forward pass; "
             f"load_model {job.load_model!r} has to run the model once on some batch"
         )
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if without := [name for name, tensor in tensors if tensor.is_meta]:
+        raise JobError(
+            f"load_model {job.load_model!r} returned a model whose {without[0]!r} has no data (device "
+            "'meta'); make it on the CPU, or fill it with to_empty() and its weights"
+        )
     caches.switch_off(model)
     in_one_process(model)
     model = precision.cast_model(model, job.hparams.precision)

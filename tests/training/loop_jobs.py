@@ -64,6 +64,10 @@ def no_module() -> str:
     return "gpt2"
 
 
+def without_data() -> nn.Module:
+    return nn.Linear(2, 2, device="meta")
+
+
 def lazy() -> nn.Module:
     return nn.Sequential(nn.LazyLinear(3))
 

@@ -332,6 +332,11 @@ MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
         "JobError",
         "parameter '0.weight' has no shape before the first forward pass",
     ),
+    "model without data": (
+        request(job(load_model="loop_jobs:without_data")),
+        "JobError",
+        "load_model 'loop_jobs:without_data' returned a model whose 'weight' has no data (device 'meta')",
+    ),
     "load_model raises": (
         request(job(load_model="loop_jobs:refuses")),
         "JobError",
