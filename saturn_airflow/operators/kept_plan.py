@@ -23,15 +23,14 @@ from saturn_airflow.operators.parts import ListingOperator
 
 WHAT = "a kept plan"
 _RETURNED = "return_value"
-#: States that only a task has that was not cleared since its plan was made.
+#: States that, while the plan's task runs, only a task has that was not cleared with it. One that was cleared
+#: as it ran is `restarting`, and then `up_for_retry`.
 _NOT_CLEARED = (
     TaskInstanceState.SUCCESS,
     TaskInstanceState.FAILED,
     TaskInstanceState.RUNNING,
     TaskInstanceState.QUEUED,
     TaskInstanceState.SCHEDULED,
-    TaskInstanceState.UP_FOR_RETRY,
-    TaskInstanceState.UP_FOR_RESCHEDULE,
 )
 
 
@@ -47,7 +46,7 @@ class KeptPlanOperator(ListingOperator):
         self.number = number
         self.mlflow_url: str | None = None
         #: The mapped tasks that train by this plan, once the graph has them.
-        self.trains: Sequence[str] = ()
+        self.train_tasks: Sequence[str] = ()
         self._handed_on: dict[str, Any] = {}
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
@@ -79,7 +78,7 @@ class KeptPlanOperator(ListingOperator):
         context["ti"].xcom_push(key, value)
 
     def _standing(self, context: Context, folder: Path) -> dict[str, Any] | None:
-        """What this task handed on before, where tasks stand that train by it.
+        """What this task handed on before, where tasks downstream of it stand.
 
         :raises NewerFormatError: when a newer version noted it in a way that this one can't read.
         """
@@ -90,7 +89,8 @@ class KeptPlanOperator(ListingOperator):
             return None
         if not (isinstance(kept, dict) and {"handed_on", _RETURNED} <= set(kept)):
             return None
-        found = ti.get_task_states(dag_id=ti.dag_id, task_ids=list(self.trains), run_ids=[ti.run_id])
+        downstream = sorted({*self.train_tasks, *self.downstream_task_ids})
+        found = ti.get_task_states(dag_id=ti.dag_id, task_ids=downstream, run_ids=[ti.run_id])
         if not any(state in _NOT_CLEARED for state in found.get(ti.run_id, {}).values()):
             return None
         formats.check(kept, WHAT, path)

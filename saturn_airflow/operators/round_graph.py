@@ -43,7 +43,7 @@ def rounds_of(
                 **short(stages.plan, TriggerRule.ALL_DONE),
             )
             training = train_tasks(settings, planned, stages)
-            planned.trains = [task.task_id for task in training]
+            planned.train_tasks = [task.task_id for task in training]
             if number < settings.last_round and len(cluster) > 1:
                 watch = RoundWatchOperator(
                     task_id="watch",

@@ -48,7 +48,7 @@ def tried(states: dict[str, str | None]) -> tuple[list[Any], dict[str, Any]]:
         get_task_states=lambda **_: {"run": states},
     )
     operator = Planner(task_id="plan", settings=SETTINGS)
-    operator.trains = ["sweep.train"]
+    operator.train_tasks = ["sweep.train"]
     return operator.execute({"ti": ti}), pushed  # type: ignore[typeddict-item]
 
 
@@ -56,8 +56,9 @@ def test_a_plan_that_was_cleared_alone_is_handed_on_again_as_it_was() -> None:
     first = tried({})
     assert tried({"sweep.train_0": "running", "sweep.train_1": None}) == first
     assert tried({"sweep.train_0": "success", "sweep.train_1": "failed"}) == first
-    assert tried({"sweep.train_0": "up_for_retry"}) == first
-    other = tried({"sweep.train_0": "restarting", "sweep.train_1": None, "sweep.train_2": "removed"})
+    assert tried({"sweep.train.gpu-a_jobs": "success", "sweep.train_0": "up_for_retry"}) == first
+    cleared = {"sweep.train_0": "restarting", "sweep.train_1": "up_for_retry", "sweep.train_2": None}
+    other = tried({**cleared, "sweep.train.gpu-a_jobs": None, "sweep.train_3": "removed"})
     assert other != first, "with what is downstream, it is planned anew"
     assert tried({"sweep.train_0": "success"}) == other
 
