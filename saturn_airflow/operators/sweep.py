@@ -238,7 +238,7 @@ class SaturnSweepOperator(TaskGroup):
                 outlets=[self.asset],
                 **short(stages.report, TriggerRule.ALL_DONE),
             )
-            [*train, *watching, *scoring] >> report
+            [*plans, *train, *watching, *scoring] >> report
         wait_in_pool(self)
         return report
 

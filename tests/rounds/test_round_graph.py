@@ -62,7 +62,9 @@ def test_each_round_is_a_plan_and_its_training() -> None:
     assert "sweep.round_2.train" in found.get_task("sweep.round_2.plan").downstream_task_ids
     # A plan runs however the training before it ended.
     assert found.get_task("sweep.round_2.plan").trigger_rule == "all_done"
-    assert found.get_task("sweep.report").upstream_task_ids == {i for i in ids if i.endswith("train")}
+    assert found.get_task("sweep.report").upstream_task_ids == {
+        i for i in ids if i.endswith(("train", "plan"))
+    }
 
 
 def test_each_round_has_a_train_task_per_node() -> None:

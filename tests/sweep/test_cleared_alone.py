@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from any_job import ANY_JOB
 
-from saturn_airflow import Cluster, Node
+from saturn_airflow import Cluster, Node, SaturnSweepOperator
 from saturn_airflow.model.formats import NewerFormatError
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import kept_plan
@@ -72,6 +74,24 @@ def test_a_kept_plan_that_is_damaged_is_made_anew_and_a_newer_one_refused(home: 
     for damaged in ("", "[]", '{"handed_on": {}}', "nonsense"):
         file.write_text(damaged)
         assert tried({"sweep.train_0": "success"}) != first
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_the_report_waits_for_a_plan_that_is_handed_on_again(nodes: int, rounds: int) -> None:
+    cluster = Cluster(*(Node(f"gpu-{number}", 2) for number in range(nodes)))
+    with DAG("cleared") as dag:
+        SaturnSweepOperator(task_id="sweep", jobs=[ANY_JOB], cluster=cluster, rounds=rounds)
+    plans = {name for name in dag.task_ids if name.rpartition(".")[2] == "plan"}
+    assert len(plans) == (rounds if nodes == 1 else rounds + 1)
+    assert plans <= dag.get_task("sweep.report").upstream_task_ids
+    for name in plans:
+        plan = dag.get_task(name)
+        assert plan.train_tasks == [f"{name.removesuffix('plan')}train" + s for s in train_suffixes(nodes)]
+
+
+def train_suffixes(nodes: int) -> list[str]:
+    return [""] if nodes == 1 else [f".gpu-{number}" for number in range(nodes)]
 
 
 def trials(state: dict[str, str | None]) -> Any:

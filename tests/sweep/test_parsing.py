@@ -87,7 +87,7 @@ def test_the_tasks_of_a_sweep(tmp_path: Path) -> None:
         "sweep.profile.wave_4": ["sweep.profile.choose_4"],
         "sweep.plan": [f"sweep.profile.wave_{n}" for n in (1, 2, 3, 4)],
         "sweep.train": ["sweep.plan"],
-        "sweep.report": ["sweep.train"],
+        "sweep.report": ["sweep.plan", "sweep.train"],
         "use": ["sweep.report"],
     }
     assert two["sweep.train.gpu-a"] == ["sweep.train.gpu-a_jobs"]
@@ -97,7 +97,8 @@ def test_the_tasks_of_a_sweep(tmp_path: Path) -> None:
     assert two["sweep.profile.choose_2"] == waves[:2]
     assert two["sweep.profile.wave_2.gpu-a_trials"] == ["sweep.profile.choose_2"]
     again = [f"sweep.round_2.train.gpu-{node}" for node in "ab"]
-    assert two["sweep.report"] == [*again, "sweep.train.gpu-a", "sweep.train.gpu-b", "sweep.watch"]
+    trained = ["sweep.train.gpu-a", "sweep.train.gpu-b"]
+    assert two["sweep.report"] == ["sweep.plan", "sweep.round_2.plan", *again, *trained, "sweep.watch"]
     assert queues["sweep.train.gpu-a"] == "saturn.gpu-a"
     assert queues["sweep.train.gpu-b"] == "big"
 
