@@ -34,6 +34,8 @@ def faults(problem: dict[str, Any], plan: dict[str, Any]) -> list[str]:
             found.append(f"{a['job']}: {ids} are not {a['devices']} devices")
         if any(device not in range(node["devices"]) for device in ids):
             found.append(f"{a['job']}: {ids} are not all on {a['node']}")
+        if any(a["start"] < at - slack for device, at in enumerate(node.get("free", [])) if device in ids):
+            found.append(f"{a['job']} starts on {a['node']} before its devices are free")
         if job.get("nodes") and a["node"] not in job["nodes"]:
             found.append(f"{a['job']} may not run on {a['node']}")
         if a["start"] < job.get("release", 0.0) - slack:

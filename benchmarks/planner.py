@@ -2,6 +2,8 @@
 
     python benchmarks/planner.py [--instances NAME ...] [--limits 5 30] [--processes 2]
     python benchmarks/planner.py --random 1024 128     # jobs, nodes of 8; results in planner_random.json
+    python benchmarks/planner.py --busy                # half of all devices have jobs of others at first;
+                                                       # results in planner_busy.json
 
 Both get whole processes: starting Python, importing and building the model count in the time. Every plan
 goes through ``plan_checker``. Results are merged into ``benchmarks/results/planner.json``, so that it can be
@@ -41,6 +43,7 @@ def main() -> int:
     parser.add_argument(
         "--random", nargs=2, type=int, metavar=("JOBS", "NODES"), help="a problem drawn with a seed"
     )
+    parser.add_argument("--busy", action="store_true", help="other jobs run on half of all devices at first")
     parser.add_argument("--cp-sat", nargs=3, metavar=("FILE", "SECONDS", "WORKERS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cp_sat:
@@ -57,20 +60,21 @@ def main() -> int:
                 print(json.dumps(found["rows"][-1]), flush=True)
         RESULTS.with_name("planner_random.json").write_text(json.dumps(found, indent=1) + "\n")
         return 0
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"machine": {}, "rows": []}
+    path = RESULTS.with_name("planner_busy.json") if args.busy else RESULTS
+    results = json.loads(path.read_text()) if path.exists() else {"machine": {}, "rows": []}
     if args.table:
         print(table(results))
         return 0
     results["machine"] = machine(args.note or results["machine"].get("note", ""))
     for name in args.instances or sorted(path.stem for path in (HERE / "instances").glob("*.json")):
         for limit in args.limits:
-            row = measure(HERE / "instances" / f"{name}.json", limit, args.processes)
+            row = measure_instance(name, limit, args.processes, busy=args.busy)
             print(json.dumps(row), flush=True)
             same = (name, limit, args.processes)
             rows = [r for r in results["rows"] if (r["instance"], r["limit"], r["processes"]) != same]
             results["rows"] = sorted([*rows, row], key=lambda r: (r["instance"], r["limit"]))
-            RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 
@@ -91,6 +95,39 @@ def random_problem(jobs: int, nodes: int) -> dict[str, Any]:
         drawn.append({"name": f"job{number}", "strategies": strategies})
     on = [{"name": f"node{number}", "devices": 8, "kind": "a100"} for number in range(nodes)]
     return {"name": f"random{jobs}-{nodes}x8", "nodes": on, "jobs": drawn}
+
+
+def with_others(problem: dict[str, Any]) -> dict[str, Any]:
+    """``problem`` where about every second device has a job of others first, for up to half of what all
+    devices would be busy with the thriftiest strategies."""
+    chance = random.Random(problem["name"])
+    least = [
+        min(s["devices"] * seconds for s in job["strategies"] for seconds in s["seconds"].values())
+        for job in problem["jobs"]
+    ]
+    longest = sum(least) / sum(node["devices"] for node in problem["nodes"]) / 2
+    nodes = [
+        {
+            **node,
+            "free": [chance.choice([0, chance.randint(1, int(longest))]) for _ in range(node["devices"])],
+        }
+        for node in problem["nodes"]
+    ]
+    return {**problem, "nodes": nodes}
+
+
+def measure_instance(name: str, limit: float, processes: int, *, busy: bool) -> dict[str, Any]:
+    """One of the instances under one limit, by both.
+
+    :param busy: whether others have devices first.
+    """
+    file = HERE / "instances" / f"{name}.json"
+    if not busy:
+        return measure(file, limit, processes)
+    with tempfile.TemporaryDirectory() as folder:
+        own = Path(folder) / file.name
+        own.write_text(json.dumps(with_others(json.loads(file.read_text()))))
+        return measure(own, limit, processes)
 
 
 def measure(file: Path, limit: float, processes: int) -> dict[str, Any]:
@@ -142,7 +179,10 @@ def cp_sat(problem: dict[str, Any], limit: float, workers: float) -> dict[str, A
             for s in job["strategies"]:
                 if s["devices"] <= node["devices"] and node["kind"] in s["seconds"]:
                     choices.append((j, n, s, int(s["seconds"][node["kind"]])))
-    horizon = sum(max(r for j_, _, _, r in choices if j_ == j) for j in range(len(jobs)))
+    others = [node.get("free", [0] * node["devices"]) for node in nodes]
+    horizon = sum(max(r for j_, _, _, r in choices if j_ == j) for j in range(len(jobs))) + max(
+        map(max, others)
+    )
     makespan = model.new_int_var(0, horizon, "makespan")
     starts = [model.new_int_var(0, horizon, f"start{j}") for j in range(len(jobs))]
     present: list[Any] = []
@@ -157,9 +197,12 @@ def cp_sat(problem: dict[str, Any], limit: float, workers: float) -> dict[str, A
     for j in range(len(jobs)):
         model.add_exactly_one(p for p, c in zip(present, choices, strict=True) if c[0] == j)
     for n, node in enumerate(nodes):
+        intervals[n] += [model.new_fixed_size_interval_var(0, at, "") for at in others[n] if at]
+        demands[n] += [1 for at in others[n] if at]
         model.add_cumulative(intervals[n], demands[n], node["devices"])
         area = sum(c[2]["devices"] * c[3] * p for p, c in zip(present, choices, strict=True) if c[1] == n)
-        model.add(area <= node["devices"] * makespan)
+        # Others have left before any plan ends, see `with_others`.
+        model.add(area + sum(others[n]) <= node["devices"] * makespan)
     model.minimize(makespan)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = int(workers)
@@ -170,7 +213,7 @@ def cp_sat(problem: dict[str, Any], limit: float, workers: float) -> dict[str, A
     taken = [
         (solver.value(starts[c[0]]), c) for p, c in zip(present, choices, strict=True) if solver.value(p)
     ]
-    free = [[0] * node["devices"] for node in nodes]
+    free = [list(at) for at in others]
     assignments = []
     for start, (j, n, s, seconds) in sorted(taken, key=lambda t: t[0]):
         ids = [d for d, at in enumerate(free[n]) if at <= start][: s["devices"]]

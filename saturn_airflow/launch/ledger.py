@@ -74,24 +74,23 @@ class Ledger:
         :param nodes: more nodes, or others in the place of those of the same name.
         :param now: seconds since the epoch.
         """
-        now = time.time() if now is None else now
-        by_name: dict[str, Node] = {}
+        now, sweeps = time.time() if now is None else now, list(sweeps)
+        by_name = {node.name: node for active in sweeps for node in active.nodes}
+        by_name |= {node.name: node for node in nodes}
         shared: list[SharedSweep] = []
         busy: dict[tuple[str, int], float] = {}
         for active in sweeps:
-            by_name |= {node.name: node for node in active.nodes}
             jobs = []
             for job in active.sweep.jobs:
                 state = self._job_now(active, job, now)
                 if state is None:
                     continue
-                if state.place is not None and not _knows_its_strategy(state):
+                if state.place is not None and not _is_known(state, by_name.get(state.place.node)):
                     busy |= {(state.place.node, d): now + _UNKNOWN_SECONDS for d in state.place.device_ids}
                     state = replace(state, place=None)
                 jobs.append(state)
             if jobs:
                 shared.append(replace(active.sweep, jobs=tuple(jobs)))
-        by_name |= {node.name: node for node in nodes}
         return SharedCluster(now, tuple(by_name.values()), _without_overlaps(shared), busy)
 
     def _job_now(self, active: ActiveSweep, job: SharedJob, now: float) -> SharedJob | None:
@@ -117,6 +116,19 @@ def _knows_its_strategy(job: SharedJob) -> bool:
     place = job.place
     assert place is not None
     return any((o.technique, o.devices) == (place.technique, place.devices) for o in job.job.options)
+
+
+def _is_known(job: SharedJob, node: Node | None) -> bool:
+    """Whether it is known how long ``job`` has its devices of ``node``: sweeps may differ in what they say of
+    a node.
+
+    :param node: None for one that no sweep has.
+    """
+    place = job.place
+    assert place is not None
+    if not _knows_its_strategy(job):
+        return False
+    return node is None or (node.kind in job.option.seconds and max(place.device_ids) < node.devices)
 
 
 def _without_overlaps(sweeps: Iterable[SharedSweep]) -> tuple[SharedSweep, ...]:

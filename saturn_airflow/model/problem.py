@@ -111,11 +111,16 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class Problem:
-    """The SPASE problem (Saturn, VLDB 2024): choose for each job one option, node, devices and start."""
+    """The SPASE problem (Saturn, VLDB 2024): choose for each job one option, node, devices and start.
+
+    :param free: by node, when each of its devices becomes free, in seconds from the plan's start; nodes
+        that are not named are free.
+    """
 
     name: str
     nodes: tuple[Node, ...]
     jobs: tuple[PlannedJob, ...] = field(default_factory=tuple)
+    free: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         Cluster(*self.nodes)
@@ -123,6 +128,7 @@ class Problem:
             raise InvalidSweepError(f"problem {self.name!r} has no jobs")
         kinds = {node.kind for node in self.nodes}
         node_names = {node.name for node in self.nodes}
+        self._check_free()
         seen: set[str] = set()
         for job in self.jobs:
             what = f"job {job.name!r}"
@@ -175,6 +181,27 @@ class Problem:
                     + ", ".join(f"{node.name} with {node.devices} x {node.kind}" for node in self.nodes)
                 )
 
+    def _check_free(self) -> None:
+        devices = {node.name: node.devices for node in self.nodes}
+        for name, moments in self.free.items():
+            if name not in devices:
+                raise InvalidSweepError(
+                    f"there is no node {name!r} to be free; there are {', '.join(devices)}"
+                )
+            if len(moments) != devices[name]:
+                raise InvalidSweepError(
+                    f"node {name!r} has {devices[name]} devices, and 'free' of {len(moments)}; give the "
+                    "seconds of each"
+                )
+            if wrong := [at for at in moments if not _is_number(at) or not 0 <= at < math.inf]:
+                raise InvalidSweepError(
+                    f"node {name!r}: a device is free at {wrong[0]!r}; give finite seconds, 0 or more"
+                )
+
+    def free_of(self, node: Node) -> tuple[float, ...]:
+        """When each device of ``node`` becomes free, in the order of their numbers."""
+        return tuple(self.free.get(node.name, (0.0,) * node.devices))
+
     @staticmethod
     def fits(job: PlannedJob, option: Option, node: Node) -> bool:
         """Whether ``job`` may run under ``option`` on ``node``."""
@@ -186,7 +213,11 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         """This problem as JSON-ready data, in the format of planning problem files."""
-        nodes = [{"name": n.name, "devices": n.devices, "kind": n.kind} for n in self.nodes]
+        nodes: list[dict[str, Any]] = []
+        for n in self.nodes:
+            nodes.append({"name": n.name, "devices": n.devices, "kind": n.kind})
+            if any(moments := self.free_of(n)):
+                nodes[-1]["free"] = list(moments)
         return {"name": self.name, "nodes": nodes, "jobs": [job.to_dict() for job in self.jobs]}
 
     @classmethod
@@ -197,15 +228,17 @@ class Problem:
         """
         what = "the planning problem"
         _check_mapping(data, what, ("nodes", "jobs"))
-        nodes = []
+        nodes, free = [], {}
         for number, node in enumerate(_list(data["nodes"], f"'nodes' of {what}"), start=1):
             _check_mapping(node, _called(node, "node", number), ("name", "devices", "kind"))
             nodes.append(Node(node["name"], node["devices"], node["kind"]))
+            if "free" in node:
+                free[node["name"]] = tuple(_list(node["free"], f"'free' of {_called(node, 'node', number)}"))
         jobs = []
         for number, job in enumerate(_list(data["jobs"], f"'jobs' of {what}"), start=1):
             _check_mapping(job, _called(job, "job", number), ("name", "strategies"))
             jobs.append(_job(job, _called(job, "job", number)))
-        return cls(_text(data.get("name", "problem"), f"'name' of {what}"), tuple(nodes), tuple(jobs))
+        return cls(_text(data.get("name", "problem"), f"'name' of {what}"), tuple(nodes), tuple(jobs), free)
 
     @classmethod
     def read(cls, path: str | Path) -> Problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from airflow.sdk import Context
 
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.entries import PlanEntry
-from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep
 from saturn_airflow.operators.claims import leaves_in
@@ -19,7 +19,6 @@ from saturn_airflow.operators.context import SweepContext, home, sharing_rules
 
 if TYPE_CHECKING:
     from saturn_airflow.deciding.next_round import Decided
-    from saturn_airflow.planning.online.ends import PlanEnds
     from saturn_airflow.planning.online.error_law import ErrorLaw
 
 log = logging.getLogger(__name__)
@@ -27,37 +26,50 @@ log = logging.getLogger(__name__)
 _ACTIVE = ["queued", "running"]
 
 
+def around_others(problem: Problem, others: SharedCluster, own: Collection[Place]) -> Problem:
+    """``problem`` with the moments at which the jobs of ``others`` that run leave its devices.
+
+    :param own: where its own jobs run.
+    """
+    from saturn_airflow.sharing.among import around
+
+    found = around(problem, others, sharing_rules(), own)
+    for node, moments in found.free.items():
+        told = ", ".join(f"{at:.0f}" for at in moments)
+        log.info("Other sweeps have devices of %s: each is free in so many seconds: %s", node, told)
+    return found
+
+
 def among_others(
-    context: Context, facts: SharedSweep, problem: Problem, decided: Decided, law: ErrorLaw | None
-) -> tuple[Plan, PlanEnds | None]:
-    """The plan and its ends; where other sweeps are active on its nodes, what is to be expected among them.
+    others: SharedCluster, facts: SharedSweep, problem: Problem, decided: Decided, law: ErrorLaw | None
+) -> Decided:
+    """``decided``; where other sweeps are active on its nodes, with what is to be expected among them.
 
     :param facts: of the sweep that is planned.
-    :param decided: its plan with the nodes to itself.
+    :param decided: its plan around those of others that run.
     :param law: of the errors of its estimates.
     """
     alone, ends = decided.adoption.plan, decided.ends
     from saturn_airflow.sharing.among import ends_among, meets_others, plan_among
 
-    others = _others_now(context, facts.name, problem)
     if not meets_others(problem, others):
-        return alone, ends
+        return decided
     try:
         found = plan_among(problem, alone, facts, others, sharing_rules())
         if found is not None and law is not None:
             ends = ends_among(problem, found, facts, others, sharing_rules(), law)
     except AssertionError:
         # What others are at must not cost this sweep its plan.
-        log.exception("Planned as if there were no other sweeps, for a mistake of Saturn's: please report it")
-        return alone, decided.ends
+        log.exception("Planned as if no other sweep waited, for a mistake of Saturn's: please report it")
+        return decided
     if found is None:
-        log.warning("Other sweeps leave no place for all jobs: planned as if there were none")
-        return alone, decided.ends
+        log.warning("Other sweeps leave no place for all jobs: planned as if none waited")
+        return decided
     log.info(
-        "Planned among %d other sweeps: done in %.1f s, which would be %.1f s alone",
+        "Planned among %d other sweeps: done in %.1f s, which would be %.1f s if none of them waited",
         *(len(others.sweeps), found.makespan, alone.makespan),
     )
-    return found, ends
+    return decided._replace(adoption=decided.adoption._replace(plan=found), ends=ends)
 
 
 def tell_others(
@@ -101,7 +113,7 @@ def forget(sweep: SweepContext) -> None:
     Ledger(home()).remove(sweep.key)
 
 
-def _others_now(context: Context, key: str, problem: Problem) -> SharedCluster:
+def others_now(context: Context, key: str, problem: Problem) -> SharedCluster:
     """The active sweeps beside that of ``key``, on their nodes and those of ``problem``.
 
     Those whose DAG run has ended without a word, or was deleted, are forgotten.

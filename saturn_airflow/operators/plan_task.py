@@ -34,7 +34,7 @@ from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.first_plan import profiling, to_plan
 from saturn_airflow.operators.inventory import lost
 from saturn_airflow.operators.kept_plan import KeptPlanOperator
-from saturn_airflow.operators.others import among_others, tell_others
+from saturn_airflow.operators.others import among_others, around_others, others_now, tell_others
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, left_out_now, present
 from saturn_airflow.operators.round_outcomes import last_outcomes, progress_of, standing_plans
 from saturn_airflow.operators.round_reserve import skip_rounds_after
@@ -124,20 +124,20 @@ class PlanOperator(KeptPlanOperator):
             problem = self._problem_now(stand, going)
             cluster = present(self.settings.cluster, self.left_out)
             facts = self._facts(context, sweep, stand)
+            others = others_now(context, sweep.key, problem)
+            problem = around_others(problem, others, going.situation.running.values())
             decided = self.decide(stand, problem, going)
             if self._is_only and self.settings.objective != DEVICE_TIME:
-                plan, ends = among_others(context, facts, problem, decided, stand.law)
-                decided = decided._replace(adoption=decided.adoption._replace(plan=plan), ends=ends)
+                decided = among_others(others, facts, problem, decided, stand.law)
             self._promise(known, decided)
             self._say(context, stand, decided)
             plan, made = decided.adoption.plan, time.time()
             refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
             had = choices(decided.left, plan, stand.jobs, stand.estimates, refusals)
             self.hand_on(context, "choices", finite(had))
-            found = next_round.entries_of(stand, decided, cluster, going.rung, made)
             found = [
                 replace(entry, arrived=facts.arrived, alone=facts.alone, deadline=facts.deadline)
-                for entry in found
+                for entry in next_round.entries_of(stand, decided, cluster, going.rung, made)
             ]
             tell_others(sweep, facts, problem, found, known.law)
             stay = next_round.staying(found, stand.progress, decided.adoption)

@@ -91,6 +91,7 @@ def _unit(problem: Problem) -> int:
         seconds for job in problem.jobs for option in job.options for seconds in option.seconds.values()
     }
     times_given |= {job.release for job in problem.jobs if job.release}
+    times_given |= {at for moments in problem.free.values() for at in moments if at}
     return _unit_of(tuple(sorted(times_given)))
 
 

@@ -24,7 +24,7 @@ from saturn_airflow.plugin.cluster_page import cluster_page
 from saturn_airflow.plugin.links import PREFIX
 from saturn_airflow.plugin.listing import listed
 from saturn_airflow.plugin.overview import sweep_page
-from saturn_airflow.plugin.queries import DETAILS, PLAN, Record, read_run
+from saturn_airflow.plugin.queries import DETAILS, PLAN, Record, ended_runs, read_run
 from saturn_airflow.plugin.sweeps import read_sweeps
 from saturn_airflow.plugin.web_internals import (
     DagAccessEntity,
@@ -108,9 +108,10 @@ def cluster_of_all(request: Request) -> HTMLResponse:
 
 
 @app.get("/data/cluster", dependencies=may_read_sweeps)
-def cluster(request: Request, readable: ReadableDags) -> Response:
+def cluster(request: Request, session: SessionDep, readable: ReadableDags) -> Response:
     """The nodes, and the active sweeps on them; of DAGs the user may not read, no names."""
-    return unless_known(request, cluster_page(home(), time.time(), readable))
+    shown = cluster_page(home(), time.time(), readable, lambda runs: ended_runs(session, runs))
+    return unless_known(request, shown)
 
 
 @app.get("/data/sweeps", dependencies=may_read_sweeps)

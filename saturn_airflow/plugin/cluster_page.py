@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,25 @@ _HIDDEN = "another sweep"
 #: somebody waits for the answer.
 _DRAWS, _JOBS, _ODDS = 19, 30, 0.9
 
+DagRunId = tuple[str, str]
+"""Ids of a DAG and of its run."""
+Ended = Callable[[Set[DagRunId]], Set[DagRunId]]
+
 log = logging.getLogger(__name__)
 
 
-def cluster_page(home: Path, now: float, readable: Collection[str]) -> dict[str, Any]:
+def cluster_page(home: Path, now: float, readable: Collection[str], ended: Ended) -> dict[str, Any]:
     """What the page shows, as it was some seconds ago: ``at``, from which all other seconds count.
 
     :param home: Saturn's folder (``[saturn] home``).
     :param now: seconds since the epoch.
     :param readable: ids of the DAGs that the user may read; of others it is told that devices are busy, not
         with what.
+    :param ended: tells which of some DAG runs have ended. Their sweeps are left out, though nobody said so.
     """
-    active, cluster, plan, by = _state(home, int(now // _SECONDS))
+    moment = int(now // _SECONDS)
+    over = frozenset(ended({(one.dag_id, one.run_id) for one in _active(home, moment)}))
+    active, cluster, plan, by = _state(home, moment, over)
     now = cluster.now
     shared = {sweep.name: sweep for sweep in cluster.sweeps}
     names = {one.key: one.key if one.dag_id in readable else _HIDDEN for one in active}
@@ -60,12 +67,16 @@ def cluster_page(home: Path, now: float, readable: Collection[str]) -> dict[str,
 
 
 @lru_cache(maxsize=1)
+def _active(home: Path, moment: int) -> list[ActiveSweep]:
+    return Ledger(home).sweeps()
+
+
+@lru_cache(maxsize=1)
 def _state(
-    home: Path, moment: int
+    home: Path, moment: int, over: frozenset[DagRunId]
 ) -> tuple[list[ActiveSweep], SharedCluster, StandingPlan, dict[str, float]]:
-    ledger = Ledger(home)
-    active = ledger.sweeps()
-    cluster = ledger.cluster(active)
+    active = [one for one in _active(home, moment) if (one.dag_id, one.run_id) not in over]
+    cluster = Ledger(home).cluster(active)
     return active, cluster, plan_together(cluster, sharing_rules()), _by(cluster, active)
 
 

@@ -6,7 +6,7 @@ are not seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -161,6 +161,18 @@ def read_run(session: Session, dag_id: str, run_id: str, keys: Sequence[str] = O
         {(row[0], row[1], row[2]): row[3] for row in values},
         _progress(session, run[3]) if keys is OVERVIEW else {},
     )
+
+
+def ended_runs(session: Session, runs: Set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Those of ``runs`` that have ended, each a DAG's id and its run's."""
+    rows = session.execute(
+        select(DagRun.dag_id, DagRun.run_id).where(
+            DagRun.dag_id.in_({dag for dag, _ in runs}),
+            DagRun.run_id.in_({run for _, run in runs}),
+            DagRun.state.in_(("success", "failed")),
+        )
+    )
+    return {(dag, run) for dag, run in rows} & runs
 
 
 def _progress(session: Session, run: int) -> dict[tuple[str, int], Told]:

@@ -1,17 +1,21 @@
-"""The plan of a sweep that begins while others are active: by the rules that decide their turns.
+"""The plan of a sweep while others are active: around what they run, and by the rules that decide turns.
 
 Planned alone it would run wide, on whatever node; but its jobs wait, and run as thriftily as those who wait
-with them want it. So its nodes, strategies and times are those that are expected of it among all others.
+with them want it. So its nodes, strategies and times are those that are expected of it among all others. What
+bounds them is the plan around the jobs of others that run: those keep their devices until they are done, or
+may be told to leave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.model.plan import Assignment, Place, Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
+from saturn_airflow.planning.objectives import MEAN_COMPLETION
 from saturn_airflow.planning.online.ends import PlanEnds
 from saturn_airflow.planning.online.error_law import ErrorLaw
 from saturn_airflow.sharing.forecast import Expected, plan_together
@@ -30,30 +34,66 @@ def meets_others(problem: Problem, others: SharedCluster) -> bool:
     return bool(places & names) or any(nodes is None or names.intersection(nodes) for nodes in waiting)
 
 
+def around(
+    problem: Problem, others: SharedCluster, rules: SharingRules, own: Collection[Place] = ()
+) -> Problem:
+    """``problem`` with the moments at which the jobs of ``others`` that run leave its devices.
+
+    Whole seconds, rounded down, so that its bounds hold. Who waits is not looked at: whatever their order, no
+    plan begins before that.
+
+    :param own: where jobs of the problem run. Those have their devices.
+    """
+    until = dict(others.busy)
+    for sweep in others.sweeps:
+        for job in sweep.jobs:
+            if job.place is not None and job.place.node in others.kinds:
+                end = _leaves_at(job, sweep, others, rules)
+                until |= {(job.place.node, device): end for device in job.place.device_ids}
+    for place in own:
+        until |= dict.fromkeys(((place.node, device) for device in place.device_ids), 0.0)
+    free = {}
+    for node in problem.nodes:
+        moments = [until.get((node.name, device), 0.0) - others.now for device in range(node.devices)]
+        found = tuple(float(max(0, math.floor(at))) for at in moments)
+        if any(found):
+            free[node.name] = found
+    return replace(problem, free=free)
+
+
+def _leaves_at(job: SharedJob, sweep: SharedSweep, others: SharedCluster, rules: SharingRules) -> float:
+    """The earliest moment at which ``job``, which runs, leaves its devices."""
+    assert job.place is not None
+    if job.leaving is not None:
+        return job.leaving
+    option = job.option
+    net = option.seconds[others.kinds[job.place.node]] - option.setup
+    end = others.now + job.setting_up + job.left * net
+    if not sweep.preempt:
+        return end
+    told = others.now if job.stopped is None else max(others.now, job.stopped + rules.quiet)
+    return min(end, told + rules.seconds_to_leave(job))
+
+
 def plan_among(
     problem: Problem, alone: Plan, sweep: SharedSweep, others: SharedCluster, rules: SharingRules
 ) -> Plan | None:
     """The plan of ``sweep`` for ``problem`` among ``others``; None where a job finds no place among them.
 
-    :param alone: its plan with the nodes to itself: no plan ends before its bound.
+    :param alone: its plan around those of others that run: no plan ends before its bound.
     :param sweep: its facts; its jobs are those of the problem.
     :param others: the active sweeps, and their nodes; those that the problem has, too, are as it has them.
     :raises AssertionError: when what is expected never ends, which is a mistake of Saturn's.
     """
     own = tuple(node.name for node in problem.nodes)
     planned = {a.job: (a.node,) for a in alone.assignments}
-    # Where some nodes are idle, the exact plan's choice of nodes may be the better one.
+    # Where some nodes are idle, or soon free, the exact plan's choice of nodes may be the better one.
     found = [
         _expected(problem, sweep, others, rules, {job.name: job.nodes or own for job in problem.jobs}),
         _expected(problem, sweep, others, rules, planned),
     ]
-    plans = [each for each in found if each]
-    if not plans:
-        return None
-    best = min(plans, key=lambda expected: max(each.end for each in expected.values()))
-    assignments = _assignments(best, others.now)
-    makespan = max(a.end for a in assignments)
-    return replace(alone, makespan=makespan, assignments=assignments, value=None, value_bound=None)
+    plans = [_as_plan(alone, problem, each, others.now) for each in found if each]
+    return min(plans, key=lambda plan: (plan.value or 0.0, plan.makespan), default=None)
 
 
 def ends_among(
@@ -99,6 +139,18 @@ def _expected(
     expected = plan_together(_entered(problem, sweep, others, nodes_of), rules).jobs
     found = {job.name: expected.get((sweep.name, job.name)) for job in problem.jobs}
     return {} if None in found.values() else {name: each for name, each in found.items() if each}
+
+
+def _as_plan(alone: Plan, problem: Problem, expected: Mapping[str, Expected], now: float) -> Plan:
+    """What is expected, with the bounds of ``alone``."""
+    assigned = _assignments(expected, now)
+    end = max(a.end for a in assigned)
+    found = replace(alone, makespan=end, lower_bound=min(alone.lower_bound, end), assignments=assigned)
+    if alone.objective != MEAN_COMPLETION or alone.value_bound is None:
+        return replace(found, value=None, value_bound=None)
+    weights = {job.name: job.weight for job in problem.jobs}
+    mean = sum(weights[a.job] * a.end for a in assigned) / (sum(weights.values()) or 1.0)
+    return replace(found, value=mean, value_bound=min(alone.value_bound, mean))
 
 
 def _assignments(expected: Mapping[str, Expected], now: float) -> tuple[Assignment, ...]:

@@ -20,7 +20,8 @@ def assert_valid(problem: Problem, plan: Plan) -> None:
 
 @st.composite
 def problems(draw: st.DrawFn, *, most_jobs: int = 4, releases: bool = True) -> Problem:
-    """Up to three nodes of up to 4 devices, two kinds; jobs of up to three strategies, some bound."""
+    """Up to three nodes of up to 4 devices, two kinds, some busy at first; jobs of up to three strategies,
+    some bound."""
     kinds = draw(st.sampled_from([("a",), ("a", "b")]))
     nodes = [
         Node(f"n{i}", draw(st.integers(1, 4)), draw(st.sampled_from(kinds)))
@@ -47,7 +48,10 @@ def problems(draw: st.DrawFn, *, most_jobs: int = 4, releases: bool = True) -> P
         jobs.append(
             PlannedJob(f"j{j}", tuple(options), bound, release, draw(st.sampled_from([1.0, 1.0, 2.5])))
         )
-    return Problem("drawn", tuple(nodes), tuple(jobs))
+    moments = st.sampled_from([0, 0, 1, 2, 7, 100]) if whole else st.floats(0, 15, allow_nan=False)
+    late = draw(st.sets(st.sampled_from([node.name for node in nodes]))) if draw(st.booleans()) else set()
+    free = {n.name: tuple(draw(moments) for _ in range(n.devices)) for n in nodes if n.name in late}
+    return Problem("drawn", tuple(nodes), tuple(jobs), free)
 
 
 Ends = list[tuple[PlannedJob, float, float]]
@@ -75,7 +79,7 @@ def every_schedule(problem: Problem) -> Iterator[Ends]:
                     area = option.devices * option.seconds[node.kind]
                     yield from place(rest, then, [*done, (job, area, end)])
 
-    yield from place(problem.jobs, {node.name: [0.0] * node.devices for node in problem.nodes}, [])
+    yield from place(problem.jobs, {node.name: list(problem.free_of(node)) for node in problem.nodes}, [])
 
 
 def optimum(problem: Problem, cost: Callable[[Ends], float]) -> float:

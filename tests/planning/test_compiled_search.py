@@ -39,7 +39,8 @@ def test_one_node_is_packed_exactly_where_it_can_be(problem: Problem, share: flo
     jobs = tuple(job for job in problem.jobs if any(problem.fits(job, o, home) for o in job.options))
     if not jobs:
         return
-    alone = Problem("alone", (home,), tuple(only_on(job, home) for job in jobs))
+    free = {home.name: problem.free_of(home)}
+    alone = Problem("alone", (home,), tuple(only_on(job, home) for job in jobs), free)
     instance = group(alone)
     shortest = optimum(alone, makespan)
     end = shortest * (share if abs(share - 1) > 1e-3 else 1.001)
@@ -68,7 +69,8 @@ def test_devices_of_all_nodes_together_can_share_what_a_plan_does(problem: Probl
     end = optimum(problem, makespan) * share * (1 + 1e-9)
     tables = [modes_of(instance, kind) for kind in range(len(instance.types))]
     _, counts = everything(instance)
-    together = Sharer(instance.devices, merged(tables), end)
+    free = np.sort([at for node in problem.nodes for at in problem.free_of(node)])
+    together = Sharer(free, merged(tables), end)
     assert together.shareable(counts)[0]
 
 

@@ -99,7 +99,7 @@ def test_a_makespan_that_is_possible_is_never_refuted(problem: Problem, share: f
 @given(problems())
 def test_a_makespan_below_the_longest_job_is_refuted(problem: Problem) -> None:
     instance = group(problem)
-    longest = max(each.release + each.shortest for each in instance.classes)
+    longest = max(each.earliest_end for each in instance.classes)
     assert Refuter(instance).ask(longest * 0.99, Clock(10), whole=False) is Answer.REFUTED
 
 

@@ -99,7 +99,7 @@ def test_colouring_gives_each_job_devices_of_its_own(
         running = sum(w for s, e, w in spans if s <= start < e)
         if running + width <= devices:
             spans.append((start, start + length, width))
-    ids = colour(spans, devices)
+    ids = colour(spans, [0.0] * devices)
     for (start, end, width), own in zip(spans, ids, strict=True):  # type: ignore[assignment]
         assert len(set(own)) == width
         assert set(own) <= set(range(devices))

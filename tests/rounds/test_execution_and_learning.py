@@ -106,7 +106,7 @@ def test_devices_are_kept_by_those_who_stay(problem: Any, seed: Any, share: Any)
     plan = planned(problem)
     run = execute(problem, plan, everything(problem), until=plan.makespan * share)
     assume(run.situation.left)
-    found = keep_places(planned(problem, seed), run.situation.running)
+    found = keep_places(planned(problem, seed), problem, run.situation.running)
     for a in found.assignments:
         place = run.situation.running.get(a.job)
         if place and a.start == 0 and Place.of(a) == dataclasses.replace(place, device_ids=a.device_ids):

@@ -14,7 +14,10 @@ from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.plan import Assignment, Place, Plan
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules, least_seconds
-from saturn_airflow.sharing.among import meets_others, plan_among
+from saturn_airflow.planning import solve
+from saturn_airflow.planning.instances.instance import group
+from saturn_airflow.planning.lower_bounds.area import simple_bound
+from saturn_airflow.sharing.among import around, meets_others, plan_among
 from saturn_airflow.sharing.forecast import plan_together
 from saturn_airflow.sharing.outlook import goes_before, outlooks
 
@@ -51,12 +54,11 @@ def alone_of(problem: Problem) -> Plan:
             Assignment(one.name, "ddp", option.devices, node.name, tuple(range(option.devices)), then, end)
         )
         then = end
-    bound = least_seconds(problem.jobs, problem.nodes)
-    return Plan("own", "makespan", then, bound, 0.1, tuple(found))
+    return Plan("own", "makespan", then, simple_bound(group(problem)), 0.1, tuple(found))
 
 
 def planned(*jobs: PlannedJob, others: SharedCluster, facts: SharedSweep | None = None) -> Plan:
-    problem = Problem("own", NODES, jobs)
+    problem = around(Problem("own", NODES, jobs), others, RULES)
     found = plan_among(problem, alone_of(problem), facts or sweep("own"), others, RULES)
     assert found is not None
     return found
@@ -109,10 +111,10 @@ def test_a_plan_among_others_is_a_plan(data: st.DataObject) -> None:
                 jobs.append(SharedJob(replace(one, nodes=(node,))))
         others.append(sweep(f"s{s}", *jobs, preempt=data.draw(st.booleans())))
     own = [job(f"j{j}", data.draw(number), *data.draw(widths)) for j in range(data.draw(st.integers(1, 5)))]
-    problem = Problem("own", NODES, tuple(own))
-    found = plan_among(
-        problem, alone_of(problem), sweep("own"), SharedCluster(NOW, NODES, tuple(others)), RULES
-    )
+    cluster = SharedCluster(NOW, NODES, tuple(others))
+    problem = around(Problem("own", NODES, tuple(own)), cluster, RULES)
+    alone = alone_of(problem)
+    found = plan_among(problem, alone, sweep("own"), cluster, RULES)
     assert found is not None
     assert {a.job for a in found.assignments} == {one.name for one in own}
     spans = defaultdict(list)
@@ -124,7 +126,43 @@ def test_a_plan_among_others_is_a_plan(data: st.DataObject) -> None:
             spans[a.node, device].append((a.start, a.end))
     for at_one in spans.values():
         assert all(later[0] >= first[1] - 1e-6 for first, later in itertools.pairwise(sorted(at_one)))
-    assert found.makespan >= found.lower_bound - 1e-6
+    # What others run lets nobody end before the bound, whatever the turns.
+    assert found.makespan >= alone.lower_bound - 1e-6
+
+
+def test_a_plan_knows_when_devices_are_free_of_what_others_run() -> None:
+    one, two = job("one", 800, 1), job("two", 800, 1)
+    stays = sweep("stays", running(one, "a", 0, left=0.5), running(two, "a", 1, left=0.0))
+    gives_way = sweep("gives", running(one, "b", 0), running(two, "b", 1, left=0.01), preempt=True)
+    gives_way = replace(gives_way, jobs=(replace(gives_way.jobs[0], leaves_in=40.5), gives_way.jobs[1]))
+    cluster = SharedCluster(NOW, NODES, (stays, gives_way), {("a", 3): NOW + 60.7, ("a", 9): NOW + 5})
+    problem = Problem("own", NODES, (job("j", 100, 1),))
+    # Who gives way needs time to leave, unless it ends before.
+    assert around(problem, cluster, RULES).free == {"a": (400, 0, 0, 60), "b": (40, 8)}
+    quiet = replace(gives_way.jobs[0], stopped=NOW - RULES.quiet + 100)
+    again = replace(cluster, sweeps=(replace(gives_way, jobs=(quiet,)),))
+    assert around(problem, again, RULES).free["b"] == (140, 0)
+    leaving = replace(gives_way.jobs[0], leaving=NOW + 7)
+    again = replace(cluster, sweeps=(replace(gives_way, jobs=(leaving,)),))
+    assert around(problem, again, RULES).free["b"] == (7, 0)
+    # Where a job of its own runs, that has the device, whatever the ledger says.
+    assert around(problem, cluster, RULES, [Place("ddp", 1, "a", (0,))]).free["a"] == (0, 0, 0, 60)
+
+
+def test_the_bound_of_a_plan_among_others_is_that_of_the_devices_that_they_leave() -> None:
+    long = sweep("long", *(running(job(f"l{i}", 9000, 1), "a", i) for i in range(4)))
+    long = replace(long, jobs=(*long.jobs, running(job("l4", 600, 2), "b", 0, 1)))
+    cluster = SharedCluster(NOW, NODES, (long,))
+    problem = around(Problem("own", NODES, (job("own", 100, 2),)), cluster, RULES)
+    alone = solve(problem, time_limit=5.0)
+    found = plan_among(problem, alone, sweep("own"), cluster, RULES)
+    assert found is not None
+    assert found.gap == pytest.approx(0, abs=0.01)
+    assert found.lower_bound > 380
+    mean = solve(problem, time_limit=0.5, objective="mean-completion")
+    assert (among := plan_among(problem, mean, sweep("own"), cluster, RULES)) is not None
+    assert among.value == pytest.approx(among.makespan)
+    assert among.gap == pytest.approx(0, abs=0.01)
 
 
 def test_only_those_on_its_nodes_are_others() -> None:

@@ -21,8 +21,9 @@ from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.folders import OF_SWEEPS, slug
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
-from saturn_airflow.model.sharing import SharedJob, SharedSweep
+from saturn_airflow.model.sharing import SharedJob, SharedSweep, SharingRules
 from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
+from saturn_airflow.sharing.forecast import plan_together
 
 NODE = Node("local", 2, "cpu")
 
@@ -107,6 +108,23 @@ def test_what_is_damaged_is_left_out_with_a_warning_and_stays(
     assert str(path) in caplog.text
     assert path.exists()
     assert main(["why", "--home", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("said", [Node("local", 1, "cpu"), Node("local", 2, "gpu")])
+def test_sweeps_may_differ_in_what_they_say_of_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Node
+) -> None:
+    """A job on a device, or of a kind, that the other's node does not have must not end the other's plan."""
+    place = Place("ddp", 2, "local", (0, 1))
+    here = whereabouts.Whereabouts(share=0.5, place=place, since=time.time() - 100)
+    monkeypatch.setattr(whereabouts, "of", lambda folder: here)
+    ledger = Ledger(tmp_path)
+    ledger.write(active("long", "runs"))
+    cluster = ledger.cluster(ledger.sweeps(), (said,))
+    assert cluster.nodes == (said,)
+    assert cluster.sweeps[0].jobs[0].place is None
+    assert cluster.busy["local", 0] > cluster.now
+    plan_together(cluster, SharingRules())
 
 
 @pytest.mark.ranks

@@ -1,8 +1,9 @@
 """One node, exactly: can these jobs all end by C on G devices?
 
-A branch and bound on waste. The jobs' least areas leave W = G C - sum of least areas device-seconds to
-waste; whatever a partial schedule wastes, by devices that wait or by modes that are not the thriftiest,
-is gone for good. Near the optimum W is small, and few branches survive.
+A branch and bound on waste. Devices that are free from f_d on and jobs of least area a_k leave
+W = sum of C - f_d - sum of a_k device-seconds to waste; whatever a partial schedule wastes, by devices that
+wait or by modes that are not the thriftiest, is gone for good. Near the optimum W is small, and few branches
+survive.
 
 Jobs are placed in order of start (every left-shifted schedule has such an order), so devices that are free
 before the last start can never be used earlier than it: they waste until then. A branch ends when
@@ -49,19 +50,24 @@ class NotSettledError(Exception):
 
 
 class Sharer:
-    """So many devices, each of which has until C.
+    """Devices, each of which has from when it is free until C.
 
+    :param free: (devices,) when they become free, ascending; a job that wants g of them begins when the g-th
+        is free at the earliest.
     :param modes: what every class takes on them.
     :param end: C.
     """
 
-    def __init__(self, devices: int, modes: Modes, end: float) -> None:
-        self.devices = devices
+    def __init__(self, free: Floats, modes: Modes, end: float) -> None:
+        self.devices = len(free)
+        self.free = free
         self.end = end
-        self.capacity = devices * end
+        #: (devices,) seconds that each has, ascending.
+        self.capacities: Floats = np.maximum(0.0, end - free)[::-1].copy()
+        self.capacity = math.fsum(self.capacities)
         self.modes = modes
         #: Least area of a job of each class that ends by C; infinite where none does.
-        self.areas: Floats = modes.areas(end)
+        self.areas: Floats = modes.areas(end, free)
         #: Classes in the order in which devices are filled: those that may take longest first.
         longest = np.where(np.isfinite(modes.seconds), modes.seconds, 0).max(axis=1)
         self.order: Ints = np.argsort(-longest, kind="stable")
@@ -85,14 +91,14 @@ class Sharer:
         if self.devices > MOST_DEVICES:
             return allowances >= 0
         devices, seconds, _ = self.modes
-        return _shareable(self.devices, self.end, devices, seconds, self.areas, self.order, sets, allowances)
+        return _shareable(self.capacities, devices, seconds, self.areas, self.order, sets, allowances)
 
 
 class Packer(Sharer):
     """Packs nodes of one type within a makespan C."""
 
     def __init__(self, instance: Instance, kind: int, end: float) -> None:
-        super().__init__(instance.types[kind].devices, modes_of(instance, kind), end)
+        super().__init__(np.array(instance.types[kind].free), modes_of(instance, kind), end)
         self.area: list[float] = self.areas.tolist()
         self._refuted: Words = np.zeros((_REMEMBERED, 2), dtype=np.uint64)
         self._keys = hash_keys(len(self.area))
@@ -111,7 +117,7 @@ class Packer(Sharer):
         spent, at_once = 0, min(effort, _BRANCHES_AT_ONCE)
         while True:
             status, branches = search(
-                self.devices,
+                self.free,
                 self.end,
                 *self.modes,
                 self.areas,
@@ -144,8 +150,7 @@ def hash_keys(classes: int) -> Words:
 
 @compiled
 def _shareable(
-    width: int,
-    end: float,
+    capacities: Floats,
     devices: Ints,
     seconds: Floats,
     areas: Floats,
@@ -155,8 +160,6 @@ def _shareable(
 ) -> npt.NDArray[np.bool_]:
     """Whether a node might share each of the sets, its jobs taken in this order of classes."""
     could = allowances >= 0
-    capacities = np.zeros(width)
-    capacities += end
     jobs = np.zeros(MOST_JOBS, np.int64)
     # A plain number would have the function compiled once more, for just this number.
     effort: Any = np.int64(_ROOT_EFFORT)
@@ -183,7 +186,7 @@ def _listed(counts: Ints, order: Ints, jobs: Ints) -> int:
 
 @compiled
 def search(
-    width: int,
+    available: Floats,
     end: float,
     devices: Ints,
     seconds: Floats,
@@ -201,13 +204,14 @@ def search(
 ) -> tuple[int, int]:
     """The branch and bound: its status, and how many branches it took.
 
+    :param available: (devices,) when devices become free, ascending.
     :param kinds: the ``present`` classes there are jobs of.
     :param counts: how many of each.
     :param sharing: steps to spend in each branch on whether devices can share the jobs left.
     :param refuted: (a power of two, 2) hashes of what was refuted before, and will be after.
     :param path: (2, jobs) the class and mode of each job in order of start, when found.
     """
-    most = devices.shape[1]
+    width, most = len(available), devices.shape[1]
     jobs = 0
     for k in range(present):
         jobs += counts[k]
@@ -231,6 +235,9 @@ def search(
     waiting = np.zeros(jobs, np.int64)
     mask = refuted.shape[0] - 1
     left[0] = allowance
+    for device in range(width):
+        # What is free too late for any job is out of account.
+        free[0, device] = min(available[device], end)
     depth, branches, entering = 0, 0, True
     while True:
         here = free[depth]

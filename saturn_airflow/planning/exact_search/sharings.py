@@ -72,7 +72,7 @@ class Attempt:
         #: The nodes from the n-th on, as if their devices were of one node.
         self.later = [
             Sharer(
-                sum(self.packers[kind].devices for kind in self.kinds[at:]),
+                np.sort(np.concatenate([self.packers[kind].free for kind in self.kinds[at:]])),
                 merged([self.packers[kind].modes for kind in sorted(set(self.kinds[at:]))]),
                 end,
             )

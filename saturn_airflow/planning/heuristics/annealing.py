@@ -15,7 +15,7 @@ import numpy as np
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.compiled import compiled
 from saturn_airflow.planning.heuristics.xorshift import draw, seeded
-from saturn_airflow.planning.instances.arrays import Floats, Ints, Words, modes_of
+from saturn_airflow.planning.instances.arrays import Floats, Ints, Words, free_by_node, modes_of
 from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule
 
@@ -92,7 +92,8 @@ def _affordable(problem: Arrays, state: AnnealingState) -> int:
 
 class Arrays(NamedTuple):
     """What does not change: (types, jobs, most modes) devices, seconds; (types, jobs) how many modes;
-    (jobs,) releases, weights; (nodes,) types, devices."""
+    (jobs,) releases, weights; (nodes,) types, devices; (nodes, most devices) when devices become free,
+    ascending."""
 
     devices: Ints
     seconds: Floats
@@ -101,6 +102,7 @@ class Arrays(NamedTuple):
     weights: Floats
     types: Ints
     widths: Ints
+    free: Floats
 
 
 class AnnealingState(NamedTuple):
@@ -128,6 +130,7 @@ def _problem(instance: Instance) -> Arrays:
         np.array([job.weight for job in instance.problem.jobs], dtype=float),
         np.array(instance.type_of),
         np.array([node.devices for node in instance.problem.nodes]),
+        free_by_node(instance),
     )
 
 
@@ -184,8 +187,8 @@ def _energy(
     """Energy of one row. ``free`` is room for when devices become free, ascending."""
     kind, width = problem.types[node], problem.widths[node]
     for device in range(width):
-        free[device] = 0.0
-    total = 0.0
+        free[device] = problem.free[node, device]
+    total = last = 0.0
     for at in range(length):
         job = jobs[at]
         wanted = problem.devices[kind, job, modes[at]]
@@ -197,11 +200,11 @@ def _energy(
             device += 1
         for place in range(device - wanted, device):
             free[place] = ends
+        last = max(last, ends)
         if energy.name == _WEIGHTED_ENDS:
             total += problem.weights[job] * ends
         elif energy.name == _DEVICE_TIME:
             total += wanted * takes
-    last = free[width - 1]
     if energy.name == _ENDS:
         return float((last * energy.scale) ** _POWER)
     late = last / energy.deadline - 1

@@ -25,7 +25,7 @@ from saturn_airflow.planning.compiled import compiled
 from saturn_airflow.planning.exact_search.device_patterns import MOST_DEVICES, MOST_JOBS, REFUTED, share
 from saturn_airflow.planning.exact_search.node_packing import FOUND, NONE, hash_keys, search
 from saturn_airflow.planning.heuristics.xorshift import draw, seeded
-from saturn_airflow.planning.instances.arrays import Floats, Ints, Words, modes_of
+from saturn_airflow.planning.instances.arrays import Floats, Ints, Words, free_by_node, modes_of
 from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule, times
 
@@ -43,7 +43,7 @@ _REFUTED = -1
 class Tables(NamedTuple):
     """What does not change: by type of node and class, (types, classes, most modes) devices and seconds,
     (types, classes) ranks: which class comes first; (classes,) releases; (nodes,) type, devices;
-    (types, classes, 2) keys to hash sets by."""
+    (nodes, most devices) when devices become free, ascending; (types, classes, 2) keys to hash sets by."""
 
     devices: Ints
     seconds: Floats
@@ -51,6 +51,7 @@ class Tables(NamedTuple):
     releases: Floats
     kinds: Ints
     widths: Ints
+    free: Floats
     keys: Words
 
 
@@ -114,6 +115,7 @@ class PoolSearch:
             modes[0].releases,
             np.array(instance.type_of),
             np.array([node.devices for node in instance.problem.nodes]),
+            free_by_node(instance),
             keys,
         )
         jobs, nodes = len(instance.modes), len(schedule)
@@ -145,8 +147,10 @@ class PoolSearch:
         for part in self.memory:
             part[:] = 0
         modes = [modes_of(self.instance, kind) for kind in range(len(self.instance.types))]
-        areas = np.array([own.areas(end) for own in modes])
-        capacities: Floats = self.tables.widths * np.float64(end)
+        free = [np.array(kind.free) for kind in self.instance.types]
+        areas = np.array([own.areas(end, at) for own, at in zip(modes, free, strict=True)])
+        # Above 0 also where no device is free in time, to divide by.
+        capacities: Floats = np.maximum(np.maximum(0.0, end - self.tables.free).sum(axis=1), end * 1e-9)
         self.target = Aim(end, areas, capacities, areas.min(axis=0) / capacities.max())
         _weigh(self.tables, self.target, self.state)
 
@@ -231,14 +235,15 @@ def _pack(
     could = True
     if count <= MOST_JOBS and width <= MOST_DEVICES:
         capacities = np.zeros(width)
-        capacities += end
+        for device in range(width):
+            capacities[device] = max(0.0, end - tables.free[node, width - 1 - device])
         answer = share(capacities, devices, seconds, areas, classes, count, allowance, share_effort)
         could = answer != REFUTED
     if could:
         kinds, counts = np.zeros(count, np.int64), np.zeros(count, np.int64)
         present = _grouped(classes, count, kinds, counts)
         status, branches = search(
-            width,
+            tables.free[node, :width],
             end,
             devices,
             seconds,

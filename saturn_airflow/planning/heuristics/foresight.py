@@ -79,12 +79,12 @@ class _Rest:
             for job in range(len(instance.problem.jobs))
         ]
         self.most = [max(area for _, area in modes) for modes in self.modes]
-        self.widths = [node.devices for node in instance.problem.nodes]
+        self.free = [instance.types[kind].free for kind in instance.type_of]
 
     def energy(self, row: Row, node: int) -> float:
         """Scaled so that a whole schedule's are of the order of its number of jobs."""
         boundary, horizon = self.boundary, self.horizon
-        free = [0.0] * self.widths[node]
+        free = list(self.free[node])
         total = 0.0
         for wanted, seconds, release, job, _ in row:
             start = free[wanted - 1]

@@ -63,7 +63,7 @@ def _weight(instance: Instance, job: int) -> float:
 
 
 def _for_target(instance: Instance, target: float, order: Sequence[int]) -> tuple[Schedule, float]:
-    free = [[0.0] * node.devices for node in instance.problem.nodes]
+    free = [list(instance.types[kind].free) for kind in instance.type_of]
     schedule: Schedule = [[] for _ in free]
     latest = 0.0
     for job in order:

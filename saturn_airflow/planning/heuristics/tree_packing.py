@@ -6,11 +6,13 @@ B, each under its fastest mode that fits the block, r_k(B) seconds; the makespan
 
     minimise C
     sum over B of x_kB = b_k                                        for every class k
-    sum over the blocks B that hold d, and k, of r_k(B) x_kB <= C   for every device d of every node
+    f_d + sum over the blocks B that hold d, and k, of r_k(B) x_kB <= C   for every device d of every node
 
 A block's jobs follow each other. Front blocks start when the block they are part of is done, back blocks
 end when the block they are part of begins, the whole ends at C: so device d is never in use twice, and the
-rows above are all there is to keep. Shifting left makes up for what blocks leave idle.
+rows above are all there is to keep. Shifting left makes up for what blocks leave idle. (Where a device is
+free only from f_d on, a block of several begins when the last of them is free, which the rows leave out: the
+schedule may end later than C then.)
 """
 
 from __future__ import annotations
@@ -130,7 +132,7 @@ def model(
             holding = [at for at, b in enumerate(tree) if b.node == node and b.first <= device < b.last]
             terms = [fastest[key][0] * m.x[key] for at in holding for key in of_block.get(at, ())]
             if terms:
-                m.loads.add(pyo.quicksum(terms) <= m.makespan)
+                m.loads.add(pyo.quicksum(terms) + instance.types[kind].free[device] <= m.makespan)
     return m
 
 

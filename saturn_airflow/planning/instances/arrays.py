@@ -28,9 +28,12 @@ class Modes(NamedTuple):
     seconds: Floats
     releases: Floats
 
-    def areas(self, end: float) -> Floats:
-        """(classes,) the least device-seconds of a job that ends by ``end``; infinite where none does."""
-        in_time = self.releases[:, None] + self.seconds <= end
+    def areas(self, end: float, free: Floats) -> Floats:
+        """(classes,) the least device-seconds of a job that ends by ``end``; infinite where none does.
+
+        :param free: (devices,) when devices become free, ascending.
+        """
+        in_time = np.maximum(self.releases[:, None], free[self.devices - 1]) + self.seconds <= end
         least: Floats = np.where(in_time, self.devices * self.seconds, np.inf).min(axis=1)
         return least
 
@@ -63,3 +66,11 @@ def merged(tables: Sequence[Modes]) -> Modes:
             seconds[k, same] = np.inf
             seconds[k, same[0]] = least
     return Modes(devices, seconds, tables[0].releases)
+
+
+def free_by_node(instance: Instance) -> Floats:
+    """(nodes, most devices) when the devices of each node become free, ascending; beyond them infinite."""
+    found = np.full((len(instance.type_of), max(kind.devices for kind in instance.types)), np.inf)
+    for node, kind in enumerate(instance.type_of):
+        found[node, : instance.types[kind].devices] = instance.types[kind].free
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from saturn_airflow.model.cluster import Node
@@ -41,11 +42,27 @@ class NodeType:
     """Nodes that no job can tell apart.
 
     :param nodes: their indices in the problem.
+    :param free: when their devices become free, in ascending order.
     """
 
     kind: str
     devices: int
     nodes: tuple[int, ...]
+    free: tuple[float, ...]
+
+    def busy(self, until: float) -> list[list[tuple[float, float]]]:
+        """What the devices of one such node are busy with before they are free, at most until ``until``.
+
+        As jobs, each a share of the devices and seconds, in two ways: one for each device, and one for each
+        time between two moments at which some become free.
+        """
+        free = [min(until, at) for at in self.free]
+        devices = [(1 / self.devices, at) for at in free]
+        between = [
+            ((self.devices - number) / self.devices, at - before)
+            for number, (before, at) in enumerate(pairwise([0.0, *free]))
+        ]
+        return [[job for job in jobs if job[1] > 0] for jobs in (devices, between)]
 
 
 @dataclass(frozen=True)
@@ -56,12 +73,14 @@ class JobClass:
     :param modes: by node type, the Pareto modes, narrow and slow first; empty where the job may not run.
     :param release: seconds before which none of them may start.
     :param weight: what each counts for in the mean completion time.
+    :param earliest_end: the first second at which one of them may end, if nothing else runs.
     """
 
     jobs: tuple[int, ...]
     modes: tuple[Modes, ...]
     release: float
     weight: float
+    earliest_end: float
 
     @cached_property
     def shortest(self) -> float:
@@ -115,10 +134,16 @@ def group(problem: Problem) -> Instance:
     bindings = sorted({job.nodes for job in problem.jobs if job.nodes is not None})
     types: dict[tuple[object, ...], list[int]] = {}
     for index, node in enumerate(problem.nodes):
-        key = (node.kind, node.devices, tuple(node.name in names for names in bindings))
+        free = tuple(sorted(problem.free_of(node)))
+        key = (node.kind, node.devices, tuple(node.name in names for names in bindings), free)
         types.setdefault(key, []).append(index)
     node_types = tuple(
-        NodeType(problem.nodes[nodes[0]].kind, problem.nodes[nodes[0]].devices, tuple(nodes))
+        NodeType(
+            (first := problem.nodes[nodes[0]]).kind,
+            first.devices,
+            tuple(nodes),
+            tuple(sorted(problem.free_of(first))),
+        )
         for nodes in types.values()
     )
     classes: dict[tuple[object, ...], list[int]] = {}
@@ -129,7 +154,12 @@ def group(problem: Problem) -> Instance:
     for jobs in classes.values():
         job = problem.jobs[jobs[0]]
         modes = tuple(_pareto(job, problem.nodes[kind.nodes[0]]) for kind in node_types)
-        job_classes.append(JobClass(tuple(jobs), modes, job.release, job.weight))
+        ends = [
+            max(job.release, kind.free[mode.devices - 1]) + mode.seconds
+            for kind, own in zip(node_types, modes, strict=True)
+            for mode in own
+        ]
+        job_classes.append(JobClass(tuple(jobs), modes, job.release, job.weight, min(ends)))
     return Instance(problem, node_types, tuple(job_classes))
 
 

@@ -40,7 +40,7 @@ class PlacedRun(NamedTuple):
 def times(instance: Instance, node: int, row: Iterable[Placed]) -> list[PlacedRun]:
     """Earliest starts of the jobs of ``row`` on ``node``, each no earlier than devices become free for it."""
     kind = instance.type_of[node]
-    free = [0.0] * instance.types[kind].devices
+    free = list(instance.types[kind].free)
     runs = []
     for job, mode in row:
         devices, seconds, _ = instance.modes[job][kind][mode]
@@ -86,7 +86,8 @@ def assignments(instance: Instance, schedule: Schedule) -> tuple[Assignment, ...
         kind = instance.type_of[node]
         modes = [instance.modes[run.job][kind][run.mode] for run in runs]
         spans = [(run.start, run.end, mode.devices) for run, mode in zip(runs, modes, strict=True)]
-        for run, mode, ids in zip(runs, modes, colour(spans, instance.types[kind].devices), strict=True):
+        free = instance.problem.free_of(instance.problem.nodes[node])
+        for run, mode, ids in zip(runs, modes, colour(spans, free), strict=True):
             job = instance.problem.jobs[run.job]
             found.append(
                 Assignment(
@@ -102,18 +103,19 @@ def assignments(instance: Instance, schedule: Schedule) -> tuple[Assignment, ...
     return tuple(sorted(found, key=lambda a: (a.start, a.node, a.device_ids)))
 
 
-def colour(spans: Sequence[tuple[float, float, int]], devices: int) -> list[tuple[int, ...]]:
+def colour(spans: Sequence[tuple[float, float, int]], free_at: Iterable[float]) -> list[tuple[int, ...]]:
     """Device ids for jobs whose times are settled: colouring of an interval graph, greedy by start.
 
-    :param spans: start, end and number of devices of each job, in order of start; at no time more than
-        ``devices`` together.
+    :param spans: start, end and number of devices of each job, in order of start; at no time more together
+        than there are.
+    :param free_at: when each device becomes free.
     :returns: ids for each job; runs of neighbouring ids are preferred, since neighbours often share a
         faster link.
     """
-    free_at = [0.0] * devices
+    free_at = list(free_at)
     found = []
     for start, end, wanted in spans:
-        free = [device for device in range(devices) if free_at[device] <= start]
+        free = [device for device in range(len(free_at)) if free_at[device] <= start]
         assert len(free) >= wanted, "more devices in use than there are"
         ids = _together(free, wanted)
         for device in ids:

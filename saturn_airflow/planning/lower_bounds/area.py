@@ -7,9 +7,21 @@ from saturn_airflow.planning.instances.instance import Instance
 
 def simple_bound(instance: Instance) -> float:
     """Of the makespan: the longest job at its fastest, and all least areas on all devices."""
+    longest = max(group.earliest_end for group in instance.classes)
+    return max(longest, filled(instance))
+
+
+def filled(instance: Instance) -> float:
+    """Seconds after which the devices, from when each is free, have had the least areas of all jobs."""
     area = sum(len(group.jobs) * group.least_area for group in instance.classes)
-    longest = max(group.release + group.shortest for group in instance.classes)
-    return max(longest, area / instance.devices)
+    free = sorted(at for kind in instance.types for at in kind.free * len(kind.nodes))
+    held = 0.0
+    for number, at in enumerate(free, 1):
+        held += at
+        end = (area + held) / number
+        if number == len(free) or end <= free[number]:
+            return end
+    raise AssertionError("there is a device")
 
 
 def mean_completion_bound(instance: Instance) -> float:
@@ -25,9 +37,8 @@ def mean_completion_bound(instance: Instance) -> float:
     """
     jobs = []
     for group in instance.classes:
-        jobs += [(group.weight, group.least_area / instance.devices, group.shortest, group.release)] * len(
-            group.jobs
-        )
+        own = (group.weight, group.least_area / instance.devices, group.shortest, group.earliest_end)
+        jobs += [own] * len(group.jobs)
     weight = sum(job[0] for job in jobs)
     if not weight:
         return 0.0
@@ -35,5 +46,5 @@ def mean_completion_bound(instance: Instance) -> float:
     for w, seconds, shortest, _ in sorted(jobs, key=lambda job: -job[0] / job[1]):
         middles += w * (now + seconds / 2 + shortest / 2)
         now += seconds
-    alone = sum(w * (release + shortest) for w, _, shortest, release in jobs)
+    alone = sum(w * end for w, _, _, end in jobs)
     return max(middles, alone) / weight

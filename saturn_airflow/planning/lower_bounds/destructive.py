@@ -6,7 +6,8 @@ R(C) keeps the modes that end by C, and asks for the least overload t:
     sum over i, m of x_kim = b_k                                        for every class k
     sum over k, m of u(g/G_i) v(r/C) x_kim <= N_i + t                   for every type i and pair (u, v)
 
-with u and v dual feasible functions of width and duration (see :mod:`dual_feasible`). Where t > 0, even
+with u and v dual feasible functions of width and duration (see :mod:`dual_feasible`). What devices are busy
+with until they are free counts as jobs that have their place. Where t > 0, even
 with fractions of jobs, no plan ends by C. Of the thousands of pairs only those are written down that a
 solution breaks: solve, find the broken ones, add them, and again.
 """
@@ -121,7 +122,8 @@ def _modes_by(instance: Instance, end: float) -> tuple[list[Key], list[Mode]]:
     for k, group in enumerate(instance.classes):
         for i, of_type in enumerate(group.modes):
             for j, mode in enumerate(of_type):
-                if group.release + mode.seconds <= end:
+                begin = max(group.release, instance.types[i].free[mode.devices - 1])
+                if begin + mode.seconds <= end:
                     keys.append((k, i, j))
                     modes.append(mode)
     return keys, modes
@@ -151,8 +153,18 @@ class _Pairs:
         self.keys = [keys[at] for at in self.columns]
         widths = [modes[at].devices / instance.types[kind].devices for at in self.columns]
         lengths = [min(1.0, modes[at].seconds / end) for at in self.columns]
-        self.u = _values(widths)
-        self.v = _values(lengths)
+        before = [[(width, at / end) for width, at in jobs] for jobs in instance.types[kind].busy(end)]
+        us = dual_feasible.family([*widths, *(width for jobs in before for width, _ in jobs)])
+        vs = dual_feasible.family([*lengths, *(length for jobs in before for _, length in jobs)])
+        self.u, self.v = _values(us, widths), _values(vs, lengths)
+        #: (u, v) what these nodes are busy with before their devices are free.
+        self.taken = self.nodes * np.max(
+            [
+                _values(us, [width for width, _ in jobs]) @ _values(vs, [length for _, length in jobs]).T
+                for jobs in before
+            ],
+            axis=0,
+        )
         self.known: set[tuple[int, int]] = set()
 
     def identities(self) -> list[tuple[int, int]]:
@@ -163,7 +175,7 @@ class _Pairs:
         """The pairs that ``x`` breaks most."""
         if not len(self.columns):
             return []
-        load = (self.u * x[self.columns]) @ self.v.T
+        load = (self.u * x[self.columns]) @ self.v.T + self.taken
         worst = np.argsort(load, axis=None)[::-1][:_ROWS_A_ROUND]
         found = [(int(at) // load.shape[1], int(at) % load.shape[1]) for at in worst]
         return [
@@ -177,12 +189,11 @@ class _Pairs:
             row = self.u[a] * self.v[b]
             terms = [float(value) * m.x[key] for key, value in zip(self.keys, row, strict=True) if value > 0]
             if terms:
-                m.shared.add(pyo.quicksum(terms) <= self.nodes + m.overload)
+                m.shared.add(pyo.quicksum(terms) <= self.nodes - float(self.taken[a, b]) + m.overload)
         return len(pairs)
 
 
-def _values(points: list[float]) -> npt.NDArray[np.float64]:
-    functions = dual_feasible.family(points)
+def _values(functions: list[dual_feasible.Function], points: list[float]) -> npt.NDArray[np.float64]:
     return np.array([[u(x) for x in points] for u in functions], dtype=float).reshape(
         len(functions), len(points)
     )

@@ -4,8 +4,11 @@ Variables: x_kim, jobs of class k in mode m = (g, r) on nodes of type i; the mak
 
     minimise C
     sum over i, m of x_kim = b_k                            for every class k
-    sum over k, m of u(g/G_i) r x_kim <= N_i C              for every type i and dual feasible u
-    sum over m of r_m x_kim <= b_k C                        for every class k: no job outlasts C
+    sum over k, m of u(g/G_i) r x_kim <= N_i (C - B_iu)     for every type i and dual feasible u
+    sum over m of (s_kim + r) x_kim <= b_k C                for every class k: no job outlasts C
+
+A job starts at s_kim at the earliest, when it is released and g devices are free. B_iu is what the devices of
+a node are busy with before that, under u, as far as it lies within a bound of C that is known.
 
 Its optimum bounds the makespan from below, and so does that of its linear relaxation.
 """
@@ -28,15 +31,16 @@ def model(instance: Instance) -> pyo.ConcreteModel:
     m = pyo.ConcreteModel()
     m.modes = pyo.Set(initialize=list(mode_keys(instance)), ordered=True)
     m.x = pyo.Var(m.modes, domain=pyo.NonNegativeIntegers)
-    m.makespan = pyo.Var(bounds=(simple_bound(instance), None))
+    least = simple_bound(instance)
+    m.makespan = pyo.Var(bounds=(least, None))
     m.objective = pyo.Objective(expr=m.makespan)
     m.placed = pyo.ConstraintList()
     m.no_longer = pyo.ConstraintList()
     for k, group in enumerate(instance.classes):
         own = [(i, j) for i, modes in enumerate(group.modes) for j in range(len(modes))]
         m.placed.add(pyo.quicksum(m.x[k, i, j] for i, j in own) == len(group.jobs))
-        seconds = pyo.quicksum(group.modes[i][j].seconds * m.x[k, i, j] for i, j in own)
-        m.no_longer.add(seconds <= len(group.jobs) * m.makespan)
+        ends = pyo.quicksum(_end(instance, k, i, j) * m.x[k, i, j] for i, j in own)
+        m.no_longer.add(ends <= len(group.jobs) * m.makespan)
     m.capacity = pyo.ConstraintList()
     for i, kind in enumerate(instance.types):
         keys = [key for key in m.modes if key[1] == i]
@@ -48,8 +52,15 @@ def model(instance: Instance) -> pyo.ConcreteModel:
                 if (share := u(mode.devices / kind.devices)) > 0:
                     terms.append(share * mode.seconds * m.x[k, i, j])
             if terms:
-                m.capacity.add(pyo.quicksum(terms) <= len(kind.nodes) * m.makespan)
+                busy = max(sum(u(width) * at for width, at in jobs) for jobs in kind.busy(least))
+                m.capacity.add(pyo.quicksum(terms) <= len(kind.nodes) * (m.makespan - busy))
     return m
+
+
+def _end(instance: Instance, k: int, i: int, j: int) -> float:
+    """The first second at which a job of class k may end in its mode j on nodes of type i."""
+    mode = instance.classes[k].modes[i][j]
+    return max(instance.classes[k].release, instance.types[i].free[mode.devices - 1]) + mode.seconds
 
 
 def mode_keys(instance: Instance) -> Iterator[tuple[int, int, int]]:

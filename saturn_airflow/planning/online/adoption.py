@@ -130,10 +130,11 @@ def decide(
         then = execute(problem, candidate, situation, until=ends, checkpoint=checkpoint)
         if not then.situation.left:
             return end
-        rest = effort.solve(what_is_left(problem, then.situation), candidate)
-        rest = stay_among_equals(rest, problem, then.situation.running)
-        rest = keep_places(rest, then.situation.running)
-        return min(end, ends + execute(problem, rest, then.situation, checkpoint=checkpoint).end)
+        later = _later(problem, ends)
+        rest = effort.solve(what_is_left(later, then.situation), candidate)
+        rest = stay_among_equals(rest, later, then.situation.running)
+        rest = keep_places(rest, later, then.situation.running)
+        return min(end, ends + execute(later, rest, then.situation, checkpoint=checkpoint).end)
 
     otherwise = math.inf if plan is None else expected(plan)
     best = plan if math.isfinite(otherwise) else None
@@ -171,9 +172,9 @@ def _candidates(
 ) -> Iterator[Plan]:
     for found in (new, *([] if ends is None else [_foreseen(new, left, ends, effort)])):
         found = stay_among_equals(found, left, situation.running)
-        kept = keep_places(found, situation.running)
+        kept = keep_places(found, left, situation.running)
         yield kept
-        if (first := keep_places(_running_first(found, situation), situation.running)) != kept:
+        if (first := keep_places(_running_first(found, situation), left, situation.running)) != kept:
             yield first
 
 
@@ -190,6 +191,12 @@ def what_is_left(problem: Problem, situation: Situation) -> Problem:
     progress = {job.name: 1 - situation.left.get(job.name, 0.0) for job in problem.jobs}
     running = {job: (place.technique, place.devices) for job, place in situation.running.items()}
     return remaining(problem, progress, running)
+
+
+def _later(problem: Problem, seconds: float) -> Problem:
+    """``problem`` so many seconds later: as far as its devices are concerned."""
+    free = {node: tuple(max(0.0, at - seconds) for at in moments) for node, moments in problem.free.items()}
+    return dataclasses.replace(problem, free=free)
 
 
 def _running_first(plan: Plan, situation: Situation) -> Plan:

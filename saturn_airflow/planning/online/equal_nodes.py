@@ -41,6 +41,8 @@ def _exchanged(plan: Plan, problem: Problem, running: Mapping[str, Place]) -> It
         here, there = nodes[place.node], nodes[a.node]
         if (here.kind, here.devices) != (there.kind, there.devices):
             continue
+        if any(problem.free_of(here)) or any(problem.free_of(there)):
+            continue
         moved = next(part for part in _parts(plan, there.name, there.devices) if a.job in part.jobs)
         stays = _stays(plan.assignments, running)
         parts = _parts(plan, here.name, here.devices)

@@ -74,7 +74,7 @@ def execute(
     """Run ``plan`` from ``situation`` on. Seconds count from now.
 
     :param problem: with the seconds that jobs take when trained from start to end; set-ups count for each
-        launch. Assignments on nodes that it lacks wait for ever.
+        launch. Assignments on nodes that it lacks wait for ever, those on devices until these are free.
     :param plan: what is to be done; only its order and places count.
     :param until: when to stop looking.
     :param checkpoint: seconds that saving a job takes when it is moved.
@@ -85,7 +85,7 @@ def execute(
     queue = [a for a in _in_order(plan) if a.job in left and a.node in kinds]
     stays = _staying(queue, situation)
     moved = tuple(sorted(job for job in situation.running if job in left and job not in stays))
-    free: dict[tuple[str, int], float] = {}
+    free = _free(problem)
     ready = dict.fromkeys(moved, checkpoint)
     for job in moved:
         place = situation.running[job]
@@ -120,13 +120,17 @@ def execute(
     )
 
 
-def keep_places(plan: Plan, running: Mapping[str, Place]) -> Plan:
-    """``plan`` with device ids exchanged so that running jobs it leaves as they are keep their devices."""
+def keep_places(plan: Plan, problem: Problem, running: Mapping[str, Place]) -> Plan:
+    """``plan`` with device ids exchanged so that running jobs it leaves as they are keep their devices.
+
+    :param problem: what the plan is for.
+    """
     ordered = _in_order(plan)
     first = [a for a in ordered if a.start == 0 and same_but_ids(a, running.get(a.job))]
     kept = {a.job: running[a.job].device_ids for a in first}
-    taken: dict[tuple[str, int], float] = {(a.node, device): a.end for a in first for device in kept[a.job]}
-    size: dict[str, int] = {}
+    taken = _free(problem)
+    taken.update({(a.node, device): a.end for a in first for device in kept[a.job]})
+    size = {node.name: node.devices for node in problem.nodes}
     for place in [*map(Place.of, plan.assignments), *running.values()]:
         size[place.node] = max(size.get(place.node, 0), 1 + max(place.device_ids))
     assigned = []
@@ -142,6 +146,16 @@ def keep_places(plan: Plan, running: Mapping[str, Place]) -> Plan:
             ids = kept[a.job]
         assigned.append(dataclasses.replace(a, device_ids=ids))
     return dataclasses.replace(plan, assignments=tuple(assigned))
+
+
+def _free(problem: Problem) -> dict[tuple[str, int], float]:
+    """By node and device, when it becomes free, where that is not now."""
+    return {
+        (node.name, device): at
+        for node in problem.nodes
+        for device, at in enumerate(problem.free_of(node))
+        if at
+    }
 
 
 def _in_order(plan: Plan) -> list[Assignment]:

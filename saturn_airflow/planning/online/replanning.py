@@ -88,7 +88,8 @@ def on_nodes(problem: Problem, nodes: Sequence[Node]) -> Problem:
                 nodes=None if job.nodes is None else tuple(n for n in job.nodes if n in names),
             )
         )
-    return dataclasses.replace(problem, nodes=tuple(nodes), jobs=tuple(jobs))
+    free = {name: moments for name, moments in problem.free.items() if name in names}
+    return dataclasses.replace(problem, nodes=tuple(nodes), jobs=tuple(jobs), free=free)
 
 
 def _left_of(job: PlannedJob, option: Option, left: float, running: Mapping[str, tuple[str, int]]) -> Option:

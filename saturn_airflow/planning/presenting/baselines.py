@@ -18,7 +18,7 @@ def current_practice(problem: Problem) -> Plan:
     """Each job on a whole node under its fastest strategy, one after another, on the first free node."""
     started = time.monotonic()
     instance = group(problem)
-    free = [0.0] * len(problem.nodes)
+    free = [max(problem.free_of(node)) for node in problem.nodes]
     assigned = []
     for job, planned in enumerate(problem.jobs):
         ends = []

@@ -8,7 +8,7 @@ from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.planning.instances.instance import Instance, group
 from saturn_airflow.planning.instances.schedule import Placed, times
-from saturn_airflow.planning.lower_bounds.area import simple_bound
+from saturn_airflow.planning.lower_bounds.area import filled, simple_bound
 from saturn_airflow.planning.online.replanning import carry_on
 
 
@@ -42,7 +42,8 @@ class Explanation:
     """A plan, explained.
 
     :param bounded_by: one sentence: what keeps the makespan from being shorter.
-    :param utilisation: by node, the share of its devices' time until the makespan in which they train.
+    :param utilisation: by node, the share of its devices' time until the makespan, from when each is free, in
+        which they train.
     """
 
     reasons: tuple[Reason, ...]
@@ -114,9 +115,9 @@ def _why(a: Assignment, alternatives: list[Alternative], makespan: float) -> str
 
 
 def _bounded_by(instance: Instance, plan: Plan) -> str:
-    longest = max(instance.classes, key=lambda group: group.release + group.shortest)
-    alone = longest.release + longest.shortest
-    area = sum(len(group.jobs) * group.least_area for group in instance.classes) / instance.devices
+    longest = max(instance.classes, key=lambda group: group.earliest_end)
+    alone = longest.earliest_end
+    area = filled(instance)
     name = instance.problem.jobs[longest.jobs[0]].name
     if alone >= plan.lower_bound * 0.9999:
         return f"the longest job: {name} takes {alone:,.0f} s at its fastest"
@@ -131,4 +132,5 @@ def _utilisation(problem: Problem, plan: Plan) -> dict[str, float]:
     busy = {node.name: 0.0 for node in problem.nodes}
     for a in plan.assignments:
         busy[a.node] += a.devices * a.seconds
-    return {node.name: busy[node.name] / (node.devices * plan.makespan) for node in problem.nodes}
+    has = {n.name: sum(max(0.0, plan.makespan - at) for at in problem.free_of(n)) for n in problem.nodes}
+    return {name: busy[name] / seconds if seconds else 0.0 for name, seconds in has.items()}
