@@ -85,6 +85,19 @@ def last(folder: Path, kind: str) -> Event | None:
     return None
 
 
+def first_since(folder: Path, mark: str, kind: str) -> Event | None:
+    """The first event of this kind after the last ``mark``; None where there is none."""
+    with (
+        suppress(OSError, ValueError),  # nothing was said yet
+        open(folder / NAME, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as said,
+    ):
+        at = said.rfind(b'\n{"event": "%s"' % mark.encode())
+        at = said.find(b'\n{"event": "%s"' % kind.encode(), at + 1) + 1 if at >= 0 else 0
+        return _event(said[at : said.find(b"\n", at)]) if at else None
+    return None
+
+
 def _event(line: bytes) -> Event | None:
     """What a line says; None where it can't be read."""
     with suppress(ValueError):

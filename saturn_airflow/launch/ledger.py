@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from saturn_airflow.launch import whereabouts
+from saturn_airflow.launch.whereabouts import Whereabouts
 from saturn_airflow.model import json_text
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.cluster import Node
@@ -23,7 +24,7 @@ from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.folders import OF_SWEEPS, slug
 from saturn_airflow.model.formats import NewerFormatError
-from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep
+from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
 from saturn_airflow.model.status import WORTH_A_RETRY
 
 log = logging.getLogger(__name__)
@@ -74,42 +75,47 @@ class Ledger:
         :param nodes: more nodes, or others in the place of those of the same name.
         :param now: seconds since the epoch.
         """
+        from saturn_airflow.sharing.pace import at_pace_seen
+
         now, sweeps = time.time() if now is None else now, list(sweeps)
         by_name = {node.name: node for active in sweeps for node in active.nodes}
         by_name |= {node.name: node for node in nodes}
         shared: list[SharedSweep] = []
         busy: dict[tuple[str, int], float] = {}
+        kinds = {name: node.kind for name, node in by_name.items()}
         for active in sweeps:
-            jobs = []
+            jobs, paces = [], {}
             for job in active.sweep.jobs:
-                state = self._job_now(active, job, now)
-                if state is None:
+                p = whereabouts.of(self._home / active.folder / slug(job.name, OF_SWEEPS))
+                if p.given_up or (p.status is not None and p.status not in WORTH_A_RETRY):
                     continue
+                state = _job_now(job, p, now)
+                if p.pace is not None:
+                    paces[job.name] = p.pace
                 if state.place is not None and not _is_known(state, by_name.get(state.place.node)):
                     busy |= {(state.place.node, d): now + _UNKNOWN_SECONDS for d in state.place.device_ids}
                     state = replace(state, place=None)
                 jobs.append(state)
             if jobs:
-                shared.append(replace(active.sweep, jobs=tuple(jobs)))
+                left = replace(active.sweep, jobs=tuple(jobs))
+                shared.append(at_pace_seen(left, paces, kinds, SharingRules.off_by))
         return SharedCluster(now, tuple(by_name.values()), _without_overlaps(shared), busy)
-
-    def _job_now(self, active: ActiveSweep, job: SharedJob, now: float) -> SharedJob | None:
-        """``job`` as its runs say it is; None where it is done."""
-        p = whereabouts.of(self._home / active.folder / slug(job.name, OF_SWEEPS))
-        if p.given_up or (p.status is not None and p.status not in WORTH_A_RETRY):
-            return None
-        state = replace(job, left=max(0.0, 1 - p.share))
-        if p.place is None:
-            return state
-        known = state.leaves_in if p.leaves_in is None else p.leaves_in
-        state = replace(state, place=p.place, since=p.since, leaves_in=known)
-        if _knows_its_strategy(state):
-            setting_up = max(0.0, state.option.setup - (now - p.since))
-            state = replace(state, setting_up=setting_up)
-        return state
 
     def _file(self, key: str) -> Path:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _job_now(job: SharedJob, p: Whereabouts, now: float) -> SharedJob:
+    """``job``, which is not done, as its runs say it is."""
+    state = replace(job, left=max(0.0, 1 - p.share))
+    if p.place is None:
+        return state
+    known = state.leaves_in if p.leaves_in is None else p.leaves_in
+    state = replace(state, place=p.place, since=p.since, leaves_in=known)
+    if _knows_its_strategy(state):
+        setting_up = max(0.0, state.option.setup - (now - p.since))
+        state = replace(state, setting_up=setting_up)
+    return state
 
 
 def _knows_its_strategy(job: SharedJob) -> bool:

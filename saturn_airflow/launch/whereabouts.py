@@ -9,7 +9,7 @@ from typing import Any
 from saturn_airflow.launch import event_file, runs
 from saturn_airflow.launch.runs import Run
 from saturn_airflow.model.plan import Place
-from saturn_airflow.model.sharing import seconds_to_leave
+from saturn_airflow.model.sharing import Pace, seconds_to_leave
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Whereabouts:
     :param place: where it trains; None while it does not.
     :param since: when it got its devices there, in seconds since the epoch.
     :param leaves_in: seconds that it takes to write its checkpoint and leave; None where it has written none.
+    :param pace: how fast it trains there, from its first step there on; None until its second.
     """
 
     share: float = 0.0
@@ -30,6 +31,7 @@ class Whereabouts:
     place: Place | None = None
     since: float = 0.0
     leaves_in: float | None = None
+    pace: Pace | None = None
 
 
 def of(folder: str | Path) -> Whereabouts:
@@ -44,7 +46,10 @@ def of(folder: str | Path) -> Whereabouts:
             place = _place(run, leased)
             left = event_file.last(run.folder, "gave_way")
             if left is None or left["time"] < leased["time"]:
-                found = replace(found, place=place, since=float(leased["time"]), leaves_in=_leaves_in(run))
+                since = float(leased["time"])
+                found = replace(
+                    found, place=place, since=since, leaves_in=_leaves_in(run), pace=_pace(run, since)
+                )
     return found
 
 
@@ -54,6 +59,18 @@ def _share(run: Run) -> float:
         return 0.0
     steps = max(began.get("step") or 0, step["step"] if step else 0)
     return min(1.0, float(steps / began["total_batches"]))
+
+
+def _pace(run: Run, since: float) -> Pace | None:
+    began, last = event_file.last(run.folder, "start"), event_file.last(run.folder, "step")
+    # What comes before the first step of all counts as setting up.
+    first = event_file.first_since(run.folder, "start", "step")
+    if began is None or first is None or last is None or began["time"] < since:
+        return None
+    steps, total = last["step"] - first["step"], began.get("total_batches")
+    if steps <= 0 or not total:
+        return None
+    return Pace(steps / total, last["time"] - first["time"], last.get("epoch", 0) > first.get("epoch", 0))
 
 
 def _leaves_in(run: Run) -> float | None:

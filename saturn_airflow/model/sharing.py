@@ -94,6 +94,20 @@ def _check_numbers(fields: Mapping[str, Any], names: tuple[str, ...], optional: 
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How fast a job was seen to train where it runs.
+
+    :param share: of its batches, what it trained
+    :param seconds: in this time, with all that came between them.
+    :param saw_epoch_end: whether an epoch ended in it, and with that what is done at each end.
+    """
+
+    share: float
+    seconds: float
+    saw_epoch_end: bool
+
+
+@dataclass(frozen=True)
 class SharedSweep:
     """A sweep that is not done.
 

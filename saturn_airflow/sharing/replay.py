@@ -16,11 +16,10 @@ from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
 from saturn_airflow.planning.online.learning import Seen, corrected_jobs
+from saturn_airflow.sharing.pace import SEEN_SECONDS, SEEN_SHARE
 from saturn_airflow.sharing.turns import Decision, decide
 from saturn_airflow.sharing.use import decayed, with_held
 
-#: Seconds, and the share of its training, after which the speed of a job is known.
-_SEEN_SECONDS, _SEEN_SHARE = 60.0, 0.02
 #: Shares of a job, and seconds, that are nothing.
 _NOTHING = 1e-9
 _SOON = 1e-6
@@ -99,7 +98,7 @@ class _Live:
         self.began, self.left = now, self.rest
         self.sees_at = math.inf
         if wanted not in self.known:
-            self.sees_at = self.trains_at + max(_SEEN_SECONDS, _SEEN_SHARE * self.net)
+            self.sees_at = self.trains_at + max(SEEN_SECONDS, SEEN_SHARE * self.net)
         self.shared = dataclasses.replace(self.shared, place=place, since=now, setting_up=setup, leaving=None)
 
     def advance(self, now: float) -> None:

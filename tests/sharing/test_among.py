@@ -13,13 +13,21 @@ from hypothesis import strategies as st
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.plan import Assignment, Place, Plan
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
-from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules, least_seconds
+from saturn_airflow.model.sharing import (
+    Pace,
+    SharedCluster,
+    SharedJob,
+    SharedSweep,
+    SharingRules,
+    least_seconds,
+)
 from saturn_airflow.planning import solve
 from saturn_airflow.planning.instances.instance import group
 from saturn_airflow.planning.lower_bounds.area import simple_bound
 from saturn_airflow.sharing.among import around, meets_others, plan_among
 from saturn_airflow.sharing.forecast import plan_together
 from saturn_airflow.sharing.outlook import goes_before, outlooks
+from saturn_airflow.sharing.pace import at_pace_seen
 
 NODES = (Node("a", 4, "gpu"), Node("b", 2, "gpu"))
 RULES = SharingRules()
@@ -163,6 +171,31 @@ def test_the_bound_of_a_plan_among_others_is_that_of_the_devices_that_they_leave
     assert (among := plan_among(problem, mean, sweep("own"), cluster, RULES)) is not None
     assert among.value == pytest.approx(among.makespan)
     assert among.gap == pytest.approx(0, abs=0.01)
+
+
+def test_what_is_off_is_expected_as_it_was_seen() -> None:
+    two = (running(job("one", 8000, 1), "a", 0, left=0.5), SharedJob(job("two", 8000, 1)))
+    as_told = sweep("s", *two)
+    kinds = {node.name: node.kind for node in NODES}
+
+    def expected(pace: Pace) -> tuple[float, float]:
+        found = at_pace_seen(as_told, {"one": pace}, kinds, 0.1)
+        one, other = (each.job.options[0].seconds["gpu"] - 5 for each in found.jobs)
+        return one / 8000, other / 8000
+
+    assert expected(Pace(0.1, 1600, False))[0] == pytest.approx(2, rel=0.02)
+    assert 1.2 < expected(Pace(0.1, 1600, False))[1] < 1.6, "one like it, less surely so"
+    assert expected(Pace(0.1, 400, True))[0] == pytest.approx(0.5, rel=0.02)
+    for tells_little in (
+        Pace(0.1, 400, False),  # evaluations may be to come
+        Pace(0.1, 870, True),
+        Pace(0.001, 59, False),
+        Pace(0.01, 150, False),
+        Pace(0.0, 900, False),
+    ):
+        assert at_pace_seen(as_told, {"one": tells_little}, kinds, 0.1) is as_told
+    assert at_pace_seen(as_told, {"two": Pace(0.1, 1600, True)}, kinds, 0.1) is as_told, "it does not run"
+    assert at_pace_seen(as_told, {"one": Pace(0.1, 1600, True)}, {}, 0.1) is as_told
 
 
 def test_only_those_on_its_nodes_are_others() -> None:

@@ -21,7 +21,7 @@ from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.folders import OF_SWEEPS, slug
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
-from saturn_airflow.model.sharing import SharedJob, SharedSweep, SharingRules
+from saturn_airflow.model.sharing import Pace, SharedJob, SharedSweep, SharingRules
 from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
 from saturn_airflow.sharing.forecast import plan_together
 
@@ -192,6 +192,9 @@ def test_where_a_job_is_is_what_was_said_last(tmp_path: Path) -> None:
         say("start", step=0, total_batches=50, batches_per_epoch=50)
         assert say("step", step=5, seconds=0.1, epoch=0, loss=1.0).share == 0.1
         assert say("step", step=5, seconds=0.5, epoch=0, loss=1.0).leaves_in is None
+        assert whereabouts.of(tmp_path).pace is None, "one step tells nothing"
+        assert say("step", step=5, seconds=0.5, epoch=0, loss=1.0).pace is None
+        assert say("step", step=6, seconds=0.5, epoch=1, loss=1.0).pace == Pace(0.02, 3.0, True)
         assert say("checkpoint", step=5, seconds=2.0).leaves_in == 3.5, "a step, the checkpoint, and the end"
         assert say("gave_way", seconds=2.75).place is None
         assert say("leased", devices=[1], technique="single").place == Place("single", 1, "local", (1,))
@@ -199,6 +202,7 @@ def test_where_a_job_is_is_what_was_said_last(tmp_path: Path) -> None:
         say("logged", text='\n{"event": "step", "step": 40}')
         assert say("checkpoint", step=5, seconds=9.0).leaves_in == 2.75, "what it once took"
         now = say("step", step=6, seconds=0.1, epoch=0, loss=1.0)
+        assert now.pace is None, "what came before it gave way is of another stay"
         assert (now.share, now.place and now.place.devices) == (0.12, 1)
         assert now.share == progress.of(tmp_path).share
         with open(folder / "events.jsonl", "a") as file:
