@@ -29,7 +29,8 @@ class Rounds:
     :param every_minutes: a round ends after so many minutes.
     :param share: a round ends after this share of its plan's makespan.
     :param off_by: a round ends when a job is going to end earlier or later than planned by more than this
-        share of its plan's makespan.
+        share of its plan's makespan; or, on several nodes, when other sweeps have come or ended, and what
+        waits would be done earlier elsewhere by more than that.
     :raises InvalidSweepError: for a policy that can't be meant.
     """
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ACTIVE = ["queued", "running"]
+#: The sweeps that were active beside one when it was planned.
+OTHERS_KEY = "others"
 
 
 def around_others(problem: Problem, others: SharedCluster, own: Collection[Place]) -> Problem:
@@ -129,7 +131,38 @@ def others_now(context: Context, key: str, problem: Problem) -> SharedCluster:
             ledger.remove(active.key)
         else:
             found.append(active)
+    context["ti"].xcom_push(OTHERS_KEY, sorted(active.key for active in found))
     return ledger.cluster(found, problem.nodes)
+
+
+def wins_elsewhere(sweep: SweepContext, entries: Sequence[PlanEntry], before: Collection[str]) -> float:
+    """The share of its plan by which ``sweep`` would be done earlier if what waits went to other nodes.
+
+    0 where the others are those that it was planned among, unless it is late by as much.
+
+    :param entries: of the plan.
+    :param before: the sweeps that were active beside it then.
+    """
+    from saturn_airflow.launch.ledger import Ledger
+    from saturn_airflow.sharing.elsewhere import look_elsewhere
+
+    ledger = Ledger(home())
+    active = ledger.sweeps()
+    own = next((one for one in active if one.key == sweep.key), None)
+    makespan = max((entry.planned_makespan or 0.0 for entry in entries), default=0.0)
+    if makespan <= 0 or own is None:
+        return 0.0
+    names = [node.name for node in own.nodes]
+    nodes_of = {e.name: tuple(n for n in names if n in (e.job.nodes or names)) for e in entries}
+    try:
+        found = look_elsewhere(ledger.cluster(active), sharing_rules(), sweep.key, nodes_of)
+    except AssertionError:
+        log.exception("Nobody knows whether to plan anew, for a mistake of Saturn's: please report it")
+        return 0.0
+    won = found.won / makespan
+    late = (found.here - entries[0].attempt) / makespan - 1
+    is_as_planned = {one.key for one in active} - {sweep.key} == set(before)
+    return 0.0 if is_as_planned and late < won else won
 
 
 def _bound(job: PlannedJob, node: str) -> PlannedJob:

@@ -1,4 +1,4 @@
-"""Who notices in a round with several nodes that one is gone."""
+"""Who notices in a round with several nodes that one is gone, or that jobs are better off elsewhere."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator, Context, TaskInstanceState
 
 from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators.airflow_internals import skip_tasks
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.inventory import has_queues, lost
+from saturn_airflow.operators.others import OTHERS_KEY, wins_elsewhere
 
 #: Seconds between looks; each is a process of a few seconds.
 LOOK_SECONDS = 20.0
@@ -43,7 +45,9 @@ class RoundWatchOperator(BaseSensorOperator):
     Airflow itself gives up a lost node's tasks late: those that ran when it misses their heartbeats, and all
     that then wait in the node's queue half an hour later. This task looks from time to time. Where a node
     has tasks left, none of which runs, and no worker, they are skipped, and the round is over for all. So it
-    is where a node is drained; its jobs then leave it with a checkpoint.
+    is where a node is drained; its jobs then leave it with a checkpoint. And so it is, where rounds end by
+    ``off_by``, when what waits would be done earlier on other nodes by more than that share of the plan,
+    since other sweeps have come, have ended, or take longer.
 
     :param number: of the round.
     :param plan_task: the round's.
@@ -92,6 +96,8 @@ class RoundWatchOperator(BaseSensorOperator):
             skip_tasks([(self.train_tasks[n.name], index) for n in gone for index in left[n.name]])
             return True
         self._end_for_drained(context, cluster, attempt, left)
+        if any(left.values()):
+            self._end_for_others(context, attempt)
         return not any(left.values())
 
     def _end_for_drained(
@@ -105,6 +111,25 @@ class RoundWatchOperator(BaseSensorOperator):
         self.log.warning("%s: drained; the round is over, and the next plan does without", ", ".join(leaving))
         over.parent.mkdir(parents=True, exist_ok=True)
         over.touch()
+
+    def _end_for_others(self, context: Context, attempt: float) -> None:
+        """End the round for all where what waits is better elsewhere, since others have come or ended."""
+        least = self.settings.rounds.off_by
+        sweep = SweepContext.of(context, self.settings.group)
+        over = over_file(sweep, self.number, attempt)
+        if least is None or self.number >= self.settings.rounds.most or over.exists():
+            return
+        entries, before = (
+            context["ti"].xcom_pull(task_ids=self.plan_task, key=key, map_indexes=-1) or []
+            for key in ("return_value", OTHERS_KEY)
+        )
+        won = wins_elsewhere(sweep, [PlanEntry.from_dict(entry) for entry in entries], before)
+        if won > least:
+            self.log.info(
+                "On other nodes what waits would end earlier by %.0f%%: the round is over", 100 * won
+            )
+            over.parent.mkdir(parents=True, exist_ok=True)
+            over.touch()
 
     def _left(self, context: Context) -> tuple[float, dict[str, dict[int, str | None]]]:
         """When the round was planned; by node, the states of its train tasks that have not ended."""

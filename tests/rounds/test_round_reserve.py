@@ -7,21 +7,25 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.deciding.next_round import Stand
+from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.launch.progress import Progress
 from saturn_airflow.launch.runs import RunSpec
+from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.settings import SweepSettings
+from saturn_airflow.model.sharing import SharedJob, SharedSweep
 from saturn_airflow.operators import inventory, plan_task, round_reserve, round_train, round_watch
 from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.others import OTHERS_KEY
 from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.retrying import TryAgainError
 from saturn_airflow.operators.round_reserve import skip_reserve_after_last
@@ -225,6 +229,65 @@ def test_a_lost_node_s_tasks_are_skipped_and_the_round_is_over(
     assert operator.poke(context)
     assert over.exists()
     assert told == [[(ON_B, 0), (ON_B, 1)]]
+
+
+def active(name: str, node: str, *jobs: str) -> ActiveSweep:
+    option = Option("single", 2, {"cpu": 100.0})
+    planned = tuple(SharedJob(PlannedJob(job, (option,), (node,))) for job in jobs)
+    facts = SharedSweep(name, planned, arrived=time.time(), alone=100.0)
+    return ActiveSweep(
+        dag_id="dag", run_id=name, folder=f"sweeps/{name}", made=1.0, nodes=TWO.nodes, sweep=facts
+    )
+
+
+def test_a_round_ends_where_jobs_that_wait_are_better_elsewhere_since_others_came_or_ended(
+    home: Path,
+) -> None:
+    """Two jobs wait in a row on a node, and the other is idle since who had it has ended."""
+    ledger, now, before = Ledger(home), time.time(), ["dag/other/sweep"]
+    entries = [
+        entry_of(job, node="gpu-a", planned_makespan=200.0, attempt=now, round=1) for job in ("j1", "j2")
+    ]
+    found = {"attempt": now, "return_value": [entry.to_dict() for entry in entries], OTHERS_KEY: before}
+    ti = SimpleNamespace(
+        dag_id="dag",
+        run_id="run",
+        xcom_pull=lambda task_ids, key, map_indexes: found[key],
+        get_task_states=lambda **_: {"run": {f"{ON_A}_0": "running", f"{ON_A}_1": "running"}},
+    )
+    over = home / f"sweeps/dag/run/sweep/round_1_{now}.over"
+
+    def ends(**more: Any) -> bool:
+        policy = settings(rounds=Rounds(**{"most": 3, "off_by": 0.1, **more}))
+        tasks = {"gpu-a": ON_A, "gpu-b": ON_B}
+        operator = RoundWatchOperator(
+            task_id="watch", number=1, settings=policy, plan_task="sweep.plan", train_tasks=tasks
+        )
+        assert not operator.poke(cast(Any, {"ti": ti}))
+        is_over = over.exists()
+        over.unlink(missing_ok=True)
+        return is_over
+
+    assert not ends(), "the ledger does not know it"
+    ledger.write(active("dag/run/sweep", "gpu-a", "j1", "j2"))
+    ledger.write(other := active("dag/other/sweep", "gpu-b", "o1", "o2", "o3"))
+    assert not ends(), "all is as it was planned"
+    ledger.remove(other.key)
+    assert ends()
+    assert not ends(off_by=0.6), "it wins half"
+    assert not ends(off_by=None)
+    assert not ends(most=1), "no plan follows"
+    found[OTHERS_KEY] = []
+    assert not ends(), "no other has come, or ended"
+    late = [entry_of(job, node="gpu-a", planned_makespan=90.0, attempt=now, round=1) for job in ("j1", "j2")]
+    found["return_value"] = [entry.to_dict() for entry in late]
+    assert ends(), "it takes longer than was planned"
+    bound = {**entries[0].job.to_dict(), "nodes": ["gpu-a"]}
+    one, other = (entry.to_dict() for entry in entries)
+    found |= {OTHERS_KEY: before, "return_value": [{**one, "job": bound}, other]}
+    assert ends(), "one may go"
+    found["return_value"] = [{**entry.to_dict(), "job": {**bound, "name": entry.name}} for entry in entries]
+    assert not ends(), "they may run on this node alone"
 
 
 def bound_and_free() -> Problem:

@@ -25,6 +25,7 @@ from saturn_airflow.planning import solve
 from saturn_airflow.planning.instances.instance import group
 from saturn_airflow.planning.lower_bounds.area import simple_bound
 from saturn_airflow.sharing.among import around, meets_others, plan_among
+from saturn_airflow.sharing.elsewhere import look_elsewhere
 from saturn_airflow.sharing.forecast import plan_together
 from saturn_airflow.sharing.outlook import goes_before, outlooks
 from saturn_airflow.sharing.pace import at_pace_seen
@@ -196,6 +197,21 @@ def test_what_is_off_is_expected_as_it_was_seen() -> None:
         assert at_pace_seen(as_told, {"one": tells_little}, kinds, 0.1) is as_told
     assert at_pace_seen(as_told, {"two": Pace(0.1, 1600, True)}, kinds, 0.1) is as_told, "it does not run"
     assert at_pace_seen(as_told, {"one": Pace(0.1, 1600, True)}, {}, 0.1) is as_told
+
+
+def test_what_waits_is_better_elsewhere_once_another_has_ended() -> None:
+    long = sweep("long", *(running(job(f"l{i}", 9000, 1), "a", i) for i in range(4)))
+    own = sweep("own", running(job("runs", 400, 2), "b", 0, 1), SharedJob(job("waits", 800, 4, nodes=("a",))))
+    cluster = SharedCluster(NOW, NODES, (long, own))
+    anywhere = {"runs": ("a", "b"), "waits": ("a", "b")}
+    assert look_elsewhere(cluster, RULES, "own", anywhere).won == 0, "it does not fit on the other node"
+    narrow = replace(own, jobs=(own.jobs[0], SharedJob(job("waits", 800, 1, 2, nodes=("a",)))))
+    found = look_elsewhere(replace(cluster, sweeps=(long, narrow)), RULES, "own", anywhere)
+    assert found.here - NOW > 9000
+    assert found.there - NOW < 1000
+    # What runs stays, and who may run on no other node waits.
+    stays = look_elsewhere(replace(cluster, sweeps=(long, narrow)), RULES, "own", {"waits": ("a",)})
+    assert stays.won == 0
 
 
 def test_only_those_on_its_nodes_are_others() -> None:
