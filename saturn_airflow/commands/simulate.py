@@ -77,6 +77,11 @@ def run(args: argparse.Namespace) -> int:
     from saturn_airflow.planning.online import simulation
 
     problem = Problem.read(args.file)
+    if problem.free or any(job.release for job in problem.jobs):
+        raise InvalidSweepError(
+            f"{args.file}: devices that are free later, and jobs with a release, can't be simulated; leave "
+            "'free' and 'release' out"
+        )
     rounds = Rounds(most=args.rounds, every_minutes=args.every, share=args.share, off_by=args.off_by)
     if args.epochs < 1 or not args.time_limit > 0 or min(args.checkpoint, args.launch) < 0:
         raise InvalidSweepError("epochs and the time limit are above 0, checkpoint and launch from 0")

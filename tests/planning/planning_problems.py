@@ -19,7 +19,7 @@ def assert_valid(problem: Problem, plan: Plan) -> None:
 
 
 @st.composite
-def problems(draw: st.DrawFn, *, most_jobs: int = 4, releases: bool = True) -> Problem:
+def problems(draw: st.DrawFn, *, most_jobs: int = 4, releases: bool = True, busy: bool = True) -> Problem:
     """Up to three nodes of up to 4 devices, two kinds, some busy at first; jobs of up to three strategies,
     some bound."""
     kinds = draw(st.sampled_from([("a",), ("a", "b")]))
@@ -49,7 +49,8 @@ def problems(draw: st.DrawFn, *, most_jobs: int = 4, releases: bool = True) -> P
             PlannedJob(f"j{j}", tuple(options), bound, release, draw(st.sampled_from([1.0, 1.0, 2.5])))
         )
     moments = st.sampled_from([0, 0, 1, 2, 7, 100]) if whole else st.floats(0, 15, allow_nan=False)
-    late = draw(st.sets(st.sampled_from([node.name for node in nodes]))) if draw(st.booleans()) else set()
+    asked = busy and draw(st.booleans())
+    late = draw(st.sets(st.sampled_from([node.name for node in nodes]))) if asked else set()
     free = {n.name: tuple(draw(moments) for _ in range(n.devices)) for n in nodes if n.name in late}
     return Problem("drawn", tuple(nodes), tuple(jobs), free)
 

@@ -42,7 +42,7 @@ def assert_no_device_shared(stretches: Any) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems(releases=False))
+@given(problems(releases=False, busy=False))
 def test_a_plan_runs_as_planned_when_jobs_take_what_they_should(problem: Any) -> None:
     plan = planned(problem)
     run = execute(problem, plan, everything(problem))
@@ -52,7 +52,7 @@ def test_a_plan_runs_as_planned_when_jobs_take_what_they_should(problem: Any) ->
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems(releases=False), st.integers(0, 99), st.floats(0.05, 0.95))
+@given(problems(releases=False, busy=False), st.integers(0, 99), st.floats(0.05, 0.95))
 def test_progress_is_conserved_and_no_device_runs_two_jobs(problem: Any, seed: Any, share: Any) -> None:
     actual = truth(with_launches(problem, 0.2), 0.5, seed)
     plan = planned(problem)
@@ -69,7 +69,7 @@ def test_progress_is_conserved_and_no_device_runs_two_jobs(problem: Any, seed: A
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems(releases=False), st.integers(0, 99), st.floats(0.05, 0.95))
+@given(problems(releases=False, busy=False), st.integers(0, 99), st.floats(0.05, 0.95))
 def test_carrying_on_costs_nothing(problem: Any, seed: Any, share: Any) -> None:
     """A run that is looked at on the way ends when it would have."""
     actual = truth(with_launches(problem, 0.2), 0.5, seed)
@@ -82,7 +82,7 @@ def test_carrying_on_costs_nothing(problem: Any, seed: Any, share: Any) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems(releases=False), st.integers(0, 99), st.floats(0.05, 0.95), st.floats(0, 2))
+@given(problems(releases=False, busy=False), st.integers(0, 99), st.floats(0.05, 0.95), st.floats(0, 2))
 def test_a_plan_is_never_left_for_one_expected_to_end_later(
     problem: Any, seed: Any, share: Any, cost: Any
 ) -> None:
@@ -101,7 +101,20 @@ def test_a_plan_is_never_left_for_one_expected_to_end_later(
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems(releases=False), st.integers(0, 99), st.floats(0.05, 0.95))
+@given(problems(releases=False))
+def test_a_plan_around_others_runs_as_planned(problem: Any) -> None:
+    """From when the devices are free of them, and not before."""
+    found = decide(problem, None, everything(problem), effort=QUICK, checkpoint=0.0)
+    run = execute(problem, found.plan, everything(problem))
+    assert run.end == pytest.approx(found.plan.makespan)
+    assert found.plan.makespan >= found.plan.lower_bound * (1 - 1e-9)
+    free = {node.name: problem.free_of(node) for node in problem.nodes}
+    for stretch in run.stretches:
+        assert all(stretch.start >= free[stretch.place.node][d] for d in stretch.place.device_ids)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(releases=False, busy=False), st.integers(0, 99), st.floats(0.05, 0.95))
 def test_devices_are_kept_by_those_who_stay(problem: Any, seed: Any, share: Any) -> None:
     plan = planned(problem)
     run = execute(problem, plan, everything(problem), until=plan.makespan * share)

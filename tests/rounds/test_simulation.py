@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ def assert_sound(found: Any, jobs: Any) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    problems(releases=False),
+    problems(releases=False, busy=False),
     st.integers(1, 4),
     st.integers(0, 99),
     st.sampled_from([None, SuccessiveHalving(), MedianStopping()]),
@@ -56,7 +57,7 @@ def test_every_job_is_trained_whole_or_dropped_and_devices_run_one_job(
 
 
 @settings(max_examples=25, deadline=None)
-@given(problems(releases=False), st.integers(1, 4), st.integers(0, 99), st.floats(0, 1))
+@given(problems(releases=False, busy=False), st.integers(1, 4), st.integers(0, 99), st.floats(0, 1))
 def test_what_a_lost_node_ran_is_trained_elsewhere(problem: Any, rounds: Any, seed: Any, share: Any) -> None:
     nodes = (*problem.nodes, dataclasses.replace(problem.nodes[0], name="lost", queue=""))
     jobs = tuple(dataclasses.replace(job, nodes=None) for job in problem.jobs)
@@ -153,6 +154,14 @@ def test_the_command_prints_what_happened(capsys: pytest.CaptureFixture[str]) ->
     assert code == 0
     assert "a node was lost" in printed.out
     assert "planned once" in printed.out
+
+
+def test_devices_that_are_free_later_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = json.loads((INSTANCES / "txt-2x8.json").read_text())
+    problem["nodes"][0]["free"] = [0, 60, 0, 0, 0, 0, 0, 0]
+    (tmp_path / "busy.json").write_text(json.dumps(problem))
+    assert main(["simulate", str(tmp_path / "busy.json")]) == 2
+    assert "devices that are free later" in capsys.readouterr().err
 
 
 def test_the_command_prints_json_that_is_the_same_each_time(capsys: pytest.CaptureFixture[str]) -> None:

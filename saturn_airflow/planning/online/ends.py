@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from saturn_airflow.model.errors import InvalidSweepError
@@ -89,7 +89,7 @@ def ends_of(
         raise InvalidSweepError(f"draws is {draws!r}; give at least 1")
     nodes = {a.job: a.node for a in plan.assignments}
     here = {job: situation.running[job] for job in seen if job in situation.running}
-    asked = tuple(job for job in problem.jobs if job.name in nodes)
+    asked = tuple(_as_planned(problem, plan))
     sweep: list[float] = []
     jobs: dict[str, list[float]] = {job.name: [] for job in asked if job.name in situation.left}
     for number in range(draws):
@@ -142,6 +142,18 @@ def drawn_jobs(
 def at_pace(job: PlannedJob, factor: float) -> PlannedJob:
     """``job`` with all its seconds times ``factor``."""
     return dataclasses.replace(job, options=tuple(_scaled(o, factor) for o in job.options))
+
+
+def _as_planned(problem: Problem, plan: Plan) -> Iterator[PlannedJob]:
+    """The jobs of ``plan``, of their strategies only those under which it runs them, unless these fit nowhere
+    any more: what is not drawn takes no time."""
+    chosen = {a.job: (a.technique, a.devices) for a in plan.assignments}
+    for job in problem.jobs:
+        if job.name not in chosen:
+            continue
+        own = tuple(o for o in job.options if (o.technique, o.devices) == chosen[job.name])
+        fits = any(problem.fits(job, option, node) for option in own for node in problem.nodes)
+        yield dataclasses.replace(job, options=own) if fits else job
 
 
 def _scaled(option: Option, factor: float, gap: float = 0.0) -> Option:
