@@ -131,7 +131,6 @@ def others_now(context: Context, key: str, problem: Problem) -> SharedCluster:
             ledger.remove(active.key)
         else:
             found.append(active)
-    context["ti"].xcom_push(OTHERS_KEY, sorted(active.key for active in found))
     return ledger.cluster(found, problem.nodes)
 
 
@@ -148,6 +147,7 @@ def wins_elsewhere(sweep: SweepContext, entries: Sequence[PlanEntry], before: Co
 
     ledger = Ledger(home())
     active = ledger.sweeps()
+    cluster = ledger.cluster(active)
     own = next((one for one in active if one.key == sweep.key), None)
     makespan = max((entry.planned_makespan or 0.0 for entry in entries), default=0.0)
     if makespan <= 0 or own is None:
@@ -155,13 +155,13 @@ def wins_elsewhere(sweep: SweepContext, entries: Sequence[PlanEntry], before: Co
     names = [node.name for node in own.nodes]
     nodes_of = {e.name: tuple(n for n in names if n in (e.job.nodes or names)) for e in entries}
     try:
-        found = look_elsewhere(ledger.cluster(active), sharing_rules(), sweep.key, nodes_of)
+        found = look_elsewhere(cluster, sharing_rules(), sweep.key, nodes_of)
     except AssertionError:
         log.exception("Nobody knows whether to plan anew, for a mistake of Saturn's: please report it")
         return 0.0
     won = found.won / makespan
     late = (found.here - entries[0].attempt) / makespan - 1
-    is_as_planned = {one.key for one in active} - {sweep.key} == set(before)
+    is_as_planned = {one.name for one in cluster.sweeps} - {sweep.key} == set(before)
     return 0.0 if is_as_planned and late < won else won
 
 

@@ -34,7 +34,7 @@ from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.first_plan import profiling, to_plan
 from saturn_airflow.operators.inventory import lost
 from saturn_airflow.operators.kept_plan import KeptPlanOperator
-from saturn_airflow.operators.others import among_others, around_others, others_now, tell_others
+from saturn_airflow.operators.others import OTHERS_KEY, among_others, around_others, others_now, tell_others
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, left_out_now, present
 from saturn_airflow.operators.round_outcomes import last_outcomes, progress_of, standing_plans
 from saturn_airflow.operators.round_reserve import skip_rounds_after
@@ -125,6 +125,7 @@ class PlanOperator(KeptPlanOperator):
             cluster = present(self.settings.cluster, self.left_out)
             facts = self._facts(context, sweep, stand)
             others = others_now(context, sweep.key, problem)
+            self.hand_on(context, OTHERS_KEY, [other.name for other in others.sweeps])
             problem = around_others(problem, others, going.situation.running.values())
             decided = self.decide(stand, problem, going)
             if self._is_only and self.settings.objective != DEVICE_TIME:
