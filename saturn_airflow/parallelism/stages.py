@@ -169,7 +169,7 @@ class Stage:
             block.forward = functools.wraps(compute)(call)
 
     def run(self, compute: Callable[[], Any], position: tuple[int, ...], arrived: StageOutputs) -> Any:
-        """What ``compute``, which runs the model, returns in the last stage, and :class:`StageOutputs` in others.
+        """What ``compute``, which runs the model, returns in the last stage; :class:`StageOutputs` in others.
 
         :param position: of the micro-batch.
         :param arrived: from the stage before.
