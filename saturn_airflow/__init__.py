@@ -11,7 +11,8 @@ from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError, JobError, SaturnError
 from saturn_airflow.model.grids import grid
-from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.model.hparams import HParams
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.samples import loguniform, randint, sample, uniform
 from saturn_airflow.model.secrets import Secret

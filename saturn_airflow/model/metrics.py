@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from saturn_airflow.model.arguments import hint
 from saturn_airflow.model.errors import InvalidSweepError
-
-if TYPE_CHECKING:
-    from saturn_airflow.model.jobs import Job
 
 Mode = Literal["min", "max"]
 
@@ -46,32 +42,6 @@ def check_name(name: object, what: str) -> None:
         )
     if name in TAKEN:
         raise InvalidSweepError(f"{what} names a metric {name!r}, which Saturn measures itself; rename it")
-
-
-def check(metric: object, jobs: Sequence[Job], what: str) -> None:
-    """Check that every one of ``jobs`` has ``metric``, by which they are to be compared.
-
-    :param what: who names it, such as ``"metric"``.
-    :raises InvalidSweepError: naming the job that has it not.
-    """
-    if metric == "eval_loss":
-        if without := [job.name for job in jobs if job.load_eval_dataloader is None and not job.trainer]:
-            raise InvalidSweepError(
-                f"{what} is 'eval_loss', but job {without[0]!r} has no load_eval_dataloader; give it one, "
-                "or compare by 'epoch_loss'"
-            )
-    elif metric is not None and metric not in LOSSES:
-        for job in jobs:
-            if isinstance(metric, str) and (job.trainer or (job.own_step and job.load_eval_dataloader)):
-                continue  # only its validation_step, or its compute_metrics, knows what it measures
-            if not isinstance(metric, str) or metric.partition(PART)[0] not in job.metrics:
-                raise InvalidSweepError(f"{what} is {metric!r}, which {_lacks(job, metric)}")
-
-
-def _lacks(job: Job, metric: object) -> str:
-    known = [*job.metrics, *LOSSES]
-    meant = hint(metric, known, "add it to the job's metrics")
-    return f"job {job.name!r} does not have (it has {', '.join(known)}); {meant}"
 
 
 def check_mode(metric: str | None, mode: object, what: str) -> Mode:

@@ -7,12 +7,9 @@ wherever it goes. Its value is looked up in the task and handed to the processes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from saturn_airflow.model.errors import InvalidSweepError
-
-if TYPE_CHECKING:
-    from saturn_airflow.model.jobs import Job
 
 #: The one key of a reference. Its value is the connection's id and the field; None where a value that looked
 #: like a secret was left out of a file.
@@ -22,6 +19,19 @@ LEFT_OUT: Mapping[str, Any] = {MARK: None}
 FIELDS = ("host", "login", "password", "port", "schema", "uri")
 
 Field = tuple[str, str]
+
+
+class TakesSecrets(Protocol):
+    """What of a :class:`~saturn_airflow.model.jobs.Job` may hold references."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def model_args(self) -> Mapping[str, Any]: ...
+    @property
+    def data_args(self) -> Mapping[str, Any]: ...
+    @property
+    def connections(self) -> Sequence[str]: ...
 
 
 def Secret(conn_id: str, field: str) -> dict[str, Any]:  # noqa: N802 - written like Job and HParams
@@ -41,7 +51,7 @@ def is_secret(value: Any) -> bool:
     return isinstance(value, Mapping) and MARK in value
 
 
-def fields(job: Job) -> Iterator[tuple[str, Field]]:
+def fields(job: TakesSecrets) -> Iterator[tuple[str, Field]]:
     """The references among a job's arguments, each behind its place, such as ``data_args.db.password``.
 
     :raises InvalidSweepError: for one that is damaged.
@@ -82,7 +92,7 @@ def filled(arguments: Any, value_of: Callable[[Field], Any], what: str) -> Any:
 _REPLACE = "to load an exported model give load_exported(..., model_args=...) with the value of {}"
 
 
-def checked_connections(job: Job) -> tuple[str, ...]:
+def checked_connections(job: TakesSecrets) -> tuple[str, ...]:
     """The ids of connections that the job's code may ask for, when these and its references are right.
 
     :raises InvalidSweepError: when they are not.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
-from saturn_airflow.model import clear_secrets, metrics
+from saturn_airflow.model import clear_secrets
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.jobs import Job, check_jobs
+from saturn_airflow.model.jobs import Job, check_jobs, check_metric
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import connections, first_weights, measuring, upstream_jobs, wishes
 from saturn_airflow.operators.context import (
@@ -243,4 +243,4 @@ def check_against(jobs: Sequence[Job], settings: SweepSettings) -> None:
                 )
     check_map_length(len(jobs), "jobs")
     for what, metric in settings.compared_by.items():
-        metrics.check(metric, jobs, what)
+        check_metric(metric, jobs, what)
