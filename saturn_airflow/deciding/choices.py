@@ -87,7 +87,10 @@ def why_nowhere(
         refused += [(key.technique, key.devices, why) for key, why in large.items()]
         works = [e for e in works if e.key not in large]
     if works and total_batches(job, by_key(*own)) is None:
-        return "its data has no length; say how long to train with hparams=HParams(batches=...)"
+        return (
+            "its data has no length, so nobody knows how long its epochs take: give the dataset a __len__ "
+            "(its samples), or say how long to train with hparams=HParams(batches=...)"
+        )
     tried = refused + [(e.technique, e.devices, e.reason) for e in own if e.reason]
     tried += [(r["technique"], r["devices"], r["reason"]) for r in refusals if r["fingerprint"] == mark]
     reasons = "; ".join(f"{technique} x {devices}: {reason}" for technique, devices, reason in tried)

@@ -50,9 +50,8 @@ class Evaluation:
         self._parallel, self._objective, self._data, self._ranks = parallel, objective, data, ranks
         # Where micro-batches are not parts that make up a batch, it is evaluated whole, as in a plain loop.
         self._cut = replace(cut, accumulate=1) if job.in_micro_batches else cut
-        self._job = job
         self._name = f"load_eval_dataloader {job.load_eval_dataloader!r}"
-        self._metrics = Metrics(job, ranks, parallel.share, parallel.shares)
+        self._metrics = Metrics(job.metrics, ranks, parallel.share, parallel.shares)
         self._whole = bool(job.metrics) and not self._adds_up()
         if self._whole and objective.rule.kind == "sum":
             # On whole batches it is a mean by samples, and the other ranks have other batches.
@@ -96,7 +95,7 @@ class Evaluation:
         """The same evaluation over a batch of so many samples, without metrics and reduced precision."""
         other = copy.copy(self)
         other._data, other._objective = self._data.few([samples]), self._objective.exactly()
-        other._metrics = Metrics(replace(self._job, metrics={}), self._ranks, 0, 1)
+        other._metrics = Metrics({}, self._ranks, 0, 1)
         return other
 
     def seconds(self) -> float:

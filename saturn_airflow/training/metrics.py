@@ -18,7 +18,6 @@ import torch.distributed as dist
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.metrics import PART
 from saturn_airflow.training import precision
 from saturn_airflow.training.losses import means
@@ -32,16 +31,17 @@ _FUNCTION = (
 class Metrics:
     """A job's metrics, and what this rank has seen of the evaluation data.
 
+    :param references_of: the job's ``metrics``.
     :param shares: in how many shares the ranks see the data, and
     :param share: the one of this rank.
     :raises JobError: when what a job names is no metric.
     """
 
-    def __init__(self, job: Job, ranks: Ranks, share: int, shares: int) -> None:
+    def __init__(self, references_of: Mapping[str, Any], ranks: Ranks, share: int, shares: int) -> None:
         self._ranks, self._share, self._shares = ranks, share, shares
         self.functions: dict[str, _Function] = {}
         self._objects: dict[str, _Object] = {}
-        for name, reference in job.metrics.items():
+        for name, reference in references_of.items():
             what = f"metric {name!r} ({reference})"
             with of_the_job(what):
                 found = references.load(str(reference))

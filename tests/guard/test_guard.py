@@ -113,6 +113,17 @@ COUPLED = {
 }
 
 RIGHT: dict[str, tuple[Cell, str]] = {
+    "early stopping by a metric of the job's own": (
+        Cell(
+            job(
+                hparams={"early_stopping": {"metric": "error", "mode": "min"}},
+                load_eval_dataloader="odd_models:vectors",
+                metrics={"error": "odd_models:mean_loss"},
+            ),
+            "single",
+        ),
+        "exact",
+    ),
     **{
         f"{technique} x {devices}": (Cell(job(), technique, devices), "exact")
         for technique, devices in [("single", 1), ("spill", 1), ("Right", 1), ("ddp", 2), ("fsdp", 2)]
