@@ -64,6 +64,14 @@ def no_module() -> str:
     return "gpt2"
 
 
+def loss_and_outputs(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return cross_entropy(outputs, targets), outputs
+
+
+def groups_without_params(model: nn.Module) -> list[Any]:
+    return [{"weights": list(model.parameters())}]
+
+
 def without_data() -> nn.Module:
     return nn.Linear(2, 2, device="meta")
 

@@ -359,6 +359,16 @@ MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
         "JobError",
         "the model returned no loss (but a SimpleNamespace); give the job a loss_function",
     ),
+    "a loss beside what is no count": (
+        request(job(loss_function="loop_jobs:loss_and_outputs")),
+        "JobError",
+        "returned a pair whose second part is a Tensor of shape (",
+    ),
+    "groups without parameters": (
+        request(job({"parameter_groups": "loop_jobs:groups_without_params"})),
+        "JobError",
+        "parameter_groups 'loop_jobs:groups_without_params' returned something that is no parameter",
+    ),
     "no loss of outputs": (
         request(job(loss_function=None)),
         "JobError",

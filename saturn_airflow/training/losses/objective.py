@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from numbers import Number
 from typing import Any
 
 import torch
@@ -150,6 +151,7 @@ class Objective:
         if isinstance(loss, list | tuple) and len(loss) == 2:
             total, over = loss
             self._check_scalar(total)
+            self._check_count(over)
             return heard.as_given(total, over)
         self._check_scalar(loss)
         return heard.summed(loss)
@@ -222,6 +224,16 @@ class Objective:
             raise JobError(
                 f"{self._name} returned a loss that no trainable parameter takes part in; "
                 "compute it from the model's outputs, without detach(), item() or no_grad()"
+            )
+
+    def _check_count(self, over: Any) -> None:
+        is_tensor = isinstance(over, torch.Tensor)
+        if not (over.numel() == 1 if is_tensor else isinstance(over, Number)):
+            what = f"Tensor of shape {tuple(over.shape)}" if is_tensor else type(over).__name__
+            raise JobError(
+                f"{self._name} returned a pair whose second part is a {what}; of a pair (sum, count) it is "
+                "the number that the first is a sum over. Return the mean over the samples alone, and name "
+                "what else is to be measured in Job(metrics=...)"
             )
 
 

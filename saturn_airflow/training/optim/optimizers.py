@@ -62,7 +62,7 @@ def parameter_groups(hparams: HParams, model: nn.Module) -> Groups:
     named: list[dict[str, Any]] = []
     for group in groups:
         options = dict(group) if isinstance(group, dict) else {"params": [group]}
-        parameters = options.pop("params")
+        parameters = options.pop("params", [None])
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if not all(isinstance(p, torch.Tensor) and p in name_of for p in parameters):
             raise JobError(
