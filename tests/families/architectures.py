@@ -316,7 +316,12 @@ SEEN: dict[str, tuple[str, dict[str, Any], Any]] = {
     ),
     "wav2vec2-conformer": (
         "Wav2Vec2ConformerForCTC",
-        {**SPEECH, "conv_depthwise_kernel_size": 3, "position_embeddings_type": "rotary"},
+        {
+            **SPEECH,
+            "conv_depthwise_kernel_size": 3,
+            "position_embeddings_type": "rotary",
+            "conformer_conv_dropout": 0.0,
+        },
         speech.spoken,
     ),
     "unispeech": ("UniSpeechForCTC", {**SPEECH, "num_ctc_classes": 9}, speech.spoken),

@@ -81,7 +81,8 @@ def _against(cell: Cell, losses: dict[int, float], weights: dict[str, torch.Tens
         return Result("wrong", f"steps {sorted(losses)} in the place of {sorted(expected)}")
     if weights.keys() != truth["weights"].keys():
         return Result("wrong", f"other weights: {sorted(weights.keys() ^ truth['weights'].keys())[:4]}")
-    off_losses = max(_off(torch.tensor(losses[step]), torch.tensor(loss)) for step, loss in expected.items())
+    pairs = ((losses[step], loss) for step, loss in expected.items())
+    off_losses = max(_off(*torch.tensor(pair, dtype=torch.float64)) for pair in pairs)
     off = {name: _off(weights[name], tensor) for name, tensor in truth["weights"].items()}
     worst = max(off, key=lambda name: off[name])
     bound = EXACT_IN_FLOAT32 if family.single_precision else EXACT
