@@ -473,3 +473,43 @@ def looks_at_data() -> nn.Module:
 
 def gives() -> Gives:
     return Gives()
+
+
+class Both:
+    """What data and model hold together."""
+
+    def __init__(self) -> None:
+        self.count, self.sizes = 0, [0.0]
+
+
+class HoldsBoth(LooksAtData):
+    def __init__(self, both: Both) -> None:
+        super().__init__()
+        self.both = both
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plain(x) * (1 + self.both.count / 10 + sum(self.both.sizes))
+
+
+class CountsInBoth(Shuffled):
+    def __init__(self, both: Both) -> None:
+        super().__init__()
+        self.both = both
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in super().__iter__():
+            self.both.count += 1
+            self.both.sizes.append(0.01)
+            yield x, y
+
+
+BOTH: list[Both] = []
+
+
+def holds_both() -> nn.Module:
+    BOTH[:] = [Both()]
+    return HoldsBoth(BOTH[0])
+
+
+def counts_in_both() -> CountsInBoth:
+    return CountsInBoth(BOTH[0])

@@ -58,6 +58,9 @@ JOBS = {
     "data that note what they give": job(
         load_model="remembering_jobs:looks_at_data", load_dataloader="remembering_jobs:gives"
     ),
+    "an object of data and model": job(
+        load_model="remembering_jobs:holds_both", load_dataloader="remembering_jobs:counts_in_both"
+    ),
     "a schedule that draws": job("drawn_rate"),
     "a schedule that counts": job("counted_rate"),
     "a schedule by the loss": job("rate_by_losses", loss_function="remembering_jobs:noting_loss"),
