@@ -283,7 +283,7 @@ def test_a_round_ends_where_jobs_that_wait_are_better_elsewhere_since_others_cam
     found["return_value"] = [entry.to_dict() for entry in late]
     assert ends(), "it takes longer than was planned"
     bound = {**entries[0].job.to_dict(), "nodes": ["gpu-a"]}
-    one, other = (entry.to_dict() for entry in entries)
+    one, other = (entry.to_dict() for entry in entries)  # type: ignore[assignment]
     found |= {OTHERS_KEY: before, "return_value": [{**one, "job": bound}, other]}
     assert ends(), "one may go"
     found["return_value"] = [{**entry.to_dict(), "job": {**bound, "name": entry.name}} for entry in entries]

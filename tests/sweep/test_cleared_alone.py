@@ -87,7 +87,7 @@ def test_the_report_waits_for_a_plan_that_is_handed_on_again(nodes: int, rounds:
     assert plans <= dag.get_task("sweep.report").upstream_task_ids
     for name in plans:
         plan = dag.get_task(name)
-        assert plan.train_tasks == [f"{name.removesuffix('plan')}train" + s for s in train_suffixes(nodes)]
+        assert plan.train_tasks == [f"{name.removesuffix('plan')}train" + s for s in train_suffixes(nodes)]  # type: ignore[union-attr]
 
 
 def train_suffixes(nodes: int) -> list[str]:

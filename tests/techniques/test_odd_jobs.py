@@ -269,7 +269,7 @@ class ClipsLater(torch.optim.SGD):
     warmup = 100
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             group["number"] = group.get("number", 0) + 1
             if group["number"] > self.warmup:
@@ -281,7 +281,7 @@ class ClipsLaterHere(ClipsLater):
     """The same by what this device has of them."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             group["number"] = group.get("number", 0) + 1
             for parameter in group["params"] if group["number"] > self.warmup else ():
