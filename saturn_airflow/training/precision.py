@@ -18,13 +18,21 @@ def exact(precision: str) -> str:
 
 
 def use(precision: str) -> None:
-    """Let a GPU multiply float32 as this precision says, from here on: in TensorFloat-32, or exactly.
+    """Let float32 be multiplied as this precision says, from here on: in TensorFloat-32, or exactly.
 
-    Torch's own default is exact for matrices and TensorFloat-32 for convolutions and recurrent layers. See
+    Torch's own default is exact for matrices and TensorFloat-32 for convolutions and recurrent layers, and
+    the job's code may have said otherwise, by any of the ways there are. They are two sets of settings, of
+    which torch raises where it finds them at odds, so all are set. CPUs are always exact. See
     https://docs.pytorch.org/docs/stable/notes/cuda.html, "TensorFloat-32".
     """
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    rounds = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if rounds else "highest")
+    torch.backends.cudnn.allow_tf32 = rounds
+    on_gpus, on_cpus = torch.backends.cudnn, torch.backends.mkldnn
+    for operations in (torch.backends.cuda.matmul, on_gpus.conv, on_gpus.rnn):
+        operations.fp32_precision = "tf32" if rounds else "ieee"
+    for operations in (on_cpus.matmul, on_cpus.conv, on_cpus.rnn):  # type: ignore[attr-defined]
+        operations.fp32_precision = "ieee"
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -198,16 +199,42 @@ def test_data_without_length_and_an_own_loss() -> None:
     assert steps(told)[-1] < steps(told)[0]
 
 
+WAYS_OF_ROUNDING: list[Callable[[], object]] = [
+    lambda: None,
+    lambda: torch.set_float32_matmul_precision("high"),
+    lambda: torch.set_float32_matmul_precision("medium"),
+    lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    lambda: setattr(torch.backends, "fp32_precision", "ieee"),
+    lambda: setattr(torch.backends.cudnn, "fp32_precision", "tf32"),
+    lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS_OF_ROUNDING)
 @pytest.mark.parametrize(("chosen", "rounds"), [("float32", False), ("tf32", True), ("float64", False)])
-def test_what_gpus_may_round(chosen: str, rounds: bool) -> None:
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+def test_what_gpus_may_round(chosen: str, rounds: bool, way: Callable[[], object]) -> None:
+    """Whatever the job's code has set: torch raises where its old and its new settings are at odds."""
+
+    def check(rounds: bool) -> None:
+        backends = torch.backends.cuda.matmul, torch.backends.cudnn
+        assert [backend.allow_tf32 for backend in backends] == [rounds, rounds]
+        assert torch.get_float32_matmul_precision() == ("high" if rounds else "highest")
+        cudnn = torch.backends.cudnn
+        found = {part.fp32_precision for part in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)}
+        assert found == {"tf32" if rounds else "ieee"}
+        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+
     try:
+        way()
         precision.use(chosen)
-        assert [backend.allow_tf32 for backend in backends] == [rounds, rounds]
+        check(rounds)
         with precision.exactly(chosen):
-            assert [backend.allow_tf32 for backend in backends] == [False, False]
-        assert [backend.allow_tf32 for backend in backends] == [rounds, rounds]
+            check(False)
+        check(rounds)
     finally:
+        torch.backends.fp32_precision = "none"
+        torch.backends.cudnn.fp32_precision = "none"
         precision.use("float32")
 
 

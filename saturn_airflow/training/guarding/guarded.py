@@ -90,6 +90,7 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
         def load() -> nn.Module:
             another = load_model(job)
             initial_weights.start_from(another, job, request.initial_weights)
+            precision.use("float32")  # whatever the job's code has set
             return another
 
         kept = request.plain_steps
@@ -103,6 +104,7 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
             raise
         with guards[0].blaming():
             raise
+    precision.use("float32")
     (guard,) = guards
     return training, guard, _compare(training, guard)
 
