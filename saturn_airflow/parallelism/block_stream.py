@@ -19,6 +19,8 @@ from saturn_airflow.parallelism.transfers import Buffers, Task, Tensors, Transfe
 Weights = tuple[torch.Tensor, ...]
 #: Takes the optimizer's step on parameters whose gradients are complete; whether it did.
 StepOn = Callable[[Sequence[nn.Parameter]], bool]
+#: What takes the optimizer's step, as it is now, on parameters and their gradients of then.
+Prepare = Callable[[Sequence[nn.Parameter]], Callable[[], None]]
 
 
 class _Arriving(NamedTuple):
@@ -64,6 +66,8 @@ class BlockStream:
         self._step_on: StepOn | None = None
         self._awaited: list[int] = []
         self._stepped: set[int] = set()
+        self._prepared: list[tuple[int, Callable[[], None]]] = []
+        self._later: dict[int, Task[None]] = {}
 
     def fetch(self, index: int, lower: torch.dtype | None = None) -> Weights:
         """The weights of a block on the device; those of the next one start on their way.
@@ -93,13 +97,13 @@ class BlockStream:
         """Add gradients to those of a block at home, beside what is computed."""
         self._check_not_stepped(index)
         there = [(p, g) for p, g in zip(self._weights[index], gradients, strict=True) if g is not None]
-        if usual := [(p, g) for p, g in there if _is_plain(g)]:
+        if usual := [(p, g) for p, g in there if is_plain(g)]:
             self._land([p for p, _ in usual], [g.detach() for _, g in usual])
-        if odd := [(p, g.to(p.device)) for p, g in there if not _is_plain(g)]:
+        if odd := [(p, g.to(p.device)) for p, g in there if not is_plain(g)]:
             self._add_later([p for p, _ in odd], [g for _, g in odd], None)
         if self._step_on is not None:
             self._awaited[index] -= 1
-            if self._awaited[index] == 0 and all(_is_plain(p.detach()) for p in self._weights[index]):
+            if self._awaited[index] == 0 and all(is_plain(p.detach()) for p in self._weights[index]):
                 self._stepped.add(index)
                 task = self._transfers.begin("out", functools.partial(self._step, self._step_on, index))
                 self._adding.append(task)
@@ -112,8 +116,36 @@ class BlockStream:
         """
         self._step_on, self._awaited = step_on, list(uses)
 
+    def step_later(self, prepare: Prepare) -> None:
+        """Take the gradients there are, for steps on them that :meth:`begin_steps` begins."""
+        for index, weights in enumerate(self._weights):
+            taken = [(p, p.grad) for p in weights if p.grad is not None]
+            step = prepare([p for p, _ in taken])
+            for parameter, _ in taken:
+                parameter.grad = None
+            if taken:
+                self._prepared.append((index, functools.partial(self._step_with, step, taken)))
+
+    def begin_steps(self) -> None:
+        """Begin with what :meth:`step_later` has prepared, in the order in which blocks are used next."""
+        for index, step in self._prepared:
+            self._later[index] = self._transfers.begin("out", step)
+        self._prepared.clear()
+
+    def complete_step(self, index: int) -> None:
+        """Wait for the step on a block that was begun."""
+        if (step := self._later.get(index)) is not None:
+            step.result()
+
+    def complete_steps(self) -> None:
+        """Wait for all steps that were begun."""
+        for index in self._later:
+            self.complete_step(index)
+        self._later.clear()
+
     def finish(self) -> None:
         """Wait for all gradients and steps; weights on the device are old from here on."""
+        self.complete_steps()
         for task in self._adding:
             task.result()
         for arriving in self._here.values():
@@ -145,8 +177,9 @@ class BlockStream:
 
     @torch.no_grad()
     def _bring(self, index: int, dtypes: Sequence[torch.dtype]) -> tuple[list[torch.Tensor], Any]:
+        self.complete_step(index)
         weights = [weight.detach() for weight in self._weights[index]]
-        if not (self._transfers.staged and all(map(_is_plain, weights))):
+        if not (self._transfers.staged and all(map(is_plain, weights))):
             return self._transfers.to_device([w.to(dtype) for w, dtype in zip(weights, dtypes, strict=True)])
         buffer = self._staging.take(laid_out(weights, dtypes))
         staged = views(buffer, weights, dtypes)
@@ -195,6 +228,15 @@ class BlockStream:
             parameter.grad = None
             self._spare[_form(parameter)].append(self._gradients.pop(parameter))
 
+    def _step_with(self, step: Callable[[], None], taken: Sequence[tuple[nn.Parameter, torch.Tensor]]) -> None:
+        for parameter, gradient in taken:
+            parameter.grad = gradient
+        step()
+        for parameter, gradient in taken:
+            parameter.grad = None
+            if self._gradients.get(parameter) is gradient:
+                self._spare[_form(parameter)].append(self._gradients.pop(parameter))
+
     def _wait_for_space(self) -> None:
         """Keep the host from running so far ahead that blocks pile up on the device."""
         self._used.append(self._transfers.computed())
@@ -206,5 +248,5 @@ def _form(tensor: torch.Tensor) -> Any:
     return tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and tensor.layout == torch.strided

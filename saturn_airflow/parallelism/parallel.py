@@ -121,6 +121,14 @@ class Parallel:
         """Hear, before a step's first micro-batch, that ``optimizer`` will take it on the gradients as they
         are: it may be taken on those that are complete before others are. They are None from then on."""
 
+    def step_later(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hear, before gradients are clipped, that ``optimizer`` will step on them next: that may be done
+        later, until :meth:`complete_steps`. Gradients may be out of sight once they are clipped."""
+
+    def complete_steps(self) -> None:
+        """Wait for what is still being done of steps that were taken; until then nobody else may look at
+        weights or at the optimizer's state."""
+
     def missing_gradients(self) -> int:
         """How many trainable parameters got no gradient on this rank, where the ranks' may differ."""
         return 0
@@ -142,18 +150,17 @@ class Parallel:
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients of the whole model down to an L2 norm of ``max_norm``."""
-        parameters = [p for p in self.trainable().values() if p.grad is not None]
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = self._gradients()
+        multiply(gradients, self._clipping(gradients, max_norm))
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [p.grad for p in self.trainable().values() if p.grad is not None]
+
+    def _clipping(self, gradients: list[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """What ``gradients``, all of this rank, are to be multiplied by, as a scalar on its device."""
         total = self._squared_norm(gradients).sqrt()
         # As torch.nn.utils.clip_grad_norm_ has it.
-        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
-        for device, group in _by_device(gradients).items():
-            for dtype in {gradient.dtype for gradient in group}:
-                alike = [gradient for gradient in group if gradient.dtype == dtype]
-                # A factor of another dtype is multiplied with one gradient after another; half of one would
-                # be no longer what it was.
-                exact = dtype.to_real() if dtype.itemsize >= 4 else torch.float32
-                torch._foreach_mul_(alike, factor.to(device, exact))
+        return (max_norm / (total + 1e-6)).clamp(max=1.0)
 
     def _squared_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """The squared L2 norm of the whole model's gradient, of which this rank holds ``gradients``."""
@@ -190,6 +197,17 @@ class Parallel:
         """What this rank adds to a sum over all ranks of a value that ``size / shares`` ranks each have."""
         value = value.to(torch.float64)
         return value if self.shares == self.ranks.size else value * (self.shares / self.ranks.size)
+
+
+def multiply(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply gradients, wherever they are, by a scalar in float64."""
+    for device, group in _by_device(gradients).items():
+        for dtype in {gradient.dtype for gradient in group}:
+            alike = [gradient for gradient in group if gradient.dtype == dtype]
+            # A factor of another dtype is multiplied with one gradient after another; half of one would
+            # be no longer what it was.
+            exact = dtype.to_real() if dtype.itemsize >= 4 else torch.float32
+            torch._foreach_mul_(alike, factor.to(device, exact))
 
 
 def _is_split(tensor: torch.Tensor) -> bool:

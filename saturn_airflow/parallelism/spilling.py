@@ -14,11 +14,11 @@ from torch.func import functional_call
 
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.beside_steps import BesideSteps
-from saturn_airflow.parallelism.block_stream import BlockStream, Weights
+from saturn_airflow.parallelism.block_stream import BlockStream, Weights, is_plain
 from saturn_airflow.parallelism.blocks import blocks_to_run, own_forward
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.narrow_weights import narrow_weights
-from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.parallelism.parallel import Parallel, multiply
 from saturn_airflow.parallelism.recomputation import Compute, recomputed
 from saturn_airflow.parallelism.transfers import Transfers, on
 from saturn_airflow.training.losses.objective import Objective
@@ -71,6 +71,8 @@ class Spilled(Parallel):
         transfers = on(ranks.device) if transfers is None else transfers
         self._stream = BlockStream(weights, resident, transfers, home.empty_like)
         self._steps = BesideSteps(model, ranks.device, transfers)
+        self._at_home = list(spilled)
+        self._then: torch.optim.Optimizer | None = None
         self._uses = [0] * len(blocks)
         for name, block in staying:
             block.forward = recomputed(name, block, own_forward(block))
@@ -86,7 +88,7 @@ class Spilled(Parallel):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         prepared, count = objective.prepare(batch, samples)
         self._stream.direction, self._uses = 1, [0] * len(self._uses)
-        with self._whose_fault(), _at_home():
+        with self._whose_fault(), _at_home(), self._steps.watching(self._at_home):
             total, over = objective(self.module, prepared, count)
         parts = self._part(total.detach()), self._part(over)
         if step_on := self._steps.of_micro_batch(parts, objective.batch_samples, last=last):
@@ -107,6 +109,23 @@ class Spilled(Parallel):
         # Where a loss was no number, nobody has waited for them.
         self.finish_gradients()
         super().drop_gradients()
+        self._stream.begin_steps()
+
+    def step_later(self, optimizer: torch.optim.Optimizer) -> None:
+        self._then = optimizer
+
+    def clip_gradients(self, max_norm: float) -> None:
+        gradients = self._gradients()
+        factor = self._clipping(gradients, max_norm)
+        then, self._then = self._then, None
+        if then is not None and all(map(is_plain, gradients)):
+            prepare = self._steps.of_clipped(then, factor)
+            if prepare is not None:
+                self._stream.step_later(prepare)
+        multiply(self._gradients(), factor)
+
+    def complete_steps(self) -> None:
+        self._stream.complete_steps()
 
     def finish_evaluating(self) -> None:
         """Give up the copies on the device, which would outlive a change of the weights."""
@@ -118,6 +137,8 @@ class Spilled(Parallel):
         @functools.wraps(forward)
         def counted(*args: Any, **kwargs: Any) -> Any:
             self._uses[index] += torch.is_grad_enabled()
+            # Whoever computes the block may note how often its weights were written to.
+            self._stream.complete_step(index)
             return forward(*args, **kwargs)
 
         return counted

@@ -109,6 +109,8 @@ class Training:
     steps_beside = 0
     #: What the schedule had written into the optimizer's groups when training stopped.
     scheduled: Sequence[Mapping[str, Any]] = ()
+    #: Whether a step may be completed while the next one is computed.
+    overlaps = True
 
     def __init__(self, request: TrainRequest, ranks: Ranks, look: Look) -> None:
         self.started = time.perf_counter()
@@ -192,6 +194,7 @@ class Training:
         """This training as ``job`` says it, to be compared; only the weights are others afterwards."""
         own = copy.copy(self)
         own.hparams, own.scheduler_step, own.metrics = job.hparams, lambda: None, {}
+        own.overlaps = False
         own.objective = self.objective.exactly()
         own.optimizer = optimizers.make_optimizer(own.hparams, self.groups, self.parallel)
         own._begin_to_train()
@@ -314,6 +317,8 @@ class Training:
                 stop = self.ranks.any(stop_asked or enough or timed >= measure.seconds)
                 continue
             self.callbacks.on_step(told)
+            if batch.ends_epoch or self.finished or stop_asked or save:
+                self.parallel.complete_steps()
             if batch.ends_epoch or self.finished:
                 self._end_epoch(batch.position.epoch)
             reached = wanted is not None and self.step - self.first_step >= wanted
@@ -323,6 +328,7 @@ class Training:
                 self.looks.at_a_stop(batch)
             if stop or save:
                 self._save(final=stop)
+        self.parallel.complete_steps()
         if measure is None:
             self._save(final=True)
         elif self.evaluation is not None:
@@ -352,6 +358,8 @@ class Training:
         with common_to_alike(self.step == 0):
             loss, stop, save = self._compute_gradients(batch, save_due)
         if self.hparams.clip_grad_norm is not None:
+            if self.overlaps:
+                self.parallel.step_later(self.optimizer)
             self.parallel.clip_gradients(self.hparams.clip_grad_norm)
         # What it draws is the same on all ranks.
         rng.seed(self.hparams.seed, "optimizer", self.step)

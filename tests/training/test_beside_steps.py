@@ -267,7 +267,7 @@ def train_late(requests: list[TrainRequest], ranks: Ranks) -> list[tuple[list[fl
     """The losses of each training, and on how many blocks it stepped beside; transfers come late."""
     spilling.on = lambda device: WorstOrder(lambda line: True)  # type: ignore[attr-defined]
     found = []
-    step = BlockStream._step
+    step, step_with = BlockStream._step, BlockStream._step_with
     for request in requests:
         losses: list[float] = []
         stepped = [0]
@@ -279,7 +279,12 @@ def train_late(requests: list[TrainRequest], ranks: Ranks) -> list[tuple[list[fl
         def heard(event: dict[str, Any], losses: list[float] = losses) -> None:
             losses.extend([event["loss"]] if event["event"] == "step" else [])
 
+        def note_later(self: Any, prepared: Any, taken: Any, stepped: list[int] = stepped) -> None:
+            step_with(self, prepared, taken)
+            stepped[0] += 1
+
         BlockStream._step = note  # type: ignore[method-assign]
+        BlockStream._step_with = note_later  # type: ignore[method-assign]
         train(request, dataclasses.replace(ranks, _emit=heard))
         found.append((losses, stepped[0]))
     return found
@@ -313,7 +318,54 @@ def test_the_loop_trains_as_one_device_does(tmp_path: Path) -> None:
     assert spilled[0] == single[0]
     assert spilled[1] == 4 * len(single[0])
     assert spilled_clipped[0] == clipped[0]
-    assert spilled_clipped[1] == 0
+    # From the first step on, whose two micro-batches were watched, each in the pass that follows.
+    assert spilled_clipped[1] == 4 * len(clipped[0])
+
+
+def clipped(model: Model, **spilled: Any) -> tuple[list[torch.Tensor], int]:
+    """The weights after five clipped steps, and on how many blocks a step was taken later."""
+    parallel = Spilled(model, RANKS, 2, None, **spilled) if spilled else Parallel(model, RANKS)
+    objective = Objective(Job("j", "x:y", "x:y", "test_beside_steps:mean_square"), model, RANKS.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(1)
+    later = 0
+    for _ in range(5):
+        objective.begin(4)
+        batch = [torch.randn(4, 6, generator=generator) for _ in range(2)]
+        parallel.backward(objective, batch, 4, 1 / 4, True)
+        parallel.finish_gradients()
+        parallel.step_later(optimizer)
+        parallel.clip_gradients(0.1)
+        later += sum(block.linear.weight.grad is None for block in model.blocks)
+        optimizer.step()
+        parallel.drop_gradients()
+    parallel.complete_steps()
+    return [p.detach().clone() for p in model.parameters()], later
+
+
+def reads_weights(blocks: Sequence[nn.Module], x: torch.Tensor) -> torch.Tensor:
+    return once(blocks, x) / float(blocks[3].linear.weight.detach().norm())
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("calls", "later"), [(once, 16), (twice, 16), (reads_weights, 0)])
+def test_clipped_steps_are_taken_in_the_next_pass_where_nobody_else_looks(
+    calls: Any, later: int, late: bool
+) -> None:
+    plain, _ = clipped(Model(calls))
+    got, found = clipped(Model(calls), transfers=WorstOrder(lambda line: late))
+    torch.testing.assert_close(got, plain, rtol=0.0, atol=1e-5 if calls is twice else 0.0)
+    assert found == later
+
+
+def test_hooks_of_the_forward_pass_see_weights_after_all_of_a_step() -> None:
+    plain, model = Model(once), Model(once)
+    for one in (plain, model):
+        one.register_forward_pre_hook(lambda *unused: None)
+    expected, _ = clipped(plain)
+    got, found = clipped(model, transfers=WorstOrder(lambda line: True))
+    assert all(map(torch.equal, got, expected))
+    assert found == 0
 
 
 def test_a_job_that_clips_has_all_gradients_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 from worst_order import WorstOrder
 
 from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.parallelism.beside_steps import _WATCHED
 from saturn_airflow.parallelism.block_stream import BlockStream
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.spilling import Spilled
@@ -90,9 +91,10 @@ def trained(
     clip: bool,
     optimizer: str = "AdamW",
     loss: str = "mean_square",
+    evaluates: bool = True,
     **spilled: Any,
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Losses and weights after three steps, with an evaluation between; plain without ``spilled``."""
+    """Losses and weights after four steps, with an evaluation after each; plain without ``spilled``."""
     model = model_of(depth, frozen)
     job = Job("j", "x:y", "x:y", f"test_transfers:{loss}", hparams=HParams(precision=precision))
     objective = Objective(job, model, RANKS.device)
@@ -100,7 +102,7 @@ def trained(
     steps = OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad], lr=0.05)
     samples = 5 * micro_batches
     losses = []
-    for step in range(3):
+    for step in range(4):
         if not clip:
             parallel.step_beside(steps)
         objective.begin(samples)
@@ -118,13 +120,22 @@ def trained(
             left = sum(block.cast.weight.grad is not None for block in list(model)[1:-1])  # type: ignore[call-overload]
             assert left == (depth if clip else min(spilled.get("stay", 0), depth - 1))
         if clip:
+            parallel.step_later(steps)
             parallel.clip_gradients(0.1)
+        if spilled and clip:
+            left = sum(block.cast.weight.grad is not None for block in list(model)[1:-1])
+            later = (step + 1) * micro_batches >= _WATCHED
+            assert left == (min(spilled.get("stay", 0), depth - 1) if later else depth)
         steps.step()
+        for group in steps.param_groups:
+            group["lr"] *= 0.9
         parallel.drop_gradients()
         torch.manual_seed(step)
-        with torch.no_grad():
-            losses.append(parallel.evaluate(objective, BATCHES[0], 5)[0])
-        parallel.finish_evaluating()
+        if evaluates:
+            with torch.no_grad():
+                losses.append(parallel.evaluate(objective, BATCHES[0], 5)[0])
+            parallel.finish_evaluating()
+    parallel.complete_steps()
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
@@ -150,6 +161,7 @@ def differs(
     clip=st.booleans(),
     optimizer=st.sampled_from([*OPTIMIZERS]),
     loss=st.sampled_from(["mean_square", "of_some"]),
+    evaluates=st.booleans(),
     late=st.lists(st.booleans(), min_size=1, max_size=40),
 )
 def test_late_copies_change_nothing(
@@ -162,9 +174,10 @@ def test_late_copies_change_nothing(
     clip: bool,
     optimizer: str,
     loss: str,
+    evaluates: bool,
     late: list[bool],
 ) -> None:
-    how = (depth, frozen, precision, micro_batches, clip, optimizer, loss)
+    how = (depth, frozen, precision, micro_batches, clip, optimizer, loss, evaluates)
     order = itertools.cycle(late)
     transfers = WorstOrder(lambda line: next(order))
     assert not differs(trained(*how), trained(*how, resident=resident, stay=stay, transfers=transfers))
@@ -188,6 +201,8 @@ def forget_to_wait(what: str, monkeypatch: pytest.MonkeyPatch) -> str:
             return Done(work()) if is_step else begin(self, lane, work)
 
         monkeypatch.setattr(WorstOrder, "begin", at_once)
+    if what == "before clipped weights are sent":
+        monkeypatch.setattr(BlockStream, "complete_step", lambda self, index: None)
     return what
 
 
@@ -207,10 +222,12 @@ LATE = {
         "before a buffer is used again",
         "for what is to be added",
         "before a step",
+        "before clipped weights are sent",
     ],
 )
 def test_a_wait_that_is_missing_shows(what: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    how = (4, False, precision, 2, False)
+    clips = "clipped" in what
+    how = (4, False, precision, 2, clips, "AdamW", "mean_square", False)
     plain = trained(*how)
 
     def shows(late: Any, broken: str = "") -> bool:

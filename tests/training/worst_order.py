@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from saturn_airflow.parallelism.transfers import Lane
 
@@ -35,7 +36,8 @@ class Asked:
         return self._value
 
     def _do(self) -> None:
-        self._value, self._done = self._work(), True
+        with _disable_current_modes():  # which a thread of its own has not got
+            self._value, self._done = self._work(), True
 
 
 class WorstOrder:

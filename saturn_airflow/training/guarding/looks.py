@@ -123,6 +123,7 @@ class Looks:
 
     def _look(self, batch: GlobalBatch, step: int) -> float:
         began = time.perf_counter()
+        self._training.parallel.complete_steps()
         with job_log.muted():
             self._look_at(batch, step)
         self._seconds = time.perf_counter() - began

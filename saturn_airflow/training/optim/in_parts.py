@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -53,6 +53,10 @@ class InParts:
 
     def step_on(self, parameters: Sequence[nn.Parameter]) -> None:
         """Take the step on ``parameters``; those without a gradient stay as they are."""
+        self.prepared(parameters)()
+
+    def prepared(self, parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
+        """What takes the step on ``parameters`` later, with the options that groups have now."""
         # Made anew for each step: schedulers change groups, and put a ``step`` of theirs into the optimizer.
         cls = type(self.optimizer)
         part = object.__new__(cls)
@@ -63,4 +67,4 @@ class InParts:
             if (number := self._group_of.get(parameter)) is not None:
                 part.param_groups[number]["params"].append(parameter)
         part.param_groups = [group for group in part.param_groups if group["params"]]
-        cls.step(part)
+        return lambda: cls.step(part)
