@@ -4,11 +4,12 @@ The device is emulated: what it computes, what goes over its link each way, and 
 the host's memory take seconds by a rate, in which this process sleeps; the device holds so many bytes of
 weights and no more. Blocks, gradients, steps and waits are real.
 
-A step is held against a model of it: a pass takes as long as what it needs most of, be it the device, the link
-one way (both ways at once), or the host's memory for the optimizer. That is stepping beside the backward pass;
-where gradients are clipped by the norm of all, it is beside the next forward pass. The model knows no time to
-fill a pipeline and to empty it, which is about one block in all. ``overlap`` is the part of the shorter of transfers and compute that the other hides: (both alone - together)
-/ the shorter alone. Of each, the fastest step counts: a busy machine only adds to it.
+A step is held against a model of it: a pass takes as long as what it needs most of, be it the device, the
+link one way (both ways at once), or the host's memory for the optimizer. That is stepping beside the backward
+pass; where gradients are clipped by the norm of all, it is beside the next forward pass. The model knows no
+time to fill a pipeline and to empty it, which is about one block in all. ``overlap`` is the part of the
+shorter of transfers and compute that the other hides: (both alone - together) / the shorter alone. Of each,
+the fastest step counts: a busy machine only adds to it.
 """
 
 from __future__ import annotations

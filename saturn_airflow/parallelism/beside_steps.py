@@ -1,7 +1,7 @@
 """The optimizer's steps on blocks in the host's memory, while others are computed.
 
-Where nothing is clipped, a block is stepped on in the backward pass, while those below it are computed. As the
-loop's own step it is taken on the gradients of the batch's mean, and not where the loss is no number.
+Where nothing is clipped, a block is stepped on in the backward pass, while those below it are computed. As
+the loop's own step it is taken on the gradients of the batch's mean, and not where the loss is no number.
 Both follow from sums over all micro-batches, which are there once the last forward pass is: they are copied
 to the host, and awaited where the steps are taken.
 
@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 

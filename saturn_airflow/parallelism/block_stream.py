@@ -228,7 +228,9 @@ class BlockStream:
             parameter.grad = None
             self._spare[_form(parameter)].append(self._gradients.pop(parameter))
 
-    def _step_with(self, step: Callable[[], None], taken: Sequence[tuple[nn.Parameter, torch.Tensor]]) -> None:
+    def _step_with(
+        self, step: Callable[[], None], taken: Sequence[tuple[nn.Parameter, torch.Tensor]]
+    ) -> None:
         for parameter, gradient in taken:
             parameter.grad = gradient
         step()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import time
 import warnings
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from saturn_airflow import library
@@ -22,7 +20,6 @@ from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.launch.users_code import common_to_alike, each_of_the_job
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, blocks, unsupported
-from saturn_airflow.parallelism.changing_buffers import ChangingBuffers
 from saturn_airflow.training import (
     batches,
     checkpoints,
@@ -30,10 +27,11 @@ from saturn_airflow.training import (
     precision,
     reporting,
     resuming,
-    rng,
     state,
+    stepping,
     timing,
 )
+from saturn_airflow.training.ahead import Ahead
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.callbacks import Callbacks
 from saturn_airflow.training.evaluating import Evaluation
@@ -41,7 +39,7 @@ from saturn_airflow.training.guarding import looks, whole
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.load_data import load_data
 from saturn_airflow.training.loading import check_equal_everywhere, load_model
-from saturn_airflow.training.losses import decompose, rules
+from saturn_airflow.training.losses import decompose
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim import mixing, optimizers
 from saturn_airflow.training.optim.alike import broken_optimizers
@@ -99,6 +97,10 @@ def of(request: TrainRequest, ranks: Ranks, look: Look = lambda training, model:
     return Training(request, ranks, look)
 
 
+def _nothing() -> None:
+    pass
+
+
 class Training:
     """One job's training on this rank.
 
@@ -109,8 +111,12 @@ class Training:
     steps_beside = 0
     #: What the schedule had written into the optimizer's groups when training stopped.
     scheduled: Sequence[Mapping[str, Any]] = ()
+    #: What the last batch's loss was a mean over.
+    counted = 0.0
     #: Whether a step may be completed while the next one is computed.
     overlaps = True
+    #: What the host does while the device computes gradients.
+    meanwhile: Callable[[], object]
 
     def __init__(self, request: TrainRequest, ranks: Ranks, look: Look) -> None:
         self.started = time.perf_counter()
@@ -142,6 +148,7 @@ class Training:
         self._prepare()
 
         self.step = 0
+        self.meanwhile = _nothing
         self.position = Position()
         self.epoch_sum, self.epoch_batches = 0.0, 0
         self.metrics: dict[str, float | None] = {"loss": None, "epoch_loss": None, "eval_loss": None}
@@ -194,7 +201,7 @@ class Training:
         """This training as ``job`` says it, to be compared; only the weights are others afterwards."""
         own = copy.copy(self)
         own.hparams, own.scheduler_step, own.metrics = job.hparams, lambda: None, {}
-        own.overlaps = False
+        own.overlaps, own.meanwhile = False, _nothing
         own.objective = self.objective.exactly()
         own.optimizer = optimizers.make_optimizer(own.hparams, self.groups, self.parallel)
         own._begin_to_train()
@@ -291,7 +298,7 @@ class Training:
         setup_seconds = time.perf_counter() - self.started
         stop = self.finished or limit == 0
         given = self.data.batches(self.position, self.cut, None if measure is not None else limit)
-        upcoming = each_of_the_job(f"load_dataloader {self.job.load_dataloader!r}", given)
+        upcoming = Ahead(each_of_the_job(f"load_dataloader {self.job.load_dataloader!r}", given), self)
         self._begin_to_train()
         timed_since = math.inf
         while not stop:
@@ -302,6 +309,8 @@ class Training:
                 began += self.looks.before(batch, last=self._is_last(batch, limit))
             done = self.step - self.first_step
             save_due = self._save_due(began)
+            goes_on = upcoming.possible and not batch.ends_epoch and not self._is_last(batch, limit)
+            self.meanwhile = upcoming.fetch if goes_on else _nothing
             stop_asked, save = self._train_step(batch, save_due)
             timing.wait_for(self.ranks.device)
             took = time.perf_counter() - began
@@ -352,26 +361,7 @@ class Training:
 
     def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
         """One optimizer step; whether a rank was asked to stop, and whether a checkpoint is due."""
-        if self.hparams.clip_grad_norm is None:
-            self.parallel.step_beside(self.optimizer)
-        # Nothing that the optimizer did shows in the first loss and its gradients.
-        with common_to_alike(self.step == 0):
-            loss, stop, save = self._compute_gradients(batch, save_due)
-        if self.hparams.clip_grad_norm is not None:
-            if self.overlaps:
-                self.parallel.step_later(self.optimizer)
-            self.parallel.clip_gradients(self.hparams.clip_grad_norm)
-        # What it draws is the same on all ranks.
-        rng.seed(self.hparams.seed, "optimizer", self.step)
-        with optimizers.stepping(self.hparams, self.parallel):
-            self.optimizer.step()
-        if self.step == self.first_step:
-            self.state.own.values()  # what can't be kept is told at once
-        self.parallel.drop_gradients()
-        if not self.beyond:
-            self.scheduler_step()
-        self._advance(batch, loss)
-        return stop, save
+        return stepping.take(self, batch, save_due)
 
     def _advance(self, batch: GlobalBatch, loss: float) -> None:
         """Count the step on ``batch``."""
@@ -381,42 +371,6 @@ class Training:
         self.epoch_batches += 1
         epoch, in_epoch = batch.position
         self.position = Position(epoch + 1, 0) if batch.ends_epoch else Position(epoch, in_epoch + 1)
-
-    def _compute_gradients(self, batch: GlobalBatch, save_due: bool) -> tuple[float, bool, bool]:
-        """The loss, of which the gradients are then there; whether to stop, and whether to save."""
-        model, number = self.parallel, self.step + 1
-        self.objective.begin(batch.samples)
-        losses: list[tuple[torch.Tensor, torch.Tensor]] = []
-        buffers = ChangingBuffers(model, self.job) if self.step == self.first_step else None
-        for index, micro_batch in enumerate(batch.micro_batches):
-            rng.seed(self.hparams.seed, "step", self.step, index, model.share)
-            last = index == len(batch.micro_batches) - 1
-            losses.append(
-                model.backward(self.objective, micro_batch.data, micro_batch.samples, 1 / batch.samples, last)
-            )
-            if buffers is not None:
-                buffers.look(last=last)
-        # Loss, what it is a sum over, stop, save, missing gradients, and what the loss's rule wants checked:
-        # in one message, so that all ranks act on the same step, and in few operations.
-        sums = [functools.reduce(torch.add, parts) for parts in zip(*losses, strict=True)]
-        flags = [self.ranks.stop_requested(), save_due and self.ranks.is_first, model.missing_gradients()]
-        raised = torch.zeros(len(flags), dtype=torch.float64, device=self.ranks.device)
-        for place, flag in enumerate(flags):
-            if flag:
-                raised[place] = flag
-        news = torch.cat([torch.stack(sums), raised, self.objective.end()])
-        if self.ranks.size > 1:
-            dist.all_reduce(news)
-        loss_sum, over_all, stop, save, missing, *tally = news.tolist()
-        rules.check(tally, f"at step {number}")
-        loss = loss_sum / over_all if over_all else math.nan
-        self.counted = over_all
-        reporting.check_is_number(self, loss, batch)
-        model.gradients_missing = missing > 0
-        model.finish_gradients()
-        if over_all != batch.samples:
-            model.scale_gradients(batch.samples / over_all)
-        return loss, stop > 0, save > 0
 
     def _further(self) -> dict[str, Any]:
         """What else to report of a step."""

@@ -23,6 +23,7 @@ from saturn_airflow.parallelism.block_stream import BlockStream
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.spilling import Spilled
 from saturn_airflow.training import ranks as ranks_module
+from saturn_airflow.training import stepping
 from saturn_airflow.training.loop import Training, train
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim.in_parts import _BY_PARAMETER, InParts
@@ -378,7 +379,7 @@ def test_a_job_that_clips_has_all_gradients_first(monkeypatch: pytest.MonkeyPatc
     def enough(*unused: Any) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr(Training, "_compute_gradients", enough)
+    monkeypatch.setattr(stepping, "_backward", enough)
     for clips in (True, False):
         training = object.__new__(Training)
         training.hparams = HParams(clip_grad_norm=1.0 if clips else None)

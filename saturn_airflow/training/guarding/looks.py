@@ -28,7 +28,7 @@ from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.training import model_attributes, precision, rng
+from saturn_airflow.training import model_attributes, precision, rng, stepping
 from saturn_airflow.training.batches import Cut, GlobalBatch
 from saturn_airflow.training.guarding import comparing, whole
 from saturn_airflow.training.guarding.differences import Comparison
@@ -275,7 +275,7 @@ class Looks:
             own.objective = own.objective.exactly()
         with self._undone(), torch.compiler.set_stance("force_eager"), still():
             try:
-                loss, _, _ = own._compute_gradients(batch, False)
+                loss = stepping.compute_gradients(own, batch)
                 if own.hparams.clip_grad_norm is not None:
                     own.parallel.clip_gradients(own.hparams.clip_grad_norm)
                 gradients = comparing.gradients_of(own.parallel, self._aliases)

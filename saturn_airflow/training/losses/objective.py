@@ -19,6 +19,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.training import precision
+from saturn_airflow.training.ahead import PlacedAhead
 from saturn_airflow.training.batches import Data
 from saturn_airflow.training.layout import MicroBatch, of_batch
 from saturn_airflow.training.losses import means
@@ -43,6 +44,9 @@ class Objective:
         self.rule = rule
         #: Samples of the global batch that is being computed.
         self.batch_samples = 0
+        #: Whether its loss is a sum over its samples, as the host knows without asking the device.
+        self.counts_samples = False
+        self._ahead: PlacedAhead | None = None
         #: Who is told of the means in the loss, in the place of those who apply the rule.
         self.heard: Heard | None = None
         #: Who is shown the outputs of the model, the batch, and how many samples it has.
@@ -52,7 +56,7 @@ class Objective:
     def on(self, device: torch.device) -> Objective:
         """The same objective on another device."""
         other = copy.copy(self)
-        other._device = device
+        other._device, other._ahead = device, None
         return other
 
     def of(self, data: Data, rule: Rule | None = None) -> Objective:
@@ -65,12 +69,13 @@ class Objective:
     def exactly(self) -> Objective:
         """The same objective without reduced precision."""
         other = copy.copy(self)
-        other._precision = precision.exact(self._precision)
+        other._precision, other._ahead = precision.exact(self._precision), None
         return other
 
     def begin(self, batch_samples: int) -> None:
         """Begin with a global batch of ``batch_samples`` samples."""
         self.batch_samples, self._tally = batch_samples, None
+        self.counts_samples = False
 
     def end(self) -> torch.Tensor:
         """End with a global batch: what :func:`rules.check` wants to know of it, to be summed over ranks."""
@@ -87,7 +92,15 @@ class Objective:
 
     def prepare(self, batch: Any, samples: int) -> tuple[Any, int]:
         """A batch on the device, and its number of samples."""
+        if self._ahead is not None:
+            return self._ahead.take(batch), samples
         return precision.place(batch, self._device, self._precision), samples
+
+    def prepare_ahead(self, batch: Any) -> None:
+        """Have the next :meth:`prepare` find ``batch`` on the device, copied beside what is computed."""
+        if self._device.type == "cuda":
+            self._ahead = self._ahead or PlacedAhead(self._device, self._precision)
+            self._ahead.put(batch)
 
     def inputs(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that the model is called with.
@@ -154,6 +167,7 @@ class Objective:
             self._check_count(over)
             return heard.as_given(total, over)
         self._check_scalar(loss)
+        self.counts_samples = self.rule.kind != "labels"
         return heard.summed(loss)
 
     def _loss(self, outputs: Any, batch: Any) -> Any:

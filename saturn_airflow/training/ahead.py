@@ -1,0 +1,82 @@
+"""The next batch, fetched and copied to the device while that computes on the one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from saturn_airflow.launch import job_log
+from saturn_airflow.training import precision
+from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.tables import Table
+
+if TYPE_CHECKING:
+    from saturn_airflow.training.loop import Training
+
+
+class Ahead:
+    """The batches of ``training``, of which the next can be fetched before it is asked for.
+
+    Nothing that a checkpoint keeps may tell, so that is done where fetching changes nothing that others see:
+    where samples are fetched by index. What goes wrong is told when the batch is asked for.
+
+    :ivar possible: whether it is.
+    """
+
+    def __init__(self, batches: Iterator[GlobalBatch], training: Training) -> None:
+        self._batches = batches
+        self._training = training
+        self.possible = isinstance(training.data, Table)
+        self._fetched: GlobalBatch | None = None
+        self._error: Exception | None = None
+
+    def __next__(self) -> GlobalBatch:
+        fetched, error = self._fetched, self._error
+        self._fetched, self._error = None, None
+        if error is not None:
+            raise error
+        return next(self._batches) if fetched is None else fetched
+
+    def fetch(self) -> None:
+        """Fetch the next batch, while the step on the one before it is computed."""
+        step = self._training.step + 1
+        job_log.at(step + 1)
+        try:
+            self._fetched = next(self._batches)
+            self._training.objective.prepare_ahead(self._fetched.micro_batches[0].data)
+        except Exception as error:
+            self._error = error
+        job_log.at(step)
+
+
+class PlacedAhead:
+    """A batch on its way to a GPU in a stream of its own, beside what is computed there."""
+
+    def __init__(self, device: torch.device, precision: str) -> None:
+        self._device = device
+        self._precision = precision
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._given: Any = None
+        self._placed: Any = None
+
+    def put(self, data: Any) -> None:
+        """Begin to copy ``data``, which the next :meth:`take` may ask for."""
+        with torch.cuda.stream(self._stream):
+            self._given, self._placed = data, precision.place(data, self._device, self._precision)
+
+    def take(self, data: Any) -> Any:
+        """``data`` on the device, as what is computed from here on may use it."""
+        given, placed = self._given, self._placed
+        self._given = self._placed = None
+        if given is None or given is not data:
+            return precision.place(data, self._device, self._precision)
+        compute = torch.cuda.current_stream(self._device)
+        compute.wait_stream(self._stream)
+
+        def used(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(compute)
+            return tensor
+
+        return precision.map_tensors(used, placed)
