@@ -28,6 +28,7 @@ from saturn_airflow.parallelism.agreeing import Agreement
 from saturn_airflow.parallelism.blocks import find_blocks
 from saturn_airflow.parallelism.missing import forget_missing
 from saturn_airflow.parallelism.module_state import parameters_of
+from saturn_airflow.parallelism.narrow_gathers import NarrowGathers
 from saturn_airflow.parallelism.parallel import Kernels, Parallel
 from saturn_airflow.parallelism.recomputation import tensors_in
 from saturn_airflow.training.losses.objective import Objective
@@ -108,7 +109,8 @@ class Sharded(Parallel):
         self._reduced = 0
         self._in_backward = False
         self._fix = FIX if units else "use another technique"
-        self._visits = _Visits(module, units)
+        self._gathers = NarrowGathers(units, ranks)
+        self._visits = _Visits(module, units, self._gathers.begin)
         names = [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
         codes = [name or "what is outside of the blocks" for name in names]
         told = [f"block {name!r}" if name else "the model" for name in names]
@@ -130,6 +132,7 @@ class Sharded(Parallel):
         if self.gradients_missing:
             forget_missing(self.trainable(), self._found, self.ranks.device)
         self._found = set()
+        self._gathers.agree()
 
     def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
         with self._told_plainly():
@@ -210,6 +213,7 @@ class Sharded(Parallel):
                 # A sample that counts as nothing gave it; nobody has asked for it.
                 parameter.unsharded_param.grad = None
         self._reduced += 1
+        self._gathers.before_reduction(group)
         then(*unused)
 
     def _with_gradient(self) -> set[str]:
@@ -296,10 +300,14 @@ def _has_gradient(parameter: Any) -> bool:
 
 
 class _Visits:
-    """Sees to it that each forward of ``root`` calls each of ``units`` once and in order."""
+    """Sees to it that each forward of ``root`` calls each of ``units`` once and in order.
 
-    def __init__(self, root: nn.Module, units: Sequence[nn.Module]) -> None:
+    :param begin: called before each.
+    """
+
+    def __init__(self, root: nn.Module, units: Sequence[nn.Module], begin: Callable[[], None]) -> None:
         self._units = units
+        self._at_begin = begin
         self._next = 0
         self._running = False
         if units:
@@ -312,6 +320,7 @@ class _Visits:
 
     def _begin(self, *unused: Any) -> None:
         self._next, self._running = 0, True
+        self._at_begin()
 
     def _arrive(self, index: int, unit: nn.Module, args: Any, kwargs: Any) -> Any:
         if not self._running:  # in the backward pass, where activations are computed again
