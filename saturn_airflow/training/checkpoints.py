@@ -29,7 +29,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from saturn_airflow.launch import checkpoint_files
 from saturn_airflow.launch.checkpoint_files import MANIFEST
@@ -41,6 +40,7 @@ from saturn_airflow.training.frozen import Base, Unchanged, worth_a_folder
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.shared_folder import CheckpointError as CheckpointError
 from saturn_airflow.training.shared_folder import DiskOfCheckpointsError, SharedFolder, lengths_of
+from saturn_airflow.training.staging import Staging, own_part
 from saturn_airflow.training.state import State, Tensors
 
 _FORMAT = "a checkpoint"
@@ -90,6 +90,7 @@ class Checkpoints:
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
         self._stuck: set[Path] = set()
+        self._staging = Staging(pinned=ranks.device.type == "cuda")
         self._shared = SharedFolder(folder, ranks, self._group, warn)
 
     def save(
@@ -126,7 +127,7 @@ class Checkpoints:
         # What lies in the host's memory already, as with spill and offload, would be there twice.
         beside = self._beside and not (self._ranks.device.type == "cuda" and _mostly_on_host(tensors))
         if beside:
-            tensors = BlockingAsyncStager().stage(tensors)
+            tensors = self._staging.copies(own_part(tensors, self._ranks.rank, self._shared.everyones))
 
         def write() -> None:
             path = self._write(step, tensors, frozen, about, extra, step if sure is None else sure)

@@ -1,0 +1,71 @@
+"""What a checkpoint is written from while training goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from saturn_airflow.training import staging
+from saturn_airflow.training.staging import Staging, own_part
+
+TENSORS = {
+    "weight": torch.arange(12.0).reshape(3, 4),
+    "half": torch.arange(5, dtype=torch.bfloat16),
+    "flags": torch.tensor([1, 0, 1], dtype=torch.uint8),
+    "none": torch.empty(0, 4),
+    "large": torch.arange(5000.0),
+}
+
+
+@pytest.mark.parametrize("slab", [256, 4096, 2**20])
+def test_copies_stay_as_they_are_and_take_the_same_room_again(
+    slab: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_SLAB", slab)
+    room, tensors = Staging(pinned=False), {name: tensor.clone() for name, tensor in TENSORS.items()}
+    first = room.copies(tensors)
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert all(torch.equal(first[name], tensor) for name, tensor in TENSORS.items())
+    taken = [len(one) for one in room._slabs]
+    assert all(length & (length - 1) == 0 for length in taken)
+    second = room.copies(TENSORS)
+    assert [len(one) for one in room._slabs] == taken
+    assert all(second[name].data_ptr() == copy.data_ptr() for name, copy in first.items() if copy.numel())
+    assert all(torch.equal(second[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_a_shard_is_copied_as_what_it_is_of_the_whole(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        whole = distribute_tensor(torch.arange(6.0), init_device_mesh("cpu", (1,)), [Shard(0)])
+        copy = Staging(pinned=False).copies({"shard": whole})["shard"]
+        assert isinstance(copy, DTensor)
+        assert (copy.placements, copy.device_mesh) == (whole.placements, whole.device_mesh)
+        whole.to_local().zero_()
+        assert torch.equal(copy.to_local(), torch.arange(6.0))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_what_several_hold_is_written_by_one() -> None:
+    alike = {f"weight {n}": torch.zeros(1 + n) for n in range(9)}
+    held = [{**alike, "of 0": torch.zeros(50)}, dict(alike), {**alike, "of 2": torch.zeros(3)}]
+
+    def everyones(value: Any) -> list[Any]:
+        return [{name: tensor.nbytes for name, tensor in tensors.items()} for tensors in held]
+
+    parts = [own_part(tensors, rank, everyones) for rank, tensors in enumerate(held)]
+    names = [name for part in parts for name in part]
+    assert sorted(names) == sorted({name for tensors in held for name in tensors})
+    assert ["of 0" in parts[0], "of 2" in parts[2]] == [True, True]
+    # Who has much of its own gets less of what all have.
+    sizes = [sum(tensor.nbytes for tensor in part.values()) for part in parts]
+    assert sizes[0] == 200
+    assert abs(sizes[1] - sizes[2]) <= 16
