@@ -141,7 +141,13 @@ def _launch(address: str, environment: Mapping[str, str]) -> subprocess.Popen[by
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**environment, "PATH": os.environ.get("PATH", os.defpath), "PYTHONUNBUFFERED": "1"},
+        env={
+            # What is imported may ask for GPUs: through NVML that breaks nothing in what is forked later.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            **environment,
+            "PATH": os.environ.get("PATH", os.defpath),
+            "PYTHONUNBUFFERED": "1",
+        },
         start_new_session=True,
     )
 

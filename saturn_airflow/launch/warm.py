@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 _VARIABLE = "SATURN_WARM_IMPORTS"
 _ALWAYS = [
@@ -100,7 +101,23 @@ def why_not_to_fork() -> str | None:
     if others := [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]:
         return f"threads were started: {', '.join(others)}"
     torch = sys.modules.get("torch")
-    return "CUDA was touched" if torch is not None and torch.cuda.is_initialized() else None
+    return "CUDA was touched" if torch is not None and _has_touched_cuda(torch) else None
+
+
+def _has_touched_cuda(torch: Any) -> bool:
+    """Whether this process asked CUDA for anything, be it how many GPUs there are: a fork of it can't use
+    CUDA, as torch can only tell there."""
+    if torch.cuda.is_initialized():
+        return True
+    if not torch.backends.cuda.is_built():
+        return False
+    reads, writes = os.pipe()
+    if os.fork() == 0:
+        os.write(writes, bytes([torch.cuda._is_in_bad_fork()]))
+        os._exit(0)
+    os.close(writes)
+    with open(reads, "rb") as told:
+        return told.read() != b"\0"
 
 
 def _import(names: Iterable[str]) -> None:

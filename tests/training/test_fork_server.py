@@ -107,6 +107,11 @@ def weights(run: Run) -> bytes:
 HARMFUL = {
     "threads": "import threading, time; threading.Thread(target=time.sleep, args=[600], daemon=True).start()",
     "CUDA": "import torch; torch.cuda.is_initialized = lambda: True",
+    # Who has asked how many GPUs there are has no context, and a fork of it can't have any.
+    "CUDA, asked for GPUs": (
+        "import os, torch; own = os.getpid(); torch.backends.cuda.is_built = lambda: True; "
+        "torch.cuda._is_in_bad_fork = lambda: os.getpid() != own"
+    ),
 }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,9 @@ from running import small_job, spec_for
 
 from saturn_airflow.launch import failures, past_runs
 from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.guarding import first_steps
+from saturn_airflow.training.ranks import Ranks
 
 
 @pytest.mark.parametrize(
@@ -89,3 +95,28 @@ def test_what_torch_says_of_an_operation_is_told_without_its_list() -> None:
     told = failures.describe(raised.value).reason
     assert told.startswith("NotImplementedError: Could not run 'aten::view'")
     assert told.endswith("backend.")
+
+
+def test_what_ran_out_of_memory_holds_none_while_less_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    def take_each(plain: first_steps.PlainSteps, *unused: Any) -> None:
+        if not held:
+            activations = torch.zeros(3)
+            held.append(weakref.ref(activations))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        alive.append(held[0]() is not None)
+        plain.steps.append(Any)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(first_steps, "take_each", take_each)
+    job = Job("j", "x:y", "x:y", "x:y")
+    ranks = Ranks(rank=0, size=1, device=torch.device("cuda", 0))
+    gc.disable()
+    try:
+        nothing: Any = None
+        found = first_steps.take(job, nothing, nothing, ranks, nothing, None, whole_batch=True)
+    finally:
+        gc.enable()
+    assert found.steps
+    assert alive == [False]

@@ -102,19 +102,23 @@ def take(
     while attempts:
         sizes, *later = attempts
         plain = PlainSteps(sizes, device.type, alone=ranks.size == 1)
+        ran_out = False
         try:
             take_each(plain, job, model, load, device, data, eval_data)
         except Exception as error:
-            causes = filter(None, (error, error.__cause__))
-            if device.type != "cpu" and any(map(failures.is_out_of_memory, causes)):
-                torch.cuda.empty_cache()
-                if sizes.count(WHOLE) == 1:
-                    attempts = later
-                else:
-                    device = torch.device("cpu")
-                continue
-            if not later:
+            ran_out = device.type != "cpu" and any(
+                map(failures.is_out_of_memory, filter(None, (error, error.__cause__)))
+            )
+            if not ran_out and not later:
                 raise
+        if ran_out:
+            # From here on nothing refers to what failed, and to what it held.
+            torch.cuda.empty_cache()
+            if sizes.count(WHOLE) == 1:
+                attempts = later
+            else:
+                device = torch.device("cpu")
+            continue
         if plain.steps:
             break
         attempts = later
