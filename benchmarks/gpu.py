@@ -10,6 +10,7 @@ It measures, in bf16,
   counted as in PaLM (Chowdhery et al., 2022, appendix B): recomputed activations count for nothing;
 * a model of 6B parameters and one of Llama's shape under ``spill``, with the GPU's memory capped to 16 GiB,
   at several batch sizes, with and without clipping and accumulation;
+* each phase of a step, as the device gets to it: forward, backward, optimizer, and the rest;
 * each against a plain loop of torch, without Saturn, on the same weights and batches: in memory, in memory
   with re-computation, and FSDP2 with offloading at its best (fused Adam, bf16 gathers, re-computation);
 * how far losses are from the plain loop's at that size, and from those of float64 on a small model.
@@ -28,19 +29,22 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_jobs import Shape, job
-from gpu_plain import cap_memory
+from gpu_plain import Phases, cap_memory
 
 from saturn_airflow.launch import launching
 from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import Measure, TrainRequest
 from saturn_airflow.training.loop import train
+from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.ranks import Ranks
 
 GIB = 2**30
@@ -80,13 +84,45 @@ def train_capped(request: TrainRequest, cap: int | None, ranks: Ranks) -> dict[s
     """Train with Saturn; what ``train`` returns, and the losses."""
     cap_memory(cap, ranks)
     losses: list[float] = []
-    return {**_train_and_note(request, losses, ranks), "losses": losses}
+    assert request.measure is not None
+    phases = Phases(ranks.device, request.measure.warmups)
+    with marked(phases):
+        found = _train_and_note(request, losses, ranks, phases.end_step)
+    return {**found, "losses": losses, "phases": phases.means()}
 
 
-def _train_and_note(request: TrainRequest, losses: list[float], ranks: Ranks) -> dict[str, Any]:
+@contextmanager
+def marked(phases: Phases) -> Iterator[None]:
+    """Have a training mark its phases. Those of an optimizer that steps beside others are in theirs."""
+    compute, stepping = Objective.__call__, optimizers.stepping
+
+    def computed(self: Objective, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        phases.mark("forward")
+        parts = compute(self, *given)
+        phases.mark("backward")
+        return parts
+
+    @contextmanager
+    def stepped(*given: Any) -> Iterator[None]:
+        phases.mark("optimizer")
+        with stepping(*given):
+            yield
+        phases.mark("rest")
+
+    Objective.__call__, optimizers.stepping = computed, stepped  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Objective.__call__, optimizers.stepping = compute, stepping  # type: ignore[method-assign]
+
+
+def _train_and_note(
+    request: TrainRequest, losses: list[float], ranks: Ranks, stepped: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
     def note(event: dict[str, Any]) -> None:
         if event["event"] == "step":
             losses.append(event["loss"])
+            stepped()
 
     return train(request, dataclasses.replace(ranks, _emit=note))
 
@@ -139,6 +175,7 @@ def measure(case: Case, device_type: str, peak_flops: float | None) -> dict[str,
         "peak_device_gib": rank["peak_device_bytes"] / GIB,
         "peak_host_gib": rank["peak_host_bytes"] / GIB,
         "losses": rank["value"]["losses"],
+        "phases": rank["value"]["phases"],
     }
 
 
@@ -199,14 +236,17 @@ def cases(dry_run: bool, batch_size: int, spill_batch_size: int) -> list[Case]:
         )
         sizes = [4, 8, 24]
     cap, memory = 16 * GIB, "6B, plain, recomputed"
-    careful = {"clip_grad_norm": 1.0, "accumulate": 2}
+    longer = dataclasses.replace(large, batch_size=large.batch_size * 4 // 3)
+    clipped, longest = "6B, spill, clipped, longer batch", "6B, plain, recomputed, clipped, longer batch"
+    clips, accumulates = {"clip_grad_norm": 1.0}, {"accumulate": 2}
     return [
         Case("1.5B, plain", small, "plain"),
         Case("1.5B, single", small, "single", against="1.5B, plain"),
         Case(memory, large, "plain, recomputed"),
         Case("6B, spill", large, "spill", {"resident": 2}, cap=cap, against=memory),
         Case("6B, plain FSDP2, offloaded", large, "plain FSDP2, offloaded", cap=cap, against=memory),
-        Case("6B, spill, clipped, accumulated", large, "spill", cap=cap, hparams=careful),
+        Case(clipped, longer, "spill", cap=cap, hparams=clips, against=longest),
+        Case(longest, longer, "plain, recomputed", hparams=clips),
         Case("1.5B, single, compiled", small, "single", compile=True, against="1.5B, plain"),
         Case("Llama, plain, recomputed", llama, "plain, recomputed"),
         Case("Llama, spill", llama, "spill", cap=cap, against="Llama, plain, recomputed"),
@@ -216,13 +256,16 @@ def cases(dry_run: bool, batch_size: int, spill_batch_size: int) -> list[Case]:
             )
             for size in sizes
         ),
+        Case("6B, spill, accumulated", large, "spill", cap=cap, hparams=accumulates),
         Case("6B, single, recomputed", large, "single", {"recompute": True}, against=memory),
     ]
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """The cases, one line each."""
-    print(f"{'case':28} {'s/batch':>9} {'tokens/s':>10} {'MFU':>6} {'GPU GiB':>8} {'host GiB':>9}")
+    print(
+        f"{'case':28} {'s/batch':>9} {'tokens/s':>10} {'MFU':>6} {'GPU GiB':>8} {'host GiB':>9}  seconds by phase"
+    )
     for row in rows:
         if "failed" in row:
             print(f"{row['case']:28} {row['failed']}: {row['why'][:70]}")
@@ -230,7 +273,8 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         mfu = f"{row['mfu']:6.1%}" if row["mfu"] else "     -"
         print(
             f"{row['case']:28} {row['seconds_per_batch']:9.4f} {row['tokens_per_second']:10,.0f} {mfu} "
-            f"{row['peak_device_gib']:8.2f} {row['peak_host_gib']:9.2f}"
+            f"{row['peak_device_gib']:8.2f} {row['peak_host_gib']:9.2f}  "
+            + ", ".join(f"{name} {seconds:.3f}" for name, seconds in row["phases"].items())
         )
 
 
@@ -241,6 +285,7 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         ("1.5B, single", "1.5B, plain"),
         ("6B, spill", "6B, plain, recomputed"),
         ("6B, spill", "6B, plain FSDP2, offloaded"),
+        ("6B, spill, clipped, longer batch", "6B, plain, recomputed, clipped, longer batch"),
         ("Llama, spill", "Llama, plain, recomputed"),
     ]
     return {f"{a} / {b}": speed[a] / speed[b] for a, b in pairs if a in speed and b in speed}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +17,44 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.blocks import find_blocks
 from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.ranks import Ranks
+
+
+class Phases:
+    """How long the phases of steps take on the device, each from where it is marked to the next mark."""
+
+    def __init__(self, device: torch.device, warmups: int) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._left = warmups
+        self._marks: list[tuple[str, Any]] = []
+        self._seconds: dict[str, list[float]] = {}
+
+    def mark(self, name: str) -> None:
+        """A phase begins; on a GPU once that gets there."""
+        now: Any = time.perf_counter()
+        if self._on_gpu:
+            now = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            now.record()
+        self._marks.append((name, now))
+
+    def end_step(self) -> None:
+        """The device has done all of a step."""
+        self.mark("")
+        marks, self._marks = self._marks, []
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        self._left -= 1
+        if self._left >= 0:
+            return
+        found: dict[str, float] = {}
+        for (name, began), (_, ended) in itertools.pairwise(marks):
+            took = began.elapsed_time(ended) / 1000 if self._on_gpu else ended - began
+            found[name] = found.get(name, 0.0) + took
+        for name, took in found.items():
+            self._seconds.setdefault(name, []).append(took)
+
+    def means(self) -> dict[str, float]:
+        """Seconds of a step, by phase."""
+        return {name: statistics.fmean(seconds) for name, seconds in self._seconds.items()}
 
 
 def cap_memory(cap: int | None, ranks: Ranks) -> None:
@@ -45,6 +84,7 @@ def train_plainly(request: TrainRequest, cap: int | None, ranks: Ranks) -> dict[
     loader = data(batch_size=hparams.batch_size, **a_job.data_args)
     seconds: list[float] = []
     losses: list[float] = []
+    phases = Phases(device, measure.warmups)
     batches = (batch for _ in iter(int, 1) for batch in loader)
     while len(seconds) < measure.warmups + measure.batches:
         began, noted = time.perf_counter(), torch.zeros((), device=device)
@@ -52,25 +92,31 @@ def train_plainly(request: TrainRequest, cap: int | None, ranks: Ranks) -> dict[
         for part in range(hparams.accumulate):
             mine = {name: rows.tensor_split(hparams.accumulate)[part] for name, rows in whole.items()}
             batch = {name: rows.to(device, non_blocking=True) for name, rows in mine.items()}
+            phases.mark("forward")
             with torch.autocast(device.type, torch.bfloat16):
                 outputs = built(input_ids=batch["input_ids"])
                 value = loss(outputs, batch) / hparams.accumulate
+            phases.mark("backward")
             value.backward()  # type: ignore[no-untyped-call]
             noted += value.detach()
         if hparams.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(built.parameters(), hparams.clip_grad_norm)
+        phases.mark("optimizer")
         optimizer.step()
+        phases.mark("rest")
         optimizer.zero_grad()
         losses.append(noted.item())  # a loss is looked at in every step
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - began)
+        phases.end_step()
     counted = seconds[measure.warmups :]
     spread = statistics.quantiles(counted, n=4) if len(counted) > 1 else [0.0, 1.0, 0.0]
     return {
         "seconds_per_batch": statistics.fmean(counted),
         "spread": (spread[2] - spread[0]) / spread[1],
         "losses": losses,
+        "phases": phases.means(),
     }
 
 

@@ -31,6 +31,8 @@ def test_dry_run_without_airflow_mlflow_or_pyomo(tmp_path: Path) -> None:
         assert "failed" not in row, row
         assert row["tokens_per_second"] > 0
         assert row["case"] in done.stdout
+        assert {"forward", "backward", "optimizer", "rest"} <= row["phases"].keys()
+        assert sum(row["phases"].values()) < 1.5 * row["seconds_per_batch"]
     off = {row["case"]: row["losses_off"] for row in result["cases"] if "losses_off" in row}
     assert off["6B, spill"] < 1e-2
     assert max(off.values()) < 5e-2, off
