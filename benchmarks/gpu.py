@@ -264,7 +264,8 @@ def cases(dry_run: bool, batch_size: int, spill_batch_size: int) -> list[Case]:
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """The cases, one line each."""
     print(
-        f"{'case':28} {'s/batch':>9} {'tokens/s':>10} {'MFU':>6} {'GPU GiB':>8} {'host GiB':>9}  seconds by phase"
+        f"{'case':28} {'s/batch':>9} {'tokens/s':>10} {'MFU':>6} {'GPU GiB':>8} {'host GiB':>9}  "
+        "seconds by phase"
     )
     for row in rows:
         if "failed" in row:

@@ -23,7 +23,6 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from saturn_airflow.launch import checkpoint_files
 from saturn_airflow.model.errors import DiskError
@@ -35,6 +34,7 @@ from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.own_state import OwnState
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.staging import Staging
 from saturn_airflow.training.state import State, aliases
 
 
@@ -313,7 +313,7 @@ def test_what_lies_in_the_hosts_memory_is_not_copied_there(
     def stage(*args: Any) -> None:
         raise AssertionError("it was copied")
 
-    monkeypatch.setattr(BlockingAsyncStager, "stage", stage)
+    monkeypatch.setattr(Staging, "copies", stage)
     saving = Checkpoints(tmp_path, on_a_gpu, 2, print)
     saving.save(2, saved.state, {})
     assert saving._writer is None
