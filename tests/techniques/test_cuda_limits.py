@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,29 @@ def refused_waits(refused: bool) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def whole_training(clip: float | None, folder: str, ranks: Ranks) -> list[float]:
+    """The losses of the loop itself, whose batches are fetched ahead, with checkpoints between."""
+    from saturn_airflow.training.loop import train
+
+    losses: list[float] = []
+
+    def note(event: dict[str, Any]) -> None:
+        losses.extend([event["loss"]] if event["event"] == "step" else [])
+
+    a_job = job(hparams=HParams(batches=12, precision="float64", lr=1e-2, clip_grad_norm=clip))
+    asked = train_request(a_job, Strategy("spill"), Path(folder), checkpoint_batches=5)
+    train(asked, replace(ranks, _emit=note))
+    return losses
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_spilled_steps_overlap_and_losses_are_the_same(clip: float | None, tmp_path: Path) -> None:
+    (found,) = launch_ranks(whole_training, clip, str(tmp_path / "there"), size=1, device_type=ON)
+    (on_cpu,) = launch_ranks(whole_training, clip, str(tmp_path / "here"), size=1)
+    assert len(found) == 12
+    assert found == pytest.approx(on_cpu, rel=1e-10)
+
+
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("spill", [False, True], ids=["single", "spill"])
 def test_the_host_does_not_wait_within_a_step(spill: bool, precision: str) -> None:
@@ -129,6 +153,17 @@ def test_bf16_spilled_is_bf16_in_memory(tmp_path: Path) -> None:
     for outcome in spilled:
         losses, _ = deviation(single, outcome)
         assert losses <= (2e-2 if ON == "cuda" else 0.0)
+
+
+@pytest.mark.skipif(ON == "cuda" and torch.cuda.device_count() < 2, reason="there are no two GPUs")
+def test_bf16_gathers_train_as_one_device_does(tmp_path: Path) -> None:
+    a_job = job(load_model="tiny:llama", hparams=HParams(batches=8, precision="bf16", accumulate=2))
+    strategies = [Strategy("single"), Strategy("fsdp", 2), Strategy("fsdp", 2, {"recompute": True})]
+    requests = [(train_request(a_job, s, tmp_path / str(n)), s.devices) for n, s in enumerate(strategies)]
+    single, *sharded = run(requests, ON)
+    for outcome in sharded:
+        losses, _ = deviation(single, outcome)
+        assert losses <= 2e-2
 
 
 def test_checkpoints_while_spilling_change_nothing(tmp_path: Path) -> None:
