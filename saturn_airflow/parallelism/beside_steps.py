@@ -86,6 +86,7 @@ class BesideSteps:
         hooked = any(m._forward_hooks or m._forward_pre_hooks for m in self._model.modules())
         if hooked or self._read_otherwise or self._watched < _WATCHED or not self._possible(optimizer):
             return None
+        assert self._parts is not None
         at_home = self._transfers.buffer(factor.nbytes).view(torch.float64)
         ticket = self._transfers.to_host([factor.reshape(1)], [at_home])
         return functools.partial(self._prepare, self._parts, at_home, ticket)
@@ -159,6 +160,6 @@ def _leaves(*values: Any) -> list[Any]:
 
 def _storage(tensor: torch.Tensor) -> int | None:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # sparse ones have none of their own
         return None

@@ -112,7 +112,7 @@ class Training:
     #: What the schedule had written into the optimizer's groups when training stopped.
     scheduled: Sequence[Mapping[str, Any]] = ()
     #: What the last batch's loss was a mean over.
-    counted = 0.0
+    counted: float | None = None
     #: Whether a step may be completed while the next one is computed.
     overlaps = True
     #: What the host does while the device computes gradients.

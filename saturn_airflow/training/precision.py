@@ -28,10 +28,10 @@ def use(precision: str) -> None:
     rounds = precision == "tf32"
     torch.set_float32_matmul_precision("high" if rounds else "highest")
     torch.backends.cudnn.allow_tf32 = rounds
-    on_gpus, on_cpus = torch.backends.cudnn, torch.backends.mkldnn
-    for operations in (torch.backends.cuda.matmul, on_gpus.conv, on_gpus.rnn):
+    backends: Any = torch.backends
+    for operations in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         operations.fp32_precision = "tf32" if rounds else "ieee"
-    for operations in (on_cpus.matmul, on_cpus.conv, on_cpus.rnn):  # type: ignore[attr-defined]
+    for operations in (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn):
         operations.fp32_precision = "ieee"
 
 

@@ -76,4 +76,7 @@ def _room(tensor: torch.Tensor) -> int:
 
 def _with_layout_of(tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
     """A shard on the host that stands for the same part of the whole as that on the device."""
-    return DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
+    if not isinstance(tensor, DTensor):
+        return copy
+    shard: torch.Tensor = DTensor(copy, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return shard
