@@ -72,6 +72,9 @@ def _source(module: str) -> bytes | None:
         return None
 
 
+_touched = False  # it does not pass
+
+
 def import_for(references: Iterable[str], path: Iterable[str]) -> None:
     """Import here what ``"module:name"`` references will import.
 
@@ -107,7 +110,8 @@ def why_not_to_fork() -> str | None:
 def _has_touched_cuda(torch: Any) -> bool:
     """Whether this process asked CUDA for anything, be it how many GPUs there are: a fork of it can't use
     CUDA, as torch can only tell there."""
-    if torch.cuda.is_initialized():
+    global _touched
+    if _touched or torch.cuda.is_initialized():
         return True
     if not torch.backends.cuda.is_built():
         return False
@@ -117,7 +121,8 @@ def _has_touched_cuda(torch: Any) -> bool:
         os._exit(0)
     os.close(writes)
     with open(reads, "rb") as told:
-        return told.read() != b"\0"
+        _touched = told.read() != b"\0"
+    return _touched
 
 
 def _import(names: Iterable[str]) -> None:
