@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from saturn_airflow.launch import job_log
 from saturn_airflow.training import precision
 from saturn_airflow.training.batches import GlobalBatch
-from saturn_airflow.training.tables import Table
-
-if TYPE_CHECKING:
-    from saturn_airflow.training.loop import Training
 
 
 class Ahead:
-    """The batches of ``training``, of which the next can be fetched before it is asked for.
+    """Batches, of which the next can be fetched before it is asked for.
 
-    Nothing that a checkpoint keeps may tell, so that is done where fetching changes nothing that others see:
-    where samples are fetched by index. What goes wrong is told when the batch is asked for.
+    Nothing that a checkpoint keeps may tell, so that is possible where fetching changes nothing that others
+    see. What goes wrong is told when the batch is asked for.
 
-    :ivar possible: whether it is.
+    :param possible: whether it is.
+    :param place: is shown the data of a batch's first micro-batch as soon as it is there.
     """
 
-    def __init__(self, batches: Iterator[GlobalBatch], training: Training) -> None:
+    def __init__(
+        self, batches: Iterator[GlobalBatch], possible: bool, place: Callable[[Any], object]
+    ) -> None:
+        self.possible = possible
         self._batches = batches
-        self._training = training
-        self.possible = isinstance(training.data, Table)
+        self._place = place
         self._fetched: GlobalBatch | None = None
         self._error: Exception | None = None
 
@@ -41,11 +40,11 @@ class Ahead:
 
     def fetch(self) -> None:
         """Fetch the next batch, while the step on the one before it is computed."""
-        step = self._training.step + 1
+        step = job_log.current_step()
         job_log.at(step + 1)
         try:
             self._fetched = next(self._batches)
-            self._training.objective.prepare_ahead(self._fetched.micro_batches[0].data)
+            self._place(self._fetched.micro_batches[0].data)
         except Exception as error:
             self._error = error
         job_log.at(step)

@@ -48,6 +48,7 @@ from saturn_airflow.training.optim.own_state import OwnState
 from saturn_airflow.training.parts import Evaluates, LooksAgain
 from saturn_airflow.training.plateau import Plateau
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.tables import Table
 
 # Batches that are slower than those after them, while caches fill.
 _WARMUPS = 2
@@ -298,7 +299,9 @@ class Training:
         setup_seconds = time.perf_counter() - self.started
         stop = self.finished or limit == 0
         given = self.data.batches(self.position, self.cut, None if measure is not None else limit)
-        upcoming = Ahead(each_of_the_job(f"load_dataloader {self.job.load_dataloader!r}", given), self)
+        each = each_of_the_job(f"load_dataloader {self.job.load_dataloader!r}", given)
+        # What is fetched by index changes nothing that a checkpoint keeps.
+        upcoming = Ahead(each, isinstance(self.data, Table), self.objective.prepare_ahead)
         self._begin_to_train()
         timed_since = math.inf
         while not stop:

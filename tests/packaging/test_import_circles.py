@@ -20,7 +20,7 @@ LEFT = {
     "a Trainer and its callback": "training.trainers.telling training.trainers.training",
     "the loop and its parts, which take it": (
         "training.guarding.looks training.guarding.own_looks training.loop training.own_step.loop"
-        " training.reporting training.resuming"
+        " training.reporting training.resuming training.stepping"
     ),
 }
 
