@@ -191,10 +191,11 @@ def earlier_estimates(uri: str, jobs: Sequence[Job]) -> list[Estimate]:
     """What earlier sweeps know of these jobs; what MLflow has not taken from those is sent to it first."""
     from saturn_airflow import tracking
     from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
+    from saturn_airflow.profiling.options import still_known
 
     unsent = send_unsent(uri)
     marks = sorted({fingerprint(job) for job in jobs})
-    return tracking.estimate_store.find(uri, marks, speed_versions(), unsent)
+    return still_known(jobs, tracking.estimate_store.find(uri, marks, speed_versions(), unsent))
 
 
 class PickOperator(ListingOperator):

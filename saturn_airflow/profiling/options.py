@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from saturn_airflow.model import guards
 from saturn_airflow.model.cluster import Cluster
@@ -94,3 +94,10 @@ def total_batches(job: Job, estimates: Estimates) -> int | None:
     # A technique with a search of its own need not count; whoever did speaks for all.
     per_epoch = max((e.batches_per_epoch for e in estimates.values() if e.fingerprint == mark), default=0)
     return job.hparams.epochs * per_epoch or None
+
+
+def still_known(jobs: Sequence[Job], found: Sequence[Estimate]) -> list[Estimate]:
+    """What earlier sweeps ``found``, without what lacks the length of the data: by now they may say it."""
+    estimates = by_key(*found)
+    endless = {fingerprint(job) for job in jobs if total_batches(job, estimates) is None}
+    return [e for e in found if e.reason or e.fingerprint not in endless]

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from laws import cluster, job, measure, plan
 
-from saturn_airflow import Cluster, Job
+from saturn_airflow import Cluster, HParams, Job
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.profiling import waves
 from saturn_airflow.profiling.knowledge import Knowledge
+from saturn_airflow.profiling.options import still_known
 from saturn_airflow.profiling.trials import strategies, trials_of
 
 TECHNIQUES = ["even", "frugal", "wide"]
@@ -212,3 +213,14 @@ def test_jobs_alike_share_a_trial() -> None:
         ("wide", 2, ("j0", "j1", "j2")),
     }
     assert [(r.technique, r.devices, r.reason) for r in refusals] == [("wide", 1, "wide needs two devices")]
+
+
+@pytest.mark.parametrize(("hparams", "kept"), [({"batches": 9}, True), ({"epochs": 2}, False)])
+def test_what_lacks_the_length_of_the_data_is_measured_again(hparams: dict[str, int], kept: bool) -> None:
+    jobs = [dataclasses.replace(job(0, 0.3, 1000), hparams=HParams(**hparams))]
+    blank = Knowledge.of(jobs, cluster(2), TECHNIQUES)
+    (first, *_) = blank.grid
+    works = measure(first, blank, batches_per_epoch=0)
+    failed = Estimate(**list(blank.grid)[-1]._asdict(), reason="out of memory")
+    assert still_known(jobs, [works, failed]) == ([works, failed] if kept else [failed])
+    assert still_known(jobs, [measure(first, blank), failed]) == [measure(first, blank), failed]
