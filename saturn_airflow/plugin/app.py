@@ -6,10 +6,13 @@ from another host, and no script stands in a page: the content security policy f
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -35,6 +38,8 @@ from saturn_airflow.plugin.web_internals import (
     get_user,
     requires_access_dag,
 )
+
+log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 #: Bytes of an answer at most; a sweep of 500 jobs takes half a MiB.
@@ -151,18 +156,20 @@ def plan(
     plans = {made_at for _, made_at in record.all_values(record.of(group, PLAN), "attempt")}
     whole = since is None or any(made_at > since for made_at in plans)
     curves, at = changes.curves(session, dag_id, run_id, group, None if whole else since, plans)
-    shown = {**sweep_page(record, group, now), "curves": curves, "curves_at": at, "curves_whole": whole}
-    return answer(shown, {"ETag": tag})
+    with in_words():
+        shown = {**sweep_page(record, group, now), "curves": curves, "curves_at": at, "curves_whole": whole}
+        return answer(shown, {"ETag": tag})
 
 
 @app.get("/data/job/{dag_id}/{run_id:path}", dependencies=may_read_sweeps)
 def job(session: SessionDep, dag_id: str, run_id: str, sweep: str, job: str) -> Response:
     """The estimates behind one job's strategy."""
     record = read_run(session, dag_id, run_id, DETAILS)
-    choice = job_choice(*_sweep_of(record, sweep), job)
-    if choice is None:
-        raise HTTPException(404, f"The sweep has no job {job!r}")
-    return answer(choice)
+    with in_words():
+        choice = job_choice(*_sweep_of(record, sweep), job)
+        if choice is None:
+            raise HTTPException(404, f"The sweep has no job {job!r}")
+        return answer(choice)
 
 
 @app.get("/static/{path:path}", dependencies=[Depends(get_user)])
@@ -186,8 +193,12 @@ async def refuse(request: Request, error: StarletteHTTPException) -> Response:
 
 @app.middleware("http")
 async def harden(request: Request, call_next: Any) -> Response:
-    """Send the security headers with every answer."""
-    response: Response = await call_next(request)
+    """Send the security headers with every answer; no name has a NUL, which databases fail at."""
+    response: Response
+    if "\0" in unquote(str(request.url)):
+        response = JSONResponse({"detail": "No name has a NUL"}, 400)
+    else:
+        response = await call_next(request)
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     return response
@@ -220,6 +231,19 @@ def _airflow(request: Request) -> str:
     """The path Airflow is served under, without a slash at its end."""
     root: str = request.scope["root_path"]
     return root.removesuffix(PREFIX)
+
+
+@contextmanager
+def in_words() -> Iterator[None]:
+    """Say in words that XComs can't be shown: whoever may edit them may have changed them to anything."""
+    try:
+        yield
+    except HTTPException:
+        raise
+    except Exception:
+        log.exception("a sweep can't be shown")
+        message = "What the tasks of this sweep pushed can't be shown; the API server's log says why"
+        raise HTTPException(404, message) from None
 
 
 def _sweep_of(record: Record | None, sweep: str | None) -> tuple[Record, str]:

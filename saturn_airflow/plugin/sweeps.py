@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import and_, func, or_, select, tuple_
@@ -78,6 +78,37 @@ def read_sweeps(
     return sweeps
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_best(value: Any) -> bool:
+    has_texts = _is_mapping(value) and all(isinstance(value.get(key), str) for key in ("job", "metric"))
+    return has_texts and _is_number(value.get("value"))
+
+
+#: What is shown of a plan and of a report, and what it has to be.
+_FIGURES: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
+    "plan": {
+        **dict.fromkeys(("makespan", "lower_bound", "gap", "current_practice"), _is_number),
+        **dict.fromkeys(("jobs", "not_planned"), _is_number),
+        "rung": lambda value: True,
+    },
+    XCOM_RETURN_KEY: {
+        **dict.fromkeys(("actual_seconds", "utilisation", "gpu_hours"), _is_number),
+        **dict.fromkeys(("failed", "pruned"), _is_list),
+        **dict.fromkeys(("champion", "registered"), _is_mapping),
+        "best": _is_best,
+    },
+}
 TaskKey = tuple[str, str, str]
 Owners = dict[tuple[str, str], list[dict[str, Any]]]
 
@@ -122,21 +153,12 @@ def _states(session: Session, owners: Owners) -> Iterator[tuple[TaskKey, bool, s
 
 
 def _figures(session: Session, owners: Owners) -> Iterator[tuple[TaskKey, dict[str, Any]]]:
-    """Of each sweep's plan and report the figures only: the database takes them out of the JSON."""
-    wanted = {
-        "plan": ("makespan", "lower_bound", "gap", "current_practice", "jobs", "not_planned", "rung"),
-        XCOM_RETURN_KEY: (
-            "actual_seconds",
-            "utilisation",
-            "best",
-            "failed",
-            "pruned",
-            "champion",
-            "registered",
-            "gpu_hours",
-        ),
-    }
-    for key, names in wanted.items():
+    """Of each sweep's plan and report the figures only: the database takes them out of the JSON.
+
+    Whoever may edit XComs may have changed them: what can't be shown is left out, so that the list is there
+    for all others.
+    """
+    for key, names in _FIGURES.items():
         stage = "plan" if key == "plan" else "report"
         rows = session.execute(
             select(
@@ -153,4 +175,5 @@ def _figures(session: Session, owners: Owners) -> Iterator[tuple[TaskKey, dict[s
             .order_by(XComModel.task_id)
         )
         for dag, run, task, *values in rows:
-            yield (dag, run, task), dict(zip(names, values, strict=True))
+            told = zip(names.items(), values, strict=True)
+            yield (dag, run, task), {name: value if is_one(value) else None for (name, is_one), value in told}

@@ -105,6 +105,37 @@ def test_with_all_rights_the_pages_are_there(manager: Any) -> None:
         assert client.get(path).status_code == 404
 
 
+ODD = ("%00", "..%2f..%2fetc%2fpasswd", "a" * 5000, "%ff%fe", "%0d%0aSet-Cookie:x=1", "-rf", "%3Cb%3E")
+
+
+@pytest.mark.parametrize("path", sorted(set(routes()) - FOR_ALL_WHO_ARE_IN))
+def test_odd_questions_are_answered(manager, path):
+    """Half characters, numbers that are none, long names: each is answered, none fails the server."""
+    client = client_of(manager, "all")
+    for odd in (
+        "%00",
+        "..%2f..%2fetc%2fpasswd",
+        "a" * 5000,
+        "%ff%fe",
+        "%0d%0aSet-Cookie:x=1",
+        "-rf",
+        "%3Cb%3E",
+    ):
+        url = path.replace("{dag_id}", odd).replace("{run_id:path}", odd)
+        for query in (
+            f"sweep={odd}&job={odd}",
+            "since=nan&sweep=a&job=a",
+            "since=-1e400&limit=1e9&sweep=a&job=a",
+        ):
+            answer = client.get(f"{url}?{query}")
+            assert answer.status_code in (200, 400, 404, 422), (url, query, answer.text)
+            assert "set-cookie" not in answer.headers
+            assert "<b>" not in answer.text
+            if "%00" in f"{url}?{query}":
+                assert answer.status_code == 400
+                assert "Content-Security-Policy" in answer.headers
+
+
 def test_an_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"jobs": ["a"] * 10}
     assert plugin.answer(small, {"ETag": "x"}).status_code == 200
