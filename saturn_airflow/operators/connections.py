@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from saturn_airflow.launch.handed_over import HandedOver
-from saturn_airflow.model import clear_secrets, secrets
+from saturn_airflow.model import clear_secrets, json_text, secrets
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.operators.airflow_internals import mask
 
+# Shorter lines of a secret may be words like any.
+_LONG_LINE = 16
 # Who is told of these knows no secret.
 _NO_SECRETS = ("host", "port", "schema", "login")
 
@@ -26,6 +31,7 @@ def handed_to(*jobs: Job) -> HandedOver:
     """
     values: dict[secrets.Field, Any] = {}
     whole: dict[str, str] = {}
+    with_password = set[str]()
     found: dict[str, Any] = {}
 
     def connection(conn_id: str, what: str) -> Any:
@@ -43,14 +49,29 @@ def handed_to(*jobs: Job) -> HandedOver:
         for place, key in secrets.fields(job):
             what = f"job {job.name!r}: {place}"
             values[key] = _value(connection(key[0], what), key[1], what)
+            with_password |= {key[0]} if key[1] == "uri" else set()
         for conn_id in job.connections:
             whole[conn_id] = connection(conn_id, f"job {job.name!r}: connections").as_json()
-    hidden = [str(value) for (_, name), value in values.items() if name not in _NO_SECRETS]
-    for used in (found[conn_id] for conn_id in whole):
-        hidden += filter(None, [used.password, *clear_secrets.texts(used.extra_dejson)])
+    own = [value for (_, name), value in values.items() if name not in _NO_SECRETS]
+    secret = [str(value) for value in own] + [json.dumps(value) for value in own if isinstance(value, dict)]
+    for used in (found[conn_id] for conn_id in (*whole, *with_password)):
+        secret += filter(None, [used.password, *clear_secrets.texts(used.extra_dejson)])
+    hidden = tuple(dict.fromkeys(part for text in secret for part in _parts_of(text)))
     for text in hidden:
         mask(text)
-    return HandedOver(values, whole, tuple(dict.fromkeys(hidden)))
+    return HandedOver(values, whole, hidden)
+
+
+def _parts_of(secret: str) -> Iterator[str]:
+    """What of a secret is one by itself: all of it, the lines of a key, and what is secret in a JSON file."""
+    yield secret
+    lines = secret.splitlines()
+    yield from (line for line in lines if len(lines) > 1 and len(line) >= _LONG_LINE)
+    with suppress(ValueError):
+        inside = json_text.parse(secret)
+        if isinstance(inside, Mapping):
+            for text in clear_secrets.texts(inside):
+                yield from _parts_of(text)
 
 
 def _value(connection: Any, name: str, what: str) -> Any:

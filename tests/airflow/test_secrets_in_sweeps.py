@@ -42,7 +42,11 @@ def test_secrets_arrive_and_are_found_nowhere(
     outcomes = {outcome["job"]: outcome for outcome in result["jobs"]}
     assert outcomes["reads"]["status"] == "finished", outcomes
     assert f"can't log in to {MASKED} with {MASKED}" in outcomes["can-not-log-in"]["reason"]
-    assert "logs in with ***" in _printed(deployment.job_folder("secret_sweep", run_id, "reads"))
+    printed = _printed(deployment.job_folder("secret_sweep", run_id, "reads"))
+    for told in ("logs in with ***", "soon there is no login with '***'", "a token '***' was taken"):
+        assert told in printed
+    run = mlflow.MlflowClient(deployment.services.mlflow_url).get_run(outcomes["reads"]["run_id"])
+    assert (run.data.params["token"], run.data.tags["login"]) == (MASKED, f"'{MASKED}' or {MASKED}")
 
     state, looked_at = deployment.services.state, 0
     forms = {

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from saturn_airflow import InvalidSweepError, Job, Secret
+from saturn_airflow.launch import handed_over
 from saturn_airflow.operators.connections import handed_to
 
 TOKEN = "token-of-the-shop"
@@ -45,6 +46,25 @@ def test_whole_connections_are_handed_over_and_what_is_secret_of_them_is_hidden(
     assert json.loads(found.connections["shop_db"])["extra"]["region"] == "north"
     assert set(found.hidden) == {"sesame", "token-of-the-shop"}
     assert not handed_to(job())
+
+
+def test_what_is_secret_within_a_secret_is_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code takes them apart: the password of an address, the key in a file, its lines, one by one."""
+    lines = ("MIIEvQIBADANBgkqhkiG9w0B", "AQEFAASCBKcwggSjAgEAAoIB")
+    key = "\n".join(("-----BEGIN PRIVATE KEY-----", *lines, "-----END PRIVATE KEY-----", ""))
+    file = {"client_email": "ann@shop", "private_key": key}
+    extra = {"as_text": json.dumps(file), "as_data": file}
+    fields = {"conn_type": "postgres", "host": "db", "password": "p@ss word", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", json.dumps(fields))
+    found = handed_to(job(data_args={"x": Secret("shop_db", "uri")}))
+    assert "p@ss word" in found.hidden
+    for name in ("as_text", "as_data"):
+        handed = handed_to(job(data_args={"x": Secret("shop_db", name)}))
+        assert {key, *lines} <= set(handed.hidden)
+        assert "ann@shop" not in handed.hidden
+        monkeypatch.setattr(handed_over, "_kept", handed)
+        shown = handed_over.hidden(f"{json.dumps(file)} {file} {key.splitlines()[1]}")
+        assert "MIIEvQ" not in shown
 
 
 @pytest.mark.parametrize(
