@@ -91,10 +91,17 @@ def measure(
     run = runs.start(spec, handed)
     try:
         heard = _listen(run, log, on_broken)
+        estimate = _estimate(trial, node.kind, heard)
+        estimate.check()
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise SaturnError(
+            f"what the trial of {trial.job.name!r} under {trial.technique} said in {run.folder} is damaged "
+            f"({type(error).__name__}: {error}); a retry measures anew"
+        ) from error
     finally:
         # Whoever leaves early, an Airflow task that is killed too, leaves no ranks behind.
         run.kill()
-    return _estimate(trial, node.kind, heard)
+    return estimate
 
 
 class _Heard(NamedTuple):

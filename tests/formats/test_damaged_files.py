@@ -31,13 +31,14 @@ from saturn_airflow.model import json_text
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import SaturnError
-from saturn_airflow.model.estimates import Estimate
+from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.sharing import SharedJob, SharedSweep, SharingRules
 from saturn_airflow.operators import drains, first_weights, inventory, measuring
 from saturn_airflow.operators.printed import Printed
 from saturn_airflow.planning.presenting.plan_files import read_plan
+from saturn_airflow.profiling import measure
 from saturn_airflow.sharing.arrivals_file import ArrivalsFile
 from saturn_airflow.sharing.forecast import plan_together
 from saturn_airflow.tracking import estimate_store, past_errors, sweeps
@@ -69,6 +70,8 @@ ARRIVALS: dict[str, Any] = {
 #: In their places, or for a whole file: deeper than Python's reader of JSON follows, and nearly so.
 DEEP = {f"nested {depth}": b"[" * depth + b"]" * depth for depth in (200, 5_000)}
 tried: Counter[str] = Counter()
+#: Of those, the ones that were refused in a message, where the others were read as far as they can be.
+refused: Counter[str] = Counter()
 
 
 @st.composite
@@ -117,6 +120,7 @@ def one_message(name: str) -> Iterator[Path]:
         try:
             yield Path(folder)
         except SaturnError as error:
+            refused[name] += 1
             if not str(error).strip():
                 raise AssertionError("an error without words") from error
 
@@ -165,6 +169,40 @@ def test_events(content: bytes) -> None:
             assert end["status"] == ("lost" if at == len(lines) - 1 else "finished")
             assert progress.of(folder).steps == 8
             assert whereabouts.of(folder).share >= 8 / 9
+
+
+MEASURED = {"parameters": {}, "seconds_per_batch": 0.5, "setup_seconds": 1.0, "batches": 5}
+RESULT = {**MEASURED, "ready_seconds": 1.0}
+OF_A_TRIAL = [
+    {"event": "leased", "devices": ["0"], "technique": "ddp", "time": 1.0},
+    {"event": "launched", "ranks": 1},
+    {"event": "warning", "message": "others use its memory", "occupied": True},
+    {"event": "measured", **MEASURED},
+    {"event": "guard", "seconds": 1.0, "verdict": "ok"},
+    {"event": "broken", "job": "b", "reason": "why"},
+    {"event": "end", "status": "finished", "reason": None, "traceback": "", "result": RESULT},
+]
+TRIAL = Trial(job=JOB, technique="ddp", devices=1, node="n", covers=("a", "b"), fingerprint="f")
+
+
+@fuzz(OF_A_TRIAL)
+def test_what_a_trial_said(content: bytes) -> None:
+    with one_message("trial") as folder, pytest.MonkeyPatch.context() as patch:
+        run = folder / "runs" / "0001"
+        run.mkdir(parents=True)
+        (run / "spec.json").write_text(json.dumps(SPEC))
+        (run / "alive").touch()
+        lines = [content.replace(b"\n", b" ")]
+        with contextlib.suppress(ValueError):
+            said = json_text.parse(content)
+            lines = [json.dumps(event).encode() for event in said] if isinstance(said, list) else lines
+        (run / "events.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+        patch.setattr(measure.runs, "start", lambda *_: runs.Run(run))
+        patch.setattr(runs.time, "sleep", lambda seconds: None)
+        ready = {"folder": folder, "plain_steps": folder, "holder": "h", "priority": (0.0, 0)}
+        found = measure.measure(TRIAL, Node("n", 2, kind="cpu"), **ready)
+        found.check()
+        assert found.key == ("f", "ddp", 1, "cpu")
 
 
 @fuzz(Node("n", 2, kind="cpu").to_dict())
@@ -497,4 +535,7 @@ def test_weights_of_models(content: bytes) -> None:
 
 
 def test_how_many(figure: Callable[[str], None]) -> None:
+    if path := os.environ.get("SATURN_FUZZ_RESULTS"):
+        counts = {name: {"tried": count, "refused": refused[name]} for name, count in tried.items()}
+        Path(path).write_text(json.dumps(counts))
     figure(f"{sum(tried.values())} damaged inputs: " + ", ".join(f"{k} {n}" for k, n in tried.items()))
