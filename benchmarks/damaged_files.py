@@ -1,4 +1,4 @@
-"""Damaged inputs that the readers of files were tried with: `python benchmarks/damaged_files.py [--out FILE]`.
+"""Damaged inputs that readers of files were tried with: `python benchmarks/damaged_files.py [--out FILE]`.
 
 Runs the tests that damage files (tests/formats/test_damaged_files.py, tests/training/test_damaged_leases.py)
 with more inputs than the suite does, and prints how many were tried of each kind, and how many of those were
