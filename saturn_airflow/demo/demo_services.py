@@ -63,6 +63,8 @@ class Services(LocalServices):
 
     def start(self, timeout: float = 120.0) -> None:
         """Start everything and wait until it answers, at most ``timeout`` seconds."""
+        # Databases and logs are in it.
+        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         store = f"sqlite:///{self.state}/mlflow.db"
         artifacts = str(self.state / "mlflow-artifacts")
         port = self.mlflow_url.rsplit(":", 1)[1]

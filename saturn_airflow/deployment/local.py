@@ -272,7 +272,8 @@ def secrets_of(path: Path) -> dict[str, str]:
 
     :return: by the names of the compose file's variables.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    # What else is in it, such as logs and Airflow's files, is nobody else's either.
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+") as file:
         file.seek(0)
         text = file.read()

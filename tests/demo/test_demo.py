@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import subprocess
 import threading
 from contextlib import suppress
@@ -73,6 +74,7 @@ def left_of(state: Path) -> set[str]:
 
 def test_it_succeeds_and_shows_each_job(demo: Any) -> None:
     assert demo["status"] == 0, demo["printed"]
+    assert stat.S_IMODE(demo["state"].stat().st_mode) == 0o700, "of other users"
     table = demo["printed"].split("What the sweep did")[1]
     rows = re.findall(r"^ *(gpt2|vit)-\S+ +\w+ +[12] +[\d.]+ s +[\d.]+ s +\d+\.\d+", table, re.MULTILINE)
     assert sorted(rows) == ["gpt2"] * (JOBS // 2) + ["vit"] * (JOBS // 2)

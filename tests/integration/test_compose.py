@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -312,7 +313,8 @@ def test_secrets_are_made_once_and_only_their_owner_reads_them(tmp_path: Path) -
     first = secrets_of(tmp_path / "secrets.env")
     assert secrets_of(tmp_path / "secrets.env") == first
     assert (tmp_path / "secrets.env").stat().st_mode & 0o077 == 0
-    assert secrets_of(tmp_path / "other.env") != first
+    assert secrets_of(tmp_path / "state" / "secrets.env") != first
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700, "logs and databases will be there"
     # As an earlier version left it, which knew fewer.
     (tmp_path / "old.env").write_text("# mine\nREDIS_PASSWORD=kept")
     completed = secrets_of(tmp_path / "old.env")
