@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow.model.errors import InvalidSweepError, SaturnError
+from saturn_airflow.model.printable import one_line
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +69,7 @@ def in_words(shown: Mapping[str, Any], now: float) -> str:
         if device["strangers"]:
             found = ", ".join(_named(pid) for pid in device["strangers"])
             lines.append(f"not Saturn's on {device['name']}: process {found}")
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(one_line(line).rstrip() for line in lines)
 
 
 def _announce(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from saturn_airflow.cli import main
+from saturn_airflow.commands.devices import in_words
 from saturn_airflow.deployment.device_use import strangers
 from saturn_airflow.launch import leases
 from saturn_airflow.launch.lease_folder import Holder
@@ -47,3 +49,21 @@ def test_a_stranger_is_who_is_not_in_the_session_of_the_holder() -> None:
     finally:
         other.kill()
         other.wait()
+
+
+def test_a_stranger_can_not_command_the_terminal() -> None:
+    """Every process chooses its own name (PR_SET_NAME of prctl(2)), that of another user too."""
+    naming = (
+        "import ctypes; ctypes.CDLL(None).prctl(15, b'\\x1b[2J\\x1b]0;x\\ny'); print(flush=True); input()"
+    )
+    command = [sys.executable, "-c", naming]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
+        assert stranger.stdout is not None
+        stranger.stdout.readline()
+        device = {"id": None, "name": "gpu0", "kind": "gpu", "holder": None, "strangers": [stranger.pid]}
+        said = in_words({"devices": [device], "waiters": [], "ignored": [], "folder": "f"}, 0.0)
+        stranger.communicate(b"\n")
+    (line,) = [line for line in said.split("\n") if "not Saturn's" in line]
+    assert f"process {stranger.pid} (" in line
+    assert line.endswith("y)")
+    assert line.isprintable()
