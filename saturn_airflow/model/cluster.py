@@ -37,7 +37,7 @@ class Node:
     host_memory: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.match(self.name):
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise InvalidSweepError(
                 f"node {self.name!r}: a node's name has 1 to 60 letters, digits, dots, dashes or underscores"
             )
@@ -45,7 +45,7 @@ class Node:
             raise InvalidSweepError(
                 f"node {self.name!r}: devices is {self.devices!r}; give the number of its GPUs or CPU slots"
             )
-        if not isinstance(self.kind, str) or not self.kind:
+        if not isinstance(self.kind, str) or not self.kind or not self.kind.isprintable():
             raise InvalidSweepError(
                 f"node {self.name!r}: kind is {self.kind!r}; give a name such as 'cpu' or 'a100'"
             )
@@ -60,6 +60,8 @@ class Node:
             )
         if not self.queue:
             object.__setattr__(self, "queue", f"saturn.{self.name}")
+        if not isinstance(self.queue, str) or not self.queue.isprintable():
+            raise InvalidSweepError(f"node {self.name!r}: queue is {self.queue!r:.80}; give a queue's name")
 
     @property
     def is_cpu(self) -> bool:

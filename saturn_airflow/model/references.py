@@ -39,7 +39,7 @@ def to_reference(value: object, what: str, example: str = "shop.models:gpt2") ->
     :raises InvalidSweepError: for a lambda, a closure, a method, or text of another shape.
     """
     if isinstance(value, str):
-        if not _REFERENCE.match(value):
+        if not _REFERENCE.fullmatch(value):
             raise InvalidSweepError(
                 f"{what}: {value!r} is not a reference; write 'module:name', such as {example!r}"
             )

@@ -19,7 +19,10 @@ from saturn_airflow import Cluster, InvalidSweepError, Node
         (lambda: Node("a", 0), "node 'a': devices is 0"),
         (lambda: Node("a", "8"), "node 'a': devices is '8'"),  # type: ignore[arg-type]
         (lambda: Node("gpu a", 1), "node 'gpu a': a node's name has"),
+        (lambda: Node("a\n", 1), "a node's name has"),
         (lambda: Node("a", 1, kind=""), "kind is ''"),
+        (lambda: Node("a", 1, kind="a100\x1b[2J"), "kind is 'a100"),
+        (lambda: Node("a", 1, queue="slow\n"), "queue is 'slow"),
         (lambda: Cluster(Node("a", 1))["b"], "no node 'b'; it has a"),
     ],
 )
