@@ -46,7 +46,8 @@ def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
 
 @pytest.mark.parametrize("opening", ["\x1b]", "\x9d", "\x1b[0;"])
 def test_commands_without_an_end_take_no_longer_than_text(opening: str) -> None:
-    assert "x" in printable(opening * 300_000 + "\nx")  # it would be hours, if each looked for its end to the last
+    # It would take hours if each looked for its end to the last.
+    assert "x" in printable(opening * 300_000 + "\nx")
 
 
 def test_words_of_jobs_are_one_entry_of_the_log_each() -> None:
