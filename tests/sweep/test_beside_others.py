@@ -1,0 +1,73 @@
+"""A plan that is made while other sweeps are active: what its task reads, and what becomes of that."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saturn_airflow import Cluster, Node
+from saturn_airflow.deciding.next_round import GoingOn, Stand
+from saturn_airflow.launch import whereabouts
+from saturn_airflow.launch.ledger import Ledger
+from saturn_airflow.model.active_sweep import ActiveSweep
+from saturn_airflow.model.plan import Place
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.settings import SweepSettings
+from saturn_airflow.model.sharing import SharedJob, SharedSweep
+from saturn_airflow.operators.others import among_others, around_others, others_now
+from saturn_airflow.operators.plan_task import PlanOperator
+from saturn_airflow.planning.online.execution import Situation
+from saturn_airflow.planning.warming import warm
+
+NODE = Node("n", 2, "cpu")
+#: Fast on two devices, of which another sweep has one for some 50 s.
+OWN = Problem(
+    "p", (NODE,), (PlannedJob("a", (Option("one", 1, {"cpu": 20.0}), Option("two", 2, {"cpu": 12.0}))),)
+)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """That of a deployment in which another sweep runs."""
+    warm()
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    long = SharedJob(PlannedJob("long", (Option("one", 1, {"cpu": 100.0}),), ("n",)))
+    facts = SharedSweep("other/run/sweep", (long,), arrived=time.time(), alone=100.0)
+    found = Ledger(tmp_path)
+    found.write(ActiveSweep(dag_id="other", run_id="run", folder="o", made=1.0, nodes=(NODE,), sweep=facts))
+    here = whereabouts.Whereabouts(share=0.5, place=Place("one", 1, "n", (0,)), since=time.time() - 50)
+    monkeypatch.setattr(whereabouts, "of", lambda folder: here)
+    return found
+
+
+def context(active: int) -> Any:
+    return {"ti": SimpleNamespace(get_dr_count=lambda **asked: active)}
+
+
+@pytest.mark.parametrize("objective", ["makespan", "mean-completion"])
+def test_a_plan_is_made_around_what_others_run_and_its_gap_is_to_that(ledger: Ledger, objective: str) -> None:
+    settings = SweepSettings(cluster=Cluster(NODE), group="sweep", planning_seconds=5.0, objective=objective)
+    others = others_now(context(1), "own/run/sweep", OWN)
+    problem = around_others(OWN, others, ())
+    assert problem.free["n"] == (pytest.approx(50, abs=2), 0.0)
+    stand = Stand(settings=settings, number=1, problem=OWN, jobs={}, estimates={})
+    going = GoingOn(("a",), {}, (), math.inf, Situation({"a": 1.0}), ())
+    operator = PlanOperator(task_id="plan", settings=settings, profile_tasks=[])
+    decided = operator.decide(stand, problem, going)
+    facts = SharedSweep("own/run/sweep", (), arrived=others.now, alone=12.0)
+    plan = among_others(others, facts, problem, decided, None).adoption.plan
+    (assigned,) = plan.assignments
+    assert (assigned.technique, assigned.device_ids) == ("one", (1,))
+    assert (plan.makespan, plan.gap) == (pytest.approx(20.0), pytest.approx(0.0, abs=1e-6))
+
+
+def test_a_sweep_whose_dag_run_has_ended_is_no_other(ledger: Ledger) -> None:
+    others = others_now(context(0), "own/run/sweep", OWN)
+    assert others.sweeps == ()
+    assert around_others(OWN, others, ()).free == {}
+    assert ledger.sweeps() == []
