@@ -1,7 +1,8 @@
 """A step of Saturn's loop beside one of a plain PyTorch loop, on one device: `python benchmarks/loop.py`.
 
 The same model, data, loss and optimizer in one process, in turns: the median step of each turn, and the
-median of the turns' ratios. The plain loop knows nothing of Saturn.
+median of the turns' ratios. The plain loop knows nothing of Saturn. Besides the time that passes, the time
+that the thread which trains has a core for: where others use the cores as well, only that can be compared.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import statistics
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ from saturn_airflow.training.ranks import Ranks
 
 DAGS = str(Path(__file__).resolve().parents[1] / "dags")
 MODELS: dict[str, dict[str, Any]] = {
-    "short": {"n_layer": 1, "n_embd": 32},
-    "middle": {"n_layer": 2, "n_embd": 64},
+    "shortest": {"n_layer": 1, "n_embd": 32},
+    "short": {"n_layer": 2, "n_embd": 64},
+    "middle": {"n_layer": 3, "n_embd": 96},
     "long": {"n_layer": 4, "n_embd": 128},
 }
 AIM = 1.02
@@ -46,13 +49,34 @@ def job(model: dict[str, Any], steps: int) -> Job:
     )
 
 
-def turns(model: dict[str, Any], steps: int, count: int, here: Ranks) -> list[tuple[float, float]]:
-    """Median seconds of a plain step and of Saturn's, in so many turns."""
+class Stopwatch:
+    """How long steps took, of all time and of the time that this thread had a core for."""
+
+    def __init__(self) -> None:
+        self._times = [(time.perf_counter(), time.thread_time())]
+
+    @property
+    def steps(self) -> int:
+        return len(self._times) - 1
+
+    def step_ends(self) -> None:
+        self._times.append((time.perf_counter(), time.thread_time()))
+
+    def medians(self) -> tuple[float, float]:
+        """Seconds of a step, after those that warm up."""
+        pairs = list(pairwise(self._times))[WARMUPS:]
+        wall, core = zip(*((b[0] - a[0], b[1] - a[1]) for a, b in pairs), strict=True)
+        return statistics.median(wall), statistics.median(core)
+
+
+def turns(model: dict[str, Any], steps: int, count: int, here: Ranks) -> list[list[float]]:
+    """Seconds of a plain step, and of time on a core, and the same of Saturn's, in so many turns."""
     sys.path.insert(0, DAGS)
-    return [(plain(model, steps), saturn(model, steps, here)) for _ in range(count)]
+    plain(model, 2 * WARMUPS)
+    return [[*plain(model, steps), *saturn(model, steps, here)] for _ in range(count)]
 
 
-def plain(model: dict[str, Any], steps: int) -> float:
+def plain(model: dict[str, Any], steps: int) -> tuple[float, float]:
     from shop.data import python_text
     from shop.models import gpt2, lm_loss
 
@@ -60,9 +84,8 @@ def plain(model: dict[str, Any], steps: int) -> float:
     network = gpt2(**model, n_head=2).train()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, fused=True)
     loader = python_text(batch_size=8, samples=4096)
-    seconds: list[float] = []
-    while len(seconds) < steps:
-        began = time.perf_counter()
+    watch = Stopwatch()
+    while watch.steps < steps:
         for batch in loader:
             inputs = {key: value for key, value in batch.items() if key != "labels"}
             total, count = lm_loss(network(**inputs), batch)
@@ -71,41 +94,43 @@ def plain(model: dict[str, Any], steps: int) -> float:
             optimizer.step()
             optimizer.zero_grad()
             loss.item()
-            seconds.append(time.perf_counter() - began)
-            began = time.perf_counter()
-            if len(seconds) == steps:
+            watch.step_ends()
+            if watch.steps == steps:
                 break
-    return statistics.median(seconds[WARMUPS:])
+    return watch.medians()
 
 
-def saturn(model: dict[str, Any], steps: int, here: Ranks) -> float:
-    seconds: list[float] = []
+def saturn(model: dict[str, Any], steps: int, here: Ranks) -> tuple[float, float]:
+    watch = Stopwatch()
 
     def note(event: dict[str, Any]) -> None:
-        if event["event"] == "step":
-            seconds.append(event["seconds"])
+        here._emit(event)
+        if event["event"] == "step":  # the time to tell of it counts, too
+            watch.step_ends()
 
     request = TrainRequest(job=job(model, steps).to_dict(), technique="single", parameters={}, folder="")
     train(request, dataclasses.replace(here, _emit=note))
-    return statistics.median(seconds[WARMUPS:])
+    return watch.medians()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--turns", type=int, default=21)
     parser.add_argument("--out", type=Path, help="write the results here, too")
     given = parser.parse_args()
     cases = {}
     for name, model in MODELS.items():
-        (pairs,) = ranks.launch(turns, model, given.steps, given.turns, size=1)
-        ratio = statistics.median(own / other for other, own in pairs)
-        step = statistics.median(other for other, _ in pairs)
-        cases[name] = {"plain_seconds": step, "ratio": ratio, "turns": pairs}
+        (taken,) = ranks.launch(turns, model, given.steps, given.turns, size=1)
+        step = statistics.median(turn[0] for turn in taken)
+        ratio = statistics.median(own / other for other, _, own, _ in taken)
+        on_core = statistics.median(own / other for _, other, _, own in taken)
+        cases[name] = {"plain_seconds": step, "ratio": ratio, "ratio_on_a_core": on_core, "turns": taken}
         print(
-            f"{name:8} plain step {1000 * step:6.2f} ms   Saturn's over it {ratio:.3f} (aim {AIM})",
+            f"{name:9}plain step {1000 * step:6.2f} ms   Saturn's over it {ratio:.3f}, on a core "
+            f"{on_core:.3f} (aim {AIM})",
             flush=True,
         )
     if given.out:

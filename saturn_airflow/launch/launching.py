@@ -44,6 +44,10 @@ _GRACE_SECONDS = 1.0
 _GRACE_SECONDS_FOR_THE_CULPRIT = 5.0
 
 
+# Steps that follow each other faster are told of together: to wake the launcher takes as long as many a step.
+_TOGETHER_SECONDS = 0.1
+
+
 class Link:
     """A launched process's end of its pipe."""
 
@@ -53,11 +57,18 @@ class Link:
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._last_sent = 0.0
+        self._stepping = False
+        self._steps: list[Event] = []
         threading.Thread(target=self._listen, name="saturn-link", daemon=True).start()
 
     def emit(self, event: Event) -> None:
-        """Report what happened."""
-        self._send(("event", event))
+        """Report what happened; of a ``step`` that follows another, a tenth of a second later at most."""
+        follows, self._stepping = self._stepping, event.get("event") == "step"
+        if follows and self._stepping and time.monotonic() - self._last_sent < _TOGETHER_SECONDS:
+            with self._sending:
+                self._steps.append(event)
+        else:
+            self._send(("events", event))
 
     def stop_requested(self) -> bool:
         """Whether the launcher wants this process to stop; asking shows that it is alive."""
@@ -79,14 +90,22 @@ class Link:
         """The last word: ``result`` or ``failure``."""
         self._send((kind, value))
 
-    def _send(self, message: tuple[Any, ...]) -> None:
+    def _send(self, *messages: tuple[Any, ...]) -> None:
+        """Say this, and before it what is still to be told of steps."""
         with self._sending:
-            self._pipe.send(message)
+            if steps := self._steps:
+                self._steps = []
+                self._pipe.send(("events", *steps))
+            for message in messages:
+                self._pipe.send(message)
             self._last_sent = time.monotonic()
 
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
+                while not self._pipe.poll(_TOGETHER_SECONDS):
+                    if self._steps:
+                        self._send()
                 kind, *value = self._pipe.recv()
                 if kind == "stop":
                     self._stop.set()
@@ -123,8 +142,9 @@ def launch(
         asked_to_stop = False
         while not group.ended():
             for member, message in group.messages(timeout=0.1):
-                if message[0] == "event":
-                    on_event(message[1])
+                if message[0] == "events":
+                    for event in message[1:]:
+                        on_event(event)
                 elif message[0] == "heard":
                     member.tell(("reply", None))
                 elif message[0] == "request":

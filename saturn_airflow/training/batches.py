@@ -7,6 +7,7 @@ follows from the job's seed and the epoch's number alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -31,10 +32,15 @@ class Cut:
     share: int = 0
     shares: int = 1
 
-    def of(self, samples: int) -> list[range]:
+    def of(self, samples: int) -> Sequence[range]:
         """This rank's samples of each micro-batch; an empty range where there are too few for every rank."""
-        micro_batches = split(range(samples), min(self.accumulate, samples))
-        return [split(micro_batch, self.shares)[self.share] for micro_batch in micro_batches]
+        return _cut(self, samples)
+
+
+@functools.lru_cache
+def _cut(cut: Cut, samples: int) -> Sequence[range]:
+    micro_batches = split(range(samples), min(cut.accumulate, samples))
+    return tuple(split(micro_batch, cut.shares)[cut.share] for micro_batch in micro_batches)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,16 @@ def step_until_stopped(folder: str, ranks: Ranks) -> int:
     return step
 
 
+def step_fast(folder: str, ranks: Ranks) -> None:
+    for step in range(1, 301):
+        ranks.emit("step", step=step, loss=0.0)
+    ranks.emit("between")
+    ranks.emit("step", step=301, loss=0.0)
+    ranks.emit("step", step=302, loss=0.0)
+    while not Path(folder, "heard").exists():
+        time.sleep(0.02)
+
+
 def sleep_for_ever(ranks: Ranks) -> None:
     ranks.barrier()
     ranks.emit("asleep")
@@ -108,6 +118,18 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
     )
     assert results == [results[0]] * 4
     assert results[0] > 5
+
+
+def test_of_steps_that_are_told_together_none_is_lost_and_none_held_back(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        heard.append(event.get("step", event["event"]))
+        if event.get("step") == 302:
+            (tmp_path / "heard").touch()
+
+    ranks.launch(step_fast, str(tmp_path), size=1, on_event=hear, hang_seconds=30)
+    assert heard == [*range(1, 301), "between", 301, 302]
 
 
 @pytest.mark.parametrize(
