@@ -197,10 +197,10 @@ def test_what_a_trial_said(content: bytes) -> None:
             said = json_text.parse(content)
             lines = [json.dumps(event).encode() for event in said] if isinstance(said, list) else lines
         (run / "events.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-        patch.setattr(measure.runs, "start", lambda *_: runs.Run(run))
-        patch.setattr(runs.time, "sleep", lambda seconds: None)
+        patch.setattr(measure.runs, "start", lambda *_: runs.Run(run))  # type: ignore[attr-defined]
+        patch.setattr(runs.time, "sleep", lambda seconds: None)  # type: ignore[attr-defined]
         ready = {"folder": folder, "plain_steps": folder, "holder": "h", "priority": (0.0, 0)}
-        found = measure.measure(TRIAL, Node("n", 2, kind="cpu"), **ready)
+        found = measure.measure(TRIAL, Node("n", 2, kind="cpu"), **ready)  # type: ignore[arg-type]
         found.check()
         assert found.key == ("f", "ddp", 1, "cpu")
 

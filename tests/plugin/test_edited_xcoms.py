@@ -41,7 +41,7 @@ FIELDS = {
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     url = f"sqlite:///{tmp_path_factory.mktemp('edited')}/airflow.db"
     engine = create_engine(url)
-    import_all_models()
+    import_all_models()  # type: ignore[no-untyped-call]
     Base.metadata.create_all(engine)
     for hours, dag in enumerate(("whole", "edited")):
         Sweep(dag, ["a", "b"], 1, 2, utc_now() - timedelta(hours=5 + hours), run_id=RUN).write(url)
@@ -85,7 +85,7 @@ def test_the_list_is_there_for_all_others(session: Session, data: st.DataObject)
         best = found["edited"].get("best")
         assert best is None or isinstance(best["metric"], str), "the page takes it for text"
         for read in (overview_of, choice_of):
-            with contextlib.suppress(plugin.HTTPException), plugin.in_words():
+            with contextlib.suppress(plugin.HTTPException), plugin.in_words():  # type: ignore[attr-defined]
                 assert read(session).status_code == 200
     finally:
         session.rollback()

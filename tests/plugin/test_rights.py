@@ -109,7 +109,7 @@ ODD = ("%00", "..%2f..%2fetc%2fpasswd", "a" * 5000, "%ff%fe", "%0d%0aSet-Cookie:
 
 
 @pytest.mark.parametrize("path", sorted(set(routes()) - FOR_ALL_WHO_ARE_IN))
-def test_odd_questions_are_answered(manager, path):
+def test_odd_questions_are_answered(manager: Any, path: Any) -> None:
     """Half characters, numbers that are none, long names: each is answered, none fails the server."""
     client = client_of(manager, "all")
     for odd in (

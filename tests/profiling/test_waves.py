@@ -217,7 +217,7 @@ def test_jobs_alike_share_a_trial() -> None:
 
 @pytest.mark.parametrize(("hparams", "kept"), [({"batches": 9}, True), ({"epochs": 2}, False)])
 def test_what_lacks_the_length_of_the_data_is_measured_again(hparams: dict[str, int], kept: bool) -> None:
-    jobs = [dataclasses.replace(job(0, 0.3, 1000), hparams=HParams(**hparams))]
+    jobs = [dataclasses.replace(job(0, 0.3, 1000), hparams=HParams(**hparams))]  # type: ignore[arg-type]
     blank = Knowledge.of(jobs, cluster(2), TECHNIQUES)
     (first, *_) = blank.grid
     works = measure(first, blank, batches_per_epoch=0)

@@ -51,10 +51,10 @@ def context(active: int) -> Any:
 
 @pytest.mark.parametrize("objective", ["makespan", "mean-completion"])
 def test_a_plan_is_made_around_what_others_run_and_its_gap_is_to_that(ledger: Ledger, objective: str) -> None:
-    settings = SweepSettings(cluster=Cluster(NODE), group="sweep", planning_seconds=5.0, objective=objective)
+    settings = SweepSettings(cluster=Cluster(NODE), group="sweep", planning_seconds=5.0, objective=objective)  # type: ignore[arg-type]
     others = others_now(context(1), "own/run/sweep", OWN)
     problem = around_others(OWN, others, ())
-    assert problem.free["n"] == (pytest.approx(50, abs=2), 0.0)
+    assert problem.free["n"] == (pytest.approx(50, abs=2), 0.0)  # type: ignore[comparison-overlap]
     stand = Stand(settings=settings, number=1, problem=OWN, jobs={}, estimates={})
     going = GoingOn(("a",), {}, (), math.inf, Situation({"a": 1.0}), ())
     operator = PlanOperator(task_id="plan", settings=settings, profile_tasks=[])
@@ -63,7 +63,7 @@ def test_a_plan_is_made_around_what_others_run_and_its_gap_is_to_that(ledger: Le
     plan = among_others(others, facts, problem, decided, None).adoption.plan
     (assigned,) = plan.assignments
     assert (assigned.technique, assigned.device_ids) == ("one", (1,))
-    assert (plan.makespan, plan.gap) == (pytest.approx(20.0), pytest.approx(0.0, abs=1e-6))
+    assert (plan.makespan, plan.gap) == (pytest.approx(20.0), pytest.approx(0.0, abs=1e-6))  # type: ignore[comparison-overlap]
 
 
 def test_a_sweep_whose_dag_run_has_ended_is_no_other(ledger: Ledger) -> None:

@@ -285,7 +285,7 @@ def train_late(requests: list[TrainRequest], ranks: Ranks) -> list[tuple[list[fl
             stepped[0] += 1
 
         BlockStream._step = note  # type: ignore[method-assign]
-        BlockStream._step_with = note_later  # type: ignore[method-assign]
+        BlockStream._step_with = note_later  # type: ignore[assignment, method-assign]
         train(request, dataclasses.replace(ranks, _emit=heard))
         found.append((losses, stepped[0]))
     return found
@@ -337,7 +337,7 @@ def clipped(model: Model, **spilled: Any) -> tuple[list[torch.Tensor], int]:
         parallel.finish_gradients()
         parallel.step_later(optimizer)
         parallel.clip_gradients(0.1)
-        later += sum(block.linear.weight.grad is None for block in model.blocks)
+        later += sum(block.linear.weight.grad is None for block in model.blocks)  # type: ignore[union-attr]
         optimizer.step()
         parallel.drop_gradients()
     parallel.complete_steps()
@@ -345,7 +345,7 @@ def clipped(model: Model, **spilled: Any) -> tuple[list[torch.Tensor], int]:
 
 
 def reads_weights(blocks: Sequence[nn.Module], x: torch.Tensor) -> torch.Tensor:
-    return once(blocks, x) / float(blocks[3].linear.weight.detach().norm())
+    return once(blocks, x) / float(blocks[3].linear.weight.detach().norm())  # type: ignore[no-any-return, operator, union-attr]
 
 
 @pytest.mark.parametrize("late", [False, True])

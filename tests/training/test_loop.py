@@ -221,9 +221,9 @@ def test_what_gpus_may_round(chosen: str, rounds: bool, way: Callable[[], object
         assert [backend.allow_tf32 for backend in backends] == [rounds, rounds]
         assert torch.get_float32_matmul_precision() == ("high" if rounds else "highest")
         cudnn = torch.backends.cudnn
-        found = {part.fp32_precision for part in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)}
+        found = {part.fp32_precision for part in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)}  # type: ignore[attr-defined]
         assert found == {"tf32" if rounds else "ieee"}
-        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"  # type: ignore[attr-defined]
 
     try:
         way()
@@ -233,7 +233,7 @@ def test_what_gpus_may_round(chosen: str, rounds: bool, way: Callable[[], object
             check(False)
         check(rounds)
     finally:
-        torch.backends.fp32_precision = "none"
+        torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
         torch.backends.cudnn.fp32_precision = "none"
         precision.use("float32")
 

@@ -37,7 +37,7 @@ class Block(nn.Module):
         x = x + self.down(torch.tanh(self.up(self.norm(x)))) + self.frozen(x)
         if (x[:, 0] > 0.5).any():
             x = x + self.seldom(x) * (x[:, :1] > 0.5)
-        return x + self.both(x) * self.both.weight.mean()
+        return x + self.both(x) * self.both.weight.mean()  # type: ignore[no-any-return]
 
 
 def blocks() -> nn.Module:

@@ -41,7 +41,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
         said.append("step")
         return step(self, closure)
 
-    each = loop.each_of_the_job
+    each = loop.each_of_the_job  # type: ignore[attr-defined]
 
     def noted_each(what: str, items: Iterator[Any]) -> Iterator[Any]:
         given = each(what, items)

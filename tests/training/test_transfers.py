@@ -123,7 +123,7 @@ def trained(
             parallel.step_later(steps)
             parallel.clip_gradients(0.1)
         if spilled and clip:
-            left = sum(block.cast.weight.grad is not None for block in list(model)[1:-1])
+            left = sum(block.cast.weight.grad is not None for block in list(model)[1:-1])  # type: ignore[call-overload]
             later = (step + 1) * micro_batches >= _WATCHED
             assert left == (min(spilled.get("stay", 0), depth - 1) if later else depth)
         steps.step()
