@@ -135,10 +135,8 @@ def outages(cluster: Any) -> Any:
         ["saturn", "devices", "--json"], env=cluster.environment("gpu-a"), capture_output=True, text=True
     ).stdout
 
+    _clear_plan_alone(sweep)
     begin = time.monotonic()
-    # Alone, without the tasks that train by it.
-    plan = next(t for t in cluster.airflow.tasks(sweep.dag_id, sweep.run_id) if t["task_id"] == "sweep.plan")
-    cluster.airflow.clear(sweep.dag_id, sweep.run_id, plan)
     cluster.kill("mlflow")
     cluster.kill("gpu-a")
     killed = time.monotonic()
@@ -163,6 +161,17 @@ def outages(cluster: Any) -> Any:
     sweep.hurry(*jobs)
     patiently(cluster, _whatever(sweep.ended), 480, sweep.states)
     return seen
+
+
+def _clear_plan_alone(sweep: Watched) -> None:
+    """Without the tasks that train by it; it is handed on again."""
+
+    def plan() -> Any:
+        tasks = sweep.cluster.airflow.tasks(sweep.dag_id, sweep.run_id)
+        return next(task for task in tasks if task["task_id"] == "sweep.plan")
+
+    sweep.cluster.airflow.clear(sweep.dag_id, sweep.run_id, plan())
+    sweep.cluster.wait_until(lambda: plan()["state"] == "success", 240, sweep.states)
 
 
 def _is_followed_again(sweep: Watched, job: str) -> bool:
