@@ -8,8 +8,18 @@ from typing import Any
 import torch
 
 from saturn_airflow.launch import job_log
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import precision
 from saturn_airflow.training.batches import GlobalBatch
+
+
+def pays(job: Job, device: torch.device) -> bool:
+    """Whether batches may be fetched ahead for ``job``, and gain by it.
+
+    A CPU computes when it is asked, so there is nothing to fill. And what a job's own functions do after a
+    step may be for the next batch, such as to make a curriculum harder.
+    """
+    return device.type == "cuda" and job.on_step is None
 
 
 class Ahead:

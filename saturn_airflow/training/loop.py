@@ -21,6 +21,7 @@ from saturn_airflow.launch.users_code import common_to_alike, each_of_the_job
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, blocks, unsupported
 from saturn_airflow.training import (
+    ahead,
     batches,
     checkpoints,
     initial_weights,
@@ -31,7 +32,6 @@ from saturn_airflow.training import (
     stepping,
     timing,
 )
-from saturn_airflow.training.ahead import Ahead
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.callbacks import Callbacks
 from saturn_airflow.training.evaluating import Evaluation
@@ -301,7 +301,8 @@ class Training:
         given = self.data.batches(self.position, self.cut, None if measure is not None else limit)
         each = each_of_the_job(f"load_dataloader {self.job.load_dataloader!r}", given)
         # What is fetched by index changes nothing that a checkpoint keeps.
-        upcoming = Ahead(each, isinstance(self.data, Table), self.objective.prepare_ahead)
+        possible = isinstance(self.data, Table) and ahead.pays(self.job, self.ranks.device)
+        upcoming = ahead.Ahead(each, possible, self.objective.prepare_ahead)
         self._begin_to_train()
         timed_since = math.inf
         while not stop:

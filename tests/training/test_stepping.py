@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from saturn_airflow.launch.request import NotANumberError, TrainRequest
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams, Job
-from saturn_airflow.training import loop, stepping
+from saturn_airflow.training import ahead, loop, stepping
 from saturn_airflow.training.ranks import Ranks
 
 HERE = Ranks(rank=0, size=1, device=torch.device("cpu"))
@@ -52,6 +52,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
             yield fetched
 
     monkeypatch.setattr(loop, "each_of_the_job", noted_each)
+    monkeypatch.setattr(ahead, "pays", lambda job, device: job.on_step is None)  # as on a GPU
     monkeypatch.setattr(stepping, "_read", noted_read)
     monkeypatch.setattr(torch.optim.AdamW, "step", noted_step)
     yield
@@ -98,7 +99,9 @@ def without_end(outputs: Any, targets: Any) -> torch.Tensor:
     return loss(outputs, targets) * float("inf")
 
 
-def trained(loss_function: str = "loop_jobs:loss", **options: Any) -> list[dict[str, Any]]:
+def trained(
+    loss_function: str = "loop_jobs:loss", on_step: str | None = None, **options: Any
+) -> list[dict[str, Any]]:
     """Train for an epoch: what was told of each step."""
     job = Job(
         "j",
@@ -107,6 +110,7 @@ def trained(loss_function: str = "loop_jobs:loss", **options: Any) -> list[dict[
         loss_function,
         hparams=HParams(lr=0.1, optimizer="torch.optim:AdamW", clip_grad_norm=1.0),
         data_args=options,
+        on_step=on_step,
     )
     told: list[dict[str, Any]] = []
     request = TrainRequest(job=job.to_dict(), technique="single")
@@ -130,6 +134,20 @@ def test_what_depends_on_the_loss_waits_for_it() -> None:
 def test_where_samples_depend_on_those_before_nothing_is_fetched_ahead() -> None:
     trained(kind="counts")
     assert said == [what for number in range(4) for what in (f"fetch {number}", "step", "read")]
+
+
+def after_a_step(told: dict[str, Any]) -> None:
+    said.append("told")
+
+
+def test_where_the_job_hears_of_its_steps_nothing_is_fetched_before_it_did() -> None:
+    trained(on_step="test_stepping:after_a_step")
+    assert said == [what for number in range(4) for what in (f"fetch {number}", "step", "read", "told")]
+
+
+def test_a_cpu_has_nothing_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert not ahead.pays(Job("j", "m:m", "m:d", "m:l"), HERE.device)
 
 
 def test_a_batch_that_fails_is_told_when_it_is_its_turn() -> None:
