@@ -302,7 +302,7 @@ class Training:
         each = each_of_the_job(f"load_dataloader {self.job.load_dataloader!r}", given)
         # What is fetched by index changes nothing that a checkpoint keeps.
         possible = isinstance(self.data, Table) and ahead.pays(self.job, self.ranks.device)
-        upcoming = ahead.Ahead(each, possible, self.objective.prepare_ahead)
+        upcoming = ahead.Ahead(each, possible, lambda data: self.objective.prepare_ahead(data))
         self._begin_to_train()
         timed_since = math.inf
         while not stop:

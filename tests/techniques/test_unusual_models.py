@@ -70,7 +70,7 @@ EXACT: dict[str, tuple[Strategy, ...]] = {
     "one block many times": (AT_ONCE,),
     "a layer many times": (DDP, FSDP),
     "a named tuple": (FSDP, PIPELINE),
-    "an object": (DDP, PIPELINE),
+    "an object": (DDP, FSDP, PIPELINE),
     "a tensor beside an object": (FSDP,),
     "gradients turned around": (FSDP, PIPELINE),
     "codes without a gradient of their own": (FSDP, PIPELINE),
@@ -102,7 +102,6 @@ REFUSED: list[tuple[str, Strategy, str]] = [
     ("blocks checkpointed", PIPELINE, "leave that to pipeline"),
     ("blocks that change their inputs", SPILL, "an input of block 'blocks.0' is changed in place"),
     ("blocks that change their inputs", FSDP, "changed in place"),
-    ("an object", FSDP, "returns tensors in a Predicted"),
     ("a fixed point", PIPELINE, "once each and in order"),
 ]
 CELLS = [(name, strategy) for name, strategies in EXACT.items() for strategy in strategies]
