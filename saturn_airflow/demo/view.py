@@ -41,7 +41,9 @@ def result_table(result: Mapping[str, Any]) -> Table:
         (metric.replace("_", " "), "right"),
         ("", "left"),
     ):
-        table.add_column(name, justify=justify, no_wrap=name == "job")  # type: ignore[arg-type]
+        # Words are not broken, also where the terminal has 80 columns.
+        whole = max(map(len, name.split()), default=0)
+        table.add_column(name, justify=justify, min_width=whole, no_wrap=name == "job")  # type: ignore[arg-type]
     for outcome in result["jobs"]:
         failed = outcome["status"] != "finished"
         value = {**outcome, **(outcome.get("metrics") or {})}.get(metric)
