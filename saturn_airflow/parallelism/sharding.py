@@ -271,7 +271,7 @@ def _opened(unit: nn.Module, args: Any, output: Any) -> Any:
 
 def _closed(unit: nn.Module, args: Any, output: Any) -> Any:
     """The output that was opened, with the tensors that FSDP has made of its own."""
-    if not (isinstance(output, tuple) and isinstance(output[-1], _Closing)):
+    if not (isinstance(output, tuple) and output and isinstance(output[-1], _Closing)):
         return output
     leaves, closing = output
     for place, given in closing.objects.items():

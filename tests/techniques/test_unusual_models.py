@@ -12,6 +12,7 @@ from typing import Any
 
 import odd
 import pytest
+import torch
 import unusual
 from cells import Strategy, job, run
 from cells import request as train_request
@@ -20,6 +21,7 @@ from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model import references
 from saturn_airflow.model.jobs import HParams
+from saturn_airflow.parallelism import sharding
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.guarding.guarded import check
 from saturn_airflow.training.ranks import Ranks
@@ -172,3 +174,10 @@ def test_is_refused_with_the_reason(name: str, strategy: Strategy, words: str, t
         ranks_module.launch(check_all, [request], size=strategy.devices)
     assert raised.value.failure.status in ("does_not_fit", "changes_result")
     assert words in raised.value.failure.reason
+
+
+def test_what_a_block_returns_comes_out_of_fsdps_hooks_as_it_was() -> None:
+    block = torch.nn.Identity()
+    outputs: tuple[Any, ...] = ((), (1,), [], {}, None)
+    for output in outputs:
+        assert sharding._closed(block, (), sharding._opened(block, (), output)) == output
