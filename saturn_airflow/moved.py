@@ -48,6 +48,9 @@ _MOVES = {
     ("training", "training.optim"): "alike elementwise group_state mixing optimizers plain_values",
 }
 
+#: By the old module, what was in it and is in another now than the module's other names: ``name:module``.
+_MOVED_APART = {"saturn_airflow.jobs": ("grid", "saturn_airflow.model.grids")}
+
 
 def _names() -> dict[str, str]:
     names = {}
@@ -76,6 +79,9 @@ class _OldNames:
         now = self.now[spec.name]
         warnings.warn(f"{spec.name} is now {now}; its old name goes in 0.3", DeprecationWarning, stacklevel=2)
         module = importlib.import_module(now)
+        if elsewhere := _MOVED_APART.get(spec.name):
+            apart, holder = elsewhere
+            setattr(module, apart, getattr(importlib.import_module(holder), apart))
         self.specs[spec.name] = module.__spec__
         return module
 

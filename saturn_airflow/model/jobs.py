@@ -315,14 +315,6 @@ class Job:
             raise InvalidSweepError(f"{what}: {error}") from None
 
 
-def __getattr__(name: str) -> Any:
-    if name == "grid":  # where it was
-        from saturn_airflow.model.grids import grid
-
-        return grid
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 def check_jobs(jobs: Sequence[Job]) -> None:
     """Check what can only be seen of all jobs of a sweep together.
 

@@ -10,12 +10,7 @@ ROOT = Path(__file__).parents[2]
 #: By a name for each, the modules of the circles that are left. None may be added; who takes one apart takes
 #: it off this list.
 LEFT = {
-    "jobs and grids of them, which were in one module": "model.grids model.jobs model.variations",
     "what is sent to MLflow": "tracking.estimate_store tracking.sender tracking.sending",
-    "what techniques are written with": (
-        "library parallelism.batch_norm parallelism.parallel training.beside_tensors training.checkpoints"
-        " training.exports training.loading training.ranks training.session training.state"
-    ),
     "a LightningModule and its steps": "training.own_step.lightning training.own_step.stepping",
     "a Trainer and its callback": "training.trainers.telling training.trainers.training",
     "the loop and its parts, which take it": (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import saturn_airflow
 from saturn_airflow.moved import _names
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,12 @@ def test_an_old_name_is_the_module_itself(old: str, new: str) -> None:
     assert found is importlib.import_module(new)
     assert found.__spec__ is not None
     assert (found.__name__, found.__spec__.name) == (new, new)
+
+
+def test_an_old_module_has_what_is_in_another_now() -> None:
+    sys.modules.pop("saturn_airflow.jobs", None)
+    with pytest.warns(DeprecationWarning, match=r"saturn_airflow\.jobs is now"):
+        assert importlib.import_module("saturn_airflow.jobs").grid is saturn_airflow.grid
 
 
 def test_an_old_name_can_be_run() -> None:
