@@ -10,55 +10,37 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import statistics
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.model import json_text
-from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.estimates import Estimate, Key
-from saturn_airflow.tracking import parameters, server, unique
-from saturn_airflow.tracking.outbox import Outbox, Record
+from saturn_airflow.tracking import server
+from saturn_airflow.tracking.estimate_observations import (
+    EXPERIMENT,
+    FINGERPRINT_TAG,
+    FORMAT,
+    OBSERVATION_TAG,
+    Observation,
+    read,
+)
+from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.sender import Sender
 from saturn_airflow.tracking.sending import send_patiently
-from saturn_airflow.tracking.server import RecordRefusedError, RunGoneError, TrackingError
+from saturn_airflow.tracking.server import TrackingError
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 log = logging.getLogger(__name__)
 
-Observation = dict[str, Any]
-
-EXPERIMENT = "saturn-estimates"
-#: Raise it when what an observation holds changes its meaning: others are ignored with a note.
-FORMAT = 2
-#: Observations of one estimate that are kept; older ones make room.
-KEPT = 10
 #: Days after which an observation counts half.
 HALF_LIFE_DAYS = 14.0
 #: Days after which what could not run is tried again: a driver, a model or a node may have changed since.
 REASON_DAYS = 7.0
-
-_OBSERVATION_TAG = "saturn.observation."
-_FINGERPRINT_TAG = "saturn.fingerprint"
-_METRICS = (
-    "seconds_per_batch",
-    "spread",
-    "launch_seconds",
-    "setup_seconds",
-    "evaluation_seconds",
-    "ending_seconds",
-    "batches",
-    "batches_per_epoch",
-    "peak_device_bytes",
-    "peak_host_bytes",
-)
 
 
 @dataclass(frozen=True)
@@ -131,7 +113,7 @@ def find(
     try:
         experiment = server.experiment_id(uri, EXPERIMENT)
         for fingerprint in wanted:
-            for run in _runs(uri, experiment, f"tags.`{_FINGERPRINT_TAG}` = '{fingerprint}'"):
+            for run in _runs(uri, experiment, f"tags.`{FINGERPRINT_TAG}` = '{fingerprint}'"):
                 for seen in _observations(run, versions or {}):
                     observations.setdefault(seen["estimate"].key, []).append(seen)
     except TrackingError as error:
@@ -155,54 +137,6 @@ def everything(uri: str) -> list[Known]:
         assert estimate is not None
         found.append(Known(last.get("job", ""), estimate, last["source"], last["versions"]))
     return found
-
-
-def send(uri: str, record: Record) -> None:
-    """Write one ``estimate`` record; writing it again changes nothing.
-
-    :raises MlflowAwayError: when MLflow does not answer.
-    """
-    from mlflow.entities import Metric, RunTag
-
-    observation = record["observation"]
-    estimate = Estimate.from_dict(observation["estimate"])
-    mlflow = server.client(uri)
-    run = unique.find_or_create(
-        uri,
-        server.experiment_id(uri, EXPERIMENT),
-        "\n".join((estimate.fingerprint, estimate.technique, str(estimate.devices), estimate.kind)),
-        ("fingerprint", estimate.fingerprint),
-        f"{record['name']} {estimate.technique} x{estimate.devices} {estimate.kind}",
-        {_FINGERPRINT_TAG: estimate.fingerprint},
-        observation["time"],
-    )
-    run_id = run.info.run_id
-    metrics = {} if estimate.reason else {name: getattr(estimate, name) for name in _METRICS}
-    tags = {
-        "job": observation.get("job"),
-        "reason": estimate.reason or "",
-        "stale": estimate.stale or "",
-        "source": observation["source"],
-        "observed": _date(observation["time"]),
-        "parameters": json.dumps(dict(estimate.parameters), sort_keys=True),
-        "version.technique": estimate.version,
-        **{f"version.{key}": value for key, value in observation["versions"].items()},
-    }
-    with server.answers():
-        for key in ("technique", "devices", "kind"):
-            mlflow.log_param(run_id, key, str(getattr(estimate, key)), synchronous=True)
-        mlflow.log_batch(
-            run_id,
-            metrics=[Metric(key, value, observation["time"], 0) for key, value in metrics.items()],
-            tags=[
-                RunTag(_OBSERVATION_TAG + record["id"], json.dumps(observation)),
-                *(RunTag(key, value) for key, value in parameters.tags(tags).items()),
-            ],
-            synchronous=True,
-        )
-        if run.info.status == "RUNNING":
-            mlflow.set_terminated(run_id, "FINISHED", observation["time"])
-    _make_room(uri, run)
 
 
 def _keep(
@@ -262,8 +196,8 @@ def _observations(run: Run, versions: Mapping[str, str] | None) -> list[Observat
 
     :param versions: under which they must have been seen; None for any.
     """
-    texts = [value for key, value in run.data.tags.items() if key.startswith(_OBSERVATION_TAG)]
-    found = [seen for text in texts if (seen := _read(text, versions, run.info.run_name or "")) is not None]
+    texts = [value for key, value in run.data.tags.items() if key.startswith(OBSERVATION_TAG)]
+    found = [seen for text in texts if (seen := read(text, versions, run.info.run_name or "")) is not None]
     return sorted(found, key=lambda seen: float(seen["time"]))
 
 
@@ -279,27 +213,9 @@ def _unsent(
             for record, _ in records:
                 if record.get("kind") != "estimate":
                     continue
-                seen = _read(json.dumps(record.get("observation")), versions, str(record.get("name")))
+                seen = read(json.dumps(record.get("observation")), versions, str(record.get("name")))
                 if seen is not None and seen["estimate"].fingerprint in fingerprints:
                     yield seen
-
-
-def _read(text: str, versions: Mapping[str, str] | None, name: str) -> Observation | None:
-    """An observation with its estimate; None, with a note, where it can't be used."""
-    try:
-        seen: Observation = json_text.parse(text)
-        if seen["format"] != FORMAT:
-            log.info("%s: an estimate in format %s is ignored", name, seen["format"])
-        elif versions is not None and seen["versions"] != dict(versions):
-            log.info("%s: an estimate under %s is ignored", name, seen["versions"])
-        else:
-            estimate = Estimate.from_dict(seen["estimate"])
-            estimate.check()
-            told = {"job": str(seen.get("job", "")), "source": str(seen["source"])}
-            return {**seen, **told, "time": _finite(seen["time"]), "estimate": estimate}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, SaturnError) as error:
-        log.info("%s: an estimate that can't be read is ignored (%s)", name, error)
-    return None
 
 
 def _combined(observations: Sequence[Observation], forgetful: bool = True) -> Estimate | None:
@@ -392,34 +308,3 @@ def _mean(weighted: Iterable[tuple[float, float]]) -> float:
     # What is ages old counts nothing, unless there is nothing else.
     whole = sum(weight for _, weight in pairs) or None
     return sum(value * (weight if whole else 1) for value, weight in pairs) / (whole or len(pairs))
-
-
-def _finite(number: Any) -> float:
-    if not math.isfinite(found := float(number)):
-        raise ValueError(f"{number!r} is no time")
-    return found
-
-
-def _make_room(uri: str, run: Run) -> None:
-    """Forget the oldest observations beyond those that are kept."""
-    mlflow = server.client(uri)
-    with server.answers():
-        tags = mlflow.get_run(run.info.run_id).data.tags
-    keys = [key for key in tags if key.startswith(_OBSERVATION_TAG)]
-    for key in sorted(keys, key=lambda key: _time_of(tags[key]))[:-KEPT]:
-        try:
-            with server.answers():
-                mlflow.delete_tag(run.info.run_id, key)
-        except (RecordRefusedError, RunGoneError):
-            pass  # another sweep was quicker
-
-
-def _date(milliseconds: float) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(" ", "minutes")
-
-
-def _time_of(observation: str) -> float:
-    try:
-        return float(json_text.parse(observation)["time"])
-    except (ValueError, KeyError, TypeError, OverflowError):
-        return 0.0

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.model import formats
-from saturn_airflow.tracking import models, parameters, server, unique
+from saturn_airflow.tracking import estimate_observations, models, parameters, server, unique
 from saturn_airflow.tracking.outbox import OUTBOX, Outbox, Record
 from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
 
@@ -170,9 +170,7 @@ class Sender:
                 case "end":
                     self._end(record)
                 case "estimate":
-                    from saturn_airflow.tracking import estimate_store
-
-                    estimate_store.send(self.uri, record)
+                    estimate_observations.send(self.uri, record)
                 case "torn":
                     pass
                 case _:

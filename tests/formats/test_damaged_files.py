@@ -41,7 +41,7 @@ from saturn_airflow.planning.presenting.plan_files import read_plan
 from saturn_airflow.profiling import measure
 from saturn_airflow.sharing.arrivals_file import ArrivalsFile
 from saturn_airflow.sharing.forecast import plan_together
-from saturn_airflow.tracking import estimate_store, past_errors, sweeps
+from saturn_airflow.tracking import estimate_observations, estimate_store, past_errors, sweeps
 from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.training import initial_weights
 from saturn_airflow.training.exports import load_exported
@@ -473,7 +473,7 @@ def test_a_compose_file(content: bytes) -> None:
 
 
 SEEN = {
-    "format": estimate_store.FORMAT,
+    "format": estimate_observations.FORMAT,
     "versions": {"torch": "2"},
     "source": "measured",
     "job": "a",
@@ -488,10 +488,12 @@ SEEN = {
 def test_estimates_in_mlflow(content: bytes) -> None:
     with one_message("estimates"):
         text = content.decode(errors="replace")
-        found = [estimate_store._read(one, None, "n") for one in (json.dumps(SEEN), text, json.dumps(SEEN))]
+        found = [
+            estimate_observations.read(one, None, "n") for one in (json.dumps(SEEN), text, json.dumps(SEEN))
+        ]
         seen = [one for one in found if one is not None]
         assert len(seen) >= 2
-        assert estimate_store._time_of(text) is not None
+        assert estimate_observations._time_of(text) is not None
         combined = estimate_store._combined(seen, forgetful=False)
         assert combined is not None
         combined.check()

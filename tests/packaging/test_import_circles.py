@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[2]
 #: By a name for each, the modules of the circles that are left. None may be added; who takes one apart takes
 #: it off this list.
 LEFT = {
-    "what is sent to MLflow": "tracking.estimate_store tracking.sender tracking.sending",
     "a LightningModule and its steps": "training.own_step.lightning training.own_step.stepping",
     "a Trainer and its callback": "training.trainers.telling training.trainers.training",
     "the loop and its parts, which take it": (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from saturn_airflow.model.estimates import Estimate
-from saturn_airflow.tracking import estimate_store, server
+from saturn_airflow.tracking import estimate_observations, estimate_store, server
 
 
 def estimate(fingerprint: str, **changes: Any) -> Estimate:
@@ -41,7 +41,7 @@ def mark() -> str:
 
 
 def runs(uri: str, fingerprint: str) -> list[Any]:
-    experiment = server.experiment_id(uri, estimate_store.EXPERIMENT)
+    experiment = server.experiment_id(uri, estimate_observations.EXPERIMENT)
     return list(server.client(uri).search_runs([experiment], f"params.fingerprint = '{fingerprint}'"))
 
 
@@ -149,7 +149,7 @@ ANOTHER_FORMAT = {
     "versions": {},
     "estimate": estimate("x").to_dict(),
 }
-ANOTHER_FIELD = {**ANOTHER_FORMAT, "format": estimate_store.FORMAT, "estimate": {"colour": "red"}}
+ANOTHER_FIELD = {**ANOTHER_FORMAT, "format": estimate_observations.FORMAT, "estimate": {"colour": "red"}}
 
 
 @pytest.mark.parametrize("other", [json.dumps(ANOTHER_FORMAT), json.dumps(ANOTHER_FIELD), "not json", "3"])
@@ -182,7 +182,7 @@ def test_the_retry_of_a_task_adds_nothing(embedded_uri: str, mark: str, tmp_path
 
 
 def test_the_oldest_observations_make_room(embedded_uri: str, mark: str, tmp_path: Path) -> None:
-    for n in range(estimate_store.KEPT + 3):
+    for n in range(estimate_observations.KEPT + 3):
         estimate_store.record(embedded_uri, [estimate(mark, batches=1, seconds_per_batch=float(n))], tmp_path)
     (run,) = runs(embedded_uri, mark)
     seconds = [
@@ -190,7 +190,7 @@ def test_the_oldest_observations_make_room(embedded_uri: str, mark: str, tmp_pat
         for key, value in run.data.tags.items()
         if key.startswith("saturn.observation.")
     ]
-    assert sorted(seconds) == [float(n) for n in range(3, estimate_store.KEPT + 3)]
+    assert sorted(seconds) == [float(n) for n in range(3, estimate_observations.KEPT + 3)]
 
 
 def update_again_and_again(uri: str, fingerprint: str, folder: Path) -> None:
