@@ -16,6 +16,8 @@ from saturn_airflow.operators.train_task import OUTCOME_KEY
 
 #: A watch that looks just now can't be skipped; its look takes a few seconds.
 _LOOK_SECONDS = 10.0
+#: States of tasks that do not train yet, or not again: whoever sees one is not the last. No state is `null`.
+_TO_COME = ["null", *(s.value for s in TaskInstanceState if s not in (*ENDED, TaskInstanceState.RUNNING))]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,8 @@ def skip_rounds_after(context: Context, settings: SweepSettings, number: int) ->
 def skip_reserve_after_last(context: Context, settings: SweepSettings, number: int, node: str) -> None:
     """Have Airflow skip the round in reserve and what would call for it, if all other training has ended.
 
-    The same holds as for :func:`skip_rounds_after`.
+    The same holds as for :func:`skip_rounds_after`. Airflow is asked for a number first: that of each task's
+    state by all tasks would grow with the square of the jobs.
 
     :param context: of the task that trains on ``node`` in round ``number``, and is about to end.
     """
@@ -43,7 +46,10 @@ def skip_reserve_after_last(context: Context, settings: SweepSettings, number: i
     until = time.monotonic() + _LOOK_SECONDS
     try:
         watching: Any = context["dag"].get_task(watch)
-        asked = [watch, *watching.train_tasks.values()]
+        trains = list(watching.train_tasks.values())
+        if ti.get_ti_count(dag_id=ti.dag_id, task_ids=trains, run_ids=[ti.run_id], states=_TO_COME):
+            return
+        asked = [watch, *trains]
         while True:
             found = ti.get_task_states(dag_id=ti.dag_id, task_ids=asked, run_ids=[ti.run_id])
             states = found.get(ti.run_id, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -57,11 +58,17 @@ def skipped(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def context(*states: dict[str, str | None], outcomes: dict[int, str] | None = None) -> Any:
     """That of the first job on gpu-a; Airflow answers with ``states``, one after another."""
     answers = list(states)
+
+    def count(task_ids: list[str], states: list[str], **_: Any) -> int:
+        found = {key: state for key, state in answers[0].items() if key.startswith(tuple(task_ids))}
+        return sum((state or "null") in states for state in found.values())
+
     ti = SimpleNamespace(
         dag_id="dag",
         run_id="run",
         task_id=ON_A,
         map_index=0,
+        get_ti_count=count,
         get_task_states=lambda **asked: {"run": dict(answers.pop(0) if len(answers) > 1 else answers[0])},
         xcom_pull=lambda task_ids, key, map_indexes: (
             {"status": (outcomes or {})[map_indexes]} if map_indexes in (outcomes or {}) else None
@@ -116,6 +123,42 @@ def test_a_watch_that_looks_just_now_is_skipped_after_its_look(skipped: list[lis
     looks = {**states, "sweep.watch": "running"}
     end(context(looks, looks, {**states, "sweep.watch": "up_for_reschedule"}))
     assert len(skipped) == 3
+
+
+def test_what_is_asked_of_airflow_grows_with_the_jobs_and_not_with_their_square(
+    skipped: list[list[str]],
+) -> None:
+    """Two tasks train at once on each node; as one ends, another begins."""
+
+    def answered(jobs: int) -> tuple[int, int]:
+        """How many requests, and how many tasks' states were in the answers."""
+        tasks = [f"{(ON_A, ON_B)[i % 2]}_{i // 2}" for i in range(jobs)]
+        requests = states = 0
+        for ending in range(jobs):
+            now = dict.fromkeys(tasks[:ending], "success")
+            now |= dict.fromkeys(tasks[ending : ending + 4], "running")
+            now |= dict.fromkeys(tasks[ending + 4 :], "scheduled")
+            found = context(now)
+            found["ti"].task_id, _, index = tasks[ending].rpartition("_")
+            found["ti"].map_index = int(index)
+            count, ask = found["ti"].get_ti_count, found["ti"].get_task_states
+
+            def counted(of: Any, **asked: Any) -> Any:
+                nonlocal requests, states
+                answer = of(**asked)
+                requests += 1
+                states += 1 if isinstance(answer, int) else len(answer["run"])
+                return answer
+
+            found["ti"].get_ti_count = partial(counted, count)
+            found["ti"].get_task_states = partial(counted, ask)
+            skip_reserve_after_last(found, settings(), 1, found["ti"].task_id.rpartition(".")[2])
+        return requests, states
+
+    small, large = answered(20), answered(200)
+    assert len(skipped) == 2, "the last of each did"
+    assert large[0] <= 200 + 4
+    assert large[1] <= 11 * small[1], (small, large)
 
 
 def test_training_has_ended_whatever_airflow_answers(caplog: pytest.LogCaptureFixture) -> None:
