@@ -87,6 +87,8 @@ class ReportOperator(BaseOperator):
         )
         outcomes, last_entries = at_last(context["ti"], self.plan_tasks, self.train_tasks)
         names = [job.name for job in jobs]
+        if not planned:
+            unplanned = of_no_plan(names, unplanned or [], self.plan_tasks[0])
         every = of_every_job(names, unplanned or [], outcomes)
         plan = Plan.from_dict(planned) if planned else None
         result = summarize(every, plan, devices_of(planned) or self.settings.cluster.devices)
@@ -238,6 +240,18 @@ def with_runs(run: SweepRun, outcomes: Sequence[Outcome]) -> list[Outcome]:
                 outcome = replace(outcome, run_id=run_id, model_uri=f"runs:/{run_id}/model")
         found.append(outcome)
     return found
+
+
+def of_no_plan(
+    names: Sequence[str], unplanned: Sequence[Mapping[str, Any]], plan_task: str
+) -> list[Mapping[str, Any]]:
+    """Why each job was not planned, where nothing was: as its plan's task said it, or that this failed.
+
+    :param unplanned: what the task said of jobs before it ended.
+    """
+    said = {entry["job"]: entry for entry in unplanned}
+    why = f"nothing was planned, since {plan_task} did not succeed; its log says why"
+    return [said.get(name) or {"job": name, "reason": why} for name in names]
 
 
 def of_every_job(

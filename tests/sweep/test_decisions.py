@@ -21,7 +21,7 @@ from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.operators import context
 from saturn_airflow.operators.actual_speeds import actual_speeds
 from saturn_airflow.operators.choosing import best_of, why_no_best
-from saturn_airflow.operators.report_task import estimate_errors, of_every_job, summarize
+from saturn_airflow.operators.report_task import estimate_errors, of_every_job, of_no_plan, summarize
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of, total_batches
 from saturn_airflow.profiling.trials import device_counts
@@ -139,6 +139,14 @@ def test_a_sweep_that_trained_nothing_has_a_result_too() -> None:
     assert result["failed"] == ["a"]
     assert result["actual_seconds"] == 0
     assert best_of(every, None, "min") is None
+
+
+def test_a_plan_that_failed_is_not_told_of_as_lost_training() -> None:
+    said = [{"job": "b", "reason": "fits nowhere"}]
+    found = of_every_job(["a", "b"], of_no_plan(["a", "b"], said, "sweep.plan"), [])
+    assert [o.status for o in found] == ["not_planned", "not_planned"]
+    assert found[0].reason == "nothing was planned, since sweep.plan did not succeed; its log says why"
+    assert found[1].reason == "fits nowhere"
 
 
 def test_what_was_resumed_says_nothing_of_the_estimate() -> None:
