@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.machinery
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -287,7 +288,10 @@ def find_spec(module_name: str) -> importlib.machinery.ModuleSpec | None:
         name = ".".join(parts[: depth + 1])
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
-            spec = find(name, path) if find else None
+            if finder is importlib.machinery.PathFinder and path is not None:
+                spec = _in_folders(name, path)
+            else:
+                spec = find(name, path) if find else None
             if spec is not None:
                 break
         if spec is None:
@@ -295,6 +299,22 @@ def find_spec(module_name: str) -> importlib.machinery.ModuleSpec | None:
         path = spec.submodule_search_locations
         if path is None and depth + 1 < len(parts):
             return None
+    return spec
+
+
+def _in_folders(name: str, folders: Iterable[str]) -> importlib.machinery.ModuleSpec | None:
+    """What ``PathFinder`` finds; that wants a folder without ``__init__.py`` to have an imported parent."""
+    parts: list[str] = []
+    for folder in folders:
+        importer = pkgutil.get_importer(folder)
+        found = importer.find_spec(name) if importer is not None else None
+        if found is not None and found.loader is not None:
+            return found
+        parts += (found.submodule_search_locations or []) if found is not None else []
+    if not parts:
+        return None
+    spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = parts
     return spec
 
 

@@ -30,6 +30,18 @@ def test_what_exists_passes_without_being_run(name: str) -> None:
     assert "zoo" not in sys.modules
 
 
+def test_folders_without_init_are_packages_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "zoo" / "large" / "old").mkdir(parents=True)
+    for folder in ("zoo/large", "zoo/large/old"):
+        (tmp_path / folder / "models.py").write_text("def gpt2(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    check("zoo.large.models:gpt2", "job 'a': load_model")
+    check("zoo.large.old.models:gpt2", "job 'a': load_model")
+    with pytest.raises(InvalidSweepError, match="there is no module 'zoo.small.models'"):
+        check("zoo.small.models:gpt2", "job 'a': load_model")
+    assert "zoo" not in sys.modules
+
+
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize(
     ("name", "message"),
