@@ -8,8 +8,9 @@ go from one version to another with the same code and back, of a node or of the 
 
 Printed: faults by kind; the seconds from a fault until the job trained again (a step done), or until its task
 followed it again where training went on; where training ended, the seconds until the job's next run asked for
-its devices, which other sweeps may have by then; and the steps that were trained again. Exit status 1 when
-anything was wrong.
+its devices, which other sweeps may have by then; and the steps that were trained again. What needs a try of
+Airflow's waits for Airflow, too, where that was away: such seconds are told again of those faults from a
+minute before which to their end no service of the head was ended. Exit status 1 when anything was wrong.
 """
 
 from __future__ import annotations
@@ -20,11 +21,9 @@ import fcntl
 import json
 import os
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ import redis
 from machine import describe
 from releases import HEAD_SERVICES, UpgradableCluster, lay_out
 from soak_checks import References, events, left_behind, wrong_in_mlflow, wrong_results
+from soak_faults import ENDS_TASK, LOST, OF_JOBS, OF_NODES, OF_SERVICES, Fault, outcome_of, table
 
 from saturn_airflow.demo.airflow import Airflow
 from saturn_airflow.deployment.processes import end_on_signals
@@ -44,46 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks" / "soak"
 DAG, JOBS = "soaked", ("a-single", "b-single", "c-single", "d-ddp")
 NODES = ("gpu-a", "gpu-b")
-#: What ends a training, what ends the task that follows it, and what ends neither.
-OF_JOBS = ("rank killed", "supervisor killed", "task cleared", "task killed")
-LOST = "message lost with its worker"
-OF_NODES = (
-    "worker killed",
-    "worker's main process killed",
-    "node lost for 3 s",
-    "fork server killed",
-    "node upgraded",
-    LOST,
-)
-OF_SERVICES = {
-    "scheduler": 0.0,
-    "dag-processor": 0.0,
-    "triggerer": 0.0,
-    "redis": 0.0,
-    "postgres": 0.0,
-    "airflow": 15.0,
-    "mlflow": 15.0,
-    "head upgraded": 0.0,
-}
-ENDS_TRAINING = (*OF_JOBS[:3], "node lost for 3 s")
-ENDS_TASK = ("task killed", "worker killed", "worker's main process killed", "node upgraded", LOST)
 NO_ANSWER = (httpx.HTTPError, SaturnError)
-
-
-@dataclass
-class Fault:
-    """What happened, and to which training.
-
-    :param folder: the job's; None where nothing trained.
-    :param step: its last before.
-    """
-
-    kind: str
-    time: float
-    folder: Path | None
-    step: int
-    was_let_go: bool = False
-    followed_after: float | None = None
 
 
 class Soak:
@@ -300,59 +261,6 @@ class Soak:
         run_id, name = run.spec.holder.split("/")[1], run.spec.job.name
         tasks = self.airflow.tasks(DAG, run_id)
         return next(t for t in tasks if ".train" in t["task_id"] and t["rendered_map_index"] == name)
-
-
-def outcome_of(fault: Fault) -> dict[str, float | None]:
-    """Seconds until the job trained or was followed again and until it asked for devices, and steps again."""
-    if fault.folder is None:
-        return {"seconds": None, "steps": None, "asked": None}
-    seen = [e for e in events(fault.folder) if e["time"] > fault.time]
-    if fault.kind in ENDS_TRAINING:
-        start = next((e for e in seen if e["event"] == "start"), None)
-        if start is None:
-            return {"seconds": None, "steps": None, "asked": None}
-        before_it = {e["run"] for e in events(fault.folder) if e["time"] <= fault.time}
-        next_run = next((e for e in seen if e["run"] not in before_it), start)
-        step = next((e for e in seen if e["event"] == "step" and e["time"] > start["time"]), start)
-        before = [
-            e["step"] for e in events(fault.folder) if e["event"] == "step" and e["time"] < start["time"]
-        ]
-        # One that had not taken a step yet has none to train again.
-        steps = max(before, default=start["step"]) - start["step"]
-        asked = next_run["time"] - fault.time
-        return {"seconds": step["time"] - fault.time, "steps": steps, "asked": asked}
-    if fault.kind in ENDS_TASK:
-        return {"seconds": fault.followed_after, "steps": 0, "asked": None}
-    step = next((e for e in seen if e["event"] == "step"), None)
-    return {"seconds": None if step is None else step["time"] - fault.time, "steps": 0, "asked": None}
-
-
-def table(faults: list[Fault]) -> list[dict[str, Any]]:
-    """A row for each kind of fault."""
-    rows = []
-    for kind in sorted({fault.kind for fault in faults}):
-        outcomes = [outcome_of(fault) for fault in faults if fault.kind == kind]
-        seconds = [o["seconds"] for o in outcomes if o["seconds"] is not None]
-        steps = [o["steps"] for o in outcomes if o["steps"] is not None]
-        asked = [o["asked"] for o in outcomes if o["asked"] is not None]
-        what = "followed" if kind in ENDS_TASK else "trained"
-        rows.append(
-            {
-                "fault": kind,
-                "count": len(outcomes),
-                f"seconds_until_{what}_again": _spread(seconds),
-                "steps_trained_again": _spread(steps),
-                **({"seconds_until_devices_were_asked_for": _spread(asked)} if asked else {}),
-                "unknown": len(outcomes) - len(seconds),
-            }
-        )
-    return rows
-
-
-def _spread(values: list[float]) -> dict[str, float] | None:
-    if not values:
-        return None
-    return {"median": round(statistics.median(values), 1), "worst": round(max(values), 1)}
 
 
 def _is_locked(path: Path) -> bool:
