@@ -37,7 +37,7 @@ def test_folders_without_init_are_packages_too(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(tmp_path)
     check("zoo.large.models:gpt2", "job 'a': load_model")
     check("zoo.large.old.models:gpt2", "job 'a': load_model")
-    with pytest.raises(InvalidSweepError, match="there is no module 'zoo.small.models'"):
+    with pytest.raises(InvalidSweepError, match=r"there is no module 'zoo\.small\.models'"):
         check("zoo.small.models:gpt2", "job 'a': load_model")
     assert "zoo" not in sys.modules
 
