@@ -17,7 +17,7 @@ from saturn_airflow.parallelism.batch_norm import whole_batch_of
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 
-Kernels = Literal["fused", "fused shards", "many at once", "one by one"]
+Kernels = Literal["fused", "fused shards", "many at once", "two kinds"]
 
 
 class Parallel:
@@ -31,8 +31,8 @@ class Parallel:
     :param share: which of the batch's shares this rank computes, and
     :param shares: how many there are; gradients are then means over the shares.
     :param optimizer_kernels: how the optimizer may update the parameters: ``fused`` where all are plain
-        tensors, ``fused shards`` where all are shards, ``many at once`` where all are of one kind, or ``one
-        by one``.
+        tensors, ``fused shards`` where all are shards, ``many at once`` where all are of one kind but no
+        kernel for all is wanted, or ``two kinds`` where some are split over devices and others whole.
     """
 
     #: Whether a trainable parameter is without a gradient on some rank in this step, as the loop found out.

@@ -91,7 +91,7 @@ class Sharded(Parallel):
         units: Sequence[nn.Module] = (),
         whole: Sequence[str] = (),
     ) -> None:
-        kernels: Kernels = "one by one" if whole else "fused shards"
+        kernels: Kernels = "two kinds" if whole else "fused shards"
         super().__init__(
             model,
             ranks,

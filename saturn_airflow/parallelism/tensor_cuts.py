@@ -44,7 +44,7 @@ class TensorCut(Parallel):
 
     def __init__(self, model: nn.Module, ranks: Ranks, experts: Sequence[Experts]) -> None:
         # Cut and whole parameters side by side are too much for optimizers that take many in one kernel.
-        super().__init__(model, ranks, optimizer_kernels="one by one")
+        super().__init__(model, ranks, optimizer_kernels="two kinds")
         self._experts = experts
         self._partial: list[nn.Parameter] = []
         self._undecided: dict[str, nn.Parameter] = {}

@@ -57,8 +57,7 @@ def take(training: Training, batch: GlobalBatch, save_due: bool) -> tuple[bool, 
     # What it draws is the same on all ranks.
     rng.seed(hparams.seed, "optimizer", training.step)
     try:
-        with optimizers.stepping(hparams, parallel):
-            training.optimizer.step()
+        optimizers.take_step(training.optimizer, hparams, parallel)
     except Exception:
         _read(training, asked, batch)  # that the loss is no number says more
         raise

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from saturn_airflow.model.jobs import HParams
 from saturn_airflow.parallelism.parallel import Kernels, Parallel
-from saturn_airflow.training.optim.optimizers import make_optimizer, parameter_groups
+from saturn_airflow.training.optim.optimizers import make_optimizer, parameter_groups, take_step
 from saturn_airflow.training.ranks import Ranks
 
 
@@ -43,7 +49,7 @@ def test_sgd_with_momentum_takes_a_gradient_that_comes_late() -> None:
 
 @pytest.mark.parametrize(
     ("kernels", "fused"),
-    [("fused", True), ("fused shards", True), ("many at once", None), ("one by one", None)],
+    [("fused", True), ("fused shards", True), ("many at once", None), ("two kinds", True)],
 )
 def test_adam_updates_all_in_one_kernel_where_it_can(kernels: Kernels, fused: bool | None) -> None:
     model = nn.Linear(2, 1)
@@ -51,3 +57,59 @@ def test_adam_updates_all_in_one_kernel_where_it_can(kernels: Kernels, fused: bo
     parallel = Parallel(model, alone, optimizer_kernels=kernels)
     optimizer = make_optimizer(HParams(), parameter_groups(HParams(), model), parallel)
     assert optimizer.defaults["fused"] is fused
+
+
+@pytest.fixture
+def group_of_one(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class _Kernels(TorchDispatchMode):
+    """Counts the operations on parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("optimizer_args", [{}, {"foreach": True}])
+def test_parameters_of_two_kinds_take_adams_steps_in_a_kernel_for_each(
+    optimizer_args: dict[str, Any],
+) -> None:
+    torch.manual_seed(0)
+    mixed = nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)])
+    whole = nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)])
+    whole.load_state_dict(mixed.state_dict())
+    mesh = init_device_mesh("cpu", (1,))
+    for number, layer in enumerate(mixed):
+        cut = distribute_tensor(layer.get_parameter("weight").detach(), mesh, [Shard(number % 2)])
+        layer.weight = nn.Parameter(cut)
+    alone = Ranks(rank=0, size=1, device=torch.device("cpu"))
+    hparams = HParams(lr=0.1, optimizer_args=optimizer_args)
+    parallel = Parallel(mixed, alone, optimizer_kernels="two kinds")
+    optimizer = make_optimizer(hparams, parameter_groups(hparams, mixed), parallel)
+    plain = torch.optim.AdamW(whole.parameters(), lr=0.1)
+    given = list(optimizer.param_groups[0]["params"])
+    for step in range(3):
+        torch.manual_seed(step)
+        for one, other in zip(mixed.parameters(), whole.parameters(), strict=True):
+            other.grad = torch.randn_like(other)
+            one.grad = other.grad.clone()
+            if isinstance(one, DTensor):
+                one.grad = distribute_tensor(one.grad, mesh, one.placements)
+        with _Kernels() as kernels:
+            take_step(optimizer, hparams, parallel)
+        plain.step()
+    found = [p.full_tensor() if isinstance(p, DTensor) else p for p in mixed.parameters()]
+    for one, other in zip(found, whole.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert all(a is b for a, b in zip(optimizer.param_groups[0]["params"], given, strict=True))
+    if not optimizer_args:
+        assert kernels.names.count("_fused_adamw_") == 2

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.users_code import of_the_job
@@ -83,10 +84,10 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
     cls = references.load(str(hparams.optimizer))
     here = parallel.trainable()
     arguments: dict[str, Any] = {"lr": hparams.lr, **hparams.optimizer_args}
-    fused = parallel.optimizer_kernels in ("fused", "fused shards") and cls in _FUSED
-    if fused and "foreach" not in arguments:
+    if parallel.optimizer_kernels != "many at once" and cls in _FUSED and "foreach" not in arguments:
         arguments.setdefault("fused", True)
-    if parallel.optimizer_kernels == "one by one" and "foreach" in inspect.signature(cls).parameters:
+    mixed = parallel.optimizer_kernels == "two kinds" and not arguments.get("fused")
+    if mixed and "foreach" in inspect.signature(cls).parameters:
         arguments["foreach"] = False
     own = [{**group, "params": [here[name] for name in group["params"] if name in here]} for group in groups]
     try:
@@ -112,19 +113,23 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
     return optimizer
 
 
-@contextmanager
-def stepping(hparams: HParams, parallel: Parallel) -> Iterator[None]:
-    """Around the optimizer's step, which is the job's own code.
+def take_step(optimizer: torch.optim.Optimizer, hparams: HParams, parallel: Parallel) -> None:
+    """Let the optimizer, which is the job's own code, take its step.
 
     :raises JobError: when it raises on plain tensors.
     :raises DoesNotFit: when it can't step on parameters that are split over devices.
     """
     if parallel.optimizer_kernels == "fused":
         with of_the_job(f"optimizer {hparams.optimizer!r}"):
-            yield
+            optimizer.step()
         return
     try:
-        yield
+        if parallel.optimizer_kernels == "two kinds" and optimizer.defaults.get("fused"):
+            for split in (True, False):
+                with _only(optimizer, split):
+                    optimizer.step()
+        else:
+            optimizer.step()
     except RuntimeError as error:
         if not _ABOUT_SPLIT.search(str(error)):
             raise
@@ -132,6 +137,22 @@ def stepping(hparams: HParams, parallel: Parallel) -> Iterator[None]:
             f"optimizer {hparams.optimizer!r} can't step on parameters that are split over devices "
             f"({str(error).splitlines()[0]:.150}); use another one, or a technique that keeps them whole"
         ) from error
+
+
+@contextmanager
+def _only(optimizer: torch.optim.Optimizer, split: bool) -> Iterator[None]:
+    """Have it see those parameters only that are split over devices, or those that are not.
+
+    One kernel takes no mixture, and to take each parameter by itself has a price for each operation on it.
+    """
+    given = [group["params"] for group in optimizer.param_groups]
+    try:
+        for group, parameters in zip(optimizer.param_groups, given, strict=True):
+            group["params"] = [p for p in parameters if isinstance(p, DTensor) is split]
+        yield
+    finally:
+        for group, parameters in zip(optimizer.param_groups, given, strict=True):
+            group["params"] = parameters
 
 
 def scheduler_of(hparams: HParams, optimizer: torch.optim.Optimizer, total: int | None) -> Any | None:
