@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -73,8 +71,7 @@ class ChangingBuffers:
         if self._parallel.shares == 1 or ranks.size == 1 or not buffers:
             return
         own = {name: _sample(buffer) for name, buffer in buffers.items()}
-        everyones: list[Any] = [None] * ranks.size
-        dist.all_gather_object(everyones, own)
+        everyones = ranks.everyones(own)
         for name, sample in everyones[0].items():
             for other in everyones[1:]:
                 if name in other and len(other[name]) == len(sample) and not _close(sample, other[name]):

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call
 
@@ -80,10 +79,7 @@ class NarrowGathers:
         if self._agreed or not self._has_lowered:
             return
         self._agreed = True
-        everyones: list[Any] = [self._found]
-        if self._ranks.size > 1:
-            everyones = [None] * self._ranks.size
-            dist.all_gather_object(everyones, self._found)
+        everyones = self._ranks.everyones(self._found)
         for index, unit in enumerate(self._units):
             seen = [found[index] for found in everyones if index in found]
             narrow = list(map(all, zip(*seen, strict=True)))

@@ -40,7 +40,7 @@ from saturn_airflow.training.frozen import Base, Unchanged, worth_a_folder
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.shared_folder import CheckpointError as CheckpointError
 from saturn_airflow.training.shared_folder import DiskOfCheckpointsError, SharedFolder, lengths_of
-from saturn_airflow.training.staging import Staging, own_part
+from saturn_airflow.training.staging import Staging, lie_on_device, own_part
 from saturn_airflow.training.state import State, Tensors
 
 _FORMAT = "a checkpoint"
@@ -124,8 +124,7 @@ class Checkpoints:
             tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
         about = About.of(state)
         extra = copy.deepcopy(dict(extra))
-        # What lies in the host's memory already, as with spill and offload, would be there twice.
-        beside = self._beside and not (self._ranks.device.type == "cuda" and _mostly_on_host(tensors))
+        beside = self._beside and (self._ranks.device.type != "cuda" or lie_on_device(tensors))
         if beside:
             tensors = self._staging.copies(own_part(tensors, self._ranks.rank, self._shared.everyones))
 
@@ -408,13 +407,6 @@ class Checkpoints:
         with suppress(FileNotFoundError):
             return checkpoint_files.newest_first(map(self._folder.joinpath, os.listdir(self._folder)))
         return []
-
-
-def _mostly_on_host(tensors: Tensors) -> bool:
-    sizes = {"cpu": 0, "cuda": 0}
-    for tensor in tensors.values():
-        sizes["cpu" if tensor.device.type == "cpu" else "cuda"] += tensor.numel() * tensor.element_size()
-    return sizes["cpu"] > sizes["cuda"]
 
 
 def _without_base(path: Path, damage: str) -> CheckpointError:

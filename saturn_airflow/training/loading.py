@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -91,9 +90,7 @@ def check_equal_everywhere(model: nn.Module, ranks: Ranks) -> None:
         name: float(p.detach().flatten()[:: max(1, p.numel() // 256)].double().sum())
         for name, p in model.named_parameters()
     }
-    everyones: list[Any] = [None] * ranks.size
-    dist.all_gather_object(everyones, samples)
-    for other in everyones:
+    for other in ranks.everyones(samples):
         if different := [name for name in samples if other.get(name) != samples[name]]:
             raise JobError(
                 f"load_model gave different weights on different ranks (of {different[0]!r}); "

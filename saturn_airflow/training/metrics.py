@@ -97,8 +97,7 @@ class Metrics:
         computed = {k: v for metric in self._objects.values() for k, v in metric.values().items()}
         if self._ranks.size == 1:
             return {**_means([sums]), **computed}
-        everyones: list[Any] = [None] * self._ranks.size
-        dist.all_gather_object(everyones, (self._share, sums, computed))
+        everyones = self._ranks.everyones((self._share, sums, computed))
         by_share = _first_that_saw([(share, sums) for share, sums, _ in everyones])
         found: dict[str, float] = next((values for _, _, values in everyones if values), {})
         return {**_means([by_share[share] for share in sorted(by_share)]), **found}
@@ -112,10 +111,7 @@ class Metrics:
         """
         sums = [sum_ for function in self.functions.values() for sum_ in function.sums()]
         here = (sums, not failed and all(function.only_pairs for function in self.functions.values()))
-        everyones: list[Any] = [here]
-        if self._ranks.size > 1:
-            everyones = [None] * self._ranks.size
-            dist.all_gather_object(everyones, here)
+        everyones = self._ranks.everyones(here)
         if not all(only_pairs for _, only_pairs in everyones):
             return None
         seen: list[Sum] = next((sums for sums, _ in everyones if sums), [])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,8 @@ from saturn_airflow.launch.emitted import Emitted
 from saturn_airflow.launch.launching import Link
 from saturn_airflow.training import memory
 from saturn_airflow.training.without_group import NUMBERS
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,14 @@ class Ranks:
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         return bool(agreed.item())
 
+    def everyones(self, value: T) -> list[T]:
+        """``value`` of every rank, in order; every rank must call this together."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         self.any(False)
@@ -103,6 +113,7 @@ def run(
     launch_seconds = time.monotonic() - launched
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     if device.type == "cuda":
+        memory.grow_segments()
         torch.cuda.set_device(device)
     torch.set_num_threads(threads)
     os.environ.update(zip(NUMBERS, map(str, (rank, rank, size, size)), strict=True))

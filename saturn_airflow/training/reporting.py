@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.launch.request import NotANumberError
-from saturn_airflow.training import timing
+from saturn_airflow.training import memory, storing, timing
 from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.staging import lie_on_device, own_part, room_for
 
 if TYPE_CHECKING:
     from saturn_airflow.training.loop import Training
@@ -61,7 +62,16 @@ def result(training: Training, seconds: list[float], setup_seconds: float, warmu
         "checkpoint": training.checkpoint,
         "inputs": training.inputs,
         "decided": training.parallel.decided,
+        "bytes_with_checkpoint": _bytes_with_checkpoint(training) if measuring else 0,
     }
+
+
+def _bytes_with_checkpoint(training: Training) -> int:
+    """Bytes of the host's memory now, with the copies that checkpoints are written from: no trial has any."""
+    tensors = storing.apart({**training.state.model_tensors(), **training.state.optimizer_tensors()})
+    if training.ranks.device.type != "cuda" or not lie_on_device(tensors):
+        return 0
+    return memory.host_bytes() + room_for(own_part(tensors, training.ranks.rank, training.ranks.everyones))
 
 
 def check_is_number(training: Training, loss: float, batch: GlobalBatch) -> None:

@@ -242,7 +242,9 @@ class Session:
             "batches": value["batches"],
             "batches_per_epoch": value["batches_per_epoch"],
             "peak_device_bytes": max(rank["peak_device_bytes"] for rank in ranks),
-            "peak_host_bytes": sum(rank["peak_host_bytes"] for rank in ranks),
+            "peak_host_bytes": sum(
+                max(rank["peak_host_bytes"], rank["value"].get("bytes_with_checkpoint", 0)) for rank in ranks
+            ),
         }
         self.emit(
             "measured",

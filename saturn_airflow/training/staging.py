@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,17 +44,43 @@ class Staging:
 
     def _places(self, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Bytes of these sizes in the slabs, of which there are more afterwards if they did not suffice."""
-        places: list[torch.Tensor] = []
-        number, start = 0, 0
-        for size in sizes:
-            while number < len(self._slabs) and start + size > len(self._slabs[number]):
-                number, start = number + 1, 0
-            if number == len(self._slabs):
-                length = max(_SLAB if sum(sizes) >= _SLAB else _ALIGNED, 1 << (size - 1).bit_length())
-                self._slabs.append(torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned))
-            places.append(self._slabs[number][start : start + size])
-            start += size
-        return places
+        places, lengths = _laid_out(sizes, [len(slab) for slab in self._slabs])
+        for length in lengths[len(self._slabs) :]:
+            self._slabs.append(torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned))
+        return [
+            self._slabs[slab][start : start + size] for (slab, start), size in zip(places, sizes, strict=True)
+        ]
+
+
+def lie_on_device(tensors: Tensors) -> bool:
+    """Whether most of ``tensors`` lie on a GPU. What lies in the host's memory already, as with spill and
+    offload, would be there twice if it were copied."""
+    sizes = Counter[str]()
+    for tensor in tensors.values():
+        sizes[tensor.device.type] += tensor.numel() * tensor.element_size()
+    return sizes["cuda"] >= sizes["cpu"]
+
+
+def room_for(tensors: Tensors) -> int:
+    """Bytes of the host's memory that :class:`Staging` takes for copies of ``tensors``."""
+    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors.values()]
+    return sum(_laid_out([_room(tensor) for tensor in local], [])[1])
+
+
+def _laid_out(sizes: Sequence[int], slabs: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Where each of ``sizes`` lies, as the number of its slab and the first byte there, and the lengths of
+    all slabs: of those there are, and of those to come."""
+    places: list[tuple[int, int]] = []
+    lengths = list(slabs)
+    number, start = 0, 0
+    for size in sizes:
+        while number < len(lengths) and start + size > lengths[number]:
+            number, start = number + 1, 0
+        if number == len(lengths):
+            lengths.append(max(_SLAB if sum(sizes) >= _SLAB else _ALIGNED, 1 << (size - 1).bit_length()))
+        places.append((number, start))
+        start += size
+    return places, lengths
 
 
 def own_part(tensors: Tensors, rank: int, everyones: Callable[[Any], list[Any]]) -> Tensors:

@@ -35,6 +35,7 @@ def test_copies_stay_as_they_are_and_take_the_same_room_again(
     assert all(torch.equal(first[name], tensor) for name, tensor in TENSORS.items())
     taken = [len(one) for one in room._slabs]
     assert all(length & (length - 1) == 0 for length in taken)
+    assert staging.room_for(tensors) == sum(taken)
     second = room.copies(TENSORS)
     assert [len(one) for one in room._slabs] == taken
     assert all(second[name].data_ptr() == copy.data_ptr() for name, copy in first.items() if copy.numel())

@@ -48,10 +48,7 @@ def put_together(
     :param everywhere: every rank must have all buffers right.
     """
     found = comparison.of(expected, got), comparison.buffers(expected, got), list(got.gradients)
-    everyones: list[Any] = [found]
-    if ranks.size > 1:
-        everyones = [None] * ranks.size
-        dist.all_gather_object(everyones, found)
+    everyones = ranks.everyones(found)
     differences = dict.fromkeys(d for found, _, _ in everyones for d in found)
     by_buffer: dict[str, list[Difference | None]] = {}
     for _, own, _ in everyones:

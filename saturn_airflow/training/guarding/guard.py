@@ -255,9 +255,7 @@ class Guard:
             batch = next(self._data.few(self._plain.sizes[:1]).batches(Position(), Cut(), 1))
         leaves = [tree_leaves(part.data) for part in batch.micro_batches]
         own = [str(leaf.sum()) for part in leaves for leaf in part if isinstance(leaf, torch.Tensor)]
-        everyones: list[Any] = [None] * self._ranks.size
-        dist.all_gather_object(everyones, own)
-        return any(other != own for other in everyones)
+        return any(other != own for other in self._ranks.everyones(own))
 
     def _noise(self) -> set[str]:
         """What differs in a plain loop from weights that are off by their format's last digits.

@@ -18,6 +18,7 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.gathering import dense
 from saturn_airflow.training.model_attributes import Attributes
 from saturn_airflow.training.optim import own_classes
+from saturn_airflow.training.ranks import Ranks
 
 Tensors = dict[str, torch.Tensor]
 
@@ -89,7 +90,7 @@ def gathered(parallel: Parallel) -> Tensors:
     for name, tensor in zip(split, dense(split.values()), strict=True):
         if ranks.is_first:
             kept[name] = tensor.cpu()
-    for name, owner, shape, dtype in _owners(here, ranks.size):
+    for name, owner, shape, dtype in _owners(here, ranks):
         if name in split:
             continue
         tensor = here[name].detach() if name in here else torch.empty(shape, dtype=dtype)
@@ -108,7 +109,7 @@ def bytes_to_gather(parallel: Parallel) -> int:
     here = _named(parallel)
     return sum(
         shape.numel() * dtype.itemsize
-        for name, owner, shape, dtype in _owners(here, parallel.ranks.size)
+        for name, owner, shape, dtype in _owners(here, parallel.ranks)
         if owner or isinstance(here.get(name), DTensor)
     )
 
@@ -123,15 +124,11 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _owners(here: Tensors, ranks: int) -> list[tuple[str, int, torch.Size, torch.dtype]]:
+def _owners(here: Tensors, ranks: Ranks) -> list[tuple[str, int, torch.Size, torch.dtype]]:
     """Of every tensor its name, the first rank that has it, and how it looks there."""
     looks = {name: (t.shape, t.dtype) for name, t in here.items()}
-    everyones: list[Any] = [looks]
-    if ranks > 1:
-        everyones = [None] * ranks
-        dist.all_gather_object(everyones, looks)
     found: dict[str, tuple[str, int, torch.Size, torch.dtype]] = {}
-    for rank, there in enumerate(everyones):
+    for rank, there in enumerate(ranks.everyones(looks)):
         for name, (shape, dtype) in there.items():
             found.setdefault(name, (name, rank, shape, dtype))
     return list(found.values())

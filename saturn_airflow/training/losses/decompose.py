@@ -16,7 +16,6 @@ from itertools import pairwise
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -375,13 +374,8 @@ def _see(
     with torch.no_grad():
         parallel.evaluate(objective, data.data, data.samples)
     part = _part(heard, parallel.model) if heard.loss is not None else None
-    if parallel.ranks.size > 1:
-        # Where only some ranks compute losses, they tell the others; and all must come to the same rule.
-        everyones: list[Part | None] = [None] * parallel.ranks.size
-        dist.all_gather_object(everyones, part)
-        part = next(each for each in everyones if each is not None)
-    assert part is not None
-    return part
+    # Where only some ranks compute losses, they tell the others; and all must come to the same rule.
+    return next(each for each in parallel.ranks.everyones(part) if each is not None)
 
 
 def _part(heard: Heard, model: nn.Module) -> Part:

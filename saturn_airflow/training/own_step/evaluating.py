@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 
 from saturn_airflow.launch.users_code import each_of_the_job
 from saturn_airflow.model.errors import JobError
@@ -96,12 +95,8 @@ class OwnEvaluation:
             sums[name] = sums[name] + pair if name in sums else pair
 
     def _means(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
-        everyones = [{name: pair.tolist() for name, pair in sums.items()}]
-        size = self._parallel.ranks.size
-        if size > 1 and not self._alone:
-            gathered: list[dict[str, list[float]]] = [{} for _ in range(size)]
-            dist.all_gather_object(gathered, everyones[0])
-            everyones = gathered
+        own = {name: pair.tolist() for name, pair in sums.items()}
+        everyones = [own] if self._alone else self._parallel.ranks.everyones(own)
         names = sorted({name for here in everyones for name in here})
         seen = max(here[""][1] for here in everyones if "" in here) if names else 0.0
         if not seen:

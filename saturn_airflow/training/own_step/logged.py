@@ -39,8 +39,7 @@ def means(parallel: Parallel, taken: Taken) -> tuple[float, dict[str, float]]:
 def _means_of_some(parallel: Parallel, parts: dict[str, torch.Tensor]) -> dict[str, float]:
     weight = float(_part(parallel, torch.ones(())))
     here = {name: (float(part), weight) for name, part in parts.items() if weight}
-    everyones: list[dict[str, tuple[float, float]]] = [{} for _ in range(parallel.ranks.size)]
-    dist.all_gather_object(everyones, here)
+    everyones = parallel.ranks.everyones(here)
     found = {}
     for name in sorted({name for there in everyones for name in there}):
         total, of = (sum(two) for two in zip(*(t[name] for t in everyones if name in t), strict=True))

@@ -160,9 +160,7 @@ class OwnStepTraining(Training):
             return
         tensors = self.state.model_tensors()
         here = {name: _digest(tensor) for name, tensor in tensors.items()}
-        everyones: list[Any] = [None] * self.ranks.size
-        dist.all_gather_object(everyones, here)
-        for there in everyones:
+        for there in self.ranks.everyones(here):
             if different := [name for name, digest in there.items() if digest != here[name]]:
                 name = different[0].removeprefix("model.")
                 raise ChangesResultError(
