@@ -94,7 +94,7 @@ def train_capped(request: TrainRequest, cap: int | None, ranks: Ranks) -> dict[s
 @contextmanager
 def marked(phases: Phases) -> Iterator[None]:
     """Have a training mark its phases. Those of an optimizer that steps beside others are in theirs."""
-    compute, stepping = Objective.__call__, optimizers.stepping
+    compute, take_step = Objective.__call__, optimizers.take_step
 
     def computed(self: Objective, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         phases.mark("forward")
@@ -102,19 +102,17 @@ def marked(phases: Phases) -> Iterator[None]:
         phases.mark("backward")
         return parts
 
-    @contextmanager
-    def stepped(*given: Any) -> Iterator[None]:
+    def step(*given: Any) -> None:
         phases.mark("optimizer")
-        with stepping(*given):
-            yield
+        take_step(*given)
         phases.mark("rest")
 
     changed: tuple[Any, Any] = (Objective, optimizers)
-    changed[0].__call__, changed[1].stepping = computed, stepped
+    changed[0].__call__, changed[1].take_step = computed, step
     try:
         yield
     finally:
-        changed[0].__call__, changed[1].stepping = compute, stepping
+        changed[0].__call__, changed[1].take_step = compute, take_step
 
 
 def _train_and_note(

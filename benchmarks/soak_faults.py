@@ -59,9 +59,10 @@ def outcome_of(fault: Fault) -> dict[str, float | None]:
         return {"seconds": None, "steps": None, "asked": None}
     seen = [e for e in events(fault.folder) if e["time"] > fault.time]
     if fault.kind in ENDS_TRAINING:
-        start = next((e for e in seen if e["event"] == "start"), None)
-        if start is None:
+        starts = [e for e in seen if e["event"] == "start"]
+        if not starts:
             return {"seconds": None, "steps": None, "asked": None}
+        start = starts[0]
         before_it = {e["run"] for e in events(fault.folder) if e["time"] <= fault.time}
         next_run = next((e for e in seen if e["run"] not in before_it), start)
         step = next((e for e in seen if e["event"] == "step" and e["time"] > start["time"]), start)
@@ -74,8 +75,8 @@ def outcome_of(fault: Fault) -> dict[str, float | None]:
         return {"seconds": step["time"] - fault.time, "steps": steps, "asked": asked}
     if fault.kind in ENDS_TASK:
         return {"seconds": fault.followed_after, "steps": 0, "asked": None}
-    step = next((e for e in seen if e["event"] == "step"), None)
-    return {"seconds": None if step is None else step["time"] - fault.time, "steps": 0, "asked": None}
+    step = next((e for e in seen if e["event"] == "step"), {})
+    return {"seconds": step["time"] - fault.time if step else None, "steps": 0, "asked": None}
 
 
 def met_no_other(fault: Fault, seconds: float, faults: list[Fault]) -> bool:

@@ -54,7 +54,7 @@ def peak_device_bytes(device: torch.device) -> int:
 
 def _pinned(when: str) -> int:
     """Bytes that torch has pinned, as it rounds them, where the resident memory does not show them."""
-    if not torch.cuda.is_initialized() or _shows_pinned():
+    if not torch.cuda.is_initialized() or _shows_pinned():  # type: ignore[no-untyped-call]
         return 0
     return int(torch.cuda.host_memory_stats().get(f"allocated_bytes.{when}", 0))
 

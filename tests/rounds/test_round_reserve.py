@@ -135,7 +135,7 @@ def test_what_is_asked_of_airflow_grows_with_the_jobs_and_not_with_their_square(
         tasks = [f"{(ON_A, ON_B)[i % 2]}_{i // 2}" for i in range(jobs)]
         requests = states = 0
         for ending in range(jobs):
-            now = dict.fromkeys(tasks[:ending], "success")
+            now: dict[str, str | None] = dict.fromkeys(tasks[:ending], "success")
             now |= dict.fromkeys(tasks[ending : ending + 4], "running")
             now |= dict.fromkeys(tasks[ending + 4 :], "scheduled")
             found = context(now)

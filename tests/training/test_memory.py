@@ -24,7 +24,7 @@ def test_what_is_pinned_counts_once(shown: bool, beside: int, monkeypatch: pytes
 
 
 def test_nothing_is_asked_of_cuda_where_it_is_not_used() -> None:
-    assert not torch.cuda.is_initialized()
+    assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     assert 0 < memory.host_bytes() <= memory.peak_host_bytes()
 
 
