@@ -18,6 +18,7 @@ from saturn_airflow.model.settings import PROMISED
 if TYPE_CHECKING:
     from saturn_airflow.model.active_sweep import ActiveSweep
     from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
+    from saturn_airflow.sharing.deadlines import Late
     from saturn_airflow.sharing.forecast import StandingPlan
     from saturn_airflow.sharing.outlook import Outlook
 
@@ -45,6 +46,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Say it."""
     from saturn_airflow.launch.ledger import Ledger
+    from saturn_airflow.sharing.deadlines import late
     from saturn_airflow.sharing.forecast import plan_together
 
     ledger = Ledger(args.home or shared.home())
@@ -54,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
     wanted = _wanted(active, args.dag, args.run)
     left = {sweep.name: sweep for sweep in cluster.sweeps}
     found = [_described(cluster, plan, rules, left[a.key], a, args.jobs) for a in wanted if a.key in left]
+    broken = late(cluster, rules, plan.sweeps)
+    for sweep in found:
+        sweep |= _of_deadlines(sweep["sweep"], broken)
     if args.dag is not None:
         for sweep, a in zip(found, [a for a in wanted if a.key in left], strict=True):
             sweep["promised"] = _promised(cluster, rules, active, a)
@@ -111,6 +116,20 @@ def _described(
     }
 
 
+def _of_deadlines(sweep: str, broken: Sequence[Late]) -> dict[str, Any]:
+    """What a sweep has to do with deadlines that are expected to be missed.
+
+    :returns: ``late``: whether its own is; ``broken_by``: when it would be done without each of the sweeps
+        that break it; ``breaks``: those whose deadline would be kept without it.
+    """
+    own = next((one for one in broken if one.sweep == sweep), None)
+    return {
+        "late": own is not None,
+        "broken_by": dict(own.without) if own else {},
+        "breaks": [one.sweep for one in broken if sweep in one.without],
+    }
+
+
 def _promised(
     cluster: SharedCluster, rules: SharingRules, active: Sequence[ActiveSweep], mine: ActiveSweep
 ) -> dict[str, float] | None:
@@ -159,7 +178,8 @@ def _list(found: Sequence[dict[str, Any]]) -> None:
     now = time.time()
     for sweep in found:
         numbers = [f"{sweep['priority']:g}", str(sweep["runs"]), str(sweep["waits"])]
-        table.add_row(_escaped(sweep["sweep"]), *numbers, *(_at(sweep[k], now) for k in ("end", "deadline")))
+        due = f"{_at(sweep['deadline'], now)}{', missed' if sweep['late'] else ''}"
+        table.add_row(_escaped(sweep["sweep"]), *numbers, _at(sweep["end"], now), due)
     console.print(table)
 
 
@@ -191,6 +211,19 @@ def _show(sweep: dict[str, Any], now: float) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     for other, reason in sweep["before"].items():
         console.print(f"{other} goes before it: {reason}", markup=False, highlight=False, soft_wrap=True)
+    for line in _deadlines(sweep, now):
+        console.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
+
+
+def _deadlines(sweep: dict[str, Any], now: float) -> list[str]:
+    lines = [
+        f"it breaks the deadline of {other}, which would be kept without it" for other in sweep["breaks"]
+    ]
+    if sweep["late"]:
+        lines.append(f"its deadline, {_at(sweep['deadline'], now)}, is expected to be missed")
+    for other, end in sweep["broken_by"].items():
+        lines.append(f"without {other} it would be done at {_at(end, now)}, before its deadline")
+    return lines
 
 
 def _waiting(job: dict[str, Any], sweep: str, now: float) -> list[str]:

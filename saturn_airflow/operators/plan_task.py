@@ -30,6 +30,7 @@ from saturn_airflow.operators.context import (
     mlflow_uri,
     pull_from_trials,
 )
+from saturn_airflow.operators.deadline_watch import say_what_breaks
 from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.first_plan import profiling, to_plan
 from saturn_airflow.operators.inventory import lost
@@ -141,6 +142,7 @@ class PlanOperator(KeptPlanOperator):
                 for entry in next_round.entries_of(stand, decided, cluster, going.rung, made)
             ]
             tell_others(sweep, facts, problem, found, known.law)
+            self.also_told |= say_what_breaks(context, sweep, self.settings, made, self.meets_deadline)
             stay = next_round.staying(found, stand.progress, decided.adoption)
             stay.update(self.waiting)
             _stop(stand.progress, [job for job in going.situation.left if job not in stay])

@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.deadline_watch import DeadlineWatch
 from saturn_airflow.operators.round_reserve import skip_reserve_after_last
 from saturn_airflow.operators.round_watch import over_file
 from saturn_airflow.operators.train_task import TrainOperator
@@ -37,6 +38,7 @@ class RoundTrainOperator(TrainOperator):
         super().__init__(**kwargs)
         self._over_file: Path | None = None
         self._steps_seen = 0
+        self._deadline: DeadlineWatch | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Train.
@@ -49,11 +51,17 @@ class RoundTrainOperator(TrainOperator):
         self._over_file = over_file(sweep, self._round, self.entry.attempt)
         if self._is_over() and not self.entry.goes_on:
             self._wait_for_next(context)
+        if self.entry.deadline is not None:
+            function = self.settings.on_missed_deadline
+            self._deadline = DeadlineWatch(context, sweep, self.entry.attempt, function)
         try:
             told = super().execute(context)
         except AirflowFailException:
             self._skip_reserve(context)
             raise
+        finally:
+            if self._deadline is not None:
+                self._deadline.close()
         self._skip_reserve(context)
         return told
 
@@ -71,6 +79,8 @@ class RoundTrainOperator(TrainOperator):
 
     def must_let_go(self) -> bool:
         """Whether this task was told to go, or the round is over."""
+        if self._deadline is not None:
+            self._deadline.look()
         return self.must_go() or self._is_over()
 
     def watch(self, event: dict[str, Any]) -> None:

@@ -7,16 +7,18 @@ import math
 from collections.abc import Callable, Collection, Set
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.sharing import SharedCluster, SharedSweep
 from saturn_airflow.operators.context import sharing_rules
 from saturn_airflow.planning.online.error_law import ErrorLaw
+from saturn_airflow.sharing.deadlines import Late, late
 from saturn_airflow.sharing.forecast import StandingPlan, plan_together
 from saturn_airflow.sharing.odds import odds
 from saturn_airflow.sharing.outlook import Outlook, goes_before, outlooks
+from saturn_airflow.sharing.replay import Key
 
 #: For so many seconds everybody gets the same answer: how far jobs are is read from many files.
 _SECONDS = 10
@@ -43,16 +45,17 @@ def cluster_page(home: Path, now: float, readable: Collection[str], ended: Ended
     """
     moment = int(now // _SECONDS)
     over = frozenset(ended({(one.dag_id, one.run_id) for one in _active(home, moment)}))
-    active, cluster, plan, by = _state(home, moment, over)
+    active, cluster, plan, by, broken = _state(home, moment, over)
     now = cluster.now
     shared = {sweep.name: sweep for sweep in cluster.sweeps}
     names = {one.key: one.key if one.dag_id in readable else _HIDDEN for one in active}
     sweeps, jobs = [], []
     for number, one in enumerate(one for one in active if one.key in shared):
         sweep, is_hidden = shared[one.key], names[one.key] == _HIDDEN
-        sweeps.append(_sweep(one, sweep, cluster, plan, by, names, now))
+        told = _sweep(one, sweep, cluster, plan, by, names, now)
+        sweeps.append(told | _of_deadlines(one.key, broken, names))
         for outlook in outlooks(cluster, plan, sweep):
-            jobs.append(_job(outlook, number, is_hidden, now))
+            jobs.append(_job(outlook, number, is_hidden, now, by.jobs.get((one.key, outlook.job))))
     return {
         "at": now,
         "now": 0.0,
@@ -66,6 +69,13 @@ def cluster_page(home: Path, now: float, readable: Collection[str], ended: Ended
     }
 
 
+class _By(NamedTuple):
+    """By when sweeps and jobs are done with odds of 90%, in seconds since the epoch."""
+
+    sweeps: dict[str, float]
+    jobs: dict[Key, float]
+
+
 @lru_cache(maxsize=1)
 def _active(home: Path, moment: int) -> list[ActiveSweep]:
     return Ledger(home).sweeps()
@@ -74,14 +84,15 @@ def _active(home: Path, moment: int) -> list[ActiveSweep]:
 @lru_cache(maxsize=1)
 def _state(
     home: Path, moment: int, over: frozenset[DagRunId]
-) -> tuple[list[ActiveSweep], SharedCluster, StandingPlan, dict[str, float]]:
+) -> tuple[list[ActiveSweep], SharedCluster, StandingPlan, _By, list[Late]]:
     active = [one for one in _active(home, moment) if (one.dag_id, one.run_id) not in over]
-    cluster = Ledger(home).cluster(active)
-    return active, cluster, plan_together(cluster, sharing_rules()), _by(cluster, active)
+    cluster, rules = Ledger(home).cluster(active), sharing_rules()
+    plan = plan_together(cluster, rules)
+    return active, cluster, plan, _by(cluster, active), late(cluster, rules, plan.sweeps)
 
 
-def _by(cluster: SharedCluster, active: list[ActiveSweep]) -> dict[str, float]:
-    """By when each sweep is done with odds of 90%, of those that tell how far earlier estimates were off.
+def _by(cluster: SharedCluster, active: list[ActiveSweep]) -> _By:
+    """By when each sweep and job is done with odds of 90%, where it was told how far estimates were off.
 
     Of others, the errors are taken to be like those of the first that tells.
     """
@@ -89,13 +100,28 @@ def _by(cluster: SharedCluster, active: list[ActiveSweep]) -> dict[str, float]:
         laws = {one.key: ErrorLaw.from_dict(one.law) for one in active if one.law is not None}
     except ValueError as error:
         log.warning("nothing is said of odds: %s", error)
-        return {}
+        return _By({}, {})
     if not laws or sum(len(sweep.jobs) for sweep in cluster.sweeps) > _JOBS:
-        return {}
+        return _By({}, {})
     every = dict.fromkeys((sweep.name for sweep in cluster.sweeps), next(iter(laws.values()))) | laws
-    ends = odds(cluster, sharing_rules(), every, draws=_DRAWS).sweeps
-    found = {name: ends[name].by(_ODDS) for name in laws if name in ends}
-    return {name: by for name, by in found.items() if math.isfinite(by)}
+    ends = odds(cluster, sharing_rules(), every, draws=_DRAWS)
+    sweeps = {name: found.by(_ODDS) for name, found in ends.sweeps.items() if name in laws}
+    jobs = {key: found.by(_ODDS) for key, found in ends.jobs.items() if key[0] in laws}
+    return _By(
+        {name: by for name, by in sweeps.items() if math.isfinite(by)},
+        {key: by for key, by in jobs.items() if math.isfinite(by)},
+    )
+
+
+def _of_deadlines(key: str, broken: list[Late], names: dict[str, str]) -> dict[str, Any]:
+    """The sweeps that break its deadline, and those whose it breaks; none where it has no name here."""
+    if names[key] == _HIDDEN:
+        return {"broken_by": [], "breaks": []}
+    own = next((one for one in broken if one.sweep == key), None)
+    return {
+        "broken_by": [names[other] for other in own.without] if own else [],
+        "breaks": [names[one.sweep] for one in broken if key in one.without],
+    }
 
 
 def _sweep(
@@ -103,7 +129,7 @@ def _sweep(
     sweep: SharedSweep,
     cluster: SharedCluster,
     plan: StandingPlan,
-    by: dict[str, float],
+    by: _By,
     names: dict[str, str],
     now: float,
 ) -> dict[str, Any]:
@@ -112,7 +138,7 @@ def _sweep(
         "runs": sum(job.place is not None for job in sweep.jobs),
         "waits": sum(job.place is None for job in sweep.jobs),
         "end": None if end is None else end - now,
-        "by": by[sweep.name] - now if sweep.name in by else None,
+        "by": by.sweeps[sweep.name] - now if sweep.name in by.sweeps else None,
         "odds": _ODDS,
         "priority": sweep.priority,
     }
@@ -129,8 +155,11 @@ def _sweep(
     }
 
 
-def _job(outlook: Outlook, sweep: int, is_hidden: bool, now: float) -> dict[str, Any]:
-    """A job as the chart draws it: what it has run so far is actual, what is expected is planned."""
+def _job(outlook: Outlook, sweep: int, is_hidden: bool, now: float, by: float | None) -> dict[str, Any]:
+    """A job as the chart draws it: what it has run so far is actual, what is expected is planned.
+
+    :param by: when it is done with odds of 90%.
+    """
     bars = []
     for number, stay in enumerate(outlook.expected.stays if outlook.expected else ()):
         runs = outlook.place is not None and number == 0
@@ -151,4 +180,12 @@ def _job(outlook: Outlook, sweep: int, is_hidden: bool, now: float) -> dict[str,
         }
         bars.append(bar)
     name, status = _HIDDEN if is_hidden else outlook.job, "running" if outlook.place else "waiting"
-    return {"name": name, "sweep": sweep, "status": status, "bars": bars, "trained": 1 - outlook.left}
+    return {
+        "name": name,
+        "sweep": sweep,
+        "status": status,
+        "bars": bars,
+        "trained": 1 - outlook.left,
+        "by": None if by is None else by - now,
+        "odds": _ODDS,
+    }

@@ -6,7 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from saturn_airflow.plugin.bars import Bar, Round, finite, read_rounds, report_of
-from saturn_airflow.plugin.queries import ENDED, MLFLOW_LINK, PLAN, PROFILE, STAGES, TRIALS, Record, Task
+from saturn_airflow.plugin.queries import (
+    ENDED,
+    LATE,
+    MLFLOW_LINK,
+    PLAN,
+    PROFILE,
+    STAGES,
+    TRAIN,
+    TRIALS,
+    Record,
+    Task,
+)
 
 
 def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
@@ -35,7 +46,7 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
         "nodes": nodes,
         "jobs": _jobs(record, group, rounds, result, origin),
         "totals": {
-            **_totals(rounds, nodes, now, origin),
+            **_totals(record, group, rounds, nodes, now, origin),
             "is_comparable": _is_comparable(rounds, state),
         },
         "best": result.get("best"),
@@ -112,6 +123,7 @@ def _jobs(
                 "actual": sum(held) if (held := [b.held for b in bars if b.held is not None]) else None,
                 "metrics": _metrics(last.outcome, told),
                 "progress": _progress(told, last, origin),
+                **_by(name, rounds[-1], origin),
                 "task": last.task and _task(last.task),
                 "mlflow": _mlflow(record, [bar.task for bar in reversed(bars) if bar.task]),
             }
@@ -123,6 +135,14 @@ def _jobs(
             task = _task(_who_says(record, group, name))
             jobs.append({"name": name, "status": status, "reason": reason, "bars": [], "task": task})
     return jobs
+
+
+def _by(job: str, last: Round, origin: float) -> dict[str, float | None]:
+    """By when a job is done by its last plan, with which odds; None where that promised nothing of it."""
+    promise = last.values.get("promise") or {}
+    seconds = (promise.get("jobs") or {}).get(job)
+    by = None if seconds is None else last.made_at + seconds - origin
+    return {"by": by, "odds": promise.get("confidence")}
 
 
 def _planned_seconds(bars: Sequence[Bar], rounds: Sequence[Round]) -> float:
@@ -185,8 +205,25 @@ def _nodes(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     return [{"name": name, "devices": devices[name]} for name in devices]
 
 
+def _expected_late(record: Record, group: str, last: Round) -> float | None:
+    """When all is done, in seconds since the epoch, where others break the deadline that the plan kept.
+
+    The plan has looked first, then whoever trained its jobs; what was found last counts.
+    """
+    newest, expected = last.made_at, last.values.get("expected_late")
+    for _, told in record.all_values(record.of(group, TRAIN), LATE):
+        if told["time"] > newest:
+            newest, expected = told["time"], told["expected"]
+    return None if expected is None else float(expected)
+
+
 def _totals(
-    rounds: Sequence[Round], nodes: Sequence[Mapping[str, Any]], now: float, origin: float
+    record: Record,
+    group: str,
+    rounds: Sequence[Round],
+    nodes: Sequence[Mapping[str, Any]],
+    now: float,
+    origin: float,
 ) -> dict[str, Any]:
     devices = sum(node["devices"] for node in nodes)
     if not rounds:
@@ -201,13 +238,18 @@ def _totals(
     planned = sum(a.seconds * a.devices for a in first.plan.assignments)
     expected = [bar.expected_end - origin for bar in last.bars if bar.expected_end is not None]
     deadline, promise = last.values.get("deadline"), last.values.get("promise") or {}
-    promised = promise.get("seconds")
+    promised, late = promise.get("seconds"), _expected_late(record, group, last)
     return {
         "devices": devices,
         "objective": first.plan.objective,
         "value": first.plan.value,
         "value_bound": first.plan.value_bound,
         "deadline": deadline and {"at": deadline["at"] - origin, "planned": deadline["planned"]},
+        "expected_late": None if late is None else late - origin,
+        "breaks": [
+            {key: None if at is None else at - origin for key, at in broken.items()}
+            for broken in last.values.get("breaks") or ()
+        ],
         "promise": {
             "confidence": promise.get("confidence"),
             "at": None if promised is None else last.made_at + promised - origin,

@@ -24,9 +24,9 @@ STAGE_OF = {f"{prefix}{stage.title()}Operator": stage for stage in STAGES for pr
 #: States in which nothing more comes of a task by itself.
 ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 MLFLOW_LINK = "_link_MlflowRunLink"
-PROGRESS = "progress"
+PROGRESS, LATE = "progress", "late"
 #: What the page shows of all jobs, and what it shows of one.
-OVERVIEW = ("plan", "unplanned", "attempt", "outcome", "profiling", MLFLOW_LINK)
+OVERVIEW = ("plan", "unplanned", "attempt", "outcome", "profiling", LATE, MLFLOW_LINK)
 DETAILS = ("jobs", "choices")
 
 

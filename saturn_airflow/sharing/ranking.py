@@ -17,7 +17,8 @@ from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.problem import PlannedJob, Way
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
 
-#: A deadline is pressing when the time to it is less than this many times what the sweep needs at the least.
+#: A deadline is pressing when the time to it is less than this many times what the sweep needs at the least,
+#: and the longest for which somebody would have devices who may begin before it and does not give way.
 _PRESSING = 1.5
 #: Seconds by which a moment is surely over.
 _SOON = 1e-3
@@ -35,10 +36,10 @@ class Rank:
     """A sweep's turn: the least goes first.
 
     :param starving: 0 where it has waited so far out of proportion that it goes before higher priorities.
-    :param pressing: 0 where its deadline would be missed otherwise.
+    :param pressing: 0 where its deadline would be missed otherwise, a half where it is to be missed anyway.
     :param overdue: 0 where it is about to exceed the largest stretch.
     :param work: device-seconds that it still needs at the least, weighted by its team's use.
-    :param changes: when it is overdue or starving, if it still waits then.
+    :param changes: when it is overdue or starving, or its deadline presses, if it still waits then.
     :param left: the work as it is.
     """
 
@@ -51,6 +52,11 @@ class Rank:
     name: str
     changes: float = math.inf
     left: float = 0.0
+
+    @property
+    def may_not_wait(self) -> bool:
+        """Whether devices are kept free for it, whoever has none before it."""
+        return min(self.starving, self.overdue) == 0 or self.pressing < 1
 
     @cached_property
     def key(self) -> tuple[float, float, float, float, float, float, str]:
@@ -93,16 +99,46 @@ def rank(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules, push: 
         max((remaining_seconds(job, nodes) for job in sweep.jobs), default=0.0),
         work / max(1, cluster.devices),
     )
-    pressing = 1.0
-    if sweep.deadline is not None and cluster.now < sweep.deadline <= cluster.now + _PRESSING * needs:
-        pressing = 0.0
+    pressing, presses_at = _pressing(cluster, sweep, rules, needs)
     stretch = (cluster.now - sweep.arrived + needs) / sweep.alone if sweep.alone > 0 else 0.0
     overdue = 0.0 if stretch > rules.largest_stretch else 1.0
     starving = 0.0 if stretch > _STARVING * rules.largest_stretch else 1.0
     left, work = work, work * push.get(sweep.team, 1.0)
     bound = (_STARVING if overdue == 0 else 1.0) * rules.largest_stretch * sweep.alone
     changes = math.inf if starving == 0 else sweep.arrived + bound - needs + _SOON
+    changes = min(changes, presses_at)
     return Rank(starving, sweep.priority, pressing, overdue, work, sweep.arrived, sweep.name, changes, left)
+
+
+def _pressing(
+    cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules, needs: float
+) -> tuple[float, float]:
+    """How much the deadline of ``sweep`` presses, see :class:`Rank`; and when it begins to, if it does not.
+
+    :param needs: seconds that the sweep needs at the least.
+    """
+    if sweep.deadline is None or sweep.deadline <= cluster.now:
+        return 1.0, math.inf
+    if sweep.deadline < cluster.now + needs:
+        return 0.5, math.inf
+    begins = sweep.deadline - _PRESSING * needs
+    if begins > cluster.now:
+        others = [other for other in cluster.sweeps if other is not sweep]
+        behind = [other for other in others if other.priority <= sweep.priority]
+        waiting = [(other, job) for other in behind for job in other.jobs if job.place is None]
+        begins -= max((_longest_stay(cluster, *one, rules) for one in waiting), default=0.0)
+    return (0.0, math.inf) if begins <= cluster.now else (1.0, begins + _SOON)
+
+
+def _longest_stay(cluster: SharedCluster, sweep: SharedSweep, job: SharedJob, rules: SharingRules) -> float:
+    """For how long ``job``, which waits, may have devices before it gives way, or ends."""
+    ways = [way for node in kinds_of(cluster.nodes) for way in job.job.ways.get(node.kind, ())[:1]]
+    stay = max((way.seconds(job.left) for way in ways), default=0.0)
+    if not sweep.preempt or (job.stopped is not None and cluster.now - job.stopped < rules.quiet):
+        return stay
+    leaving = rules.seconds_to_leave(job)
+    dear = rules.win * (leaving + max((way.setup for way in ways), default=0.0))
+    return min(stay, dear + leaving)
 
 
 def pushes(cluster: SharedCluster, rules: SharingRules) -> dict[str, float]:

@@ -71,11 +71,13 @@ def decide(cluster: SharedCluster, rules: SharingRules) -> Decision:
 class _Choice(NamedTuple):
     """A place for a job. Compared field by field.
 
+    :param late: seconds after the deadline that presses; 0 where none does.
     :param cost: seconds, and device-seconds at their price.
     :param loss: device-seconds that stopping ``victims`` costs.
     :param spare: devices of the node that stay idle.
     """
 
+    late: float
     cost: float
     loss: float
     spare: int
@@ -165,21 +167,26 @@ class _Deciding:
     def _place(self, entry: Entry, critical: float, price: float) -> None:
         """Give ``entry`` devices, if any are to be had."""
         best: _Choice | None = None
+        due = math.inf
+        if entry.rank.pressing < 1 and entry.sweep.deadline is not None:
+            due = entry.sweep.deadline
         for node in self.cluster.nodes:
             room = self._room(node.name)
             for way in ways_on(entry.job.job, node):
                 if way.devices > room.idle + room.held:
                     break
-                cost = way.seconds(entry.job.left) * (critical + price * way.devices)
-                if best is not None and cost > best.cost:
+                seconds = way.seconds(entry.job.left)
+                late = max(0.0, self.cluster.now + seconds - due)
+                cost = seconds * (critical + price * way.devices)
+                if best is not None and (late, cost) > best[:2]:
                     continue
                 victims = room.victims(way.devices)
                 loss = sum(self._cost_of_stop(victim) for victim in victims)
-                found = _Choice(cost, loss, max(0, room.idle - way.devices), node.name, way, victims)
-                if best is None or found[:4] < best[:4]:
+                found = _Choice(late, cost, loss, max(0, room.idle - way.devices), node.name, way, victims)
+                if best is None or found[:5] < best[:5]:
                     best = found
         if best is None:
-            if self._is_next() or min(entry.rank.starving, entry.rank.overdue, entry.rank.pressing) == 0:
+            if self._is_next() or entry.rank.may_not_wait:
                 self._reserve(entry)
             return
         for victim in best.victims:

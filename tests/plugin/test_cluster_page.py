@@ -199,8 +199,31 @@ def test_by_when_sweeps_are_done_with_odds_is_told_of_those_that_know(tmp_path: 
     told = {one["dag_id"]: one for one in shown["sweeps"]}
     assert told["known"]["by"] > told["known"]["end"]
     assert told["unknown"]["by"] is None
+    by = {job["name"]: (job["by"], job["bars"][-1]["planned"][1]) for job in shown["jobs"]}
+    assert by["small"][0] > by["small"][1]
+    assert by["large"][0] is None
     shown = cluster_page(tmp_path, time.time(), readable, lambda runs: {("unknown", "night")} & runs)
     assert [one["dag_id"] for one in shown["sweeps"]] == ["known"]
+
+
+def test_who_breaks_a_deadline_is_told_and_named_to_those_who_may_know_it(tmp_path: Path) -> None:
+    late = time.time() + 1500
+    due = active("due", {"a": (5000, "gpu-b"), "b": (5000, "gpu-b")}, deadline=late)
+    urgent = active("urgent", {f"j{n}": (9000, "gpu-b") for n in range(4)}, priority=5.0)
+    for sweep in (due, urgent):
+        Ledger(tmp_path).write(sweep)
+    pages = [
+        cluster_page(tmp_path, time.time(), readable, lambda runs: set())
+        for readable in ({"due", "urgent"}, {"due"}, {"urgent"}, set[str]())
+    ]
+    told = [{one["dag_id"]: (one["broken_by"], one["breaks"]) for one in page["sweeps"]} for page in pages]
+    assert told[0]["due"] == (["urgent/night/sweep"], [])
+    assert told[0]["urgent"] == ([], ["due/night/sweep"])
+    assert told[1]["due"] == (["another sweep"], [])
+    assert told[1][None] == ([], [])
+    assert told[2]["urgent"] == ([], ["another sweep"])
+    assert "urgent" not in json.dumps(pages[1])
+    assert "due" not in json.dumps(pages[2])
 
 
 def test_the_list_of_sweeps_leads_there(site: Any, visit: Any) -> None:

@@ -19,6 +19,8 @@ from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.sharing import SharedJob, SharedSweep
+from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.deadline_watch import DeadlineWatch, say_what_breaks
 from saturn_airflow.operators.others import among_others, around_others, others_now
 from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.planning.online.execution import Situation
@@ -71,3 +73,105 @@ def test_a_sweep_whose_dag_run_has_ended_is_no_other(ledger: Ledger) -> None:
     assert others.sweeps == ()
     assert around_others(OWN, others, ()).free == {}
     assert ledger.sweeps() == []
+
+
+TOLD: list[dict[str, Any]] = []
+
+
+def page(context: Any, deadline: dict[str, Any]) -> None:
+    TOLD.append(deadline)
+
+
+@pytest.fixture
+def due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SweepContext, float]:
+    """A sweep whose deadline was kept until an urgent one came, and when it was planned."""
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    TOLD.clear()
+    for name, deadline, priority in (("due", 150.0, 0.0), ("urgent", None, 5.0)):
+        jobs = tuple(
+            SharedJob(PlannedJob(job, (Option("one", 1, {"cpu": 100.0}),), ("n",))) for job in ("a", "b")
+        )
+        facts = SharedSweep(
+            f"{name}/run/sweep",
+            jobs,
+            arrived=time.time(),
+            alone=100.0,
+            priority=priority,
+            deadline=None if deadline is None else time.time() + deadline,
+        )
+        written = ActiveSweep(
+            dag_id=name, run_id="run", folder=name, made=time.time(), nodes=(NODE,), sweep=facts
+        )
+        Ledger(tmp_path).write(written)
+    return SweepContext("due", "run", "sweep", tmp_path / "sweeps" / "due"), time.time()
+
+
+def test_the_plan_of_who_breaks_a_deadline_says_so_without_names(
+    due: tuple[SweepContext, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    sweep, attempt = due
+    settings = SweepSettings(cluster=Cluster(NODE), group="sweep")
+    urgent = SweepContext("urgent", "run", "sweep", sweep.folder.parent / "urgent")
+    found = say_what_breaks(context(1), urgent, settings, attempt, True)
+    (broken,) = found["breaks"]
+    assert broken["without"] < broken["at"] < broken["expected"]
+    assert "THIS SWEEP BREAKS A DEADLINE" in caplog.text
+    assert "due/run" not in caplog.text
+    assert TOLD == []
+
+
+def test_whose_deadline_is_broken_is_told_once_by_the_plan_or_by_who_trains(
+    due: tuple[SweepContext, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    sweep, attempt = due
+    pushed: dict[str, Any] = {}
+    task = {"ti": SimpleNamespace(xcom_push=pushed.__setitem__)}
+    function = f"{__name__}:page"
+    watches = [DeadlineWatch(task, sweep, attempt, function) for _ in range(2)]  # type: ignore[arg-type]
+    sweep.folder.mkdir(parents=True)
+    for watch in watches:
+        watch._glanced_at = -math.inf
+        watch.look()
+        watch.close()
+    (told,) = TOLD
+    assert told["planned"]
+    assert told["expected"] > told["at"]
+    assert pushed["late"]["expected"] == told["expected"]
+    assert pushed["late"]["by_others"]
+    assert caplog.text.count("THE DEADLINE IS EXPECTED TO BE MISSED") == 1
+    settings = SweepSettings(cluster=Cluster(NODE), group="sweep", on_missed_deadline=None)
+    assert say_what_breaks(context(1), sweep, settings, attempt, True)["expected_late"] > told["at"]
+    assert caplog.text.count("THE DEADLINE IS EXPECTED TO BE MISSED") == 1
+
+
+def test_a_deadline_that_is_kept_again_is_shown_so(due: tuple[SweepContext, float], tmp_path: Path) -> None:
+    sweep, attempt = due
+    pushed: dict[str, Any] = {}
+    task = {"ti": SimpleNamespace(xcom_push=pushed.__setitem__)}
+    sweep.folder.mkdir(parents=True)
+    watch = DeadlineWatch(task, sweep, attempt, None)  # type: ignore[arg-type]
+    for there in (True, False):
+        if not there:
+            time.sleep(0.01)
+            Ledger(tmp_path).remove("urgent/run/sweep")
+        watch._glanced_at = -math.inf
+        watch.look()
+        watch.close()
+        assert (pushed["late"]["expected"] is not None) is there
+
+
+def test_a_look_that_fails_costs_no_training(
+    due: tuple[SweepContext, float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweep, attempt = due
+
+    def full(*args: object) -> None:
+        raise OSError("No space left on device")
+
+    sweep.folder.mkdir(parents=True)
+    monkeypatch.setattr(Ledger, "sweeps", full)
+    watch = DeadlineWatch({}, sweep, attempt, None)  # type: ignore[arg-type, typeddict-item]
+    watch._glanced_at = -math.inf
+    watch.look()
+    watch.close()
+    assert "No space left" in caplog.text

@@ -42,6 +42,27 @@ def active(dag: str, *jobs: str, made: float = 1.0, **facts: object) -> ActiveSw
     )
 
 
+def test_why_names_who_breaks_a_deadline_and_whose_is_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.write(active("due", "a", "b", deadline=time.time() + 700))
+    assert main(["why", "due", "--home", str(tmp_path), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["late"], found["broken_by"], found["breaks"]) == (False, {}, [])
+    ledger.write(active("urgent", "c", "d", priority=5.0, made=2.0))
+    assert main(["why", "due", "--home", str(tmp_path), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["late"]
+    assert found["broken_by"]["urgent/run/sweep"] < found["deadline"] < found["end"]
+    assert main(["why", "due", "--home", str(tmp_path)]) == 0
+    assert "without urgent/run/sweep it would be done at" in capsys.readouterr().out
+    assert main(["why", "urgent", "--home", str(tmp_path)]) == 0
+    assert "it breaks the deadline of due/run/sweep, which would be kept without it" in capsys.readouterr().out
+    assert main(["why", "--home", str(tmp_path)]) == 0
+    assert ", missed" in capsys.readouterr().out
+
+
 def test_why_says_the_end_with_odds_where_the_law_of_errors_was_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

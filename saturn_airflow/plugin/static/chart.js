@@ -2,7 +2,7 @@
 import * as echarts from "./vendor/echarts-6.1.0.min.mjs";
 import { colorOf, css, toneOf } from "./colors.js";
 import { h } from "./dom.js";
-import { clock, devices, duration, moment, spans, strategy } from "./format.js";
+import { clock, devices, duration, moment, percent, spans, strategy } from "./format.js";
 
 const STEPS = [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 const HATCH = { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [1, 5], rotation: -Math.PI / 4 };
@@ -308,6 +308,7 @@ export class Chart {
         ...line("devices", devices(bar)),
         ...line("planned", this.when(bar.planned_start, bar.planned_start + bar.planned_seconds)),
         ...line("actual", bar.actual && this.when(...bar.actual, bar.going)),
+        ...line(`done with ${percent(job.odds ?? 0)} by`, this.page.live && Number.isFinite(job.by) && this.clock(job.by)),
         ...line("round", this.page.rounds.length > 1 && String(bar.round)),
         ...line("reason", job.reason && job.reason.slice(0, 300)),
       ),

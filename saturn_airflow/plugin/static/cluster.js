@@ -35,7 +35,11 @@ function end(sweep) {
   const at = (seconds) => clock(heard.at + seconds, heard.at);
   const due = sweep.deadline === null ? null : h("p", { class: "reason" }, `${sweep.end > sweep.deadline ? "after" : "before"} its deadline, ${at(sweep.deadline)}`);
   const by = sweep.by === null ? null : h("p", { class: "reason" }, `with ${percent(sweep.odds)} by ${at(sweep.by)}`);
-  return [at(sweep.end), h("p", { class: "reason" }, `in ${duration(sweep.end)}`), by, due];
+  const broken = [
+    ...sweep.broken_by.map((other) => `${other} breaks its deadline`),
+    ...sweep.breaks.map((other) => `it breaks the deadline of ${other}`),
+  ].map((told) => h("p", { class: "reason bad" }, told));
+  return [at(sweep.end), h("p", { class: "reason" }, `in ${duration(sweep.end)}`), by, due, ...broken];
 }
 
 function draw(found = null) {

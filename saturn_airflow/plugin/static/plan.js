@@ -4,7 +4,7 @@ import { colorOf, toneOf } from "./colors.js";
 import { getJob, getPlan, poll } from "./data.js";
 import { Details } from "./details.js";
 import { byId, fill, h, say } from "./dom.js";
-import { devices, strategy } from "./format.js";
+import { clock, devices, strategy } from "./format.js";
 import { compareAddress, isWebAddress, runAddress } from "./links.js";
 import { advanced, bestOf, countsOf, inWords, metricOf } from "./sweep.js";
 import { drawTotals } from "./totals.js";
@@ -59,6 +59,7 @@ function notice() {
   if (page.unreadable) return "The plan is kept by a custom XCom backend, where this page can't read it.";
   const told = Object.entries(page.left_out).map(([node, why]) => `${node} takes no part: ${why}.`);
   if (page.totals.deadline?.planned === false) told.push("The deadline can't be met: all is planned to end as early as possible.");
+  if (page.live) told.push(...brokenDeadlines(page.totals));
   const counts = countsOf(page.jobs);
   if (page.state === "cancelled") told.unshift(`Cancelled: ${inWords(counts)}.`);
   if (page.state === "failed") {
@@ -67,6 +68,12 @@ function notice() {
   }
   if (page.rounds.length) return told.join(" ");
   return page.live ? "There is no plan yet." : "No plan was made; the logs of the tasks say why.";
+}
+
+function brokenDeadlines({ expected_late, breaks = [] }) {
+  const at = (seconds) => (seconds === null ? "never" : `at ${clock(page.origin + seconds, page.origin)}`);
+  const own = Number.isFinite(expected_late) ? [`The deadline is expected to be missed: other sweeps came, and all is done ${at(expected_late)}.`] : [];
+  return [...own, ...breaks.map((one) => `This sweep breaks the deadline of another one, ${at(one.at)}: that is expected to be done ${at(one.expected)}, without this one ${at(one.without)}.`)];
 }
 
 function draw() {
