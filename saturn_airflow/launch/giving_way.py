@@ -16,8 +16,8 @@ from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.turns import Sharing
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.sharing import seconds_to_leave
-from saturn_airflow.sharing.at_a_node import trained
+from saturn_airflow.model.sharing import Pace, seconds_to_leave
+from saturn_airflow.sharing.at_a_node import as_seen, trained
 
 #: Seconds between two looks at who waits.
 _LOOK_SECONDS = 2.0
@@ -39,6 +39,7 @@ class GivingWay:
         self._share = self._had
         self._looked_at = time.monotonic()
         self._step = 0.0
+        self._first: tuple[float, float, int] | None = None
         self._told_at = 0.0
         #: Whether the job was told to leave.
         self.leaves = False
@@ -46,10 +47,11 @@ class GivingWay:
     def note(self, event: Mapping[str, Any]) -> None:
         """Look at what training says."""
         if event["event"] == "start":
-            self._total = event.get("total_batches")
+            self._total, self._first = event.get("total_batches"), None
             self._at(event.get("step") or 0)
         elif event["event"] == "step":
             self._at(event["step"])
+            self._see(event)
             self._step = event["seconds"]
         elif event["event"] == "checkpoint" and self._claim.job.stopped is None:
             # Not where it has left once: what that took counts for more.
@@ -108,10 +110,23 @@ class GivingWay:
 
     def next_claim(self) -> Claim:
         """What others are told when the job has left and waits again."""
-        left = self._claim.with_job(
+        left = as_seen(self._claim, self._sharing.rules).with_job(
             place=None, leaving=None, stopped=time.time(), setting_up=0.0, leaves_in=self.left_in()
         )
-        return replace(left, by_plan=False)
+        return replace(left, by_plan=False, pace=None)
+
+    def _see(self, step: Mapping[str, Any]) -> None:
+        """Note how fast the job trains here, from its first step here on."""
+        if not self._total:
+            return
+        now, share, epoch = time.time(), step["step"] / self._total, int(step.get("epoch") or 0)
+        if self._first is None:
+            self._first = now, share, epoch
+            return
+        began, had, first_epoch = self._first
+        if share > had and now > began:
+            pace = Pace(min(1.0, share - had), now - began, epoch > first_epoch)
+            self._claim = replace(self._claim, pace=pace)
 
     def _at(self, step: int) -> None:
         if self._total:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from saturn_airflow.model import formats
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
-from saturn_airflow.model.sharing import SharedJob, SharedSweep
+from saturn_airflow.model.sharing import Pace, SharedJob, SharedSweep
 
 CLAIM = "a claim"
 #: What its own node is called in a claim, and its kind of devices: nobody else's claim is of another.
@@ -29,6 +29,7 @@ class Claim:
     :param technique: the planned one.
     :param by_plan: whether it may still run as planned: no other sweep has met it here.
     :param shares: of the teams, as the deployment gave them out when it was made.
+    :param pace: how fast the job was seen to train where it runs; None where nothing was seen yet.
     """
 
     sweep: SharedSweep
@@ -36,6 +37,7 @@ class Claim:
     technique: str
     by_plan: bool = True
     shares: Mapping[str, float] = field(default_factory=dict)
+    pace: Pace | None = None
 
     @property
     def job(self) -> SharedJob:
@@ -53,8 +55,8 @@ class Claim:
 
     def to_dict(self) -> dict[str, Any]:
         """This claim as JSON-ready data."""
-        own = {"made": self.made, "technique": self.technique, "by_plan": self.by_plan}
-        own["shares"] = dict(self.shares)
+        own: dict[str, Any] = {"made": self.made, "technique": self.technique, "by_plan": self.by_plan}
+        own |= {"shares": dict(self.shares), "pace": None if self.pace is None else asdict(self.pace)}
         return {**formats.stamp(CLAIM), "sweep": self.sweep.to_dict(), **own}
 
     @classmethod
@@ -71,6 +73,7 @@ class Claim:
                 technique=str(data["technique"]),
                 by_plan=data["by_plan"] is True,
                 shares={str(team): float(share) for team, share in data.get("shares", {}).items()},
+                pace=_pace(data.get("pace")),
             )
             _check(found)
         except (KeyError, TypeError, AttributeError, StopIteration, formats.NewerFormatError) as error:
@@ -107,6 +110,15 @@ def claim_of(
 def node_of(devices: int) -> Node:
     """The node as claims call it."""
     return Node(HERE, devices=devices, kind=HERE)
+
+
+def _pace(data: Any) -> Pace | None:
+    if data is None:
+        return None
+    pace = Pace(float(data["share"]), float(data["seconds"]), data["saw_epoch_end"] is True)
+    if not 0 <= pace.share <= 1 or not 0 <= pace.seconds < math.inf:
+        raise ValueError("no claim: its pace can't be")
+    return pace
 
 
 def _check(claim: Claim) -> None:

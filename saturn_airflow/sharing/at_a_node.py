@@ -8,6 +8,7 @@ from dataclasses import replace
 from saturn_airflow.model.claims import HERE, Claim, node_of
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
+from saturn_airflow.sharing.pace import at_pace_seen
 from saturn_airflow.sharing.turns import Decision, decide
 from saturn_airflow.sharing.use import with_held
 
@@ -93,7 +94,7 @@ def _decision(
         used = with_held(used, claim.sweep.team, len(ids), now - claim.job.since)
     until = {(HERE, device): now + _UNKNOWN_SECONDS for device in unknown - taken}
     claims = [*placed, *waiting]
-    cluster = SharedCluster(now, (node_of(devices),), _sweeps(claims), until, used)
+    cluster = SharedCluster(now, (node_of(devices),), _sweeps(claims, rules), until, used)
     return decide(cluster, replace(rules, shares=_shares(claims)))
 
 
@@ -109,14 +110,22 @@ def _still_leaving(claim: Claim, now: float) -> Claim:
     return claim if leaving is None or leaving > now else claim.with_job(leaving=now + 1.0)
 
 
-def _sweeps(claims: Iterable[Claim]) -> tuple[SharedSweep, ...]:
+def _sweeps(claims: Iterable[Claim], rules: SharingRules) -> tuple[SharedSweep, ...]:
     """The sweeps of all claims, each with its jobs; of two claims of one job the first counts."""
     found: dict[str, dict[str, Claim]] = {}
     for claim in claims:
         found.setdefault(claim.sweep.name, {}).setdefault(claim.job.name, claim)
-    return tuple(_together(by_job) for by_job in found.values())
+    return tuple(_together(by_job, rules) for by_job in found.values())
 
 
-def _together(by_job: Mapping[str, Claim]) -> SharedSweep:
+def _together(by_job: Mapping[str, Claim], rules: SharingRules) -> SharedSweep:
+    """The sweep of these claims, with the seconds to be expected after what was seen of those that run."""
     newest = max(by_job.values(), key=lambda claim: (claim.made, claim.job.name))
-    return replace(newest.sweep, jobs=tuple(by_job[name].job for name in sorted(by_job)))
+    sweep = replace(newest.sweep, jobs=tuple(by_job[name].job for name in sorted(by_job)))
+    paces = {name: claim.pace for name, claim in by_job.items() if claim.pace is not None}
+    return at_pace_seen(sweep, paces, {HERE: HERE}, rules.off_by) if paces else sweep
+
+
+def as_seen(mine: Claim, rules: SharingRules) -> Claim:
+    """``mine`` with the seconds to be expected after how fast it was seen to train where it runs."""
+    return replace(mine, sweep=_together({mine.job.name: mine}, rules))

@@ -19,7 +19,7 @@ from saturn_airflow.launch.leases import Lease, Waiter
 from saturn_airflow.launch.turns import Sharing
 from saturn_airflow.model.claims import HERE, Claim, claim_of
 from saturn_airflow.model.plan import Place
-from saturn_airflow.model.sharing import SharedSweep, SharingRules
+from saturn_airflow.model.sharing import Pace, SharedSweep, SharingRules
 from saturn_airflow.sharing.at_a_node import place_for
 
 NODE = ("d0", "d1", "d2", "d3")
@@ -101,6 +101,53 @@ def test_a_running_job_gives_way_where_it_may_and_that_pays(tmp_path: Path) -> N
                         assert again.take() is None
                         take(quick).release()
                         take(again).release()
+
+
+@pytest.mark.parametrize("steps", [3, 80])
+def test_it_is_decided_by_the_pace_that_was_seen(tmp_path: Path, steps: int) -> None:
+    """One that is nearly done does not leave, whatever its estimate said; the other has an hour to go."""
+    mine = claim("a", "long", {("single", 4): (4000.0, 5.0)}, preempt=True)
+    quick = claim("b", "quick", {("single", 4): (10.0, 1.0)})
+    with take(waiter(tmp_path, mine)) as lease, contextlib.closing(waiter(tmp_path, quick)):
+        sharing = Sharing(mine, NODE, SharingRules(checkpoint=20.0, quiet=0.0))
+        stay = GivingWay(sharing, lease, tmp_path)
+        stay.note({"event": "start", "total_batches": 100, "step": 0})
+        stay._first = time.time() - 100, 0.0, 0
+        stay.note({"event": "step", "step": steps, "seconds": 0.1, "epoch": 1})
+        stay._looked_at -= 10
+        assert stay.asked() is (steps == 3)
+        told = lease.holder.claim
+        assert told is not None
+        assert told.pace == Pace(steps / 100, pytest.approx(100, abs=5), True)
+        assert Claim.from_dict(told.to_dict()) == told
+        left = stay.next_claim()
+        assert left.pace is None
+        expected = 100 / (steps / 100)
+        assert left.job.job.options[0].seconds[HERE] == pytest.approx(5 + expected, rel=0.3)
+
+
+def test_those_like_it_that_wait_are_expected_to_take_what_was_seen() -> None:
+    runs = claim("a", "runs", {("single", 1): (4000.0, 5.0)})
+    place = Place("single", 1, HERE, (0,))
+    runs = replace(runs.with_job(place=place), pace=Pace(0.5, 100.0, True))
+    sister, other = (
+        claim("a", "waits", {("single", 1): (4000.0, 5.0)}),
+        claim("b", "waits", {("single", 1): (2000.0, 5.0)}),
+    )
+    for pace, first in ((None, other), (runs.pace, sister)):
+        holding = [replace(runs, pace=pace)]
+        found = [
+            place_for(one, [sister, other], holding, [2, 3], 4, 1000.0, SharingRules()) is not None
+            for one in (sister, other)
+        ]
+        assert found == [first is sister, first is other], "one device is free"
+
+
+@pytest.mark.parametrize("pace", [{"share": 2.0, "seconds": 1.0}, {"share": 0.5, "seconds": -1.0}, [], 5])
+def test_a_pace_that_can_not_be_is_no_claim(pace: Any) -> None:
+    told = claim("a", "one", WIDE).to_dict()
+    with pytest.raises(ValueError, match=r"claim"):
+        Claim.from_dict({**told, "pace": pace})
 
 
 def test_it_says_how_long_it_takes_to_leave_as_it_was_measured(tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def test_why_names_who_breaks_a_deadline_and_whose_is_broken(
     assert main(["why", "due", "--home", str(tmp_path)]) == 0
     assert "without urgent/run/sweep it would be done at" in capsys.readouterr().out
     assert main(["why", "urgent", "--home", str(tmp_path)]) == 0
-    assert "it breaks the deadline of due/run/sweep, which would be kept without it" in capsys.readouterr().out
+    assert (
+        "it breaks the deadline of due/run/sweep, which would be kept without it" in capsys.readouterr().out
+    )
     assert main(["why", "--home", str(tmp_path)]) == 0
     assert ", missed" in capsys.readouterr().out
 
