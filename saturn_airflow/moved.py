@@ -28,7 +28,8 @@ _MOVES = {
     ),
     ("planning", "planning.instances"): "arrays instance schedule",
     ("planning", "planning.lower_bounds"): "bounds:area destructive dual_feasible relaxation",
-    ("planning", "planning.online"): "adoption execution learning replanning simulation",
+    ("planning", "planning.online"): "adoption execution replanning simulation",
+    ("planning", "model"): "learning",
     ("planning", "planning.presenting"): (
         "baselines explaining reading:plan_files showing:terminal upstream:paper_milp"
     ),

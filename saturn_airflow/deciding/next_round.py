@@ -20,6 +20,7 @@ from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.errors import MissedDeadlineError
 from saturn_airflow.model.estimates import Key
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.learning import Seen, corrected
 from saturn_airflow.model.plan import Place, Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import MAKESPAN, SweepSettings
@@ -28,7 +29,6 @@ from saturn_airflow.planning.online.adoption import Adoption, Effort, decide, wh
 from saturn_airflow.planning.online.ends import PlanEnds, ends_of
 from saturn_airflow.planning.online.error_law import ErrorLaw
 from saturn_airflow.planning.online.execution import Situation
-from saturn_airflow.planning.online.learning import Seen, corrected
 from saturn_airflow.planning.online.replanning import on_nodes, stranded
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import Estimates, total_batches

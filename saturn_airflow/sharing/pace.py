@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from saturn_airflow.model.learning import Seen, corrected_jobs
 from saturn_airflow.model.sharing import Pace, SharedSweep
-from saturn_airflow.planning.online.learning import Seen, corrected_jobs
 
 #: Seconds, and the share of its training, after which the speed of a job is known.
 SEEN_SECONDS, SEEN_SHARE = 60.0, 0.02

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.learning import Seen, corrected_jobs
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
-from saturn_airflow.planning.online.learning import Seen, corrected_jobs
 from saturn_airflow.sharing.pace import SEEN_SECONDS, SEEN_SHARE
 from saturn_airflow.sharing.turns import Decision, decide
 from saturn_airflow.sharing.use import decayed, with_held

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from planning_problems import problems
 
 from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.learning import Seen, corrected
 from saturn_airflow.model.plan import Assignment, Place, Plan
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.planning import solve
@@ -19,7 +20,6 @@ from saturn_airflow.planning.instances.instance import group
 from saturn_airflow.planning.instances.schedule import Placed, assignments
 from saturn_airflow.planning.online.adoption import Effort, decide
 from saturn_airflow.planning.online.execution import Situation, execute, keep_places
-from saturn_airflow.planning.online.learning import Seen, corrected
 from saturn_airflow.planning.online.simulation import truth, with_launches
 
 QUICK = Effort(time_limit=0.02, repeatable=True)

@@ -2,7 +2,7 @@
 
 The logarithm of actual over estimated seconds is taken to be a bias and a sum of independent normal parts:
 one that all jobs of a sweep share, one that its jobs on a node share, one of the job and one of its strategy
-(:mod:`saturn_airflow.planning.online.learning` says how the last two divide). How large the parts are is not
+(:mod:`saturn_airflow.model.learning` says how the last two divide). How large the parts are is not
 known: the law is what earlier errors leave possible, by Bayes' rule on a grid of standard deviations (Gelman
 et al., Bayesian Data Analysis, 2013, ch. 5), with the bias integrated out. Few errors leave much possible,
 so that what is foretold has wider tails than a normal distribution.
@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.learning import JOB, MAKE
 from saturn_airflow.model.past_errors import PastError
-from saturn_airflow.planning.online.learning import JOB, MAKE
 
 #: With fewer errors than this nothing is said.
 LEAST_ERRORS = 5

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.learning import Seen, corrected
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import Histories, Rule, select
 from saturn_airflow.planning.online.adoption import LEAST_WIN, Adoption, Effort, decide
 from saturn_airflow.planning.online.execution import Situation, Stretch, execute, option_of
-from saturn_airflow.planning.online.learning import Seen, corrected
 from saturn_airflow.planning.online.replanning import on_nodes
 from saturn_airflow.planning.planner import solve
 
