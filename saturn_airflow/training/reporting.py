@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from saturn_airflow.launch.request import NotANumberError
 from saturn_airflow.training import memory, storing, timing
+from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.staging import lie_on_device, own_part, room_for
-
-if TYPE_CHECKING:
-    from saturn_airflow.training.loop import Training
-
 
 # Steps by which the time that is left is told.
 _RECENT = 50
 
 
-def step(training: Training, batch: GlobalBatch, seconds: list[float], warmups: int) -> dict[str, Any]:
+def step(training: BaseTraining, batch: GlobalBatch, seconds: list[float], warmups: int) -> dict[str, Any]:
     """What the ``step`` event tells of the step on ``batch``.
 
     :param seconds: of each step in this call, this one the last.
@@ -39,7 +36,9 @@ def step(training: Training, batch: GlobalBatch, seconds: list[float], warmups: 
     }
 
 
-def result(training: Training, seconds: list[float], setup_seconds: float, warmups: int) -> dict[str, Any]:
+def result(
+    training: BaseTraining, seconds: list[float], setup_seconds: float, warmups: int
+) -> dict[str, Any]:
     """How the training went, as :func:`saturn_airflow.training.loop.train` returns it.
 
     :param seconds: of each step in this call.
@@ -66,7 +65,7 @@ def result(training: Training, seconds: list[float], setup_seconds: float, warmu
     }
 
 
-def _bytes_with_checkpoint(training: Training) -> int:
+def _bytes_with_checkpoint(training: BaseTraining) -> int:
     """Bytes of the host's memory now, with the copies that checkpoints are written from: no trial has any."""
     tensors = storing.apart({**training.state.model_tensors(), **training.state.optimizer_tensors()})
     if training.ranks.device.type != "cuda" or not lie_on_device(tensors):
@@ -74,7 +73,7 @@ def _bytes_with_checkpoint(training: Training) -> int:
     return memory.host_bytes() + room_for(own_part(tensors, training.ranks.rank, training.ranks.everyones))
 
 
-def check_is_number(training: Training, loss: float, batch: GlobalBatch) -> None:
+def check_is_number(training: BaseTraining, loss: float, batch: GlobalBatch) -> None:
     """Check the loss of the step on ``batch``.
 
     :raises NotANumberError: when it is NaN or infinite, and not beyond the job's end.

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import JobError
+from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import Position
 from saturn_airflow.training.checkpoints import Checkpoints
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.optim import optimizers
 
-if TYPE_CHECKING:
-    from saturn_airflow.training.loop import Training
 
-
-def stand(training: Training) -> dict[str, Any]:
+def stand(training: BaseTraining) -> dict[str, Any]:
     """Where ``training`` stands, JSON-ready."""
     return {
         "seed": training.hparams.seed,
@@ -38,7 +36,7 @@ def stand(training: Training) -> dict[str, Any]:
     }
 
 
-def checkpoints(training: Training) -> Checkpoints | None:
+def checkpoints(training: BaseTraining) -> Checkpoints | None:
     """Those of ``training``; None where it writes none."""
     request = training.request
     if request.measure is not None or not request.folder:
@@ -53,13 +51,13 @@ def checkpoints(training: Training) -> Checkpoints | None:
     )
 
 
-def job_globals(training: Training) -> JobGlobals | None:
+def job_globals(training: BaseTraining) -> JobGlobals | None:
     """The global variables of the job's code, where ``training`` writes checkpoints."""
     saves = training.request.measure is None and training.request.folder
     return JobGlobals(training.job, training.parallel.model) if saves else None
 
 
-def schedule(training: Training) -> Callable[[], None]:
+def schedule(training: BaseTraining) -> Callable[[], None]:
     """The job's schedule as it is after the steps that are done; what to call after each that comes.
 
     One that looks at more than the number of steps, such as a counter of the job's code, would come out
@@ -77,7 +75,7 @@ def schedule(training: Training) -> Callable[[], None]:
     return step
 
 
-def go_on(training: Training, saved: Checkpoints, extra: Mapping[str, Any]) -> None:
+def go_on(training: BaseTraining, saved: Checkpoints, extra: Mapping[str, Any]) -> None:
     """Have ``training`` go on from where it stood.
 
     :param extra: as :func:`stand` told, which ``saved`` has read.
@@ -110,7 +108,7 @@ def go_on(training: Training, saved: Checkpoints, extra: Mapping[str, Any]) -> N
         )
 
 
-def _see_data(training: Training, extra: Mapping[str, Any]) -> None:
+def _see_data(training: BaseTraining, extra: Mapping[str, Any]) -> None:
     """See whether a place in the data is one in those that there are now.
 
     :raises JobError: when they are others, and the epoch can't be begun anew.
@@ -135,7 +133,7 @@ def _in_words(extent: list[int | None]) -> tuple[str, str]:
     return f"{batches or 'some'} batches", "" if samples is None else f"{samples} samples"
 
 
-def tell(training: Training, what: str, forgotten: Mapping[str, str]) -> None:
+def tell(training: BaseTraining, what: str, forgotten: Mapping[str, str]) -> None:
     """Tell once what a resumed training begins anew with.
 
     :param what: has become of it.

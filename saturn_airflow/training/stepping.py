@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,12 +16,10 @@ import torch.distributed as dist
 from saturn_airflow.launch.users_code import common_to_alike
 from saturn_airflow.parallelism.changing_buffers import ChangingBuffers
 from saturn_airflow.training import reporting, rng
+from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.losses import rules
 from saturn_airflow.training.optim import optimizers
-
-if TYPE_CHECKING:
-    from saturn_airflow.training.loop import Training
 
 
 class _News(NamedTuple):
@@ -35,7 +33,7 @@ class _News(NamedTuple):
     missing: float
 
 
-def take(training: Training, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
+def take(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
     """Take the step on ``batch``: whether a rank was asked to stop, and whether a checkpoint is due."""
     parallel, hparams, clips = training.parallel, training.hparams, training.hparams.clip_grad_norm
     if clips is None:
@@ -70,11 +68,11 @@ def take(training: Training, batch: GlobalBatch, save_due: bool) -> tuple[bool, 
         with common_to_alike(training.step == 0):
             news = _read(training, asked, batch)
         assert news.over == batch.samples
-    training._advance(batch, news.loss)
+    training.advance(batch, news.loss)
     return news.stop, news.save
 
 
-def compute_gradients(training: Training, batch: GlobalBatch) -> float:
+def compute_gradients(training: BaseTraining, batch: GlobalBatch) -> float:
     """The loss of ``batch``, of which the gradients are then there.
 
     :raises NotANumberError: for a loss that is none.
@@ -85,7 +83,7 @@ def compute_gradients(training: Training, batch: GlobalBatch) -> float:
     return news.loss
 
 
-def _backward(training: Training, batch: GlobalBatch, save_due: bool) -> tuple[torch.Tensor, float]:
+def _backward(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[torch.Tensor, float]:
     """Ask for the gradients of ``batch``: what :func:`_read` reads, and how many are missing on this rank."""
     model, objective, ranks = training.parallel, training.objective, training.ranks
     objective.begin(batch.samples)
@@ -114,7 +112,7 @@ def _backward(training: Training, batch: GlobalBatch, save_due: bool) -> tuple[t
     return asked, float(missing)
 
 
-def _read(training: Training, asked: torch.Tensor, batch: GlobalBatch) -> _News:
+def _read(training: BaseTraining, asked: torch.Tensor, batch: GlobalBatch) -> _News:
     """Wait for what :func:`_backward` has asked for, and read it.
 
     :raises NotANumberError: for a loss that is none.
@@ -127,7 +125,7 @@ def _read(training: Training, asked: torch.Tensor, batch: GlobalBatch) -> _News:
     return _News(loss, over_all, stop > 0, save > 0, missing)
 
 
-def _complete_gradients(training: Training, batch: GlobalBatch, over: float, missing: float) -> None:
+def _complete_gradients(training: BaseTraining, batch: GlobalBatch, over: float, missing: float) -> None:
     training.parallel.gradients_missing = missing > 0
     training.parallel.finish_gradients()
     if over != batch.samples:

@@ -446,3 +446,15 @@ class Following(EMA):
         optimizer = torch.optim.SGD(self.student.parameters(), 1e-1)
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "eval_loss"}}
+
+
+class EveryThird(EMA):
+    """Its schedule is stepped after every third step."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.student.parameters(), 1e-1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step", "frequency": 3},
+        }

@@ -24,7 +24,8 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.spilling import Spilled
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training import stepping
-from saturn_airflow.training.loop import Training, train
+from saturn_airflow.training.job_training import Training
+from saturn_airflow.training.loop import train
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim.in_parts import _BY_PARAMETER, InParts
 from saturn_airflow.training.ranks import Ranks

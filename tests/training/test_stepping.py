@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from saturn_airflow.launch.request import NotANumberError, TrainRequest
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams, Job
-from saturn_airflow.training import ahead, loop, stepping
+from saturn_airflow.training import ahead, job_training, loop, stepping
 from saturn_airflow.training.ranks import Ranks
 
 HERE = Ranks(rank=0, size=1, device=torch.device("cpu"))
@@ -41,7 +41,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
         said.append("step")
         return step(self, closure)
 
-    each = loop.each_of_the_job  # type: ignore[attr-defined]
+    each = job_training.each_of_the_job  # type: ignore[attr-defined]
 
     def noted_each(what: str, items: Iterator[Any]) -> Iterator[Any]:
         given = each(what, items)
@@ -51,7 +51,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
                 fetched = next(given)
             yield fetched
 
-    monkeypatch.setattr(loop, "each_of_the_job", noted_each)
+    monkeypatch.setattr(job_training, "each_of_the_job", noted_each)
     monkeypatch.setattr(ahead, "pays", lambda job, device: job.on_step is None)  # as on a GPU
     monkeypatch.setattr(stepping, "_read", noted_read)
     monkeypatch.setattr(torch.optim.AdamW, "step", noted_step)

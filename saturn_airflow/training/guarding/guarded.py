@@ -12,8 +12,8 @@ from saturn_airflow.launch.request import Measure, TrainRequest
 from saturn_airflow.training import initial_weights, loop, memory, precision
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding.guard import Guard
+from saturn_airflow.training.job_training import Training
 from saturn_airflow.training.loading import load_model
-from saturn_airflow.training.loop import Training
 from saturn_airflow.training.ranks import Ranks
 
 # The optimizer that trains takes its first step in a warm-up.

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import model_attributes, precision, rng, stepping
+from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import Cut, GlobalBatch
 from saturn_airflow.training.guarding import comparing, whole
 from saturn_airflow.training.guarding.differences import Comparison
@@ -38,9 +39,6 @@ from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.without_group import without_group
-
-if TYPE_CHECKING:
-    from saturn_airflow.training.loop import Training
 
 # The share of a training's steps that all looks together may take as long as.
 _SHARE = 0.01
@@ -89,7 +87,7 @@ class Looks:
     :param aliases: the first names of parameters and buffers.
     """
 
-    def __init__(self, training: Training, bare: nn.Module | None, aliases: dict[str, str]) -> None:
+    def __init__(self, training: BaseTraining, bare: nn.Module | None, aliases: dict[str, str]) -> None:
         self._training = training
         self._bare = bare
         self._aliases = aliases

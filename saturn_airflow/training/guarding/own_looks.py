@@ -6,9 +6,9 @@ Every rank holds the whole model, so that the first takes the plain step with th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,6 +18,7 @@ from saturn_airflow.parallelism.batch_norm import each_rank_alone
 from saturn_airflow.parallelism.module_state import copied
 from saturn_airflow.parallelism.own_step_replicas import OwnStepReplicas
 from saturn_airflow.training import rng
+from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding import comparing
 from saturn_airflow.training.guarding.differences import Comparison
@@ -26,18 +27,20 @@ from saturn_airflow.training.guarding.own_plain import buffers, gradients_as_see
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.layout import MicroBatch
+from saturn_airflow.training.own_step import shared
+from saturn_airflow.training.own_step.stepping import OwnStep
 from saturn_airflow.training.without_group import without_group
-
-if TYPE_CHECKING:
-    from saturn_airflow.training.own_step.loop import OwnStepTraining
 
 
 class OwnLooks(Looks):
-    """The looks at one training on this rank; with other precision nothing is compared but the job's own."""
+    """The looks at one training on this rank; with other precision nothing is compared but the job's own.
 
-    def __init__(self, training: OwnStepTraining) -> None:
+    :param own: the step that ``training`` takes by now.
+    """
+
+    def __init__(self, training: BaseTraining, own: Callable[[], OwnStep]) -> None:
         super().__init__(training, None, training.aliases)
-        self._own_training = training
+        self._own = own
         self._names = {p: name for name, p in training.parallel.model.named_parameters()}
 
     def _compare(self, job: Job, batch: GlobalBatch, data: Any, samples: int, step: int) -> str:
@@ -80,23 +83,23 @@ class OwnLooks(Looks):
         :param alone: without the other ranks.
         :param off: from weights that are off by the last digits of this format.
         """
-        training = self._own_training
+        training, own = self._training, self._own()
         model = training.parallel.model
         with self._undone(), self._put_back(), torch.compiler.set_stance("force_eager"), still():
             if off is not None:
                 comparing.put_off_by_rounding(model, off)
             before = weights(self._names)
-            training.place(batch)
+            own.place(batch, training.step)
             rng.seed(training.hparams.seed, "step", training.step, 0, 0)
-            with gradients_as_seen(training.own.optimizers, self._names) as gradients:
+            with gradients_as_seen(own.optimizers, self._names) as gradients:
                 if alone:
                     with each_rank_alone(model), _by_itself(training.parallel), without_group():
                         (micro_batch,) = batch.micro_batches
-                        taken = training.own.take(micro_batch.data, batch.position.batch, schedule=False)
+                        taken = own.take(micro_batch.data, batch.position.batch, schedule=False)
                         loss = float(taken.loss)
                 else:
-                    loss, _ = training.take(batch)
-            stateful = _stateful(training.own.optimizers, self._names)
+                    loss, _ = shared.take(own, training.parallel, batch, schedule=False)
+            stateful = _stateful(own.optimizers, self._names)
             after = weights(self._names)
             return Step(loss, None, gradients, before, after, buffers(model), stateful)
 
@@ -107,7 +110,7 @@ class OwnLooks(Looks):
             (p, p.data, p.data.clone(), p.grad, None if p.grad is None else p.grad.clone(), p.requires_grad)
             for p in self._names
         ]
-        own = self._own_training.own
+        own = self._own()
         optimizers = [(one, _copy_of(one)) for one in own.optimizers]
         logged = dict(own.metric_objects.logged)
         try:

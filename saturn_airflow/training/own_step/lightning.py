@@ -6,16 +6,16 @@ A model of plain torch needs nothing of this. The names of attributes and method
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import HParams
 from saturn_airflow.training.own_step import metric_objects
-
-if TYPE_CHECKING:
-    from saturn_airflow.training.own_step.stepping import OwnStep
+from saturn_airflow.training.own_step.configured import Scheduled
+from saturn_airflow.training.own_step.metric_objects import MetricObjects
 
 _METHODS = (
     *("log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "all_gather", "clip_gradients"),
@@ -37,6 +37,32 @@ ATTRIBUTES = frozenset(
 _HARMLESS = {"prog_bar", "logger", "sync_dist", "add_dataloader_idx", "enable_graph"}
 
 
+class Stepping(Protocol):
+    """What a LightningModule may ask of the training that takes its steps.
+
+    :ivar epoch: where training stands, from 0, and
+    :ivar number: the step of all, from 0.
+    :ivar total_steps: of the whole job; None where the data has no length.
+    :ivar automatic: whether Saturn calls backward and steps the optimizer.
+    :ivar is_first: whether this is the first rank.
+    :ivar samples: of the batch that is evaluated; None where they do not count.
+    :ivar log: numbers that were logged since the last step.
+    """
+
+    model: nn.Module
+    hparams: HParams
+    epoch: int
+    number: int
+    total_steps: int | None
+    automatic: bool
+    is_first: bool
+    samples: int | None
+    log: dict[str, torch.Tensor]
+    metric_objects: MetricObjects
+    optimizers: list[torch.optim.Optimizer]
+    schedulers: list[Scheduled]
+
+
 def is_lightning(model: nn.Module) -> bool:
     """Whether ``model`` is a LightningModule, of either of its two packages."""
     return any(
@@ -51,7 +77,7 @@ def train_mode(model: nn.Module) -> None:
         model.train()
 
 
-def attach(model: Any, own: OwnStep) -> None:
+def attach(model: Any, own: Stepping) -> None:
     """Give a LightningModule what it would have of its trainer."""
     model._trainer = Trainer(own)
     logger = _Logger(own)
@@ -70,7 +96,7 @@ class Trainer:
     :raises JobError: for an attribute that it does not have.
     """
 
-    def __init__(self, own: OwnStep) -> None:
+    def __init__(self, own: Stepping) -> None:
         self._own = own
         self.sanity_checking = False
 
@@ -132,7 +158,7 @@ class Trainer:
 class _Logger:
     """``self.log`` and ``self.log_dict``."""
 
-    def __init__(self, own: OwnStep) -> None:
+    def __init__(self, own: Stepping) -> None:
         self._own = own
 
     def log(self, name: str, value: Any, *positional: Any, **arguments: Any) -> None:
@@ -218,7 +244,7 @@ def _clip(
         )
 
 
-def _print_once(own: OwnStep) -> Callable[..., None]:
+def _print_once(own: Stepping) -> Callable[..., None]:
     def print_once(*values: Any, **arguments: Any) -> None:
         if own.is_first:
             print(*values, **arguments)

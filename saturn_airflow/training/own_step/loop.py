@@ -18,16 +18,14 @@ from saturn_airflow.launch.users_code import common_to_alike
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.parallelism import adapting
-from saturn_airflow.parallelism.own_step_replicas import OwnStepReplicas
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import reporting, resuming, rng
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding.own_looks import OwnLooks
-from saturn_airflow.training.loop import Training
-from saturn_airflow.training.own_step import hooks, lightning
+from saturn_airflow.training.job_training import Training
+from saturn_airflow.training.own_step import hooks, lightning, shared
 from saturn_airflow.training.own_step.configured import check_hparams
 from saturn_airflow.training.own_step.evaluating import OwnEvaluation
-from saturn_airflow.training.own_step.logged import means
 from saturn_airflow.training.own_step.state import OwnStepState
 from saturn_airflow.training.own_step.stepping import OwnStep
 from saturn_airflow.training.parts import LooksAgain
@@ -83,7 +81,7 @@ class OwnStepTraining(Training):
         """Its schedulers are as the checkpoint left them."""
 
     def _make_looks(self, bare: nn.Module | None) -> LooksAgain:
-        return OwnLooks(self)
+        return OwnLooks(self, lambda: self.own)
 
     def _look_at_alike(self) -> None:
         if not hooks.is_own(self.parallel.model, "configure_optimizers"):
@@ -98,10 +96,10 @@ class OwnStepTraining(Training):
         if self.beyond:
             self.own.hold_schedulers()
         rng.seed(self.hparams.seed, "step", self.step, 0, self.parallel.share)
-        self.place(batch)
+        self.own.place(batch, self.step)
         if batch.position.batch == 0:
             hooks.call(self.parallel.model, "on_train_epoch_start")
-        loss, self.logged = self.take(batch)
+        loss, self.logged = shared.take(self.own, self.parallel, batch, schedule=not self.beyond)
         stop, save = self._agreed(self.ranks.stop_requested(), save_due and self.ranks.is_first)
         reporting.check_is_number(self, loss, batch)
         if self.step == self.first_step:
@@ -109,24 +107,11 @@ class OwnStepTraining(Training):
             self.state.attributes.values()
             self.state.own.values()
             self.state.schedulers()
-        self._advance(batch, loss)
+        self.advance(batch, loss)
         return stop, save
 
     def _begin_to_train(self) -> None:
         lightning.train_mode(self.parallel.model)
-
-    def take(self, batch: GlobalBatch) -> tuple[float, dict[str, float]]:
-        """Take the step on this rank's share of a batch, together with the others: the loss and what was
-        logged, means over the batch."""
-        (micro_batch,) = batch.micro_batches
-        self.place(batch)
-        with _sharing(self.parallel, micro_batch.samples, batch.samples):
-            taken = self.own.take(micro_batch.data, batch.position.batch, schedule=not self.beyond)
-        return means(self.parallel, taken)
-
-    def place(self, batch: GlobalBatch) -> None:
-        """Tell the model where training stands."""
-        self.own.epoch, self.own.number = batch.position.epoch, self.step
 
     def _agreed(self, *flags: bool) -> tuple[bool, ...]:
         """Whether each of the flags is set on any rank."""
@@ -191,19 +176,6 @@ class OwnStepTraining(Training):
 
     def _further(self) -> dict[str, Any]:
         return {"metrics": self.logged} if self.logged else {}
-
-
-@contextmanager
-def _sharing(parallel: Parallel, samples: int, of: int) -> Iterator[None]:
-    """Around a step in which this rank computes ``samples`` of a batch."""
-    if not isinstance(parallel, OwnStepReplicas):
-        yield
-        return
-    parallel.begin(samples, of)
-    try:
-        yield
-    finally:
-        parallel.end()
 
 
 def _digest(tensor: torch.Tensor) -> tuple[float, float]:

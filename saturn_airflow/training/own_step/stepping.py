@@ -19,6 +19,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.metrics import TAKEN
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision, rng
+from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.own_step import hooks, lightning
 from saturn_airflow.training.own_step.configured import Scheduled, configured, needs_closure
@@ -99,6 +100,10 @@ class OwnStep:
                 "clip_grad_norm is for the step that Saturn takes; with automatic_optimization = False "
                 "call torch.nn.utils.clip_grad_norm_ in training_step"
             )
+
+    def place(self, batch: GlobalBatch, step: int) -> None:
+        """Note where training stands: at ``step``, from 0, which is to be taken on ``batch``."""
+        self.epoch, self.number = batch.position.epoch, step
 
     def take(self, batch: Any, batch_idx: int, *, schedule: bool = True) -> Taken:
         """Train on a batch, which is on any device.

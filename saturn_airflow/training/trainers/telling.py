@@ -6,15 +6,13 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
 from saturn_airflow.training.trainers import kept
-
-if TYPE_CHECKING:
-    from saturn_airflow.training.trainers.training import TrainerTraining
+from saturn_airflow.training.trainers.progress import TrainerProgress
 
 
 class Ended(BaseException):
@@ -27,7 +25,7 @@ class Telling(TrainerCallback):
     :param facts: what was said of the checkpoint that training goes on from.
     """
 
-    def __init__(self, training: TrainerTraining, facts: Mapping[str, Any] | None) -> None:
+    def __init__(self, training: TrainerProgress, facts: Mapping[str, Any] | None) -> None:
         self._training = training
         self._facts = facts
         self._parts: list[torch.Tensor] = []

@@ -1,18 +1,48 @@
-"""What the ranks' shares of a step came to, as means over the batch."""
+"""A step of the model's own that ranks take together, each on its share of the batch."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
 from saturn_airflow.parallelism.own_step_replicas import OwnStepReplicas
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.training.own_step.stepping import Taken
+from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.own_step.stepping import OwnStep, Taken
 
 
-def means(parallel: Parallel, taken: Taken) -> tuple[float, dict[str, float]]:
+def take(
+    own: OwnStep, parallel: Parallel, batch: GlobalBatch, *, schedule: bool
+) -> tuple[float, dict[str, float]]:
+    """Take the step on this rank's share of ``batch``, together with the others.
+
+    :param schedule: whether schedulers are stepped, and the step counts for them.
+    :returns: the loss and what was logged, means over the batch.
+    """
+    (micro_batch,) = batch.micro_batches
+    with _sharing(parallel, micro_batch.samples, batch.samples):
+        taken = own.take(micro_batch.data, batch.position.batch, schedule=schedule)
+    return _means(parallel, taken)
+
+
+@contextmanager
+def _sharing(parallel: Parallel, samples: int, of: int) -> Iterator[None]:
+    """Around a step in which this rank computes ``samples`` of a batch."""
+    if not isinstance(parallel, OwnStepReplicas):
+        yield
+        return
+    parallel.begin(samples, of)
+    try:
+        yield
+    finally:
+        parallel.end()
+
+
+def _means(parallel: Parallel, taken: Taken) -> tuple[float, dict[str, float]]:
     """The loss, and what was logged, as means over the batch; every rank calls this together.
 
     A number that only some ranks logged, as where a step logs what it finds in its samples, is the mean over

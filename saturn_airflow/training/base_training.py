@@ -1,0 +1,117 @@
+"""A training as the parts of its loop see it: what it is made of, and where it stands."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from saturn_airflow.launch.request import TrainRequest
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import batches
+from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
+from saturn_airflow.training.checkpoints import Checkpoints
+from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.parts import LooksAgain
+from saturn_airflow.training.plateau import Plateau
+from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.state import State
+
+
+class BaseTraining:
+    """One job's training on this rank."""
+
+    request: TrainRequest
+    ranks: Ranks
+    job: Job
+    hparams: HParams
+    #: When it began, by ``time.perf_counter()``.
+    started: float
+
+    data: Data
+    cut: Cut
+    parallel: Parallel
+    objective: Objective
+    #: The first names of parameters and buffers.
+    aliases: dict[str, str]
+    optimizer: torch.optim.Optimizer
+    state: State
+    checkpoints: Checkpoints | None
+    looks: LooksAgain | None
+    plateau: Plateau
+
+    #: Steps done, of all calls; those that were done when this call began.
+    step: int
+    first_step: int
+    #: Steps done that are of no epoch of these data, but of what they were before they changed.
+    steps_beside = 0
+    position: Position
+    epoch_sum: float
+    epoch_batches: int
+    metrics: dict[str, float | None]
+    own_metrics: dict[str, float]
+    evaluation_seconds: list[float]
+    inputs: list[dict[str, Any]]
+    #: What the last batch's loss was a mean over.
+    counted: float | None = None
+    #: The last step of which it was seen that nothing differs from one device.
+    looked: int
+    #: What the user was told that checkpoints lack.
+    told: set[str]
+    #: The path of the last one.
+    checkpoint: str | None
+    #: What the schedule had written into the optimizer's groups when training stopped.
+    scheduled: Sequence[Mapping[str, Any]] = ()
+    scheduler_step: Callable[[], None]
+    #: Whether a step may be completed while the next one is computed.
+    overlaps = True
+    #: What the host does while the device computes gradients.
+    meanwhile: Callable[[], object]
+
+    @property
+    def total(self) -> int | None:
+        """Steps of the whole job; None where the data has no length."""
+        total = batches.total_steps(self.hparams, self.data)
+        return None if total is None else total + self.steps_beside
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has had all its batches, or has ended early."""
+        if self.plateau.reason is not None:
+            return True
+        if self.hparams.batches is not None:
+            return self.step >= self.hparams.batches
+        assert self.hparams.epochs is not None
+        return self.position.epoch >= self.hparams.epochs
+
+    @property
+    def beyond(self) -> bool:
+        """Whether a trial has gone on after the job's last step: what goes wrong there goes wrong nowhere."""
+        return self.total is not None and self.step >= self.total
+
+    def begin_epoch_anew(self, why: str) -> None:
+        """Begin the epoch that training stands in from its first batch, when it goes on.
+
+        :raises JobError: when that can't be.
+        """
+        self.warn(f"{why}, and begins anew")
+        self.position = Position(self.position.epoch, 0)
+        self.epoch_sum, self.epoch_batches = 0.0, 0
+
+    def advance(self, batch: GlobalBatch, loss: float) -> None:
+        """Count the step on ``batch``."""
+        self.step += 1
+        self.metrics["loss"] = loss
+        self.epoch_sum += loss
+        self.epoch_batches += 1
+        epoch, in_epoch = batch.position
+        self.position = Position(epoch + 1, 0) if batch.ends_epoch else Position(epoch, in_epoch + 1)
+
+    def warn(self, message: str) -> None:
+        """Tell the user."""
+        self.ranks.emit("warning", message=message)
+        if self.ranks.is_first:
+            warnings.warn(message, stacklevel=2)
