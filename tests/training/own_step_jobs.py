@@ -448,13 +448,13 @@ class Following(EMA):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "eval_loss"}}
 
 
-class EveryThird(EMA):
-    """Its schedule is stepped after every third step."""
+class EveryOther(EMA):
+    """Its schedule is stepped after every other step."""
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.student.parameters(), 1e-1)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step", "frequency": 3},
+            "lr_scheduler": {"scheduler": schedule, "interval": "step", "frequency": 2},
         }
