@@ -213,25 +213,39 @@ def cp_sat(problem: dict[str, Any], limit: float, workers: float) -> dict[str, A
     taken = [
         (solver.value(starts[c[0]]), c) for p, c in zip(present, choices, strict=True) if solver.value(p)
     ]
+    assignments = on_devices(problem, sorted(taken, key=lambda t: t[0]), others)
+    end, bound = max(a["end"] for a in assignments), solver.best_objective_bound
+    return {"makespan": end, "lower_bound": bound, "gap": end / bound - 1, "assignments": assignments}
+
+
+def on_devices(
+    problem: dict[str, Any],
+    taken: list[tuple[int, tuple[int, int, dict[str, Any], int]]],
+    others: list[list[int]],
+) -> list[dict[str, Any]]:
+    """The assignments of a plan, each job on the first devices that are free.
+
+    :param taken: the start, the job, the node, the strategy and the seconds of each, in order of start.
+    :param others: until when other jobs have each node's devices.
+    """
     free = [list(at) for at in others]
-    assignments = []
-    for start, (j, n, s, seconds) in sorted(taken, key=lambda t: t[0]):
+    assignments: list[dict[str, Any]] = []
+    for start, (j, n, s, seconds) in taken:
         ids = [d for d, at in enumerate(free[n]) if at <= start][: s["devices"]]
         for d in ids:
             free[n][d] = start + seconds
         assignments.append(
             {
-                "job": jobs[j]["name"],
+                "job": problem["jobs"][j]["name"],
                 "technique": s["technique"],
                 "devices": s["devices"],
-                "node": nodes[n]["name"],
+                "node": problem["nodes"][n]["name"],
                 "device_ids": ids,
                 "start": start,
                 "end": start + seconds,
             }
         )
-    end, bound = max(a["end"] for a in assignments), solver.best_objective_bound
-    return {"makespan": end, "lower_bound": bound, "gap": end / bound - 1, "assignments": assignments}
+    return assignments
 
 
 def machine(note: str) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from saturn_airflow.launch import host_memory, runs
+from saturn_airflow.launch import runs
 from saturn_airflow.launch.handed_over import NOTHING, HandedOver
 from saturn_airflow.launch.request import Measure
 from saturn_airflow.launch.runs import Run, RunSpec
@@ -17,10 +17,24 @@ from saturn_airflow.model.estimates import OUT_OF_MEMORY, Estimate, Trial
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.profiling.blame import DoubtfulError
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 # Short batches are counted for this long if five are done sooner, and longer where they vary much.
 _LEAST_SECONDS = 0.5
 _PRECISE_SECONDS = 3.0
 _ANSWERS = ("out_of_memory", "does_not_fit", "hung", "lost")
+
+
+class RunSettings(TypedDict, total=False):
+    """Settings of a trial's run that mean what they mean in :class:`RunSpec`."""
+
+    holder: str
+    priority: tuple[float, int]
+    leases_folder: str | None
+    technique_folders: tuple[str, ...]
+    path: tuple[str, ...]
+    host_memory: str
 
 
 def measure(
@@ -32,16 +46,11 @@ def measure(
     folder: str | Path,
     plain_steps: str | Path = "",
     weights: str = "",
-    holder: str = "",
-    priority: tuple[float, int] = (0.0, 0),
-    leases_folder: str | None = None,
-    technique_folders: tuple[str, ...] = (),
-    path: tuple[str, ...] = (),
     handed: HandedOver = NOTHING,
-    host_memory: str = host_memory.DEFAULT,
     how: Measure | None = None,
     seconds: float = 120.0,
     log: Callable[[str], object] = lambda line: None,
+    **run_settings: Unpack[RunSettings],
 ) -> Estimate:
     """Run ``trial`` on any free devices of ``node``, which is this machine, and say what it found.
 
@@ -53,13 +62,12 @@ def measure(
     :param folder: for the trial's files.
     :param plain_steps: the folder in which trials of a sweep leave the guard's plain steps for each other.
     :param weights: the file that the job's ``init_from`` means.
-    :param holder: who holds the devices, in words for people.
-    :param priority: as in RunSpec, like the other settings of the run.
     :param handed: secrets for its processes.
     :param how: what to count; where not given two batches to warm up, then five or half a second of them, and
         up to three seconds where they vary.
     :param seconds: how long the trial may take once it has its devices.
     :param log: called with lines for the task's log.
+    :param run_settings: what any run is told, see :class:`RunSettings`.
     :raises JobError: when the job's own code raises or its loss is not a number; the message ends with the
         user's traceback. Its ``common`` says whether jobs that differ in nothing but what the optimizer sees
         would fail alike.
@@ -75,33 +83,15 @@ def measure(
         kind=node.kind,
         slots=node.devices,
         devices=trial.devices,
-        priority=priority,
-        holder=holder,
         folder=str(folder),
         initial_weights=weights,
         plain_steps_folder=str(plain_steps),
-        leases_folder=leases_folder,
-        technique_folders=technique_folders,
-        path=path,
-        host_memory=host_memory,
         measure=how or Measure(least_seconds=_LEAST_SECONDS, precise_seconds=_PRECISE_SECONDS),
         alike=tuple(alike),
         trial_seconds=seconds,
+        **run_settings,
     )
-    run = runs.start(spec, handed)
-    try:
-        heard = _listen(run, log, on_broken)
-        estimate = _estimate(trial, node.kind, heard)
-        estimate.check()
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise SaturnError(
-            f"what the trial of {trial.job.name!r} under {trial.technique} said in {run.folder} is damaged "
-            f"({type(error).__name__}: {error}); a retry measures anew"
-        ) from error
-    finally:
-        # Whoever leaves early, an Airflow task that is killed too, leaves no ranks behind.
-        run.kill()
-    return estimate
+    return _followed(runs.start(spec, handed), trial, node.kind, log, on_broken)
 
 
 class _Heard(NamedTuple):
@@ -115,6 +105,29 @@ class _Heard(NamedTuple):
     end: Mapping[str, Any]
     stepped: bool
     occupied: bool
+
+
+def _followed(
+    run: Run,
+    trial: Trial,
+    kind: str,
+    log: Callable[[str], object],
+    on_broken: Callable[[str, str], object],
+) -> Estimate:
+    """What ``run`` found, once it has ended."""
+    try:
+        heard = _listen(run, log, on_broken)
+        estimate = _estimate(trial, kind, heard)
+        estimate.check()
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise SaturnError(
+            f"what the trial of {trial.job.name!r} under {trial.technique} said in {run.folder} is damaged "
+            f"({type(error).__name__}: {error}); a retry measures anew"
+        ) from error
+    finally:
+        # Whoever leaves early, an Airflow task that is killed too, leaves no ranks behind.
+        run.kill()
+    return estimate
 
 
 def _listen(run: Run, log: Callable[[str], object], on_broken: Callable[[str, str], object]) -> _Heard:
