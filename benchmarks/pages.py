@@ -4,8 +4,8 @@
 
 Starts a real API server on a new SQLite database with a made-up sweep that is in the middle: 500 jobs on 64
 devices, each job with its curves. Prints medians in milliseconds of the answers to a page's questions, beside
-what Airflow's own pages ask for the same DAG run, and how long Chromium takes from the answer to the drawn
-page.
+what Airflow's own pages ask for the same DAG run, what CPU time they cost the server, and how long Chromium
+takes from the answer to the drawn page.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from machine import describe
 
 ROOT = Path(__file__).parents[1]
@@ -70,8 +71,8 @@ def write(jobs: int) -> None:
 
 
 @contextmanager
-def served(home: str, jobs: int) -> Iterator[str]:
-    """The address of an API server with the sweep."""
+def served(home: str, jobs: int) -> Iterator[tuple[str, psutil.Process]]:
+    """The address of an API server with the sweep, and its process."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -89,10 +90,15 @@ def served(home: str, jobs: int) -> Iterator[str]:
                 break
             except httpx.TransportError:
                 time.sleep(0.2)
-        yield url
+        yield url, psutil.Process(server.pid)
     finally:
         server.terminate()
         server.wait()
+
+
+def cpu_seconds(server: psutil.Process) -> float:
+    """What the server and its workers have taken of the cores."""
+    return sum(sum(one.cpu_times()[:2]) for one in [server, *server.children(recursive=True)])
 
 
 def milliseconds(ask: Callable[[], httpx.Response], repeats: int) -> tuple[float, httpx.Response]:
@@ -130,7 +136,7 @@ def drawn(url: str, token: str, path: str, jobs: int, repeats: int) -> float | N
 
 def measure(jobs: int, repeats: int) -> dict[str, Any]:
     """All figures."""
-    with tempfile.TemporaryDirectory() as home, served(home, jobs) as url:
+    with tempfile.TemporaryDirectory() as home, served(home, jobs) as (url, server):
         token = httpx.get(f"{url}/auth/token", timeout=60).json()["access_token"]
         client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=120)
         run = "manual__2026-11-20T22-00-00"
@@ -138,7 +144,9 @@ def measure(jobs: int, repeats: int) -> dict[str, Any]:
         _, first = milliseconds(lambda: client.get(path), 3)
         whole, first = milliseconds(lambda: client.get(path), repeats)
         since = {"since": first.json()["curves_at"] + 60}
+        before = cpu_seconds(server)
         news, changed = milliseconds(lambda: client.get(path, params=since), repeats)
+        news_cpu = 1000 * (cpu_seconds(server) - before) / repeats
 
         def again() -> httpx.Response:
             # Every half minute all is told anew; what is measured is the time between.
@@ -157,6 +165,7 @@ def measure(jobs: int, repeats: int) -> dict[str, Any]:
             "poll_unchanged_ms": known,
             "poll_unchanged_status": last.status_code,
             "poll_changed_ms": news,
+            "poll_changed_cpu_ms": round(news_cpu, 1),
             "poll_changed_kib": round(len(changed.content) / 1024),
             "first_answer_ms": whole,
             "first_answer_kib": round(len(first.content) / 1024),

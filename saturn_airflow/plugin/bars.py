@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from saturn_airflow.model.plan import Assignment, Plan
@@ -44,13 +46,13 @@ class Bar:
         """The job's name."""
         return self.assignment.job
 
-    @property
-    def devices(self) -> set[Device]:
+    @cached_property
+    def devices(self) -> frozenset[Device]:
         """The devices it was given."""
-        return {(self.assignment.node, device) for device in self.assignment.device_ids}
+        return frozenset((self.assignment.node, device) for device in self.assignment.device_ids)
 
     @property
-    def place(self) -> tuple[str, set[Device]]:
+    def place(self) -> tuple[str, frozenset[Device]]:
         """Its technique and devices."""
         return self.assignment.technique, self.devices
 
@@ -167,7 +169,7 @@ def read_rounds(record: Record, group: str, now: float) -> list[Round]:
         for bar in bars:
             _settle(bar, held, freed, record.is_live, now)
             if bar.is_going:
-                held |= bar.devices
+                held.update(bar.devices)
             if bar.end is not None:
                 freed.update(dict.fromkeys(bar.devices, bar.end))
         starts = [bar.start for bar in bars if bar.start is not None]
@@ -263,13 +265,16 @@ def _ran(bar: Bar) -> None:
 def _cut_interrupted(bars: Sequence[Bar]) -> None:
     """Begin bars of jobs that were interrupted, as by a failure and another try, after the last of others
     that had their devices meanwhile: when they had them before is not known."""
+    ends: dict[Device, list[float]] = {}
+    for bar in sorted((bar for bar in bars if bar.end is not None), key=lambda bar: bar.end or 0.0):
+        for device in bar.devices:
+            ends.setdefault(device, []).append(bar.end or 0.0)
     cut = {}
     for bar in bars:
         if bar.start is None or bar.end is None or bar.held is None or bar.held >= bar.end - bar.start:
             continue
-        others = (other for other in bars if other is not bar and other.devices & bar.devices)
-        ends = [other.end for other in others if other.end is not None and other.end < bar.end]
-        cut[bar.job] = max([bar.start, *ends])
+        before = ((ends[device], bisect_left(ends[device], bar.end)) for device in bar.devices)
+        cut[bar.job] = max([bar.start, *(found[index - 1] for found, index in before if index)])
     for bar in bars:
         bar.start = cut.get(bar.job, bar.start)
 

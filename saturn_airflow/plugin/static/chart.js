@@ -21,12 +21,18 @@ export class Chart {
       const item = this.items[event.seriesId]?.[event.dataIndex];
       if (item) onChoose(item.job.name);
     });
-    this.echarts.on("datazoom", () => this.setTicks());
+    this.echarts.on("datazoom", () => {
+      const [{ start, end }] = this.echarts.getOption().dataZoom;
+      this.zoom = { start, end };
+      this.echarts.setOption({ xAxis: this.ticks() });
+    });
     this.items = { planned: [], actual: [] };
     this.zoom = { start: 0, end: 100 };
     new ResizeObserver(() => {
+      const isSame = this.echarts.getWidth() === element.clientWidth && this.echarts.getHeight() === element.clientHeight;
+      if (isSame) return;
+      if (this.page) this.echarts.setOption({ xAxis: this.ticks() }, { lazyUpdate: true });
       this.echarts.resize();
-      this.setTicks();
     }).observe(element);
   }
 
@@ -47,10 +53,9 @@ export class Chart {
     const height = Math.min(30, Math.max(3, Math.floor(640 / Math.max(1, this.rows.length))));
     this.rowHeight = height;
     this.element.style.height = `${height * this.rows.length + 96}px`;
-    this.echarts.setOption(this.option(layers), { replaceMerge: ["series"] });
-    // Only now: resizing draws, and what was drawn before had other rows.
+    // Resizing draws what was set: both at once, since hundreds of jobs take a while to draw.
+    this.echarts.setOption(this.option(layers), { replaceMerge: ["series"], lazyUpdate: true });
     this.echarts.resize();
-    this.setTicks();
   }
 
   add(kind, job, bar, [start, end]) {
@@ -95,7 +100,7 @@ export class Chart {
       xAxis: {
         type: "value",
         position: "top",
-        min: this.earliest(),
+        ...this.ticks(),
         max: this.horizon(),
         axisLabel: { ...text, formatter: (seconds) => `${moment(seconds)}\n${this.clock(seconds)}`, lineHeight: 13, hideOverlap: true, showMaxLabel: false },
         axisLine: { show: false },
@@ -261,14 +266,12 @@ export class Chart {
   }
 
   // Ticks at whole seconds, minutes and hours, as many as there is room for.
-  setTicks() {
-    if (!this.page) return;
-    const [{ start, end }] = this.echarts.getOption().dataZoom;
-    this.zoom = { start, end };
+  ticks() {
+    const { start, end } = this.zoom;
     const range = ((this.horizon() - this.earliest()) * (end - start)) / 100;
     const room = Math.max(2, Math.floor(this.element.clientWidth / 90));
     const interval = STEPS.find((step) => range / step <= room) ?? 86400 * Math.ceil(range / 86400 / room);
-    this.echarts.setOption({ xAxis: { interval, min: Math.floor(this.earliest() / interval) * interval } });
+    return { interval, min: Math.floor(this.earliest() / interval) * interval };
   }
 
   // Zooms around the middle of what is seen; shifts by a share of it.

@@ -17,12 +17,14 @@ const isSome = (child) => child !== null && child !== undefined && child !== fal
 
 export const byId = (id) => document.getElementById(id);
 
+const keys = new WeakMap();
+
 // Fills an element only where that changes something, so that what has the focus keeps it.
 export function fill(element, key, build) {
-  const text = JSON.stringify(key);
-  if (element.dataset.key === text) return;
+  const text = JSON.stringify(key) ?? "";
+  if (keys.get(element) === text) return;
   element.replaceChildren(...[build()].flat().filter(isSome));
-  element.dataset.key = text;
+  keys.set(element, text);
 }
 
 // A child for each item, redrawn only where its item is another than before.

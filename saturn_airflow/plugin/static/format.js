@@ -26,11 +26,15 @@ export function moment(seconds) {
   return rest ? `${sign}${minutes} m ${rest} s` : `${sign}${minutes} m`;
 }
 
+// Formats are made once: making one takes a hundred times as long as using it.
+const TIME = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+const DAY_AND_TIME = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
+const NUMBER = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+
 // The time of day where the viewer is, with the date where it is another day than that of `beside`.
 export function clock(at, beside = Date.now() / 1000) {
   const [then, other] = [at, beside].map((seconds) => new Date(1000 * seconds));
-  const date = then.toDateString() === other.toDateString() ? {} : { dateStyle: "short" };
-  return then.toLocaleString(undefined, { ...date, timeStyle: "medium" });
+  return (then.toDateString() === other.toDateString() ? TIME : DAY_AND_TIME).format(then);
 }
 
 export const percent = (share, digits = 0) =>
@@ -44,8 +48,7 @@ export function bytes(count) {
   return gib >= 0.1 ? `${gib.toFixed(1)} GiB` : `${(count / 2 ** 20).toFixed(0)} MiB`;
 }
 
-export const number = (value) =>
-  value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumSignificantDigits: 4 });
+export const number = (value) => (value === null || value === undefined ? "–" : NUMBER.format(value));
 
 export const strategy = (bar) => `${bar.technique} × ${bar.devices}`;
 
