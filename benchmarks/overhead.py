@@ -31,7 +31,7 @@ from machine import describe
 from saturn_airflow.demo.airflow import Airflow
 from saturn_airflow.deployment.local import LocalCluster
 from saturn_airflow.deployment.processes import end_on_signals
-from saturn_airflow.launch import runs
+from saturn_airflow.launch import event_file, runs
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks" / "overhead"
@@ -131,23 +131,34 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 
 def gaps(folder: Path) -> dict[str, Any]:
-    """From the end of each job to what came next on its devices: the lease, and the first batch."""
+    """From the end of each job to what came next on its devices: the lease, and the first batch.
+
+    Told apart by whether the next run had begun, and stood in line, when the devices became free.
+    """
     spans: dict[str, list[tuple[float, ...]]] = {}
     for run in folder.glob("*/runs/*"):
         said = {event["event"]: event for event in events(run)}
         if "slept" in said:
             node = json.loads((run / "spec.json").read_text())["node"]
-            times = tuple(said[name]["time"] for name in ("leased", "start", "slept", "end"))
+            names = ("leased", "start", "slept", "end", event_file.FORMAT_EVENT)
+            times = tuple(said[name]["time"] for name in names)
             for device in said["leased"]["devices"]:
                 spans.setdefault(f"{node} {device}", []).append(times)
-    leases, starts = [], []
+    leases, starts, late = [], [], []
     for ordered in map(sorted, spans.values()):
         for before, after in pairwise(ordered):
             leases.append(after[0] - before[3])
             starts.append(after[1] - before[2])
+            if after[4] > before[3]:
+                late.append(starts[-1])
+    in_line = sorted(starts)
+    for seconds in late:
+        in_line.remove(seconds)
     return {
         "handovers": len(starts),
         "last_batch_to_first_batch": spread(starts),
+        "where_the_next_was_in_line": spread(in_line),
+        "where_its_task_had_not_begun": {"handovers": len(late), **spread(late)},
         "end_to_lease": spread(leases),
     }
 
@@ -194,7 +205,8 @@ def train_processes(folder: Path) -> list[dict[str, Any]]:
 
 
 def memory_of(supervisor: int) -> dict[str, float] | None:
-    """Megabytes of one waiting task: Airflow's and Saturn's processes, whole (RSS) and by share (PSS)."""
+    """Megabytes of one waiting task: Airflow's and Saturn's processes, whole (RSS), by share (PSS), and what
+    nobody shares (USS), which is what one more that waits takes of the node."""
     try:
         own = psutil.Process(supervisor)
         groups = {
@@ -206,9 +218,10 @@ def memory_of(supervisor: int) -> dict[str, float] | None:
             infos = [process.memory_full_info() for process in processes]
             sizes[f"{name}_rss"] = sum(info.rss for info in infos) / 2**20
             sizes[f"{name}_pss"] = sum(info.pss for info in infos) / 2**20
+            sizes[f"{name}_uss"] = sum(info.uss for info in infos) / 2**20
     except (psutil.Error, OSError, ValueError):
         return None
-    for kind in ("rss", "pss"):
+    for kind in ("rss", "pss", "uss"):
         sizes[f"all_{kind}"] = sum(sizes[f"{name}_{kind}"] for name in groups)
     return sizes
 

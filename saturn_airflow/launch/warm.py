@@ -20,6 +20,8 @@ from typing import Any
 
 _VARIABLE = "SATURN_WARM_IMPORTS"
 _ALWAYS = [
+    # What each fork is first; imported there, it would take memory in each that waits for devices.
+    "saturn_airflow.launch.supervisor",
     *(
         f"saturn_airflow.training.{name}"
         for name in ("ranks", "session", "loop", "exports", "guarding.guarded")
