@@ -101,13 +101,17 @@ def measure(case: str, least: float, folder: Path) -> dict[str, Any]:
 
 
 def by_laws(case: str, least: float) -> dict[str, float]:
-    """Seconds of the best plan found and of the queues, where nothing but training takes time."""
+    """Seconds of the best plan found and of the queues, where nothing but training takes time, and by which
+    share a plan, and the best that there may be, is shorter than current practice."""
     problem, jobs, _, planned = scaled(case, least)
     nodes = [node["devices"] for node in problem["nodes"]]
     queues = {"current_practice": None, "fixed_width": fixed_width(jobs, nodes), "one_device": 1}
     found = {"bound": least, "plan": planned}
     found |= {way: expected(jobs, wanted, nodes) for way, wanted in queues.items()}
-    return {way: round(seconds, 1) for way, seconds in found.items()}
+    less = {way: round(1 - found[way] / found["current_practice"], 3) for way in ("plan", "bound")}
+    return {way: round(seconds, 1) for way, seconds in found.items()} | {
+        f"{way}_less_than_current_practice": share for way, share in less.items()
+    }
 
 
 def scaled(case: str, least: float) -> tuple[dict[str, Any], list[Emulated], float, float]:
