@@ -21,7 +21,7 @@ from saturn_airflow.model.formats import NewerFormatError
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import WORTH_A_RETRY, Status
-from saturn_airflow.operators import beginning, claims
+from saturn_airflow.operators import beginning, cancelled, claims
 from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
 from saturn_airflow.operators.context import (
     SweepContext,
@@ -370,15 +370,14 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             params = tracking.job_params(
                 job, technique=entry.technique, devices=entry.devices, node=entry.node
             )
-            folder = sweep.job_folder(job.name)
+            folder, uri = sweep.job_folder(job.name), mlflow_uri(self.settings.mlflow_conn_id)
             tags = sweep.tags(context) | tracking.job_tags(job)
             if self._decided is not None:
                 tags |= {"saturn.definition": self._decided.definition.hash}
             number = restarting.number(folder)
-            uri = mlflow_uri(self.settings.mlflow_conn_id)
-            self._job_run = tracking.open_job(
-                uri, parent, job.name, hide_secrets(params), tags, folder, number
-            )
+            tracking.go_on(uri, parent, sweep.folder, patience=1.0)
+            params = hide_secrets(params)
+            self._job_run = tracking.open_job(uri, parent, job.name, params, tags, folder, number)
         return self._job_run
 
     def _leave(self, context: Context, run: Run) -> NoReturn:
@@ -397,6 +396,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         run.ask_to_stop()
         stopped = Outcome.of(self.entry, Status.STOPPED, "the task was stopped")
         self._push(context, stopped)
+        cancelled.end_with_dag_run(context, self.settings, self._job_run, self.log.warning)
         run.stop()
         end = self._pass_on(context, run)
         if end is not None:

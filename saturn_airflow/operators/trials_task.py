@@ -15,7 +15,7 @@ from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job, check_jobs, check_metric
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.operators import connections, first_weights, measuring, upstream_jobs, wishes
+from saturn_airflow.operators import cancelled, connections, first_weights, measuring, upstream_jobs, wishes
 from saturn_airflow.operators.context import (
     SweepContext,
     mlflow_uri,
@@ -113,6 +113,7 @@ class TrialsOperator(ListingOperator):
             sweep.folder,
         )
         self.mlflow_url = run.url
+        cancelled.end_earlier(context, uri, self.log.info)
         told = {
             "jobs": [job.to_dict() for job in jobs],
             LEFT_OUT_KEY: left_out,

@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
+from saturn_airflow.plugin import listener
 from saturn_airflow.plugin.links import PREFIX, MlflowRunLink, PlanLink
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class SaturnPlugin(AirflowPlugin):
 
     name = "saturn"
     operator_extra_links = [MlflowRunLink(), PlanLink()]  # noqa: RUF012 - Airflow's own declaration
+    listeners = [listener]  # noqa: RUF012 - the same
 
     @cached_property
     def external_views(self) -> list[dict[str, Any]]:  # type: ignore[override]

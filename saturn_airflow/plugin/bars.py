@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from saturn_airflow.model.plan import Assignment, Plan
-from saturn_airflow.plugin.queries import ENDED, PLAN, REPORT, TRAIN, Record, Task
+from saturn_airflow.plugin.queries import ENDED, NEVER_RAN, PLAN, REPORT, TRAIN, Record, Task
 
 GOING = ("running", "deferred")
 #: A node's name and the device's number there.
@@ -245,7 +245,7 @@ def _settle(bar: Bar, held: set[Device], freed: Mapping[Device, float], is_live:
         _ran(bar)
     else:
         skipped = "skipped" if is_live else "not run"
-        bar.status = skipped if task.state in ("skipped", "removed") else "lost"
+        bar.status = skipped if task.state in NEVER_RAN else "lost"
         bar.reason = None if bar.status == skipped else "its train task left no outcome; the log says why"
 
 

@@ -10,6 +10,7 @@ from saturn_airflow.plugin.queries import (
     ENDED,
     LATE,
     MLFLOW_LINK,
+    NEVER_RAN,
     PLAN,
     PROFILE,
     STAGES,
@@ -71,13 +72,13 @@ def sweep_state(run: str, report: str | None, trials: str | None, has_result: bo
     :returns: ``success``, ``failed``, ``skipped`` (it never began), ``cancelled`` (somebody ended it before
         it could report), or the run's state while it goes on.
     """
-    if report in ("failed", "upstream_failed"):
+    if report == "failed":
         return "failed"
     if report in ("done", "success") and (has_result or run in ("queued", "running")):
         return "success"
     if trials in ("skipped", "removed"):
         return "skipped"
-    return run if run in ("queued", "running") and report != "skipped" else "cancelled"
+    return run if run in ("queued", "running") and report not in NEVER_RAN else "cancelled"
 
 
 def _rounds_most(record: Record, group: str, rounds: Sequence[Round]) -> int:
@@ -281,10 +282,10 @@ def _stages(record: Record, group: str, most: int) -> Iterator[dict[str, Any]]:
             state = "waiting"
         elif not states <= set(ENDED):
             state = "running"
-        elif {"failed", "upstream_failed"} & states:
+        elif "failed" in states:
             state = "failed"
         else:
-            state = "skipped" if states <= {"skipped", "removed"} else "done"
+            state = "skipped" if states <= NEVER_RAN else "done"
         mapped = [task.state in ENDED for task in tasks if task.map_index >= 0]
         yield {"name": stage, "state": state, "done": sum(mapped), "all": len(mapped)}
 

@@ -23,6 +23,8 @@ TRIALS, PROFILE, PLAN, TRAIN, REPORT = STAGES = ("trials", "profile", "plan", "t
 STAGE_OF = {f"{prefix}{stage.title()}Operator": stage for stage in STAGES for prefix in ("", "Round")}
 #: States in which nothing more comes of a task by itself.
 ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
+#: Those of tasks that have ended without having run.
+NEVER_RAN = {"upstream_failed", "skipped", "removed"}
 MLFLOW_LINK = "_link_MlflowRunLink"
 PROGRESS, LATE = "progress", "late"
 #: What the page shows of all jobs, and what it shows of one.

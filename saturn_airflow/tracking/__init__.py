@@ -16,12 +16,14 @@ from saturn_airflow.tracking.mlflow_runs import (
 from saturn_airflow.tracking.parameters import METRICS_TAG, job_params, job_tags
 from saturn_airflow.tracking.sending import has_unsent, nobody_sends, send_outbox
 from saturn_airflow.tracking.server import resolve_uri
+from saturn_airflow.tracking.stopping import go_on, running_sweeps, stop_sweep
 
 __all__ = [
     "METRICS_TAG",
     "JobRun",
     "SweepRun",
     "estimate_store",
+    "go_on",
     "has_unsent",
     "job_params",
     "job_tags",
@@ -31,5 +33,7 @@ __all__ = [
     "reopen_job",
     "reopen_sweep",
     "resolve_uri",
+    "running_sweeps",
     "send_outbox",
+    "stop_sweep",
 ]

@@ -78,7 +78,7 @@ class Outbox:
                 found.append((record if record is not None else {"kind": "torn"}, offset))
         return found
 
-    def last(self, kind: str, name: str, tail: int = 1 << 20) -> Record | None:
+    def last(self, kind: str, name: str | None, tail: int = 1 << 20) -> Record | None:
         """The last record of a kind and name among the last ``tail`` bytes."""
         with contextlib.suppress(FileNotFoundError), self._records.open("rb") as file:
             file.seek(max(0, self.size() - tail))

@@ -205,6 +205,71 @@ def test_a_retry_goes_on_from_the_last_checkpoint(deployment: Any) -> None:
     assert sorted({m.step for m in losses}) == list(range(1, steps[-1] + 1))
 
 
+def test_a_sweep_that_was_cancelled_goes_on_when_what_failed_is_cleared(deployment: Any) -> None:
+    """Airflow skips what waits; were it left so, the run would be a success that reported nothing."""
+    run_id = deployment.start("cancelled_sweep")
+    folder = deployment.job_folder("cancelled_sweep", run_id, "first")
+    _wait_until(lambda: _events(folder, "checkpoint"), 120)
+    path = f"/dags/cancelled_sweep/dagRuns/{run_id}"
+    deployment.airflow.send("PATCH", path, {"state": "failed"})
+    assert deployment.airflow.state("cancelled_sweep", run_id) == "failed"
+    states = deployment.states("cancelled_sweep", run_id)
+    assert states["sweep.train first"] == "failed"
+    assert {states["sweep.report"], states["use"]} == {"upstream_failed"}
+    assert set(states.values()) <= {"success", "skipped", "failed", "upstream_failed"}
+    # Its run ends without anybody who reports.
+    _wait_until(lambda: _in_mlflow(deployment, run_id) == "KILLED", 60)
+
+    deployment.airflow.send("POST", f"{path}/clear", {"dry_run": False, "only_failed": True})
+    _wait_until(lambda: _in_mlflow(deployment, run_id) == "RUNNING", 60)
+    assert deployment.wait("cancelled_sweep", run_id) == "success"
+    result = deployment.airflow.xcom("cancelled_sweep", run_id, "sweep.report")
+    assert {job["job"]: job["status"] for job in result["jobs"]} == {
+        "first": "finished",
+        "second": "finished",
+    }
+    assert deployment.airflow.xcom("cancelled_sweep", run_id, "use") == result["best"]["job"]
+    assert _events(folder, "start")[-1]["step"] > 0
+    assert _in_mlflow(deployment, run_id) == "FINISHED"
+
+
+def test_a_sweep_that_was_cancelled_early_ends_in_mlflow_with_the_next(
+    deployment: Any,
+) -> None:
+    def begun() -> str:
+        run_id = deployment.start("cancelled_sweep")
+        _wait_until(
+            lambda: deployment.states("cancelled_sweep", run_id).get("sweep.trials") == "success", 120
+        )
+        path = f"/dags/cancelled_sweep/dagRuns/{run_id}"
+        deployment.airflow.send("PATCH", path, {"state": "failed"})
+        return run_id
+
+    first = begun()
+    assert _in_mlflow(deployment, first) == "RUNNING"
+    second = begun()
+    assert _in_mlflow(deployment, first) == "KILLED"
+    assert _in_mlflow(deployment, second) == "RUNNING"
+
+
+def test_a_sweep_that_runs_out_of_time_has_not_succeeded(deployment: Any) -> None:
+    """So it stays where single tasks of it are cleared."""
+    run_id = deployment.start("timed_out_sweep")
+    _wait_until(lambda: deployment.airflow.state("timed_out_sweep", run_id) == "failed", 120)
+    states = deployment.states("timed_out_sweep", run_id)
+    assert {states["sweep.plan"], states["sweep.report"]} == {"upstream_failed"}
+
+
+def _in_mlflow(deployment: Any, run_id: str) -> str:
+    """The state of the run of a sweep."""
+    client = mlflow.MlflowClient(deployment.services.mlflow_url)
+    found = client.get_experiment_by_name("cancelled_sweep")
+    assert found is not None
+    wanted = f"tags.`airflow.run_id` = '{run_id}' AND tags.`saturn.sweep` != ''"
+    (run,) = client.search_runs([found.experiment_id], wanted)
+    return str(run.info.status)
+
+
 def test_a_sweep_without_mlflow_trains_and_its_records_are_sent_later(deployment: Any) -> None:
     deployment.services.kill("mlflow")
     run_id = deployment.start("small_sweep")

@@ -414,6 +414,7 @@ def test_a_round_in_reserve_counts_once_it_is_needed() -> None:
         ("running", "success", "success", False, "success"),
         ("failed", "failed", "success", True, "failed"),
         ("failed", "skipped", "success", False, "cancelled"),
+        ("failed", "upstream_failed", "success", False, "cancelled"),
         ("failed", None, "success", False, "cancelled"),
         ("success", "success", "success", False, "cancelled"),
         ("success", "skipped", "skipped", False, "skipped"),

@@ -18,7 +18,7 @@ from saturn_airflow import plugin
 from saturn_airflow.plugin import SaturnPlugin
 
 PACKAGE = Path(saturn_airflow.__file__).parent
-INSIDE = ("operators/airflow_internals.py", "plugin/web_internals.py")
+INSIDE = ("operators/airflow_internals.py", "plugin/listener_internals.py", "plugin/web_internals.py")
 #: Airflow's public interface: https://airflow.apache.org/docs/apache-airflow/stable/public-airflow-interface.html
 PUBLIC = ("airflow.sdk", "airflow.sdk.exceptions", "airflow.sdk.types", "airflow.plugins_manager")
 

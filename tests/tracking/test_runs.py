@@ -375,6 +375,37 @@ def test_an_experiment_mlflow_does_not_take_loses_nothing(embedded_uri: str, tmp
     assert not (tmp_path / "mlflow" / "refused.jsonl").exists()
 
 
+def test_a_sweep_that_nobody_reports_is_ended_with_its_jobs_and_may_go_on(
+    embedded_uri: str, tmp_path: Path
+) -> None:
+    dag = f"dag-{tmp_path.name}"
+
+    def opened(key: str, run_id: str) -> SweepRun:
+        tags = {"saturn.sweep": key, "airflow.run_id": run_id}
+        return tracking.open_sweep(embedded_uri, dag, "sweep", tags, {}, tmp_path / key.replace("/", "-"))
+
+    sweep, other = opened(f"{dag}/2026/11/sweep", "2026/11"), opened(f"{dag}-2/2026/11/sweep", "2026/11")
+    job = open_job(embedded_uri, tmp_path / "job", sweep)
+    job.leave()
+    (found,) = tracking.running_sweeps(embedded_uri, dag)
+    assert (found.name, found.mlflow_run) == ((dag, "2026/11", "sweep"), sweep.id)
+    tracking.stop_sweep(embedded_uri, found.mlflow_run, "it was cancelled")
+    assert tracking.running_sweeps(embedded_uri, dag) == []
+
+    def status(run: Any) -> str:
+        return str(client(embedded_uri).get_run(run.id).info.status)
+
+    assert [status(run) for run in (sweep, job, other)] == ["KILLED", "KILLED", "RUNNING"]
+
+    told, folder = sweep.to_dict(), tmp_path / f"{dag}-2026-11-sweep"
+    tracking.reopen_sweep(embedded_uri, told, folder).close("stopped")
+    tracking.go_on(embedded_uri, told, folder, patience=5)
+    assert status(sweep) == "RUNNING"
+    tracking.reopen_sweep(embedded_uri, told, folder).close("finished")
+    tracking.go_on(embedded_uri, told, folder, patience=5)
+    assert status(sweep) == "FINISHED", "only what was stopped goes on"
+
+
 @pytest.mark.parametrize("address", ["nonsense://x", "http://127.0.0.1:9", "sqlite:////dev/null/x/mlflow.db"])
 def test_an_address_where_nobody_answers_is_no_error(address: str, tmp_path: Path) -> None:
     sweep = tracking.open_sweep(address, "e", "sweep", {"saturn.sweep": "k"}, {}, tmp_path / "s", 0)

@@ -1,0 +1,71 @@
+"""Sweeps whose DAG run was ended, or deleted, before they could report: in MLflow they end, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Context, DagRunState
+
+from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.folders import slug
+from saturn_airflow.model.settings import SweepSettings
+from saturn_airflow.model.status import Status
+from saturn_airflow.operators.context import SweepContext, home, mlflow_uri, pull_from_trials
+
+if TYPE_CHECKING:
+    from saturn_airflow.tracking import JobRun
+
+REASON = "its DAG run was ended or deleted before it could report"
+_ENDED = (DagRunState.SUCCESS, DagRunState.FAILED)
+#: How long a task that Airflow is about to kill waits for MLflow, in seconds; what is not sent is kept.
+_PATIENCE = 1.0
+
+
+def end_with_dag_run(
+    context: Context, settings: SweepSettings, job_run: JobRun | None, log: Callable[..., object]
+) -> None:
+    """End the run of a sweep if its DAG run has ended; one of its train tasks is being stopped.
+
+    Whoever is stopped has little time, and Airflow may know nothing of its DAG run any more. What fails here
+    is done by the next sweep of the DAG.
+
+    :param job_run: the run of the task's job, which knows the sweep's.
+    """
+    from saturn_airflow import tracking
+
+    sweep = SweepContext.of(context, settings.group)
+    try:
+        if has_ended(context["ti"], sweep.run_id):
+            parent = job_run.description["parent"] if job_run else None
+            parent = parent or pull_from_trials(context, settings.trials_task, "sweep")
+            uri = mlflow_uri(settings.mlflow_conn_id)
+            tracking.reopen_sweep(uri, parent, sweep.folder, _PATIENCE).close(Status.STOPPED, REASON)
+    except Exception as error:  # of Airflow's API
+        log("The sweep is not ended in MLflow yet: %s", error)
+
+
+def end_earlier(context: Context, uri: str, log: Callable[..., object]) -> None:
+    """End in MLflow what earlier runs of this DAG left running there: those that ended without a report."""
+    from saturn_airflow import tracking
+
+    ti: Any = context["ti"]
+    try:
+        for sweep in tracking.running_sweeps(uri, ti.dag_id):
+            dag_id, run_id, group = sweep.name
+            folder = home() / "sweeps" / slug(dag_id) / slug(run_id) / slug(group)
+            # Where there is no folder, it may be the sweep of another deployment.
+            if run_id == ti.run_id or not folder.is_dir() or tracking.has_unsent(folder):
+                continue
+            if has_ended(ti, run_id):
+                log("%s is ended in MLflow: %s", "/".join(sweep.name), REASON)
+                tracking.stop_sweep(uri, sweep.mlflow_run, REASON)
+    except SaturnError as error:
+        log("What was cancelled earlier is not ended in MLflow: %s", error)
+
+
+def has_ended(ti: Any, run_id: str) -> bool:
+    """Whether a DAG run of this task's DAG has ended, or is not there any more."""
+    if ti.get_dr_count(dag_id=ti.dag_id, run_ids=[run_id]) == 0:
+        return True
+    return bool(ti.get_dr_count(dag_id=ti.dag_id, run_ids=[run_id], states=[state.value for state in _ENDED]))

@@ -1,0 +1,52 @@
+"""What becomes of a sweep's tasks that never ran when somebody, or a time limit, ends their DAG run.
+
+Airflow skips them. To it a skipped task is as good as one that succeeded: once what was running is cleared
+and ends well, the DAG run would be a success though nothing was reported.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+from pluggy import HookimplMarker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+hookimpl = HookimplMarker("airflow")
+
+#: What Airflow says of a DAG run whose tasks have all ended: then it skipped none of them.
+_BY_ITSELF = "task_failure"
+#: Tasks that were skipped before were not needed: by how much, Airflow needs some time to skip thousands.
+_JUST_NOW = timedelta(seconds=30)
+_REPORT = "saturn_airflow.operators.report_task"
+
+
+@hookimpl
+def on_dag_run_failed(dag_run: Any, msg: str) -> None:
+    """Say of the tasks of a sweep, and of those behind it, that wait for others: these failed.
+
+    So *Clear* with *Only failed* clears them, too, and without them the DAG run fails. Airflow calls this in
+    the scheduler and in the API server.
+    """
+    if msg == _BY_ITSELF:
+        return
+    tasks = tasks_of_sweeps(dag_run.dag.task_dict.values())
+    if not tasks:
+        return
+    from saturn_airflow.plugin import listener_internals as airflow
+
+    airflow.say_upstream_failed(dag_run, tasks, datetime.now(timezone.utc) - _JUST_NOW)
+
+
+def tasks_of_sweeps(tasks: Iterable[Any]) -> list[str]:
+    """Which tasks of a DAG are of a sweep, or behind one.
+
+    :param tasks: the DAG's, as the scheduler has them.
+    """
+    tasks = list(tasks)
+    reports = [task for task in tasks if getattr(task, "_task_module", None) == _REPORT]
+    groups = tuple(f"{task.task_id.rpartition('.')[0]}." for task in reports)
+    behind = {name for task in reports for name in task.get_flat_relative_ids(upstream=False)}
+    return sorted(behind | {task.task_id for task in tasks if groups and task.task_id.startswith(groups)})

@@ -1,0 +1,78 @@
+"""Ending the runs of sweeps that nobody will report, and going on with them where somebody does after all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saturn_airflow.tracking import server
+from saturn_airflow.tracking.mlflow_runs import STATUSES, SWEEP_TAG, reopen_sweep
+from saturn_airflow.tracking.outbox import Outbox
+
+_PAGE = 1000
+_STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class RunningSweep:
+    """A sweep that has not ended in MLflow.
+
+    :param name: its DAG, its DAG run, its task group.
+    :param mlflow_run: the id of its run in MLflow.
+    """
+
+    name: tuple[str, str, str]
+    mlflow_run: str
+
+
+def running_sweeps(uri: str, dag_id: str) -> list[RunningSweep]:
+    """The sweeps of a DAG that have not ended in MLflow, the last to start first.
+
+    :raises MlflowAwayError: when MLflow does not answer.
+    """
+    wanted = f"tags.`{SWEEP_TAG}` != '' AND attributes.status = 'RUNNING'"
+    with server.answers():
+        client = server.client(uri)
+        everywhere = [found.experiment_id for found in client.search_experiments(max_results=_PAGE)]
+        order = ["attributes.start_time DESC"]
+        runs = client.search_runs(everywhere, wanted, order_by=order, max_results=_PAGE)
+    found = []
+    for run in runs:
+        key, run_id = run.data.tags[SWEEP_TAG], run.data.tags.get("airflow.run_id", "")
+        # A DAG run's id may have any characters, and so has none of its own to split a key at.
+        start = f"{dag_id}/{run_id}/"
+        if run_id and key.startswith(start):
+            found.append(RunningSweep((dag_id, run_id, key.removeprefix(start)), run.info.run_id))
+    return found
+
+
+def stop_sweep(uri: str, mlflow_run: str, reason: str) -> None:
+    """End the run of a sweep, and those of its jobs that have not ended, as stopped.
+
+    :raises TrackingError: when MLflow does not answer, or refuses.
+    """
+    with server.answers():
+        client = server.client(uri)
+        own = client.get_run(mlflow_run)
+        wanted = f"tags.`mlflow.parentRunId` = '{mlflow_run}' AND attributes.status = 'RUNNING'"
+        jobs = client.search_runs([own.info.experiment_id], wanted, max_results=_PAGE)
+        for run in (*jobs, own):
+            for tag, value in {"saturn.status": _STOPPED, "saturn.reason": reason}.items():
+                client.set_tag(run.info.run_id, tag, value, synchronous=True)
+            client.set_terminated(run.info.run_id, STATUSES[_STOPPED])
+
+
+def go_on(uri: str, sweep: Mapping[str, Any], folder: str | Path, patience: float) -> None:
+    """Let the run of a sweep go on that was stopped; any other is left as it is.
+
+    :param sweep: as ``SweepRun.to_dict`` describes it.
+    :param folder: of the sweep.
+    :param patience: seconds to try for while MLflow does not answer.
+    """
+    outbox = Outbox(folder)
+    end, began = outbox.last("end", None) or {}, outbox.last("run", sweep["name"]) or {}
+    if end.get("status") == STATUSES[_STOPPED] and end["time"] >= began.get("time", 0):
+        reopen_sweep(uri, {**sweep, "time": round(1000 * time.time())}, folder, patience)
