@@ -10,8 +10,9 @@ from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRule
 from saturn_airflow.sharing.forecast import plan_together
 from saturn_airflow.sharing.outlook import goes_before
 
-#: Of so many other sweeps it is looked whether one alone breaks a deadline: each is a forecast of all.
-_MOST = 8
+#: Of so many other sweeps it is looked whether one alone breaks a deadline, and of so many for all deadlines
+#: together: each is a forecast of all.
+_MOST, _MOST_FOR_ALL = 8, 12
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def late(
         without = {}
         for other in _suspects(cluster, rules, sweep, suspects):
             if other not in forecasts:
+                if len(forecasts) >= _MOST_FOR_ALL:
+                    continue
                 rest = tuple(one for one in cluster.sweeps if one.name != other)
                 forecasts[other] = plan_together(replace(cluster, sweeps=rest), rules).sweeps
             if (instead := forecasts[other].get(sweep.name, math.inf)) <= sweep.deadline:

@@ -325,6 +325,37 @@ def test_by_when_all_is_done_with_which_odds_is_told(seconds: float | None, at: 
     assert found == {"confidence": 0.9, "at": at, "why": None, "odds": 0.8}
 
 
+def test_what_others_do_to_its_deadline_is_told_as_it_was_found_last_and_what_it_does_to_theirs() -> None:
+    run = Run()
+    run.plan(on("job", 0, 50))
+    found = run.page()["totals"]
+    assert (found["expected_late"], found["breaks"]) == (None, [])
+    plan = run.values["sweep.plan", -1, "plan"]
+    plan["breaks"] = [{"at": MADE + 10, "expected": MADE + 30, "without": MADE + 5}]
+    plan["expected_late"] = MADE + 400
+    run.train(0, "running", "job", start=1010)
+    found = run.page()["totals"]
+    assert found["expected_late"] == 400 + MADE - run.page()["origin"]
+    assert found["breaks"][0]["expected"] - found["breaks"][0]["at"] == 20
+    late = "sweep.train", 0, "late"
+    run.values[late] = {"time": MADE - 50, "expected": MADE + 900}
+    assert run.page()["totals"]["expected_late"] == found["expected_late"], "that was of an earlier plan"
+    run.values[late] = {"time": MADE + 50, "expected": MADE + 500}
+    assert run.page()["totals"]["expected_late"] == found["expected_late"] + 100
+    run.values[late] = {"time": MADE + 60, "expected": None}
+    assert run.page()["totals"]["expected_late"] is None
+
+
+def test_by_when_a_job_is_done_with_which_odds_is_told() -> None:
+    run = Run()
+    run.plan(on("job", 0, 50), on("other", 0, 50, (1,)))
+    promise = {"confidence": 0.8, "seconds": 90.0, "odds": None, "jobs": {"job": 80.0}}
+    run.values["sweep.plan", -1, "plan"]["promise"] = promise
+    run.train(0, "running", "job", start=1010)
+    assert (run.job("job")["by"], run.job("job")["odds"]) == (MADE + 80 - run.page()["origin"], 0.8)
+    assert run.job("other")["by"] is None
+
+
 def test_choices_are_told_and_their_absence_too() -> None:
     run = Run()
     entry = {"name": "job", "technique": "single", "devices": 1, "start": 0, "end": 50, "attempt": MADE}
