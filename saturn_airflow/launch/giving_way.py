@@ -21,6 +21,8 @@ from saturn_airflow.sharing.at_a_node import as_seen, trained
 
 #: Seconds between two looks at who waits.
 _LOOK_SECONDS = 2.0
+#: For how long a job that has its devices waits until it is alone with the folder of leases.
+_GATE_SECONDS = 0.5
 
 
 class GivingWay:
@@ -63,7 +65,8 @@ class GivingWay:
         if self.leaves or time.monotonic() - self._looked_at < _LOOK_SECONDS:
             return self.leaves
         self._looked_at = time.monotonic()
-        # A folder that can't be used, or a full disk, must not end a training that has its devices.
+        # A folder that can't be used, a full disk, or whoever is held up in there must not end or hold up a
+        # training that has its devices.
         with contextlib.suppress(InvalidSweepError, OSError):
             self._look()
         return self.leaves
@@ -73,7 +76,7 @@ class GivingWay:
         now = time.time()
         self._claim = trained(self._claim, self._share, now)
         room = LeaseFolder(self._folder)
-        with room.gate():
+        with room.gate(_GATE_SECONDS):
             tickets = room.tickets()
             if not any(ticket.holder.claim is not None for ticket in tickets):
                 return
@@ -101,7 +104,7 @@ class GivingWay:
             return
         with contextlib.suppress(InvalidSweepError, OSError):
             room = LeaseFolder(self._folder)
-            with room.gate():
+            with room.gate(_GATE_SECONDS):
                 room.count_use(claim.sweep.team, len(self._lease.devices), claim.job.since)
 
     def left_in(self) -> float:

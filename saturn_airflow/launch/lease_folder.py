@@ -36,6 +36,7 @@ _MOST_WORDS = 500
 _MOST_DEVICES = 10_000
 _MOST_TEAMS = 1000
 _USED = "used"
+_GATE_PAUSE = 0.01
 USE = "what teams used of a node's devices"
 
 
@@ -116,9 +117,20 @@ class LeaseFolder:
             self._files.close()
 
     @contextlib.contextmanager
-    def gate(self) -> Iterator[None]:
-        """Be alone with the folder; everything below is for those inside."""
-        fcntl.flock(self._gate, fcntl.LOCK_EX)
+    def gate(self, seconds: float | None = None) -> Iterator[None]:
+        """Be alone with the folder; everything below is for those inside.
+
+        :param seconds: for how long to wait at the most: whoever is inside may be held up by a signal.
+        :raises TimeoutError: when somebody is inside for longer.
+        """
+        if seconds is None:
+            fcntl.flock(self._gate, fcntl.LOCK_EX)
+        else:
+            until = time.monotonic() + seconds
+            while not _try_lock(self._gate):
+                if time.monotonic() > until:
+                    raise TimeoutError("somebody is held up inside the folder of device leases")
+                time.sleep(_GATE_PAUSE)
         try:
             yield
         finally:

@@ -118,7 +118,9 @@ def test_it_is_decided_by_the_pace_that_was_seen(tmp_path: Path, steps: int) -> 
         assert stay.asked() is (steps == 3)
         told = lease.holder.claim
         assert told is not None
-        assert told.pace == Pace(steps / 100, pytest.approx(100, abs=5), True)
+        assert told.pace is not None
+        assert (told.pace.share, told.pace.saw_epoch_end) == (steps / 100, True)
+        assert told.pace.seconds == pytest.approx(100, abs=5)
         assert Claim.from_dict(told.to_dict()) == told
         left = stay.next_claim()
         assert left.pace is None
@@ -179,6 +181,18 @@ def test_a_folder_that_cannot_be_used_ends_no_training(tmp_path: Path) -> None:
         stay = GivingWay(Sharing(mine, NODE), lease, tmp_path / "file" / "leases")
         stay._looked_at -= 10
         assert not stay.asked()
+
+
+def test_who_is_held_up_inside_the_folder_holds_up_no_training(tmp_path: Path) -> None:
+    """Stopped by a signal, not killed: then the kernel would let go of the lock."""
+    mine = replace(claim("a", "long", {("single", 4): (9000.0, 5.0)}, team="x"), shares={"x": 0.5})
+    with take(waiter(tmp_path, mine)) as lease, contextlib.closing(waiter(tmp_path, mine)):
+        stay = GivingWay(Sharing(mine, NODE), lease, tmp_path)
+        with LeaseFolder(tmp_path).gate():
+            stay._looked_at -= 10
+            assert not stay.asked()
+            stay.count_use()
+        assert LeaseFolder(tmp_path).used() == {}
 
 
 def test_a_trial_overtakes_jobs_that_wait(tmp_path: Path) -> None:
