@@ -25,9 +25,11 @@ import sys
 
 if "scheduler" in sys.argv:
     # Each task would import it anew, for a second of one core.
+    from saturn_airflow.planning import warming
     from saturn_airflow.tracking.server import import_mlflow
 
     import_mlflow()
+    warming.import_all()
 """
 
 

@@ -11,16 +11,24 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from airflow.sdk import conf
 from celery.signals import celeryd_after_setup
 
 
 @celeryd_after_setup.connect  # type: ignore[untyped-decorator]
-def preload(**_: Any) -> None:
+def preload(instance: Any, **_: Any) -> None:
     """Import what tasks need: before the worker forks its pool, and after it took over from a killed one
-    (``taking_over.py``), which others wait for."""
+    (``taking_over.py``), which others wait for.
+
+    :param instance: the worker; where it runs tasks that no queue was chosen for, it plans.
+    """
     import saturn_airflow.operators.sweep  # noqa: F401
     from saturn_airflow.tracking.server import import_mlflow
 
     import_mlflow()
+    if conf.get_mandatory_value("operators", "default_queue") in instance.app.amqp.queues.consume_from:
+        from saturn_airflow.planning import warming
+
+        warming.import_all()
     # A collection in a fork would write into every page of these, which is then shared no more.
     gc.freeze()

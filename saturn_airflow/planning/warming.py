@@ -1,12 +1,15 @@
-"""Getting the compiled code ready, while the time is used for what does without it.
+"""Getting ready what planning needs, while the time is used for what does without it.
 
-Compiled code is read from disk in a fraction of a second. On a machine that never planned before, all of it
-is compiled first, which takes some ten seconds. :func:`warm` does that ahead.
+Planning imports two thousand modules, Pyomo's most of them: a second of one core. Processes that tasks are
+forked from do that once (:func:`import_all`). Compiled code is read from disk in a fraction of a second. On a
+machine that never planned before, all of it is compiled first, which takes some ten seconds. :func:`warm`
+does that ahead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import random
 import threading
 
@@ -23,6 +26,16 @@ _LOOK_EVERY = 0.2
 _ready = threading.Event()
 _failed: list[BaseException] = []
 _started = threading.Lock()
+
+
+def import_all() -> None:
+    """Import what planning imports where it first needs it.
+
+    Nothing runs and no thread starts: what is forked afterwards can plan.
+    """
+    for name in ("scipy.linalg.cython_blas", "saturn_airflow.planning.highs", "highspy"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def warm() -> None:
