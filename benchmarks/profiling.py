@@ -4,6 +4,9 @@
 speed instead of training. Every strategy of the full grid is measured once by a real trial, in processes of
 its own and behind a lease; then the waves choose among these trials. Compared are device-seconds and plans.
 
+``short``: eight such jobs, longer and shorter, with trials computed from the law: what the waves after the
+first cost of one night, and by how much they shorten each night's plan.
+
 ``nightly``: the example DAG on a real Airflow and MLflow, twice: estimates against what training took, what
 measuring took of the sweep, and how good the second plan was for the speeds that training then had.
 """
@@ -38,6 +41,8 @@ from saturn_airflow.profiling.trials import trials_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOTS, JOBS, FINGERPRINTS = 8, 24, 8
+#: What a trial takes besides its batches, where it is not run.
+START_SECONDS = 1.5
 NODE = Node("slots", SLOTS, kind="cpu")
 CLUSTER = Cluster(NODE)
 TECHNIQUES = ("direct", "sharded", "piped")
@@ -65,7 +70,7 @@ class Sleeping(BaseTechnique):
 def main() -> None:
     """Measure, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", choices=("waves", "nightly"), help="only this one")
+    parser.add_argument("--case", choices=("waves", "short", "nightly"), help="only this one")
     parser.add_argument("--note", help="what else the machine did, kept with the figures")
     parser.add_argument("--state", type=Path, help="keep what the cases write in this folder")
     parser.add_argument("--out", type=Path, help="write the figures to this file, beside those it has")
@@ -74,11 +79,12 @@ def main() -> None:
     figures: dict[str, Any] = {}
     if args.out and args.out.exists():
         figures = json.loads(args.out.read_text())
-    for name, case in (("waves", waves_case), ("nightly", nightly_case)):
+    for name, case in (("waves", waves_case), ("short", short_case), ("nightly", nightly_case)):
         if args.case in (None, name):
             with tempfile.TemporaryDirectory() as folder:
                 found = case(args.state / name if args.state else Path(folder))
             doing = {"load_average": round(os.getloadavg()[0], 1), "note": args.note}
+            found = found if isinstance(found, dict) else {"sweeps": found}
             figures[name] = {**found, "machine": {**describe(), **doing}}
             print(json.dumps({name: found}, indent=2), flush=True)
             if args.out:
@@ -87,20 +93,8 @@ def main() -> None:
 
 def waves_case(folder: Path) -> dict[str, Any]:
     """What the waves measure, against measuring everything."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in TECHNIQUES:
-        (folder / f"{name}.py").write_text(LAW)
-    os.environ[TECHNIQUES_VARIABLE] = str(folder)
-    jobs = [
-        Job(
-            f"job-{n}",
-            "nothing:model",
-            "nothing:data",
-            model_args={"size": n % FINGERPRINTS},
-            hparams=HParams(batches=1000 + 7919 * n % 9000, lr=0.001 * (n + 1)),
-        )
-        for n in range(JOBS)
-    ]
+    _write_techniques(folder)
+    jobs = _jobs(JOBS)
     long = dataclasses.replace(jobs[0].hparams, batches=100_000)
     began = time.monotonic()
     trials = _run_trials(Knowledge.of(jobs, CLUSTER, TECHNIQUES), folder)
@@ -121,6 +115,80 @@ def waves_case(folder: Path) -> dict[str, Any]:
         },
         **{name: _in_waves(chosen, trials, folder) for name, chosen in sweeps.items()},
     }
+
+
+def _write_techniques(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in TECHNIQUES:
+        (folder / f"{name}.py").write_text(LAW)
+    os.environ[TECHNIQUES_VARIABLE] = str(folder)
+
+
+def _jobs(number: int, share: float = 1.0) -> list[Job]:
+    """:param share: of the batches that they have in the case ``waves``."""
+    return [
+        Job(
+            f"job-{n}",
+            "nothing:model",
+            "nothing:data",
+            model_args={"size": n % FINGERPRINTS},
+            hparams=HParams(batches=int(share * (1000 + 7919 * n % 9000)), lr=0.001 * (n + 1)),
+        )
+        for n in range(number)
+    ]
+
+
+def short_case(folder: Path) -> list[dict[str, Any]]:
+    """What further waves cost once, and what they save each night, by the length of the sweep."""
+    _write_techniques(folder)
+
+    def quick(problem: Problem | None) -> Plan:
+        assert problem is not None
+        return planning.solve(problem, time_limit=2.0, gap=0.003)
+
+    found = []
+    for share in (1.0, 0.3, 0.1, 0.03):
+        known: list[Estimate] = []
+        costs, makespans = list[float](), list[float]()
+        for number in range(1, waves.WAVES + 1):
+            knowledge = Knowledge.of(_jobs(FINGERPRINTS, share), CLUSTER, TECHNIQUES, known)
+            last = number == waves.WAVES
+            keys = waves.first_wave(knowledge) or waves.next_wave(knowledge, quick, last=last)
+            new = [_by_law(key, knowledge) for key in keys]
+            if not new:
+                break
+            costs.append(sum(e.devices * (START_SECONDS + 7 * e.seconds_per_batch) for e in new) / SLOTS)
+            known += new
+            knowledge = Knowledge.of(knowledge.jobs, CLUSTER, TECHNIQUES, known)
+            estimates = waves.estimates_for_plan(knowledge, quick)
+            makespans.append(quick(knowledge.problem(estimates)).makespan)
+        found.append(
+            {
+                "trials": len(known),
+                "first_wave_seconds": costs[0],
+                "further_waves_seconds": sum(costs[1:]),
+                "makespan_after_the_first_wave": makespans[0],
+                "makespan": makespans[-1],
+            }
+        )
+    return found
+
+
+def _by_law(key: Key, knowledge: Knowledge) -> Estimate:
+    """What a trial would find."""
+    law: dict[str, Any] = {}
+    exec(LAW.partition("class ")[0], law)
+    size = next(iter(knowledge.strategies[key].jobs.values())).model_args["size"]
+    return Estimate(
+        fingerprint=key.fingerprint,
+        technique=key.technique,
+        devices=key.devices,
+        kind=key.kind,
+        version="1",
+        seconds_per_batch=law["seconds"](size, key.technique, key.devices),
+        launch_seconds=START_SECONDS,
+        batches=7,
+    )
 
 
 def _in_waves(
