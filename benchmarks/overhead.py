@@ -197,7 +197,9 @@ def train_processes(folder: Path) -> list[dict[str, Any]]:
     found = []
     for job in folder.glob("*/runs"):
         for run in runs.all_of(job.parent):
-            if run.spec.mode == "train" and run.is_alive() and (pid := (run.folder / "alive").read_text()):
+            # One that is just starting has not written its process id yet.
+            pid = (run.folder / "alive").read_text().strip() if run.is_alive() else ""
+            if run.spec.mode == "train" and pid:
                 said = {event["event"] for event in events(run.folder)}
                 waits = "waiting" in said and "leased" not in said
                 found.append({"pid": int(pid), "node": run.spec.node, "waits": waits})
