@@ -14,6 +14,8 @@ from saturn_airflow.deployment.local import LocalCluster
 ROOT = Path(__file__).resolve().parents[1]
 #: The last version without numbers in its formats.
 FIRST = "aa7f206"
+#: The first with them.
+NUMBERED = "972013e"
 _PARTS = ("saturn_airflow", "techniques")
 HEAD_SERVICES = ("airflow", "scheduler", "dag-processor", "triggerer", "worker")
 _ENTRY_POINTS = """[apache_airflow_provider]

@@ -1,10 +1,11 @@
 """Sweeps that run during an upgrade of the head, then of the nodes: `python benchmarks/upgrade.py`.
 
-On the deployment of docker/compose.yaml as local processes, two nodes of two CPU devices. All run the code of
-`--commit` (by default the last version without numbers in its formats) when the first sweep starts. While its
-jobs train, the head's services are ended and started again under this version; a second sweep starts, whose
-plan this version makes for nodes of the other; then the nodes follow, one after the other. With `--back` the
-upgraded deployment then goes back in the same order, with a third sweep; for versions with numbers.
+On the deployment of docker/compose.yaml as local processes, two nodes of two CPU devices. All run the
+code of a commit of `--commits` when the first sweep starts: by default the last version without numbers
+in its formats, and the first with them. While its jobs train, the head's services are ended and started
+again under this version; a second sweep starts, whose plan this version makes for nodes of the other;
+then the nodes follow, one after the other. From a version with numbers the upgraded deployment then goes
+back in the same order, with a third sweep.
 
 All sweeps must end well. Printed: what each job has seen (the versions of its runs, where it began), and what
 of its losses and weights differs from those of an undisturbed training under this version.
@@ -24,7 +25,7 @@ from typing import Any
 
 import httpx
 from machine import describe
-from releases import FIRST, HEAD_SERVICES, UpgradableCluster, lay_out
+from releases import FIRST, HEAD_SERVICES, NUMBERED, UpgradableCluster, lay_out
 from soak_checks import References, events, left_behind, wrong_in_mlflow, wrong_results
 
 from saturn_airflow.demo.airflow import Airflow
@@ -126,50 +127,54 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--commit", default=FIRST, help="whose code runs first (%(default)s)")
-    parser.add_argument("--back", action="store_true", help="then go back")
+    parser.add_argument(
+        "--commits", nargs="+", default=[FIRST, NUMBERED], help="whose code runs first (%(default)s)"
+    )
     parser.add_argument("--batches", type=int, default=900, help="of each job, 0.1 s each (%(default)s)")
     parser.add_argument("--keep", type=Path, help="folder for the cluster, which is then kept")
     parser.add_argument("--out", type=Path, help="file for the results")
     args = parser.parse_args()
     args.out = args.out and args.out.resolve()
     end_on_signals()
-    with tempfile.TemporaryDirectory(prefix="upgrade-", ignore_cleanup_errors=True) as folder:
-        results = upgrade((args.keep or Path(folder)).resolve(), args)
+    results: dict[str, Any] = {"machine": describe(), "batches": args.batches, "pairs": []}
+    for commit in args.commits:
+        with tempfile.TemporaryDirectory(prefix="upgrade-", ignore_cleanup_errors=True) as folder:
+            place = (args.keep / commit if args.keep else Path(folder)).resolve()
+            results["pairs"].append(upgrade(place, commit, commit != FIRST, args.batches))
+        if args.out:
+            args.out.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))
-    if args.out:
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
-    raise SystemExit(1 if results["wrong"] else 0)
+    raise SystemExit(1 if any(pair["wrong"] for pair in results["pairs"]) else 0)
 
 
-def upgrade(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """One upgrade in ``folder``; its results."""
+def upgrade(folder: Path, commit: str, back: bool, batches: int) -> dict[str, Any]:
+    """From one commit's code to this one's in ``folder``, and back where asked; its results."""
     temporary = folder / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)  # `python -m` finds first what is in its folder, which must not be another version
-    old = lay_out(folder / "before", "0.0.1", args.commit)
+    old = lay_out(folder / "before", "0.0.1", commit)
     new = lay_out(folder / "after", "0.2.0")
-    os.environ["SOAK_BATCHES"] = str(args.batches)
+    os.environ["SOAK_BATCHES"] = str(batches)
     cluster = UpgradableCluster(
         folder / "cluster",
         ROOT / "docker" / "compose.yaml",
         HERE,
         variables={"NODE_CONCURRENCY": "6", "WORKER_CONCURRENCY": "4"},
-        environment={"SOAK_BATCHES": str(args.batches), "TMPDIR": str(temporary)},
+        environment={"SOAK_BATCHES": str(batches), "TMPDIR": str(temporary)},
     )
     cluster.code = dict.fromkeys((*HEAD_SERVICES, *NODES), old)
     with cluster:
         upgrading = Upgrading(cluster)
-        states = upgrading.run(old, new, args.back)
+        states = upgrading.run(old, new, back)
         jobs = {f"{run_id} {job.name}": seen(job) for run_id in states for job in upgrading.folders(run_id)}
         wrong = [f"{run_id} ended as {state}" for run_id, state in states.items() if state != "success"]
         references = References(HERE)
         for run_id in states:
             for job in upgrading.folders(run_id):
                 wrong += wrong_results(job, references)
-        wrong += wrong_in_mlflow(cluster, len(states), len(JOBS), args.batches)
+        wrong += wrong_in_mlflow(cluster, len(states), len(JOBS), batches)
         wrong += left_behind(cluster, temporary)
-    return {"machine": describe(), "from": args.commit, "back": args.back, "jobs": jobs, "wrong": wrong}
+    return {"from": commit, "and_back": back, "sweeps": states, "jobs": jobs, "wrong": wrong}
 
 
 if __name__ == "__main__":
