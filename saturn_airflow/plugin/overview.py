@@ -59,6 +59,7 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
         ),
         "mlflow": _mlflow(record, record.of(group, TRIALS)),
         "unreadable": _is_unreadable(record, group),
+        "missing_pools": list(record.missing_pools),
         "left_out": dict(rounds[-1].values.get("left_out") or {}) if rounds else {},
     }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import and_, or_, select
 
-from saturn_airflow.plugin.web_internals import XCOM_RETURN_KEY, DagRun, TaskInstance, XComModel
+from saturn_airflow.plugin.web_internals import XCOM_RETURN_KEY, DagRun, Pool, TaskInstance, XComModel
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -68,6 +68,7 @@ class Record:
 
     :param values: XComs by task, map index and key.
     :param progress: what train tasks told last of how far their jobs have come, by task and map index.
+    :param missing_pools: those in which tasks wait, though Airflow does not have them any more.
     """
 
     dag_id: str
@@ -78,6 +79,7 @@ class Record:
     tasks: tuple[Task, ...] = ()
     values: dict[tuple[str, int, str], Any] = field(default_factory=dict)
     progress: dict[tuple[str, int], Told] = field(default_factory=dict)
+    missing_pools: tuple[str, ...] = ()
 
     @property
     def is_live(self) -> bool:
@@ -162,6 +164,7 @@ def read_run(session: Session, dag_id: str, run_id: str, keys: Sequence[str] = O
         tasks,
         {(row[0], row[1], row[2]): row[3] for row in values},
         _progress(session, run[3]) if keys is OVERVIEW else {},
+        _missing_pools(session, dag_id, run_id) if keys is OVERVIEW else (),
     )
 
 
@@ -175,6 +178,22 @@ def ended_runs(session: Session, runs: Set[tuple[str, str]]) -> set[tuple[str, s
         )
     )
     return {(dag, run) for dag, run in rows} & runs
+
+
+def _missing_pools(session: Session, dag_id: str, run_id: str) -> tuple[str, ...]:
+    # Airflow starts no task of a pool that it does not have, and says so in the scheduler's log alone.
+    rows = session.scalars(
+        select(TaskInstance.pool)
+        .distinct()
+        .outerjoin(Pool, Pool.pool == TaskInstance.pool)
+        .where(
+            TaskInstance.dag_id == dag_id,
+            TaskInstance.run_id == run_id,
+            TaskInstance.state == "scheduled",
+            Pool.pool.is_(None),
+        )
+    )
+    return tuple(sorted(rows))
 
 
 def _progress(session: Session, run: int) -> dict[tuple[str, int], Told]:

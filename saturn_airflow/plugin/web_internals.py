@@ -10,6 +10,7 @@ from airflow.api_fastapi.core_api.security import PermittedDagRunFilter as Permi
 from airflow.api_fastapi.core_api.security import get_user as get_user
 from airflow.api_fastapi.core_api.security import requires_access_dag as requires_access_dag
 from airflow.models.dagrun import DagRun as DagRun
+from airflow.models.pool import Pool as Pool
 from airflow.models.taskinstance import TaskInstance as TaskInstance
 from airflow.models.xcom import XCOM_RETURN_KEY as XCOM_RETURN_KEY
 from airflow.models.xcom import XComModel as XComModel

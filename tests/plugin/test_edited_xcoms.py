@@ -23,7 +23,7 @@ from saturn_airflow.plugin.listing import listed
 from saturn_airflow.plugin.overview import sweep_page
 from saturn_airflow.plugin.queries import DETAILS, read_run
 from saturn_airflow.plugin.sweeps import read_sweeps
-from saturn_airflow.plugin.web_internals import PermittedDagRunFilter, XComModel
+from saturn_airflow.plugin.web_internals import PermittedDagRunFilter, Pool, TaskInstance, XComModel
 
 RUN = "manual__2026"
 ANYTHING = st.recursive(
@@ -65,6 +65,25 @@ def choice_of(session: Session) -> Any:
     record = read_run(session, "edited", RUN, DETAILS)
     assert record is not None
     return plugin.answer(job_choice(record, "sweep", "a") or {})
+
+
+def test_tasks_that_wait_for_a_pool_that_airflow_does_not_have_are_told_of(session: Session) -> None:
+    """Somebody deleted it: Airflow starts none of them, and says so in the scheduler's log alone."""
+    trains = (TaskInstance.dag_id == "edited", TaskInstance.task_id.startswith("sweep.train"))
+    pool = Pool(pool="saturn.here", slots=1, include_deferred=False)
+    try:
+        session.execute(update(TaskInstance).where(*trains).values(pool="saturn.here", state="scheduled"))
+        found = json.loads(bytes(overview_of(session).body))["missing_pools"]
+        session.add(pool)
+        session.flush()
+        then = json.loads(bytes(overview_of(session).body))["missing_pools"]
+        session.execute(update(TaskInstance).where(*trains).values(pool="another", state="success"))
+        ended = json.loads(bytes(overview_of(session).body))["missing_pools"]
+    finally:
+        session.rollback()
+    assert found == ["saturn.here"]
+    assert then == []
+    assert ended == [], "what has ended waits for no pool"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

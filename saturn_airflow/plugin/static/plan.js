@@ -58,6 +58,7 @@ function forget() {
 function notice() {
   if (page.unreadable) return "The plan is kept by a custom XCom backend, where this page can't read it.";
   const told = Object.entries(page.left_out).map(([node, why]) => `${node} takes no part: ${why}.`);
+  if (page.missing_pools.length) told.unshift(`Tasks wait for pools that Airflow does not have: ${page.missing_pools.join(", ")}. Run saturn pools on the scheduler's machine.`);
   if (page.totals.deadline?.planned === false) told.push("The deadline can't be met: all is planned to end as early as possible.");
   if (page.live) told.push(...brokenDeadlines(page.totals));
   const counts = countsOf(page.jobs);
@@ -66,7 +67,7 @@ function notice() {
     const failed = page.jobs.filter((job) => toneOf(job.status) === "bad").map((job) => job.name);
     if (failed.length) told.unshift(`${failed.length} of ${page.jobs.length} jobs came to nothing: ${failed.slice(0, 4).join(", ")}${failed.length > 4 ? " …" : ""}.`);
   }
-  if (page.rounds.length) return told.join(" ");
+  if (page.rounds.length || page.missing_pools.length) return told.join(" ");
   return page.live ? "There is no plan yet." : "No plan was made; the logs of the tasks say why.";
 }
 
