@@ -32,7 +32,7 @@ def code_version(context: Context) -> dict[str, str]:
 
 
 def commit_of(folder: Path) -> dict[str, str]:
-    """The commit that is checked out in ``folder``, and whether its files were changed since."""
+    """The commit that is checked out in ``folder``, and whether files in it were changed since."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=64", "--exclude", "*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
@@ -41,8 +41,10 @@ def commit_of(folder: Path) -> dict[str, str]:
     commit, _, dirty = done.stdout.strip().partition("-")
     if done.returncode or not _COMMIT.fullmatch(commit):
         return {}
-    tags = {"mlflow.source.git.commit": commit, "mlflow.source.git.dirty": "true" if dirty else "false"}
-    return {**tags, CHANGES: _digest_of_changes(folder)} if dirty else tags
+    # What is changed elsewhere in the repository is no change of these files.
+    changes = _digest_of_changes(folder) if dirty else None
+    tags = {"mlflow.source.git.commit": commit, "mlflow.source.git.dirty": "true" if changes else "false"}
+    return {**tags, CHANGES: changes} if changes else tags
 
 
 def as_text(tags: Mapping[str, str]) -> str | None:
@@ -51,12 +53,12 @@ def as_text(tags: Mapping[str, str]) -> str | None:
     return f"{version}+{tags[CHANGES]}" if version and CHANGES in tags else version
 
 
-def _digest_of_changes(folder: Path) -> str:
-    """What tells the changed files of a repository from other changes; files that git does not know are not
-    seen."""
+def _digest_of_changes(folder: Path) -> str | None:
+    """What tells the changed files of a folder from other changes, None where there are none; files that git
+    does not know are not seen."""
     command = ["git", "-C", str(folder), "diff", "--no-ext-diff", "HEAD", "--", "."]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    return hashlib.sha256(done.stdout).hexdigest()[:16]
+    return hashlib.sha256(done.stdout).hexdigest()[:16] if done.stdout else None
