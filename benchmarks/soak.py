@@ -21,6 +21,7 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -41,7 +42,8 @@ from saturn_airflow.launch import runs
 from saturn_airflow.model.errors import SaturnError
 
 ROOT = Path(__file__).resolve().parents[1]
-HERE = ROOT / "benchmarks" / "soak"
+#: Copied out of this repository: what changes in it meanwhile is no change of the jobs' code.
+DAGS = ROOT / "benchmarks" / "soak"
 DAG, JOBS = "soaked", ("a-single", "b-single", "c-single", "d-ddp")
 NODES = ("gpu-a", "gpu-b")
 NO_ANSWER = (httpx.HTTPError, SaturnError)
@@ -314,10 +316,12 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     temporary = folder / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)  # `python -m` finds first what is in its folder, which must not be another version
+    dags = folder / "dags"
+    shutil.copytree(DAGS, dags, ignore=shutil.ignore_patterns("__pycache__"))
     cluster = UpgradableCluster(
         folder / "cluster",
         ROOT / "docker" / "compose.yaml",
-        HERE,
+        dags,
         variables={"NODE_CONCURRENCY": "6", "WORKER_CONCURRENCY": "4", "AIRFLOW_HEARTBEAT_TIMEOUT": "120"},
         environment={"SOAK_BATCHES": str(args.batches), "TMPDIR": str(temporary)},
     )
@@ -332,7 +336,7 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         wrong = [
             f"{run_id} ended as {state}" for run_id, state in soaking.sweeps.items() if state != "success"
         ]
-        references = References(HERE)
+        references = References(dags)
         for job in soaking.folders():
             wrong += wrong_results(job, references)
         wrong += wrong_in_mlflow(cluster, len(soaking.sweeps), len(JOBS), args.batches)

@@ -7,7 +7,7 @@ again under this version; a second sweep starts, whose plan this version makes f
 then the nodes follow, one after the other. From a version with numbers the upgraded deployment then goes
 back in the same order, with a third sweep.
 
-All sweeps must end well. Printed: what each job has seen (the versions of its runs, where it began), and what
+All sweeps must end well. Printed: what each job has seen (the code of its runs, where it began), and what
 of its losses and weights differs from those of an undisturbed training under this version.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,7 +34,8 @@ from saturn_airflow.deployment.processes import end_on_signals
 from saturn_airflow.model.errors import SaturnError
 
 ROOT = Path(__file__).resolve().parents[1]
-HERE = ROOT / "benchmarks" / "soak"
+#: Copied out of this repository: what changes in it meanwhile is no change of the jobs' code.
+DAGS = ROOT / "benchmarks" / "soak"
 DAG, JOBS, NODES = "soaked", ("a-single", "b-single", "c-single", "d-ddp"), ("gpu-a", "gpu-b")
 
 
@@ -116,10 +118,11 @@ def say(text: str) -> None:
 
 
 def seen(folder: Path) -> dict[str, Any]:
-    """What a job has seen: the versions that wrote its runs, and how often it began."""
+    """What a job has seen: whose code its runs were started by, and how often it began."""
     starts = [e["step"] for e in events(folder) if e["event"] == "start"]
     specs = [json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/spec.json"))]
-    return {"versions": [spec.get("written_by", FIRST) for spec in specs], "began_at_steps": starts}
+    # The first folder of modules is that of the node's version.
+    return {"code": [Path(spec["path"][0]).name for spec in specs], "began_at_steps": starts}
 
 
 def main() -> None:
@@ -155,10 +158,12 @@ def upgrade(folder: Path, commit: str, back: bool, batches: int) -> dict[str, An
     old = lay_out(folder / "before", "0.0.1", commit)
     new = lay_out(folder / "after", "0.2.0")
     os.environ["SOAK_BATCHES"] = str(batches)
+    dags = folder / "dags"
+    shutil.copytree(DAGS, dags, ignore=shutil.ignore_patterns("__pycache__"))
     cluster = UpgradableCluster(
         folder / "cluster",
         ROOT / "docker" / "compose.yaml",
-        HERE,
+        dags,
         variables={"NODE_CONCURRENCY": "6", "WORKER_CONCURRENCY": "4"},
         environment={"SOAK_BATCHES": str(batches), "TMPDIR": str(temporary)},
     )
@@ -168,7 +173,7 @@ def upgrade(folder: Path, commit: str, back: bool, batches: int) -> dict[str, An
         states = upgrading.run(old, new, back)
         jobs = {f"{run_id} {job.name}": seen(job) for run_id in states for job in upgrading.folders(run_id)}
         wrong = [f"{run_id} ended as {state}" for run_id, state in states.items() if state != "success"]
-        references = References(HERE)
+        references = References(dags)
         for run_id in states:
             for job in upgrading.folders(run_id):
                 wrong += wrong_results(job, references)
