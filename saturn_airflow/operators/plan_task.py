@@ -37,7 +37,7 @@ from saturn_airflow.operators.inventory import lost
 from saturn_airflow.operators.kept_plan import KeptPlanOperator
 from saturn_airflow.operators.others import OTHERS_KEY, among_others, around_others, others_now, tell_others
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, left_out_now, present
-from saturn_airflow.operators.round_outcomes import last_outcomes, progress_of, standing_plans
+from saturn_airflow.operators.round_outcomes import last_outcomes, now_after, progress_of, standing_plans
 from saturn_airflow.operators.round_reserve import skip_rounds_after
 from saturn_airflow.operators.round_watch import over_file
 from saturn_airflow.operators.wave_tasks import Learned, quick_solve
@@ -119,7 +119,7 @@ class PlanOperator(KeptPlanOperator):
         going = next_round.who_goes_on(stand)
         self._leave_behind(context, stand, going)
         self.also_told["rung"] = going.rung
-        plan, cluster, made = stand.plan, self.settings.cluster, time.time()
+        plan, cluster, made = stand.plan, self.settings.cluster, now_after(stand.standing)
         found: list[PlanEntry] = []
         if going.situation.left:
             problem = self._problem_now(stand, going)
@@ -133,7 +133,7 @@ class PlanOperator(KeptPlanOperator):
                 decided = among_others(others, facts, problem, decided, stand.law)
             self._promise(known, decided)
             self._say(context, stand, decided)
-            plan, made = decided.adoption.plan, time.time()
+            plan, made = decided.adoption.plan, now_after(stand.standing)
             refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
             had = choices(decided.left, plan, stand.jobs, stand.estimates, refusals)
             self.hand_on(context, "choices", finite(had))

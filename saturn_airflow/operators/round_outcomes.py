@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,16 @@ def standing_plans(ti: Any, plans: Sequence[str]) -> list[float]:
     made = [ti.xcom_pull(task_ids=task, key="attempt", map_indexes=-1) for task in plans]
     found = [attempt for attempt in made if attempt is not None]
     return [attempt for attempt in found if attempt >= found[0]]
+
+
+def now_after(standing: Sequence[float]) -> float:
+    """Now, in seconds since the epoch, but after the plans that stand, by which time rounds are told apart.
+
+    A clock may be set back between two rounds, and the machines that plan them may have different ones.
+
+    :param standing: when the plans of earlier rounds were made.
+    """
+    return max([time.time(), *(made + 0.001 for made in standing)])
 
 
 def last_outcomes(ti: Any, plans: Sequence[str], trained: Sequence[str]) -> dict[str, Outcome]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from saturn_airflow import Job, Node
 from saturn_airflow.launch import restarting, runs
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.operators.context import SweepContext
-from saturn_airflow.operators.round_outcomes import progress_of, standing_plans
+from saturn_airflow.operators.round_outcomes import now_after, progress_of, standing_plans
 
 FIRST, SECOND = 100.0, 200.0
 
@@ -23,6 +24,17 @@ def test_what_was_skipped_after_the_first_plan_was_made_anew_does_not_stand() ->
     ti = SimpleNamespace(xcom_pull=lambda task_ids, key, map_indexes: made[task_ids])
     assert standing_plans(ti, ["one", "two", "three", "four"]) == [SECOND, SECOND + 1]
     assert standing_plans(ti, ["three"]) == []
+
+
+def test_a_round_that_is_planned_as_the_clock_was_set_back_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: SECOND)
+    assert now_after([]) == now_after([FIRST]) == SECOND
+    monkeypatch.setattr(time, "time", lambda: FIRST)
+    third = now_after([FIRST, SECOND])
+    made = {"one": FIRST, "two": SECOND, "three": third}
+    ti = SimpleNamespace(xcom_pull=lambda task_ids, key, map_indexes: made[task_ids])
+    assert standing_plans(ti, list(made)) == [FIRST, SECOND, third]
+    assert third > SECOND, "the last outcome of a job is that of the last round"
 
 
 @pytest.mark.parametrize(("concluded", "finished"), [(FIRST, True), (SECOND, False), (None, True)])
