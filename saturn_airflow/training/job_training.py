@@ -133,7 +133,7 @@ class Training(BaseTraining):
         own.hparams, own.scheduler_step, own.metrics = job.hparams, lambda: None, {}
         own.overlaps, own.meanwhile = False, _nothing
         own.objective = self.objective.exactly()
-        own.optimizer = optimizers.make_optimizer(own.hparams, self.groups, self.parallel)
+        own.optimizer = optimizers.make_optimizer(own.hparams, self.groups, self.parallel, self.job)
         own._begin_to_train()
         yield own
 
@@ -162,7 +162,8 @@ class Training(BaseTraining):
 
     def _prepare(self) -> None:
         """Make what trains and evaluates the model, and its state."""
-        self.optimizer = optimizers.make_optimizer(self.hparams, self.groups, self.parallel)
+        self.optimizer = optimizers.make_optimizer(self.hparams, self.groups, self.parallel, self.job)
+        self._users = UsersState(self.job, self.parallel.model)  # with what the optimizer made
         group_state = GroupState(self.optimizer)
         own_state = OwnState(self.optimizer, mixing.lacks_some(self.groups, self.parallel.trainable()))
         with self._users.put_back():

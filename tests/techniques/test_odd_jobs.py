@@ -68,6 +68,7 @@ CASES: dict[str, Case] = {
         ((SINGLE, SINGLE), (SINGLE, FSDP), (FSDP, DDP), (DDP, SPILL), (SPILL, SINGLE)),
         optimizer="odd:Counting",
     ),
+    "a counter of the class": Case("odd:chain", ((PIPELINE,), (FSDP,)), optimizer="coupling:CountsOnClass"),
     "uncommon buffers": Case("odd:storing", ((SINGLE, SINGLE),)),
     "channels last": Case(
         "odd:channels_last", ((SINGLE, SINGLE), (SINGLE, DDP), (DDP, FSDP), (FSDP, SINGLE)), "odd:images"
@@ -309,13 +310,13 @@ def split_matrices(optimizers: list[str], ranks: Ranks) -> list[str]:
 
 def test_optimizers_that_need_whole_matrices_are_refused_parts() -> None:
     fine = ["torch.optim:AdamW", "torch.optim:Rprop", "odd:Counting"]
-    in_distributed_tensors = ["torch.optim:Muon", "test_odd_jobs:Clipping"]
+    in_distributed_tensors = ["torch.optim:Muon", "test_odd_jobs:Clipping", "coupling:ByShape"]
     # Less than what bfloat16 does to Muon is refused where nothing is computed in it.
     coupled = ["torch.optim:Adafactor", "test_odd_jobs:ClippingParts", "test_odd_jobs:OffByLittle"]
-    coupled.append("test_odd_jobs:ClipsLaterHere")
+    coupled += ["test_odd_jobs:ClipsLaterHere", "coupling:ClipsLargeHere", "coupling:SkipsNaNHere"]
     reasons = launch(split_matrices, [*fine, *in_distributed_tensors, *coupled], size=2)[0]
-    assert reasons[:10] == [""] * 10
-    assert ["updates a part of a parameter otherwise" in reason for reason in reasons[10:]] == [True] * 8
+    assert reasons[:12] == [""] * 12
+    assert ["updates a part of a parameter otherwise" in reason for reason in reasons[12:]] == [True] * 12
 
 
 def why_not_some(optimizer: str, **arguments: Any) -> str:
@@ -339,7 +340,16 @@ def test_optimizers_that_update_each_parameter_by_itself_may_have_some(optimizer
     assert why_not_some(f"torch.optim:{optimizer}") == ""
 
 
-@pytest.mark.parametrize("optimizer", ["odd:Clipped", "odd:Estimating", "test_odd_jobs:ClipsLater"])
+MIXING = ["odd:Clipped", "odd:Estimating", "test_odd_jobs:ClipsLater"] + [
+    f"coupling:{name}"
+    for name in (
+        *("ClipsLarge", "EnlargesSmall", "SkipsLarge", "SkipsNaN", "ReadsNeighbours", "ByPlace", "ByNumber"),
+        *("SharesState", "ByWeights"),
+    )
+]
+
+
+@pytest.mark.parametrize("optimizer", MIXING)
 def test_optimizers_that_mix_parameters_need_all_of_them(optimizer: str) -> None:
     assert "together with others than alone" in why_not_some(optimizer)
 

@@ -5,6 +5,7 @@ A loss function that counts its calls in a global variable must not count those 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections import Counter, OrderedDict, deque
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from saturn_airflow.model import references
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.optim import own_classes, plain_values
 
@@ -101,8 +103,12 @@ def python_modules(job: Job, model: nn.Module) -> set[str]:
     """Names of the Python modules that hold the code of the job's model, loss, optimizer and schedule."""
     # Techniques may put a class of their own before that of a module, as FSDP does.
     names = {base.__module__ for module in model.modules() for base in type(module).__mro__}
-    references = (job.load_model, job.loss_function, job.hparams.optimizer, job.hparams.lr_scheduler)
-    names |= {str(ref).partition(":")[0] for ref in references if ref}
+    for reference in (job.load_model, job.loss_function, job.hparams.optimizer, job.hparams.lr_scheduler):
+        if reference:
+            # Who uses it says what is wrong with it.
+            with contextlib.suppress(Exception):
+                references.load(str(reference))
+            names.add(str(reference).partition(":")[0])
     return {name for name in names if name in sys.modules and not own_classes.is_library(name)}
 
 

@@ -4,12 +4,16 @@ Adam and SGD do. Adafactor keeps means over rows and columns, Muon makes matrice
 clip by a norm: what they do to a part of a matrix is not the part of what they do to the matrix. It is found
 out by letting the optimizer take a few steps with a small parameter, and with its two halves, each alone.
 Where these differ, its steps may be right all the same if it computes with distributed tensors as they are
-(DTensor gathers what a product or a norm needs): it takes the same steps with a small one of these.
+(DTensor gathers what a product or a norm needs): it takes the same steps with a small one of these. All that
+is tried with gradients of usual size, and with very large, very small and missing numbers.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,31 +50,27 @@ def refuse_coupled(what: str, make: Make, groups: Sequence[Mapping[str, Any]]) -
             device = group["params"][0].device
             whole = _values(shape, device)
             noted = UpdateFormat()
+            usual = torch.ones_like(whole)
             try:
                 with noted:
-                    after, state = _after_steps(make, options, whole, slice(None), dim)
+                    _, state = _after_steps(make, options, whole, usual, slice(None), dim)
             except Exception as error:
                 raise DoesNotFit(
                     f"{what} can't be tried on a small parameter ({error}), and each device has a part of "
                     f"each parameter here; {_FIX}"
                 ) from error
-            half = (shape[dim] + 1) // 2
+            spread_within = max(_WITHIN, _ROUNDINGS * torch.finfo(noted.lowest).eps)
+            trial = _Trial(make, options, whole, dim, parameter, spread_within)
             try:
-                parts = [
-                    _after_steps(make, options, whole, rows, dim)[0]
-                    for rows in (slice(None, half), slice(half, None))
-                ]
+                coupled = trial.couples(usual)
             except Exception as error:
                 raise DoesNotFit(_reason(what)) from error
-            went = float((after - whole).abs().max())
-            if not float((torch.cat(parts, dim) - after).abs().max()) <= _WITHIN * went:
-                try:
-                    spread = _after_steps_spread(make, options, whole, parameter)
-                except Exception as error:
-                    raise DoesNotFit(_reason(what)) from error
-                within = max(_WITHIN, _ROUNDINGS * torch.finfo(noted.lowest).eps)
-                if not float((spread - after).abs().max()) <= within * went:
-                    raise DoesNotFit(_reason(what))
+            for times in _extremes(whole, dim):
+                # Some raise at what is no number: they stop the job, and take no other steps.
+                with contextlib.suppress(Exception):
+                    coupled = coupled or trial.couples(times)
+            if coupled:
+                raise DoesNotFit(_reason(what))
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and value.numel() > 1 and value.shape != whole.shape:
                     raise DoesNotFit(
@@ -85,6 +85,51 @@ def _reason(what: str) -> str:
         "use norms, means over rows or whole matrices, and here each device has a part of each parameter; "
         f"{_FIX}"
     )
+
+
+def _extremes(whole: torch.Tensor, dim: int) -> list[torch.Tensor]:
+    """What gradients are multiplied by, of one trial after the other: what clips or skips rarely does so."""
+    no_numbers = torch.ones_like(whole)
+    no_numbers.narrow(dim, 0, 1).fill_(math.nan)
+    return [torch.full_like(whole, 1e8), torch.full_like(whole, 1e-8), no_numbers]
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Steps of a parameter, beside those of its halves.
+
+    :param whole: what the parameter is at first.
+    :param dim: the one along which it is halved.
+    :param like: a parameter that is spread over the devices, and
+    :param spread_within: how far steps of one like it may be off, relative to how far it went.
+    """
+
+    make: Make
+    options: Mapping[str, Any]
+    whole: torch.Tensor
+    dim: int
+    like: DTensor
+    spread_within: float
+
+    def couples(self, times: torch.Tensor) -> bool:
+        """Whether the halves go elsewhere than the whole, and so does the whole where it is spread.
+
+        :param times: what gradients are multiplied by.
+        """
+        middle = (self.whole.shape[self.dim] + 1) // 2
+        after, *parts = (
+            _after_steps(self.make, self.options, self.whole, times, rows, self.dim)[0]
+            for rows in (slice(None), slice(None, middle), slice(middle, None))
+        )
+        if self._close(torch.cat(parts, self.dim), after, _WITHIN):
+            return False
+        spread = _after_steps_spread(self.make, self.options, self.whole, times, self.like)
+        return not self._close(spread, after, self.spread_within)
+
+    def _close(self, found: torch.Tensor, after: torch.Tensor, within: float) -> bool:
+        # NaN equals NaN here.
+        off = (found - after).abs().masked_fill(found.isnan() & after.isnan(), 0.0)
+        return float(off.max()) <= within * float((after - self.whole).abs().nan_to_num(0.0).max())
 
 
 def _small_splits(parameters: Sequence[nn.Parameter]) -> dict[tuple[tuple[int, ...], int], DTensor]:
@@ -106,7 +151,7 @@ def _values(shape: tuple[int, ...], device: torch.device, number: int = 0) -> to
 
 
 def _after_steps(
-    make: Make, options: Mapping[str, Any], whole: torch.Tensor, rows: slice, dim: int
+    make: Make, options: Mapping[str, Any], whole: torch.Tensor, times: torch.Tensor, rows: slice, dim: int
 ) -> tuple[torch.Tensor, Mapping[str, Any]]:
     """The ``rows`` of a parameter after some steps of it alone, and the optimizer's state of it."""
     chosen = (*(slice(None) for _ in range(dim)), rows)
@@ -114,7 +159,7 @@ def _after_steps(
     optimizer = make([{**options, "params": [parameter]}])
 
     def give(step: int) -> None:
-        parameter.grad = _gradient(whole, step)[chosen].clone()
+        parameter.grad = (times * _gradient(whole, step))[chosen].clone()
 
     tried_steps.take(optimizer, len(_SCALES), give)
     return parameter.detach(), optimizer.state[parameter]
@@ -125,7 +170,7 @@ def _gradient(whole: torch.Tensor, step: int) -> torch.Tensor:
 
 
 def _after_steps_spread(
-    make: Make, options: Mapping[str, Any], whole: torch.Tensor, like: DTensor
+    make: Make, options: Mapping[str, Any], whole: torch.Tensor, times: torch.Tensor, like: DTensor
 ) -> torch.Tensor:
     """All of a parameter after the same steps of it, spread over the devices as ``like`` is."""
 
@@ -136,7 +181,7 @@ def _after_steps_spread(
     optimizer = make([{**options, "params": [parameter]}])
 
     def give(step: int) -> None:
-        parameter.grad = spread(_gradient(whole, step))
+        parameter.grad = spread(times * _gradient(whole, step))
 
     tried_steps.take(optimizer, len(_SCALES), give)
     found = parameter.detach()

@@ -6,7 +6,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.model.jobs import HParams
+from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.optim.elementwise import refuse_coupled
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.hidden_weights import hidden_weights
@@ -75,9 +76,12 @@ def parameter_groups(hparams: HParams, model: nn.Module) -> Groups:
     return named
 
 
-def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torch.optim.Optimizer:
+def make_optimizer(
+    hparams: HParams, groups: Groups, parallel: Parallel, job: Job | None = None
+) -> torch.optim.Optimizer:
     """The job's optimizer over those parameters that this rank holds.
 
+    :param job: whose code is to remember nothing of steps that are only tried.
     :raises JobError: when it can't be made, or needs a closure.
     :raises DoesNotFit: when it needs whole parameters, or all of them, and this rank holds some.
     """
@@ -107,9 +111,11 @@ def make_optimizer(hparams: HParams, groups: Groups, parallel: Parallel) -> torc
             "call them in its hooks on_train_epoch_start, on_validation_epoch_start and _end, and "
             "on_train_epoch_end"
         )
-    refuse_coupled(f"optimizer {hparams.optimizer!r}", lambda groups: cls(groups, **arguments), own)
     if lacks_some(groups, here):
-        refuse_mixing(f"optimizer {hparams.optimizer!r}", lambda groups: cls(groups, **arguments), own)
+        what = f"optimizer {hparams.optimizer!r}"
+        with UsersState(job, parallel.model).put_back() if job else nullcontext():
+            refuse_coupled(what, lambda groups: cls(groups, **arguments), own)
+            refuse_mixing(what, lambda groups: cls(groups, **arguments), own)
     return optimizer
 
 
