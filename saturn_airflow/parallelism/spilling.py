@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,8 +35,8 @@ class Spilled(Parallel):
     :param folder: keep weights and gradients of the blocks in files there; None for memory.
     :param stay: how many of the first blocks stay on the device with all they have; at most all but one.
     :param transfers: how copies get there and back; None for how the device does it.
-    :raises DoesNotFit: when the model has no blocks, they share weights with something, or their gradients
-        have hooks.
+    :raises DoesNotFit: when the model has no blocks, or none with weights of its own, or the gradients of
+        these have hooks.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Spilled(Parallel):
         blocks = blocks_to_run(model)
         if not blocks:
             raise DoesNotFit("the model has no repeated blocks that could be spilled")
-        stay = min(stay, len(blocks) - 1)
-        staying, blocks = blocks[:stay], blocks[stay:]
-        outside = _named_outside(model, [block for _, block in blocks])
-        _check_weights(blocks, set(outside))
-        spilled = {p for _, block in blocks for p in parameters_of(block)}
+        staying, blocks = _parted(model, blocks, stay)
+        shared = _shared(model, blocks)
+        _refuse_hooks(blocks, shared)
+        outside = [*_named_outside(model, blocks), *shared]
+        spilled = {p for _, block in blocks for p in parameters_of(block) if p not in shared}
         super().__init__(model, ranks)
         home = _Home(folder)
         for parameter in outside:
@@ -67,7 +68,7 @@ class Spilled(Parallel):
                     module._buffers[name] = moved[buffer]
         for parameter in spilled:
             parameter.data = home.place(parameter.data)
-        weights = [tuple(parameters_of(block)) for _, block in blocks]
+        weights = [tuple(_own(block, shared)) for _, block in blocks]
         transfers = on(ranks.device) if transfers is None else transfers
         self._stream = BlockStream(weights, resident, transfers, home.empty_like)
         self._steps = BesideSteps(model, ranks.device, transfers)
@@ -77,7 +78,7 @@ class Spilled(Parallel):
         for name, block in staying:
             block.forward = recomputed(name, block, own_forward(block))
         for index, (name, block) in enumerate(blocks):
-            compute = _streamed(name, block, index, self._stream, ranks.device.type)
+            compute = _streamed(name, block, index, shared, self._stream, ranks.device.type)
             block.forward = self._counted(index, recomputed(name, block, compute))
 
     def step_beside(self, optimizer: torch.optim.Optimizer) -> None:
@@ -211,12 +212,19 @@ class _Bare(nn.Module):
         return self.own_forward(*args, **kwargs)
 
 
-def _streamed(name: str, block: nn.Module, index: int, stream: BlockStream, device_type: str) -> Compute:
-    """The forward pass of ``block`` with fetched weights."""
+def _streamed(
+    name: str,
+    block: nn.Module,
+    index: int,
+    shared: Collection[nn.Parameter],
+    stream: BlockStream,
+    device_type: str,
+) -> Compute:
+    """The forward pass of ``block`` with fetched weights, except for those that are ``shared``."""
     compiled = block._compiled_call_impl is not None
     bare = _Bare(block)
-    names = [name for name, _ in bare.named_parameters()]
-    weights = tuple(parameters_of(bare))
+    own = _own(bare, shared)
+    names, weights = list(own.values()), tuple(own)
 
     def compute(
         args: tuple[Any, ...],
@@ -227,12 +235,7 @@ def _streamed(name: str, block: nn.Module, index: int, stream: BlockStream, devi
         look(fetched)
         versions = [weight._version for weight in fetched]
         result = functional_call(bare, dict(zip(names, fetched, strict=True)), args, kwargs)
-        for short_name, weight, version in zip(names, fetched, versions, strict=True):
-            if weight._version != version:
-                raise DoesNotFit(
-                    f"block {name!r} changes its weight {short_name.removeprefix('block.')!r} in place in "
-                    "the forward pass, which would change a copy; change it after the optimizer's steps"
-                )
+        _check_unchanged(name, names, fetched, versions)
         return result
 
     def variant(narrow: Sequence[bool], look: Callable[[Weights], object]) -> Compute:
@@ -254,29 +257,62 @@ def _streamed(name: str, block: nn.Module, index: int, stream: BlockStream, devi
     return forward
 
 
+def _check_unchanged(block: str, names: Sequence[str], fetched: Weights, versions: Sequence[int]) -> None:
+    """:raises DoesNotFit: where the forward pass of ``block`` wrote into weights, which are copies."""
+    for name, weight, version in zip(names, fetched, versions, strict=True):
+        if weight._version != version:
+            raise DoesNotFit(
+                f"block {block!r} changes its weight {name.removeprefix('block.')!r} in place in the forward "
+                "pass, which would change a copy; change it after the optimizer's steps"
+            )
+
+
 def _lower(device_type: str) -> torch.dtype | None:
     """The format that is computed in, where that is not the weights'."""
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
-def _check_weights(blocks: Sequence[tuple[str, nn.Module]], outside: set[nn.Parameter]) -> None:
-    owners: dict[nn.Parameter, str] = {}
+def _parted(
+    model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], stay: int
+) -> tuple[list[tuple[str, nn.Module]], list[tuple[str, nn.Module]]]:
+    """The blocks that stay on the device, and those that have weights to stream.
+
+    :param stay: how many of the first stay.
+    :raises DoesNotFit: when none is left.
+    """
+    stay = min(stay, len(blocks) - 1)
+    shared = _shared(model, blocks[stay:])
+    streamed = [(name, block) for name, block in blocks[stay:] if _own(block, shared)]
+    if not streamed:
+        raise DoesNotFit("the model's blocks share all of their weights, so none could be spilled")
+    return [one for one in blocks if one not in streamed], streamed
+
+
+def _shared(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> dict[nn.Parameter, None]:
+    """Those of the blocks' weights that another block has as well, or something outside of them."""
+    outside = set(_named_outside(model, blocks))
+    holders = Counter(p for _, block in blocks for p in set(parameters_of(block)))
+    return dict.fromkeys(
+        p for _, block in blocks for p in parameters_of(block) if p in outside or holders[p] > 1
+    )
+
+
+def _own(module: nn.Module, shared: Collection[nn.Parameter]) -> dict[nn.Parameter, str]:
+    """The weights of ``module`` that are not ``shared``, with their names."""
+    return {p: name for name, p in nn.Module.named_parameters(module) if p not in shared}
+
+
+def _refuse_hooks(blocks: Sequence[tuple[str, nn.Module]], shared: Collection[nn.Parameter]) -> None:
     for block_name, block in blocks:
-        for name, parameter in block.named_parameters():
-            full_name = f"{block_name}.{name}"
-            if parameter in outside or owners.setdefault(parameter, full_name) != full_name:
-                raise DoesNotFit(
-                    "the model's blocks share weights with each other or with other parts of it "
-                    f"({full_name!r} among them)"
-                )
+        for parameter, name in _own(block, shared).items():
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                 raise DoesNotFit(
-                    f"parameter {full_name!r} has a hook on its gradient, which spill does not call; "
-                    "change the gradient in the model's forward pass or in the optimizer"
+                    f"parameter {f'{block_name}.{name}'!r} has a hook on its gradient, which spill does not "
+                    "call; change the gradient in the model's forward pass or in the optimizer"
                 )
 
 
-def _named_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
+def _named_outside(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> list[nn.Parameter]:
     """Parameters of the modules that are in no block."""
-    inside = {module for block in blocks for module in block.modules()}
+    inside = {module for _, block in blocks for module in block.modules()}
     return [p for module in model.modules() if module not in inside for p in module.parameters(recurse=False)]

@@ -198,6 +198,18 @@ def test_a_block_is_stepped_on_when_it_has_all_its_gradients(
     assert found == 3 * beside
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_weights_that_blocks_share_are_stepped_on_once(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, model = Model(once), Model(once)
+    for one in (plain, model):
+        one.blocks[2].linear.weight = one.blocks[0].linear.weight  # type: ignore[union-attr]
+        one.blocks[3].linear = one.blocks[1].linear
+    found = stepped_beside(monkeypatch)
+    got = trained(model, Spilled(model, RANKS, 2, None, transfers=WorstOrder(lambda line: late)))
+    assert found == 3 * [1, 0]  # of the others each has but a bias, or nothing
+    assert all(map(torch.equal, got, trained(plain, Parallel(plain, RANKS))))
+
+
 def test_what_would_use_weights_after_their_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(again_in_the_backward_pass)
     with pytest.raises(DoesNotFit, match="computed once more in the backward pass"):

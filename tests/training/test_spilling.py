@@ -113,10 +113,11 @@ def test_trains_with_dropout_as_if_not_spilled(ranks: Ranks) -> None:
 def test_what_cannot_be_spilled_is_refused(ranks: Ranks) -> None:
     with pytest.raises(DoesNotFit, match="no repeated blocks"):
         Spilled(nn.Linear(2, 2), ranks, 2, None)
-    tied = deep()
-    tied[1].linear.weight = tied[2].linear.weight
-    with pytest.raises(DoesNotFit, match="share weights"):
-        Spilled(tied, ranks, 2, None)
+    same = deep()
+    for block in list(same)[2:-1]:
+        block.linear.weight, block.linear.bias = same[1].linear.weight, same[1].linear.bias
+    with pytest.raises(DoesNotFit, match="share all of their weights"):
+        Spilled(same, ranks, 2, None)
 
 
 class Looked(nn.Sequential):
