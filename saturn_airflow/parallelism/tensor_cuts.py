@@ -67,17 +67,21 @@ class TensorCut(Parallel):
         self._undecided = {name: p for name, p in whole.items() if name not in verdicts}
 
     def finish_gradients(self) -> None:
+        self._check_decided()
+        for parameter in self._partial:
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+        for experts in self._experts:
+            experts.finish_gradients()
+
+    def _check_decided(self) -> None:
+        """:raises DoesNotFit: where there is a gradient now that may be whole or partial."""
         for name, parameter in self._undecided.items():
             if parameter.grad is not None:
                 raise DoesNotFit(
                     f"parameter {name!r} is between layers that are cut or is not, which its first gradient "
                     "would have told, and had none; use another technique"
                 )
-        for parameter in self._partial:
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad)
-        for experts in self._experts:
-            experts.finish_gradients()
 
 
 class Experts:

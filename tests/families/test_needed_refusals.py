@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 from families.family import find
 from families.matrix import Strategy
 from families.verdicts import weights_in
-from saturn_airflow.launch.request import DoesNotFit, TrainRequest
+from saturn_airflow.launch.failures import RanksFailedError
+from saturn_airflow.launch.request import DoesNotFit, NotANumberError, TrainRequest
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.losses.rules import SAMPLES
@@ -25,13 +26,11 @@ from saturn_airflow.training.ranks import Ranks, launch
 
 pytestmark = pytest.mark.ranks
 
-SINGLE, DDP, FSDP, PIPELINE = (
-    Strategy("single"),
-    Strategy("ddp", 2),
-    Strategy("fsdp", 2),
-    Strategy("pipeline", 2),
-)
+SINGLE, SPILL = Strategy("single"), Strategy("spill")
+DDP, FSDP, PIPELINE, TENSOR = (Strategy(technique, 2) for technique in ("ddp", "fsdp", "pipeline", "tensor"))
+AGAIN = Strategy("single", parameters={"recompute": True})
 _PACKAGE = "saturn_airflow."
+LOST = "the loss became no number"
 BY_PARTS = {"training.losses.decompose.find_rule": lambda *args, **kwargs: SAMPLES}
 BY_BUFFERS = {"parallelism.changing_buffers.ChangingBuffers.look": lambda self, *, last: None}
 BY_STATE = {"parallelism.anatomy._state": lambda model: {}}
@@ -64,18 +63,42 @@ def allow(*args: Any, **kwargs: Any) -> None:
     """In the place of what refuses."""
 
 
+TWICE = {
+    "parallelism.recomputation.Call._check_unchanged": allow,
+    "parallelism.recomputation.Call.check": allow,
+}
+AS_THEY_COME = {
+    "parallelism.sharding._Visits._arrive": allow,
+    "parallelism.sharding._Visits._end": allow,
+    "parallelism.agreeing.Agreement._compare": allow,
+}
+
+
+def by_size(apart: dict[str, float]) -> dict[str, bool]:
+    """Which gradients are taken for partial where none is too near to call."""
+    return {name: value > 0.1 for name, value in apart.items()}
+
+
 @dataclass(frozen=True)
 class Case:
-    """A family under a strategy that refuses it.
+    """A family, or another model on a family's data, under a strategy that refuses it.
 
     :param without: what is put in the place of what refuses.
+    :param model: of :mod:`families.refused`.
+    :param by_one: whether one of the devices refuses it, and ends the others.
     """
 
     family: str
     strategy: Strategy
-    without: dict[str, Callable[..., Any]]
+    without: dict[str, Any]
     hparams: dict[str, Any] = dataclasses.field(default_factory=dict)
     accumulate: int = 1
+    model: str = ""
+    by_one: bool = False
+
+
+def of_model(model: str, strategy: Strategy, without: dict[str, Any], **others: Any) -> Case:
+    return Case("blocks with a plan", strategy, without, model=model, **others)
 
 
 CASES = {
@@ -106,6 +129,35 @@ CASES = {
         {"training.optim.optimizers.refuse_mixing": allow},
         {"optimizer": f"{__name__}:ClipsTogether", "optimizer_args": {}},
     ),
+    "an input changed in place, computed again": of_model("changes_input", AGAIN, TWICE),
+    "a weight changed in place, computed again": of_model("changes_weight", AGAIN, TWICE),
+    "a block that can't be repeated": of_model("draws", AGAIN, TWICE),
+    "a weight changed in place, streamed": of_model(
+        "changes_weight", SPILL, {"parallelism.spilling._check_unchanged": allow, **TWICE}
+    ),
+    "a hook on a streamed weight": of_model("hooked", SPILL, {"parallelism.spilling._refuse_hooks": allow}),
+    "partial gradients that are not yet there": of_model(
+        "gated", TENSOR, {"parallelism.tensor_cuts.TensorCut._check_decided": allow}
+    ),
+    "gradients neither whole nor partial": of_model(
+        "sums_heads", TENSOR, {"parallelism.tensor_cuts._verdicts": by_size}
+    ),
+    "cuts that part what belongs together": of_model(
+        "averages", PIPELINE, {"parallelism.anatomy.Anatomy.places": property(lambda found: [1, 2])}
+    ),
+    "blocks in another order on each device": of_model("routes", FSDP, AS_THEY_COME, by_one=True),
+    "statistics of its own": Case(
+        "batch renorm",
+        DDP,
+        {
+            "parallelism.batch_norm._shared": lambda name, norm, whole: norm.forward,
+            **BY_PARTS,
+            **BY_BUFFERS,
+        },
+    ),
+    "a frozen weight that moves, accumulated": Case(
+        "moving average in the model", SINGLE, {**BY_PARTS, **BY_BUFFERS}, accumulate=2
+    ),
 }
 
 
@@ -122,8 +174,8 @@ def job(case: Case) -> Job:
     given = {"family": case.family}
     return Job(
         "needed",
-        load_model="families.family:model",
-        model_args=given,
+        load_model=f"families.refused:{case.model}" if case.model else "families.family:model",
+        model_args={} if case.model else given,
         load_dataloader="families.family:data",
         data_args=given,
         loss_function=find(case.family).loss,
@@ -156,6 +208,8 @@ def train_each(requests: list[tuple[TrainRequest, str]], ranks: Ranks) -> list[s
                 found.append("")
             except DoesNotFit as reason:
                 found.append(str(reason))
+            except NotANumberError:
+                found.append(LOST)
     return found
 
 
@@ -163,28 +217,42 @@ def train_each(requests: list[tuple[TrainRequest, str]], ranks: Ranks) -> list[s
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, float]]:
     """Of each case what it is refused for, and how far weights are off without that."""
     root = tmp_path_factory.mktemp("needed")
-    told: dict[str, list[str]] = {}
+    told: dict[str, dict[str, str]] = {name: {} for name in CASES}
     for size in (1, 2):
-        requests: list[tuple[str, TrainRequest, str]] = []
+        requests: list[tuple[str, str, TrainRequest]] = []
         for name, case in CASES.items():
             if size == 1:
-                requests.append((name, request(case, SINGLE, 1, root / name / "plain"), ""))
+                requests.append((name, "plain", request(case, SINGLE, 1, root / name / "plain")))
             if case.strategy.devices == size:
-                refused = request(case, case.strategy, case.accumulate, root / name / "refused")
-                without = request(case, case.strategy, case.accumulate, root / name / "without")
-                requests += [(name, refused, ""), (name, without, name)]
-        reasons = launch(train_each, [(one, without) for _, one, without in requests], size=size)[0]
-        for (name, *_), reason in zip(requests, reasons, strict=True):
-            told.setdefault(name, []).append(reason)
-    found = {}
-    for name, (plain, refused, without) in told.items():
-        assert (plain, without) == ("", ""), name
-        expected, got = (weights_in(root / name / folder) for folder in ("plain", "without"))
-        off = max(
-            float((got[key].double() - tensor.double()).abs().max()) for key, tensor in expected.items()
-        )
-        found[name] = refused, off
-    return found
+                for way in ("without", "refused"):
+                    one = request(case, case.strategy, case.accumulate, root / name / way)
+                    if case.by_one and way == "refused":
+                        told[name][way] = refused_by_one(one)
+                    else:
+                        requests.append((name, way, one))
+        reasons = launch(
+            train_each, [(one, name if way == "without" else "") for name, way, one in requests], size=size
+        )[0]
+        for (name, way, _), reason in zip(requests, reasons, strict=True):
+            told[name][way] = reason
+    return {name: (ways["refused"], how_far_off(root / name, name, ways)) for name, ways in told.items()}
+
+
+def refused_by_one(one: TrainRequest) -> str:
+    with pytest.raises(RanksFailedError) as caught:
+        launch(train, one, size=2, hang_seconds=60)
+    assert caught.value.failure.status == "does_not_fit"
+    return caught.value.failure.reason
+
+
+def how_far_off(folder: Path, name: str, ways: dict[str, str]) -> float:
+    """How far weights are off without the refusal; infinity where that loses the job."""
+    assert ways["plain"] == "", name
+    assert ways["without"] in ("", LOST), name
+    if ways["without"]:
+        return math.inf
+    expected, got = (weights_in(folder / way) for way in ("plain", "without"))
+    return max(float((got[key].double() - tensor.double()).abs().max()) for key, tensor in expected.items())
 
 
 @pytest.mark.parametrize("name", CASES)
