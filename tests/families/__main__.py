@@ -89,8 +89,10 @@ def sample(cells: list[Cell], count: int, seed: int) -> list[Cell]:
 
 
 def _run(cells: list[Cell], results: Path, folder: Path) -> None:
+    state = _state_of_the_code()
+
     def note(cell: Cell, result: Result) -> None:
-        row = row_of(cell) | vars(result)
+        row = row_of(cell) | vars(result) | {"state": state}
         with results.open("a") as file:
             print(json.dumps(row), file=file)
         if result.verdict in report.BAD:
@@ -98,6 +100,13 @@ def _run(cells: list[Cell], results: Path, folder: Path) -> None:
             print(result.verdict, cell.name, *off, result.why[-300:], file=sys.stderr, flush=True)
 
     run(cells, folder / "cells", note)
+
+
+def _state_of_the_code() -> str:
+    """The commit that cells are run at; with a ``+`` where files of the package have changed since."""
+    told = ["git", "describe", "--always", "--exclude=*", "--abbrev=7", "--dirty=+"]
+    found = subprocess.run(told, cwd=report.ROOT, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
 
 
 def _run_shards(given: argparse.Namespace) -> None:

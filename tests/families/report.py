@@ -79,6 +79,7 @@ def page(rows: list[Row]) -> str:
             f"\n| `{technique}` | {sum(counts.values())} | {counts['exact']} "
             f"| {counts['refused']} | {counts['drawn']} |"
         )
+    parts.append(_states(rows))
     own = [row for row in rows if row["group"] == "family"]
     kinds = dict.fromkeys(row["kind"] for row in own)
     for kind in kinds:
@@ -116,6 +117,14 @@ def _cell(rows: list[Row], numbers: dict[str, int]) -> str:
     if len(counts) == 1:
         return told[0]
     return ", ".join(f"{text} {number} of {len(rows)}" for text, number in counts.items())
+
+
+def _states(rows: list[Row]) -> str:
+    """How many cells were last run at which state of the code."""
+    counts = Counter(row.get("state", "") for row in rows)
+    told = [f"{number} at {state}" for state, number in counts.items() if state]
+    earlier = f"; {counts['']} at earlier states, when cells did not say so" if counts[""] else ""
+    return f"Last run, by the commit of the code: {', '.join(told) or 'none'}{earlier}."
 
 
 def _others(rows: list[Row]) -> str:

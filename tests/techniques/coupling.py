@@ -22,6 +22,11 @@ class Coupling(torch.optim.SGD):
             super().step()
 
 
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 def here(tensor: torch.Tensor) -> torch.Tensor:
     """What this device has of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -39,10 +44,10 @@ class EnlargesSmall(Coupling):
     """Has the gradients be of length 1 where all together are very small."""
 
     def change(self, parameters: list[nn.Parameter]) -> bool:
-        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        norm = torch.stack([gradient_of(p).norm() for p in parameters]).norm()
         if norm < 1e-4:
             for p in parameters:
-                p.grad.div_(norm)
+                gradient_of(p).div_(norm)
         return True
 
 
@@ -50,23 +55,23 @@ class SkipsLarge(Coupling):
     """Takes no step where a number is too large."""
 
     def change(self, parameters: list[nn.Parameter]) -> bool:
-        return all(bool(p.grad.abs().max() < 1e4) for p in parameters)
+        return all(bool(gradient_of(p).abs().max() < 1e4) for p in parameters)
 
 
 class SkipsNaN(Coupling):
     """Takes no step where something is no number, as loss scaling does."""
 
     def change(self, parameters: list[nn.Parameter]) -> bool:
-        return not any(bool(p.grad.isnan().any()) for p in parameters)
+        return not any(bool(gradient_of(p).isnan().any()) for p in parameters)
 
 
 class ReadsNeighbours(Coupling):
     """Divides each gradient by the length of the next one."""
 
     def change(self, parameters: list[nn.Parameter]) -> bool:
-        norms = [p.grad.norm() for p in parameters]
+        norms = [gradient_of(p).norm() for p in parameters]
         for p, norm in zip(parameters, norms[1:] + norms[:1], strict=True):
-            p.grad.div_(1 + norm)
+            gradient_of(p).div_(1 + norm)
         return True
 
 
@@ -75,7 +80,7 @@ class ByPlace(Coupling):
 
     def change(self, parameters: list[nn.Parameter]) -> bool:
         for number, p in enumerate(parameters):
-            p.grad.mul_(0.9**number)
+            gradient_of(p).mul_(0.9**number)
         return True
 
 
@@ -84,7 +89,7 @@ class ByNumber(Coupling):
 
     def change(self, parameters: list[nn.Parameter]) -> bool:
         for p in parameters:
-            p.grad.div_(len(parameters))
+            gradient_of(p).div_(len(parameters))
         return True
 
 
@@ -94,9 +99,9 @@ class SharesState(Coupling):
     def change(self, parameters: list[nn.Parameter]) -> bool:
         state = self.state["all"]  # type: ignore[index]
         for p in parameters:
-            state["mean"] = 0.9 * state.get("mean", 0.0) + float(p.grad.abs().mean())
+            state["mean"] = 0.9 * state.get("mean", 0.0) + float(gradient_of(p).abs().mean())
         for p in parameters:
-            p.grad.div_(1 + state["mean"])
+            gradient_of(p).div_(1 + state["mean"])
         return True
 
 
@@ -106,7 +111,7 @@ class ByWeights(Coupling):
     def change(self, parameters: list[nn.Parameter]) -> bool:
         norm = torch.stack([p.norm() for p in parameters]).norm()
         for p in parameters:
-            p.grad.mul_(norm)
+            gradient_of(p).mul_(norm)
         return True
 
 
@@ -116,9 +121,9 @@ class ByShape(Coupling):
     def change(self, parameters: list[nn.Parameter]) -> bool:
         for p in parameters:
             if p.ndim > 1:
-                p.grad.mul_(max(1, p.shape[0] / p.shape[1]) ** 0.5)
+                gradient_of(p).mul_(max(1, p.shape[0] / p.shape[1]) ** 0.5)
             else:
-                p.grad.sign_()
+                gradient_of(p).sign_()
         return True
 
 
@@ -127,7 +132,7 @@ class ClipsLargeHere(Coupling):
 
     def change(self, parameters: list[nn.Parameter]) -> bool:
         for p in parameters:
-            part = here(p.grad)
+            part = here(gradient_of(p))
             part.mul_(torch.clamp(1e5 / part.norm(), max=1.0))
         return True
 
@@ -137,7 +142,7 @@ class SkipsNaNHere(Coupling):
 
     def change(self, parameters: list[nn.Parameter]) -> bool:
         for p in parameters:
-            part = here(p.grad)
+            part = here(gradient_of(p))
             if part.isnan().any():
                 part.zero_()
         return True
@@ -157,4 +162,4 @@ class CountsOnClass(torch.optim.SGD):
         CountsOnClass.steps += 1
         for group in self.param_groups:
             for p in group["params"]:
-                p.add_(p.grad, alpha=-group["lr"] / CountsOnClass.steps)
+                p.add_(gradient_of(p), alpha=-group["lr"] / CountsOnClass.steps)

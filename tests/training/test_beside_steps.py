@@ -27,12 +27,12 @@ from saturn_airflow.training import stepping
 from saturn_airflow.training.job_training import Training
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.losses.objective import Objective
-from saturn_airflow.training.optim.in_parts import _BY_PARAMETER, InParts
+from saturn_airflow.training.optim.in_parts import BY_NUMBER, InParts
 from saturn_airflow.training.ranks import Ranks
 
 RANKS = Ranks(rank=0, size=1, device=torch.device("cpu"))
 OPTIONS: list[tuple[Any, dict[str, Any]]] = [
-    *((cls, {}) for cls in sorted(_BY_PARAMETER, key=lambda cls: cls.__name__)),
+    *((cls, {}) for cls in sorted(BY_NUMBER, key=lambda cls: cls.__name__)),
     (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
     (torch.optim.AdamW, {"fused": True}),
     (torch.optim.Adam, {"foreach": True, "amsgrad": True}),

@@ -35,11 +35,14 @@ _FIX = "use another optimizer, or single, ddp, pipeline or spill"
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 
-def refuse_coupled(what: str, make: Make, groups: Sequence[Mapping[str, Any]]) -> None:
+def refuse_coupled(
+    what: str, make: Make, groups: Sequence[Mapping[str, Any]], *, known: bool = False
+) -> None:
     """Refuse an optimizer that needs whole parameters where parameters are spread over devices.
 
     :param what: names the optimizer.
     :param make: makes it from its groups.
+    :param known: whether it is known never to do otherwise for gradients of other sizes.
     :raises DoesNotFit: when steps of a part are not parts of steps, or its state is of other shapes.
     """
     for group in groups:
@@ -65,7 +68,7 @@ def refuse_coupled(what: str, make: Make, groups: Sequence[Mapping[str, Any]]) -
                 coupled = trial.couples(usual)
             except Exception as error:
                 raise DoesNotFit(_reason(what)) from error
-            for times in _extremes(whole, dim):
+            for times in () if known else _extremes(whole, dim):
                 # Some raise at what is no number: they stop the job, and take no other steps.
                 with contextlib.suppress(Exception):
                     coupled = coupled or trial.couples(times)

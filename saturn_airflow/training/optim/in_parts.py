@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.optim import optimizer as hooks
 
-# Torch's that update each parameter by its own gradient and state alone. What derives from them may not.
-_BY_PARAMETER = frozenset(
+#: Torch's that update each number by its own gradient and state alone. What derives from them may not.
+BY_NUMBER = frozenset(
     {
         torch.optim.ASGD,
         torch.optim.Adadelta,
@@ -45,7 +45,7 @@ class InParts:
             hooks._global_optimizer_post_hooks,
         )
         step = vars(self.optimizer).get("step")
-        known = type(self.optimizer) in _BY_PARAMETER and (
+        known = type(self.optimizer) in BY_NUMBER and (
             step is None or hasattr(step, "_wrapped_by_lr_sched")  # torch's schedulers count steps by it
         )
         odd = any(group.get("differentiable") for group in self.optimizer.param_groups)

@@ -52,11 +52,12 @@ class _Small:
         return gradient.to(self.values.device)
 
 
-def refuse_mixing(what: str, make: Make, groups: Sequence[Group]) -> None:
+def refuse_mixing(what: str, make: Make, groups: Sequence[Group], *, known: bool = False) -> None:
     """Refuse an optimizer whose update of a parameter depends on others, where a rank lacks some of them.
 
     :param what: names the optimizer.
     :param make: makes it from its groups.
+    :param known: whether it is known never to do otherwise for gradients of other sizes.
     :raises DoesNotFit: when parameters go elsewhere together than each alone.
     """
     small = _small(groups)
@@ -74,7 +75,7 @@ def refuse_mixing(what: str, make: Make, groups: Sequence[Group]) -> None:
             f"{what} can't be tried on small parameters ({why}), and no device has all parameters here; "
             f"{_FIX}"
         )
-    for times in _extremes(len(small)):
+    for times in () if known else _extremes(len(small)):
         # Some raise at what is no number: they stop the job, and take no other steps.
         with contextlib.suppress(Exception):
             mixes = mixes or trial.mixes(times, _FEW_STEPS)

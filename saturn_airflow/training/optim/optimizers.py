@@ -23,6 +23,7 @@ from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.optim.elementwise import refuse_coupled
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.hidden_weights import hidden_weights
+from saturn_airflow.training.optim.in_parts import BY_NUMBER
 from saturn_airflow.training.optim.mixing import lacks_some, refuse_mixing
 
 # torch's optimizers that can update all parameters in one kernel, on CPU and CUDA alike. SGD's kernel raises
@@ -114,8 +115,9 @@ def make_optimizer(
     if lacks_some(groups, here):
         what = f"optimizer {hparams.optimizer!r}"
         with UsersState(job, parallel.model).put_back() if job else nullcontext():
-            refuse_coupled(what, lambda groups: cls(groups, **arguments), own)
-            refuse_mixing(what, lambda groups: cls(groups, **arguments), own)
+            known = cls in BY_NUMBER
+            refuse_coupled(what, lambda groups: cls(groups, **arguments), own, known=known)
+            refuse_mixing(what, lambda groups: cls(groups, **arguments), own, known=known)
     return optimizer
 
 
