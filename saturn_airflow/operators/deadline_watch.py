@@ -150,7 +150,8 @@ class DeadlineWatch:
 
     def _is_time(self) -> bool:
         looked = _changed_at(self._looked)
-        return time.time() - looked >= _LOOK_SECONDS or _changed_at(self._ledger) > looked
+        # Nodes' clocks may differ, and one that was set back must not end all looks.
+        return abs(time.time() - looked) >= _LOOK_SECONDS or _changed_at(self._ledger) > looked
 
     def _look(self) -> None:
         try:

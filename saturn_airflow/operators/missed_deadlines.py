@@ -17,7 +17,8 @@ def tell(function: str | None, context: Context, deadline: Mapping[str, Any]) ->
     """Call the author's ``on_missed_deadline``; what goes wrong there is logged, and costs no sweep.
 
     :param function: as ``"module:name"``; None where there is none.
-    :param deadline: ``at`` (seconds since the epoch), ``planned``; at the end ``met`` and ``late_seconds``.
+    :param deadline: ``at`` (seconds since the epoch), ``planned``; on the way ``expected`` (when all is
+        done), at the end ``met`` and ``late_seconds``.
     """
     if function is None:
         return

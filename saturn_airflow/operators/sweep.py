@@ -77,8 +77,9 @@ class SaturnSweepOperator(TaskGroup):
         are too few to tell, and where no plan can, all is planned to end as early as possible. Without it the
         plan's expected end is by the deadline.
     :param on_missed_deadline: a function, or its ``"module:name"``, called as ``f(context, deadline)`` when a
-        plan can't meet the deadline, and when the sweep has missed it; ``deadline`` has ``at`` (seconds since
-        the epoch), ``planned`` (whether a plan could meet it) and, at the end, ``late_seconds``.
+        plan can't meet the deadline, as soon as the sweep is expected to miss it, and when it has;
+        ``deadline`` has ``at`` (seconds since the epoch), ``planned`` (whether a plan could meet it), on the
+        way ``expected`` (when all is done) and, at the end, ``late_seconds``.
     :param metric: what the best job is chosen by: ``"eval_loss"``, ``"epoch_loss"`` (the mean training loss
         over the last epoch), ``"loss"``, or a metric of the jobs' own, such as ``"accuracy"`` or, where it
         has several values, ``"scores/f1"``. Default: ``eval_loss`` where all jobs have it, else
