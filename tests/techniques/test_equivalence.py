@@ -130,3 +130,20 @@ def test_bf16_differs_by_its_precision_alone(tmp_path: Path) -> None:
         losses, weights = deviation(reference, outcome)
         assert 0 < losses < 1e-3, strategy
         assert 0 < weights < 1e-3, strategy
+
+
+def test_compiled_blocks_spill_as_others_do(tmp_path: Path) -> None:
+    fields = {"load_dataloader": "tiny:vectors", "loss_function": "tiny:vector_loss"}
+    eager = job(load_model="tiny:plain", **fields)
+    compiled = job(load_model="tiny:compiled_plain", **fields)
+    expected, single, spilled = run(
+        [
+            (train_request(eager, SINGLE, tmp_path / "eager"), 1),
+            (train_request(compiled, SINGLE, tmp_path / "single"), 1),
+            (train_request(compiled, Strategy("spill"), tmp_path / "spill"), 1),
+        ]
+    )
+    assert deviation(single, spilled) == (0, 0)
+    losses, weights = deviation(expected, spilled)
+    assert losses <= LOSSES
+    assert weights <= WEIGHTS

@@ -92,6 +92,14 @@ def plain(depth: int = 4) -> nn.Module:
     return Plain(depth=depth)
 
 
+def compiled_plain(depth: int = 4) -> nn.Module:
+    """The same with blocks that are compiled as far as a machine without a compiler of C++ can."""
+    model = plain(depth)
+    for block in model.children():
+        block.compile(backend="aot_eager")
+    return model
+
+
 def dropping() -> nn.Module:
     """Plain, with dropout after each block."""
     model = Plain()
