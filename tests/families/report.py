@@ -145,7 +145,9 @@ is empty; weights are in float64.
 * *Exact*: losses and weights agree with the plain loop to 1e-9, or to 1e-5 where the model itself computes in
   float32.
 * *Refused*: the trial says why, by the numbers at the end of this page, and the plan does without that
-  technique.
+  technique. `refused (3) 1 of 2`: of two strategies with that technique, such as on two devices and on three,
+  or with `accumulate`, one is. A trial searches, which these cells do not: where a reason names
+  `by_block=False`, it goes on with that.
   What the guard refuses was trained all the same, to see that it is right.
 * *Drawn otherwise*: the model draws random numbers, and several devices draw others than one device does.
   These are compared with `single`, since a plain loop can't know what is drawn."""
