@@ -8,6 +8,7 @@ memory they take. Nothing here imports torch: what Airflow forks must never meet
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from typing import Any
 
@@ -23,9 +24,12 @@ def preload(instance: Any, **_: Any) -> None:
     :param instance: the worker; where it runs tasks that no queue was chosen for, it plans.
     """
     import saturn_airflow.operators.sweep  # noqa: F401
+    from saturn_airflow.operators import airflow_internals
     from saturn_airflow.tracking.server import import_mlflow
 
     import_mlflow()
+    with contextlib.suppress(ImportError):
+        airflow_internals.import_for_tasks()
     if conf.get_mandatory_value("operators", "default_queue") in instance.app.amqp.queues.consume_from:
         from saturn_airflow.planning import warming
 

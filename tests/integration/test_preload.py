@@ -15,7 +15,8 @@ import saturn_airflow.deployment.preload
 queues = SimpleNamespace(consume_from={sys.argv[1]: None})
 worker = SimpleNamespace(app=SimpleNamespace(amqp=SimpleNamespace(queues=queues)))
 celeryd_after_setup.send(sender="gpu-a@here", instance=worker)
-asked = ("torch", "numba", "highspy", "pyomo.environ", "mlflow", "saturn_airflow.operators.round_train")
+asked = ["torch", "numba", "highspy", "pyomo.environ"]
+asked += ["airflow.dag_processing.dagbag", "mlflow", "saturn_airflow.operators.round_train"]
 names = [name for name in asked if name in sys.modules]
 planned = True
 if "numba" in names and not os.fork():
@@ -45,8 +46,9 @@ def test_workers_import_what_their_tasks_need_but_not_torch_and_no_thread_of_pyt
         text=True,
         check=True,
     )
+    for_all = ["airflow.dag_processing.dagbag", "mlflow", "saturn_airflow.operators.round_train"]
     assert json.loads(found.stdout.splitlines()[-1]) == {
-        "names": [*planning, "mlflow", "saturn_airflow.operators.round_train"],
+        "names": [*planning, *for_all],
         "threads": 1,
         "shared": True,
         "planned": True,
