@@ -17,13 +17,15 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from saturn_airflow.model.errors import JobError
+from saturn_airflow.training import functions
+from saturn_airflow.training.functions import Place, Put, cannot
 from saturn_airflow.training.model_attributes import seen
 from saturn_airflow.training.optim import own_classes, plain_values
 
@@ -33,15 +35,6 @@ _READ = 2**23  # numbers of an array by which it is known
 _CONTAINERS = (list, tuple, deque, dict, set)
 _CODE = (type, types.ModuleType, types.FunctionType)
 _ROOTS = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")
-
-Put = Callable[[Any], object]
-
-
-class _Place(NamedTuple):
-    """Where a value is, and how to have another there."""
-
-    value: Any
-    put: Put
 
 
 class DataState:
@@ -131,14 +124,14 @@ class DataState:
     def _summaries(self) -> dict[str, Any]:
         return {path: _summary(place.value) for path, place in self._places().items()}
 
-    def _places(self) -> dict[str, _Place]:
+    def _places(self) -> dict[str, Place]:
         """All values that may be state, by where they are."""
-        found: dict[str, _Place] = {}
+        found: dict[str, Place] = {}
         visited: set[int] = set()
         if isinstance(self._loader, DataLoader):
-            waiting = [(name, getattr(self._loader, name), _cannot) for name in reversed(_ROOTS)]
+            waiting = [(name, getattr(self._loader, name), cannot) for name in reversed(_ROOTS)]
         else:
-            waiting = [("", self._loader, _cannot)]
+            waiting = [("", self._loader, cannot)]
         for _ in range(_MOST):
             if not waiting:
                 break
@@ -149,9 +142,9 @@ class DataState:
                 visited.add(id(value))
             parts = list(_parts(value))
             if isinstance(value, _CONTAINERS) or not (parts or isinstance(value, _CODE)):
-                found[path] = _Place(value, put)
+                found[path] = Place(value, put)
             if own_classes.is_own(type(value).__module__):
-                parts.append(("[class]", type(value), _cannot))
+                parts.append(("[class]", type(value), cannot))
             waiting += [(f"{path}{step}", part, place) for step, part, place in reversed(parts)]
         return found
 
@@ -162,36 +155,27 @@ def _parts(value: Any) -> Iterator[tuple[str, Any, Put]]:
         yield from _parts_of_function(value)
     elif isinstance(value, type):
         yield from _parts_of_class(value)
-    elif isinstance(value, types.MethodType):
-        yield "[self]", value.__self__, _cannot
-        yield "[function]", value.__func__, _cannot
+    elif isinstance(value, functions.FUNCTIONS):
+        yield from functions.parts_of(value)
     elif isinstance(value, types.BuiltinMethodType):
         if not isinstance(value.__self__, types.ModuleType):
-            yield "[self]", value.__self__, _cannot
+            yield "[self]", value.__self__, cannot
     elif isinstance(value, types.GeneratorType):
         yield from _named(value.gi_code, value.gi_frame.f_globals if value.gi_frame else {})
-    elif isinstance(value, functools.partial):
-        yield "[function]", value.func, _cannot
-        yield "[arguments]", [*value.args, *value.keywords.values()], _cannot
     elif isinstance(value, _CONTAINERS):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in itertools.islice(items, _LOOKED_INTO if len(value) <= _LOOKED_INTO else 0):
             if not _is_immutable(part):
-                yield f"[{key!r}]", part, _cannot
+                yield f"[{key!r}]", part, cannot
     elif not (plain_values.is_scalar(value) or isinstance(value, torch.Tensor | types.ModuleType)):
         for name, part in list(getattr(value, "__dict__", {}).items()):
             yield f".{name}", part, functools.partial(object.__setattr__, value, name)
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any, Put]]:
-    """What it closes over; if it is the job's own, its defaults and the global variables it names, too."""
-    for number, cell in enumerate(function.__closure__ or ()):
-        with_contents = [cell.cell_contents] if _is_filled(cell) else []
-        for contents in with_contents:
-            yield f"[closure {number}]", contents, functools.partial(setattr, cell, "cell_contents")
+    """What it keeps; if it is the job's own, the global variables it names, too."""
+    yield from functions.parts_of(function)
     if own_classes.is_own(function.__module__):
-        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        yield "[defaults]", defaults, _cannot
         yield from _named(function.__code__, function.__globals__)
 
 
@@ -224,17 +208,6 @@ def _named(code: types.CodeType, variables: dict[str, Any]) -> Iterator[tuple[st
 def _names(code: types.CodeType) -> set[str]:
     inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-def _cannot(value: Any) -> None:
-    """Put nothing anywhere: what is there changes inside only."""
 
 
 def _is_immutable(value: Any) -> bool:
@@ -275,7 +248,7 @@ def _of_item(value: Any) -> Any:
     return value if type(value) in (int, str, bool, float, bytes, type(None)) else id(value)
 
 
-def _copied(value: Any) -> Callable[[_Place], object]:
+def _copied(value: Any) -> Callable[[Place], object]:
     """What gives a place the value it has now."""
     if (state := plain_values.generator_state(value)) is not None:
         return lambda place: plain_values.set_generator_state(place.value, state)
@@ -292,13 +265,13 @@ def _copied(value: Any) -> Callable[[_Place], object]:
     return lambda place: place.put(place.value)
 
 
-def _refill_array(then: Any, place: _Place) -> None:
+def _refill_array(then: Any, place: Place) -> None:
     with torch.no_grad():
         place.value[...] = then
     place.put(place.value)
 
 
-def _refill(then: Any, place: _Place) -> None:
+def _refill(then: Any, place: Place) -> None:
     container = place.value
     container.clear()
     if isinstance(container, dict | set):

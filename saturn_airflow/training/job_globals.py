@@ -1,4 +1,7 @@
-"""Global variables of a job's own code that training changes, such as a counter that its loss advances."""
+"""What training changes beside the model in a job's own code, such as a counter that its loss advances.
+
+Global variables, attributes of classes, and what functions keep: attributes, what they close over, defaults.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,20 @@ import json
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training.guarding.users_state import python_modules
+from saturn_airflow.training.functions import FUNCTIONS, Place, places_in
+from saturn_airflow.training.guarding.users_state import functions_of, python_modules
 from saturn_airflow.training.model_attributes import is_plain, seen
 from saturn_airflow.training.optim import own_classes, plain_values
 
-#: By a Python module's name, values by the variable's, or by ``Class.attribute``.
+#: By a Python module's name, values by the variable's, by ``Class.attribute``, or by where a function keeps
+#: them; under ``""`` what functions keep that are attributes of the model.
 Globals = dict[str, dict[str, Any]]
 
 
@@ -31,45 +37,82 @@ class JobGlobals:
         self._names = sorted(python_modules(job, model))
         self._model = model
         self._given: dict[tuple[str, str], str] = {}
-        self._given = {where: _summary(value) for where, value in self._variables()}
+        self._given = {where: _summary(place.value) for where, place in self._places()}
 
     def values(self) -> tuple[Globals, dict[str, str]]:
         """What has changed, JSON-ready, and why what else has changed can't be kept, by its name."""
         found: Globals = {}
         why_not: dict[str, str] = {}
-        for (module, name), value in self._variables():
+        for (module, name), (value, _) in self._places():
             if self._given.get((module, name)) == _summary(value):
                 continue
             try:
                 found.setdefault(module, {})[name] = plain_values.encode(value, "it")
             except JobError as error:
-                why_not[f"{module}.{name}"] = str(error)
+                why_not[_called(module, name)] = str(error)
         return {module: own for module, own in found.items() if own}, why_not
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with what :meth:`values` told."""
+        places = dict(self._places())
         for module, own in values.items():
-            for name, value in own.items() if module in sys.modules else ():
-                *classes, last = name.split(".")
-                holder: Any = sys.modules[module]
-                for part in classes:
-                    holder = getattr(holder, part, None)
-                if holder is not None:
-                    setattr(holder, last, plain_values.restored(vars(holder).get(last), value))
+            for name, value in own.items():
+                place = places.get((module, name)) or _attribute(module, name)
+                if place is not None:
+                    place.put(plain_values.restored(place.value, value))
 
-    def _variables(self) -> Iterator[tuple[tuple[str, str], Any]]:
-        """What may be state of the job's."""
+    def place(self, name: str) -> Place | None:
+        """Where what :meth:`values` calls so is."""
+        return next((place for where, place in self._places() if _called(*where) == name), None)
+
+    def _places(self) -> Iterator[tuple[tuple[str, str], Place]]:
+        """Where there may be state of the job's."""
+        visited = set(map(id, self._model.modules()))
+        for where, place in self._variables():
+            if isinstance(place.value, FUNCTIONS):
+                for name, inner in places_in(where[1], place.value, visited):
+                    if (where[0], name) in self._given or _may_be_state(inner.value):
+                        yield (where[0], name), inner
+            # What was state once, and has become too large to be told from data, is state still.
+            elif where in self._given or _may_be_state(place.value):
+                yield where, place
+
+    def _variables(self) -> Iterator[tuple[tuple[str, str], Place]]:
         for module in self._names:
             for name, value in list(vars(sys.modules[module]).items()):
-                if isinstance(value, type):
-                    if value.__module__ == module:
-                        for key, part in list(vars(value).items()):
-                            where = module, f"{name}.{key}"
-                            if not key.startswith("_") and (where in self._given or _may_be_state(part)):
-                                yield where, part
-                # What was state once, and has become too large to be told from data, is state still.
-                elif not name.startswith("__") and ((module, name) in self._given or _may_be_state(value)):
-                    yield (module, name), value
+                if isinstance(value, type) and value.__module__ == module:
+                    for key, part in list(vars(value).items()):
+                        part = getattr(part, "__func__", part)
+                        if not key.startswith("_") or isinstance(part, FUNCTIONS):
+                            yield (module, f"{name}.{key}"), Place(part, partial(setattr, value, key))
+                elif not name.startswith("__"):
+                    yield (module, name), Place(value, partial(setattr, sys.modules[module], name))
+        for name, function in functions_of(self._model):
+            yield ("", name), Place(function, partial(setattr, self._model, name))
+
+
+def put_into_functions(model: nn.Module, values: Mapping[str, Any]) -> None:
+    """Have the functions that are attributes of ``model`` keep what :class:`JobGlobals` told of another's."""
+    visited = set(map(id, model.modules()))
+    named = functions_of(model)
+    places = {name: place for path, one in named for name, place in places_in(path, one, visited)}
+    for name, value in values.items():
+        if (place := places.get(name)) is not None:
+            place.put(plain_values.restored(place.value, value))
+
+
+def _called(module: str, name: str) -> str:
+    return f"{module}.{name}" if module else name
+
+
+def _attribute(module: str, name: str) -> Place | None:
+    """A variable, or an attribute of a class or function, which need not be there yet."""
+    *holders, last = name.split(".")
+    holder: Any = sys.modules.get(module)
+    for part in holders:
+        holder = getattr(holder, part, None)
+    known = holder is not None and "[" not in name
+    return Place(vars(holder).get(last), partial(setattr, holder, last)) if known else None
 
 
 def _may_be_state(value: Any) -> bool:

@@ -15,7 +15,7 @@ ROOMS = (
     *("decoders", "encoders", "seq2seq", "images", "speech", "several"),
     *("plain", "oddities", "unseen", "uncommon", "everyday", "remembering_data", "shared_things", "composed"),
     *("practice", "tasks", "newer", "hybrids", "mechanisms"),
-    *("research", "architectures", "batch_kinds"),
+    *("research", "architectures", "batch_kinds", "counting_code", "recent"),
 )
 
 

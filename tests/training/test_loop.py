@@ -391,6 +391,11 @@ MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
         "JobError",
         "returned a pair whose second part is a Tensor of shape (",
     ),
+    "a second loss in the place of a count": (
+        request(job(loss_function="loop_jobs:loss_and_penalty")),
+        "JobError",
+        "whose count follows from trainable parameters, as a second loss",
+    ),
     "groups without parameters": (
         request(job({"parameter_groups": "loop_jobs:groups_without_params"})),
         "JobError",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from pathlib import Path
 from typing import Any
 
+import counting_functions
 import pytest
 import remembering_jobs
 import torch
@@ -61,6 +63,11 @@ JOBS = {
     "an object of data and model": job(
         load_model="remembering_jobs:holds_both", load_dataloader="remembering_jobs:counts_in_both"
     ),
+    **{name: job(loss_function=f"counting_functions:{name}") for name in counting_functions.LOSSES},
+    **{
+        what: job(load_model="counting_functions:counts_in_a_function", model_args={"hooks": hooks})
+        for what, hooks in (("a function of the model's", False), ("a hook", True))
+    },
     "a schedule that draws": job("drawn_rate"),
     "a schedule that counts": job("counted_rate"),
     "a schedule by the loss": job("rate_by_losses", loss_function="remembering_jobs:noting_loss"),
@@ -109,17 +116,19 @@ def test_what_it_remembers_is_resumed(what: str, losses: dict[str, tuple[list[fl
     assert parts == whole
 
 
+def named(reference: Any) -> Any:
+    module, name = reference.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def plain_losses(a_job: Job) -> list[float]:
     """A plain loop, which no look ahead disturbs."""
-    model = (
-        getattr(remembering_jobs, str(a_job.load_model).split(":")[1])(**a_job.model_args).double().train()
-    )
-    module, name = str(a_job.loss_function).split(":")
-    loss_of = getattr(remembering_jobs if module == "remembering_jobs" else torch.nn.functional, name)
+    model = named(a_job.load_model)(**a_job.model_args).double().train()
+    loss_of = named(a_job.loss_function)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    schedule = str(a_job.hparams.lr_scheduler or "").partition(":")[2]
-    scheduler = getattr(remembering_jobs, schedule)(optimizer) if schedule else None
-    stream, losses = getattr(remembering_jobs, str(a_job.load_dataloader).split(":")[1])(), []
+    schedule = a_job.hparams.lr_scheduler
+    scheduler = named(schedule)(optimizer) if schedule else None
+    stream, losses = named(a_job.load_dataloader)(), []
     for _ in range(EPOCHS):
         for inputs, targets in stream:
             loss = loss_of(model(inputs.double()), targets.double())
@@ -136,7 +145,10 @@ def run_plain(ranks: Ranks) -> list[list[float]]:
     return [plain_losses(a_job) for a_job in JOBS.values()]
 
 
-SHARED = ("an array", "a deque", "an object", "a count", "global variables", "a loss that is an object")
+SHARED = (
+    *("an array", "a deque", "an object", "a count", "global variables", "a loss that is an object"),
+    *("by_attribute", "by_closure", "by_another_module", "a function of the model's", "a hook"),
+)
 
 
 def test_looking_ahead_is_not_remembered(
@@ -168,6 +180,7 @@ def guard(a_job: Job, ranks: Ranks) -> str:
     [
         (job(load_model="remembering_jobs:iterates"), "steps"),
         (with_loss("iterating_loss"), "remembering_jobs.STEPS"),
+        (job(loss_function="counting_functions:by_generator"), "counting_functions.by_generator[closure 0]"),
     ],
 )
 def test_what_would_be_lost_is_told_at_the_trial(a_job: Job, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -12,6 +12,7 @@ from torch import nn
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.functions import Place
 from saturn_airflow.training.guarding import resumed_model
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import ModelAttributes, name_of
@@ -53,28 +54,32 @@ class Watched:
         :raises JobError: as :func:`resumed_model.refuse_what_is_lost`.
         """
         kept, _ = self._attributes.values()
-        resumed_model.refuse_what_is_lost(self._job, self._model, another, kept, loss, batch, allowed)
+        functions = self._globals.values()[0].get("", {})
+        resumed_model.refuse_what_is_lost(
+            self._job, self._model, another, kept, functions, loss, batch, allowed
+        )
 
     @contextmanager
     def _gone(self, why_not: dict[str, str]) -> Iterator[None]:
-        undo: list[tuple[Any, str, Any]] = []
+        undo: list[Place] = []
         modules = dict(self._model.named_modules())
         held = {name_of(p, k): (m, k) for p, m in modules.items() for k in list(vars(m))}
         for name, why in why_not.items():
-            holder, key = held.get(name, (None, ""))
-            if name in self._variables:
-                module, key = next((m, name[len(m) + 1 :]) for m in sys.modules if name.startswith(f"{m}."))
-                holder = sys.modules[module]
-            value = None if holder is None else vars(holder).get(key)
+            place = self._globals.place(name) if name in self._variables else None
+            if name in held:
+                module, key = held[name]
+                place = Place(vars(module).get(key), functools.partial(setattr, module, key))
             # Anything else may be a cache, which steps read and can do without.
-            if isinstance(value, Iterator) or own_classes.holds_objects(value):
-                undo.append((holder, key, vars(holder)[key]))
-                setattr(holder, key, _Gone(name, why))
+            if place is not None and (
+                isinstance(place.value, Iterator) or own_classes.holds_objects(place.value)
+            ):
+                undo.append(place)
+                place.put(_Gone(name, why))
         try:
             yield
         finally:
-            for holder, key, value in undo:
-                setattr(holder, key, value)
+            for place in undo:
+                place.put(place.value)
 
 
 class _Gone:

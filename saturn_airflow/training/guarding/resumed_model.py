@@ -12,7 +12,7 @@ from torch import nn
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.module_state import parameters_of
-from saturn_airflow.training import model_attributes
+from saturn_airflow.training import job_globals, model_attributes
 from saturn_airflow.training.guarding import whole
 from saturn_airflow.training.guarding.users_state import UsersState
 
@@ -24,6 +24,7 @@ def refuse_what_is_lost(
     trained: nn.Module,
     another: nn.Module,
     attributes: Mapping[str, Mapping[str, Any]],
+    in_functions: Mapping[str, Any],
     loss: Loss,
     batch: Any,
     allowed: float,
@@ -33,7 +34,8 @@ def refuse_what_is_lost(
     Where forward passes change parameters, which both share, nothing is compared.
 
     :param another: the job's model as it is loaded, which this changes.
-    :param attributes: those that a checkpoint keeps.
+    :param attributes: those that a checkpoint keeps, and what it keeps
+    :param in_functions: of functions that are attributes.
     :param loss: of a model and a batch.
     :param allowed: how far the losses may be apart, as a share.
     :raises JobError: when they differ.
@@ -47,6 +49,7 @@ def refuse_what_is_lost(
     passing = _passing_buffers(trained, another, set(kept))
     resumed = whole.filled(another, {**kept, **named}, {}).to(device)
     model_attributes.put(resumed, attributes, device)
+    job_globals.put_into_functions(resumed, in_functions)
     versions = [p._version for p in parameters_of(trained)]
     losses = []
     for model in (trained, resumed):
@@ -59,7 +62,7 @@ def refuse_what_is_lost(
         told = (
             f"its buffers {passing} are not saved (persistent=False)"
             if passing
-            else "hooks, closures, objects with __slots__ or modules in plain lists may remember it"
+            else "generators, objects with __slots__ or modules in plain lists may remember it"
         )
         raise JobError(
             "training depends on something that it changes, and that a job that is resumed would lose: with "

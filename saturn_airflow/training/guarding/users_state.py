@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+import types
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch import nn
 
 from saturn_airflow.model import references
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.functions import FUNCTIONS, Place, places_in
 from saturn_airflow.training.optim import own_classes, plain_values
 
 _LARGEST = 4096  # items of a container, or numbers of a tensor: what is larger is data, no state
@@ -37,17 +39,24 @@ class UsersState:
         self._containers: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[Any, Any]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
+        self._kept: list[Place] = []
         seen = set(map(id, model.modules()))
+        modules = set(seen)
         waiting: list[Any] = [vars(sys.modules[name]) for name in self._names]
         # Containers of modules are the model's; objects may be anybody's.
         held = (value for module in model.modules() for value in vars(module).values())
         waiting += [value for value in held if type(value).__module__ in self._names]
+        waiting += [function for _, function in functions_of(model)]
         while waiting:
             value = waiting.pop()
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, FUNCTIONS):
+                places = [place for _, place in places_in("", value, modules)]
+                self._kept += places
+                waiting += [place.value for place in places if self._is_state(place.value)]
+            elif isinstance(value, torch.Tensor):
                 if not isinstance(value, nn.Parameter) and value.numel() <= _LARGEST:
                     self._tensors.append((value, value.detach().clone()))
             elif isinstance(value, np.ndarray):
@@ -62,6 +71,7 @@ class UsersState:
                 own = {name: part for name, part in vars(value).items() if _is_data_of_class(name, part)}
                 self._classes.append((value, own))
                 waiting += [part for part in own.values() if self._is_state(part)]
+                waiting += [part for part in vars(value).values() if isinstance(part, FUNCTIONS)]
             elif hasattr(value, "__dict__"):
                 waiting.append(vars(value))
 
@@ -81,6 +91,8 @@ class UsersState:
             for name, value in attributes.items():
                 if vars(kind).get(name) is not value:
                     setattr(kind, name, value)
+        for place in self._kept:
+            place.put(place.value)
         for generator, state in self._generators:
             plain_values.set_generator_state(generator, state)
         with torch.no_grad():
@@ -94,13 +106,17 @@ class UsersState:
             return True
         if isinstance(value, type):
             return value.__module__ in self._names
+        if isinstance(value, FUNCTIONS):
+            return True
         if callable(value) and type(value).__module__ == "builtins":
             return False
         return isinstance(value, nn.Module) or type(value).__module__ in self._names
 
 
 def python_modules(job: Job, model: nn.Module) -> set[str]:
-    """Names of the Python modules that hold the code of the job's model, loss, optimizer and schedule."""
+    """Names of the Python modules that hold the code of the job's model, loss, optimizer and schedule, and of
+    those of the job's own that they use.
+    """
     # Techniques may put a class of their own before that of a module, as FSDP does.
     names = {base.__module__ for module in model.modules() for base in type(module).__mro__}
     for reference in (job.load_model, job.loss_function, job.hparams.optimizer, job.hparams.lr_scheduler):
@@ -109,7 +125,33 @@ def python_modules(job: Job, model: nn.Module) -> set[str]:
             with contextlib.suppress(Exception):
                 references.load(str(reference))
             names.add(str(reference).partition(":")[0])
-    return {name for name in names if name in sys.modules and not own_classes.is_library(name)}
+    found = {name for name in names if name in sys.modules and not own_classes.is_library(name)}
+    waiting = list(found)
+    while waiting:
+        used = {_module_of(value) for value in list(vars(sys.modules[waiting.pop()]).values())}
+        new = {name for name in used - found if name in sys.modules and own_classes.is_own(name)}
+        found |= new
+        waiting += new
+    return found
+
+
+def _module_of(value: Any) -> str:
+    """The name of the Python module that a value is, or that a class or function is of; else nothing."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    return (value.__module__ or "") if isinstance(value, type | types.FunctionType) else ""
+
+
+def functions_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The functions that are attributes of a model's modules, or hooks on their forward passes, by names."""
+    for prefix, module in model.named_modules():
+        for key, value in list(vars(module).items()):
+            if key not in plain_values.OF_MODULES and isinstance(value, FUNCTIONS):
+                yield f"{prefix}.{key}" if prefix else key, value
+        for held in (module._forward_pre_hooks, module._forward_hooks):
+            for number, hook in enumerate(held.values()):
+                if isinstance(hook, FUNCTIONS):
+                    yield f"{prefix}[hook {number}]", hook
 
 
 def _is_data_of_class(name: str, value: Any) -> bool:

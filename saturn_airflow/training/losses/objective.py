@@ -249,6 +249,12 @@ class Objective:
                 "the number that the first is a sum over. Return the mean over the samples alone, and name "
                 "what else is to be measured in Job(metrics=...)"
             )
+        if is_tensor and over.requires_grad:
+            raise JobError(
+                f"{self._name} returned a pair (sum, count) whose count follows from trainable parameters, "
+                "as a second loss or a sum of learned weights does, and would get no gradient; return one "
+                "scalar, the whole loss"
+            )
 
 
 def as_scalar(loss: Any) -> Any:

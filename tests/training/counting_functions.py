@@ -1,0 +1,120 @@
+"""Losses and models that count in functions: attributes, closures, defaults, arguments, other modules."""
+
+# Functions with attributes, and models without types.
+# mypy: disable-error-code="attr-defined"
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import counting_elsewhere
+import remembering_jobs
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+
+def _loss(outputs: torch.Tensor, targets: torch.Tensor, calls: int) -> torch.Tensor:
+    """Other than a mean of squares later than a guard's steps."""
+    return mse_loss(outputs, targets) * (1 + max(0, calls - 4))
+
+
+def by_attribute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    by_attribute.calls += 1
+    return _loss(outputs, targets, by_attribute.calls)
+
+
+by_attribute.calls = 0
+
+
+def by_default(
+    outputs: torch.Tensor,
+    targets: torch.Tensor,
+    seen: dict[str, int] = {"calls": 0},  # noqa: B006
+) -> torch.Tensor:
+    seen["calls"] += 1
+    return _loss(outputs, targets, seen["calls"])
+
+
+def counted(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A decorator that hands on how often it was called."""
+    calls = 0
+
+    @functools.wraps(loss)
+    def with_count(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return loss(outputs, targets, calls)
+
+    return with_count
+
+
+by_closure = counted(_loss)
+
+
+def _with_state(outputs: torch.Tensor, targets: torch.Tensor, state: list[int]) -> torch.Tensor:
+    state[0] += 1
+    return _loss(outputs, targets, state[0])
+
+
+by_argument = functools.partial(_with_state, state=[0])
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return _loss(outputs, targets, self.calls)
+
+
+by_method = Counts().loss
+
+
+def by_another_module(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return _loss(outputs, targets, counting_elsewhere.count())
+
+
+LOSSES = ("by_attribute", "by_default", "by_closure", "by_argument", "by_method", "by_another_module")
+
+
+def _numbers() -> Iterator[int]:
+    calls = 0
+    while True:
+        calls += 1
+        yield calls
+
+
+def _generated() -> Callable[..., torch.Tensor]:
+    numbers = _numbers()
+    return lambda outputs, targets: _loss(outputs, targets, next(numbers))
+
+
+by_generator = _generated()
+
+
+def counts_in_a_function(hooks: bool) -> nn.Module:
+    """A line that a function is part of, as an attribute or as a hook."""
+    model = nn.Sequential(remembering_jobs.line())
+    calls = 0
+
+    def later(module: nn.Module, inputs: tuple[torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += module.training
+        return outputs * (1 + max(0, calls - 4))
+
+    if hooks:
+        model[0].register_forward_hook(later)
+        return model
+    return CallsIt(model, later)
+
+
+class CallsIt(nn.Module):
+    def __init__(self, line: nn.Module, later: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.line, self.later = line, later
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.later(self, (inputs,), self.line(inputs))
