@@ -29,6 +29,48 @@ TECHNIQUES = {
 RUN = "manual__2026-11-20T22-00-00"
 
 
+class Rows:
+    """The rows of a sweep's task instances and of what they pushed."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self.tasks: list[dict[str, Any]] = []
+        self.xcoms: list[dict[str, Any]] = []
+
+    def task(
+        self,
+        task_id: str,
+        operator: str,
+        state: str | None,
+        index: int = -1,
+        start: float | None = None,
+        end: float | None = None,
+        name: str | None = None,
+        **pushed: Any,
+    ) -> None:
+        """Write down a task, which began and ended so many seconds after its sweep."""
+        self.tasks.append(
+            {
+                "dag_id": self._sweep.dag_id,
+                "run_id": self._sweep.run_id,
+                "task_id": f"sweep.{task_id}",
+                "map_index": index,
+                "operator": f"{operator}Operator",
+                "state": state,
+                "start_date": self._at(start),
+                "end_date": self._at(end),
+                "try_number": 1,
+                "pool": "default_pool",
+                "_rendered_map_index": name,
+            }
+        )
+        common = {"task_id": f"sweep.{task_id}", "map_index": index}
+        self.xcoms.extend({**common, "key": key, "value": value} for key, value in pushed.items())
+
+    def _at(self, seconds: float | None) -> datetime | None:
+        return None if seconds is None else self._sweep.began + timedelta(seconds=seconds)
+
+
 @dataclass
 class Sweep:
     """A sweep to write down.
@@ -87,10 +129,10 @@ class Sweep:
             session.execute(insert(DagRun).values(self._run()))
             mine = DagRun.dag_id == self.dag_id, DagRun.run_id == self.run_id
             run = session.scalar(select(DagRun.id).where(*mine))
-            tasks, xcoms = self._tasks()
-            session.execute(insert(TaskInstance), tasks)
+            rows = self._tasks()
+            session.execute(insert(TaskInstance), rows.tasks)
             common = {"dag_run_id": run, "dag_id": self.dag_id, "run_id": self.run_id}
-            session.execute(insert(XComModel), [{**common, **xcom} for xcom in xcoms])
+            session.execute(insert(XComModel), [{**common, **xcom} for xcom in rows.xcoms])
             session.commit()
         engine.dispose()
 
@@ -121,40 +163,15 @@ class Sweep:
             "logical_date": self.began,
         }
 
-    def _tasks(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        tasks: list[dict[str, Any]] = []
-        xcoms: list[dict[str, Any]] = []
-
-        def task(
-            task_id: Any,
-            operator: Any,
-            state: Any,
-            index: int = -1,
-            start: Any = None,
-            end: Any = None,
-            name: Any = None,
-            **pushed: Any,
-        ) -> None:
-            tasks.append(
-                {
-                    "dag_id": self.dag_id,
-                    "run_id": self.run_id,
-                    "task_id": f"sweep.{task_id}",
-                    "map_index": index,
-                    "operator": f"{operator}Operator",
-                    "state": state,
-                    "start_date": self._at(start),
-                    "end_date": self._at(end),
-                    "try_number": 1,
-                    "pool": "default_pool",
-                    "_rendered_map_index": name,
-                }
-            )
-            common = {"task_id": f"sweep.{task_id}", "map_index": index}
-            xcoms.extend({**common, "key": key, "value": value} for key, value in pushed.items())
-
+    def _tasks(self) -> Rows:
+        rows = Rows(self)
         ordered = sorted(self.plan.assignments, key=lambda a: (a.start, a.job))
-        entries = [self._entry(a) for a in ordered]
+        self._trials(rows.task)
+        self._plan_task(ordered, rows.task)
+        self._report(self._train(ordered, rows.task), rows.task)
+        return rows
+
+    def _trials(self, task: Any) -> None:
         link = {"_link_MlflowRunLink": "https://mlflow.example.com/#/experiments/1/runs/parent"}
         jobs = [
             {"name": name, "load_model": "shop.models:gpt2", "hparams": {"lr": 0.001}}
@@ -169,10 +186,12 @@ class Sweep:
             jobs=jobs,
             sweep={"name": "x"},
             attempt=1.0,
-            **link,  # type: ignore[arg-type]
+            **link,
         )
         for index in range(40):
             task("profile.wave_1", "Profile", "success", index, -190, -20, name=f"trial {index}")
+
+    def _plan_task(self, ordered: Sequence[Assignment], task: Any) -> None:
         nodes = [
             {"name": node_name(n), "devices": self.devices, "kind": "h100", "queue": f"q{n}"}
             for n in range(self.nodes)
@@ -194,9 +213,10 @@ class Sweep:
             attempt=self.made,
             choices={a.job: self._choice(a) for a in ordered},
             profiling={"trials": 40, "known": 112, "seconds": 170.0},
-            return_value=entries,
+            return_value=[self._entry(a) for a in ordered],
         )
-        outcomes = self._train(ordered, task)
+
+    def _report(self, outcomes: list[dict[str, Any]], task: Any) -> None:
         if self.cancelled:
             task("report", "Report", "skipped")
         elif self.at is None:
@@ -215,7 +235,6 @@ class Sweep:
             task("report", "Report", "failed" if self.broken else "success", return_value=result)
         else:
             task("report", "Report", None)
-        return tasks, xcoms
 
     def _train(self, ordered: Any, task: Any) -> list[dict[str, Any]]:
         """Each job takes somewhat more or less than planned, when its devices are free."""
@@ -298,9 +317,6 @@ class Sweep:
                 )
         why = "single x 1 saves 20% device-time but ends the plan 6.1% later; nothing is faster"
         return {"why": why, "options": options, "refused": []}
-
-    def _at(self, seconds: float | None) -> datetime | None:
-        return None if seconds is None else self.began + timedelta(seconds=seconds)
 
 
 def progress(
