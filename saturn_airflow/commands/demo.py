@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from pathlib import Path
 
 from saturn_airflow.commands.shared import COMPOSE, add_dags
+
+#: By the demo's own DAGs, the modules that they and their services need, and the extra that brings each.
+_NEEDED = {"nightly_retrain": {"torch": "torch", "transformers": "transformers"}}
+_NEEDED["nightly_on_cluster"] = {"celery": "cluster", **_NEEDED["nightly_retrain"]}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +46,12 @@ def run(args: argparse.Namespace) -> int:
     dag_id = args.dag or ("nightly_on_cluster" if args.cluster else "nightly_retrain")
     if not (args.dags / f"{dag_id}.py").is_file():
         raise SaturnError(f"{args.dags} has no {dag_id}.py; say with --dags where it is")
+    if missing := [name for name in _NEEDED.get(dag_id, {}) if importlib.util.find_spec(name) is None]:
+        extras = ",".join(dict.fromkeys(_NEEDED[dag_id].values()))
+        raise SaturnError(
+            f"{dag_id} needs {' and '.join(missing)}, not installed here: pip install "
+            f"'saturn-airflow[{extras}]'"
+        )
     services = (
         LocalCluster(args.state, COMPOSE, args.dags, environment=NO_SCHEDULE)
         if args.cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,3 +49,32 @@ def test_a_cluster_without_its_compose_file_is_one_line(
     monkeypatch.setattr("saturn_airflow.commands.demo.COMPOSE", tmp_path / "compose.yaml")
     assert main(["demo", "--cluster", "--state", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"saturn demo: there is no compose file {tmp_path / 'compose.yaml'}\n"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        (
+            [],
+            "nightly_retrain needs transformers, not installed here: pip install "
+            "'saturn-airflow[torch,transformers]'",
+        ),
+        (
+            ["--cluster"],
+            "nightly_on_cluster needs celery and transformers, not installed here: pip install "
+            "'saturn-airflow[cluster,torch,transformers]'",
+        ),
+    ],
+)
+def test_packages_that_are_not_there_are_named_before_anything_is_started(
+    cluster: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for module in ("celery", "transformers"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["demo", *cluster, "--state", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"saturn demo: {words}\n"
+    assert not list(tmp_path.iterdir())
