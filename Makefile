@@ -30,6 +30,7 @@ cluster-demo: install
 	$(BIN)/saturn demo --cluster --state $(STATE)-cluster $(if $(KEEP),--keep)
 
 # Two halves side by side, since half the time a test waits for services; each shows its results at its end.
+# JUNIT=FOLDER: and writes them there, for benchmarks/suite.py.
 DEPLOYMENTS := tests/airflow tests/integration tests/plugin
 test: what-tests-need install
 	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-deployments test-packages
@@ -39,10 +40,10 @@ what-tests-need:
 		{ echo "The tests need $$missing: on Debian and Ubuntu, sudo apt-get install $$missing"; exit 1; }
 
 test-deployments: install
-	$(BIN)/python -m pytest $(DEPLOYMENTS)
+	$(BIN)/python -m pytest $(DEPLOYMENTS) $(if $(JUNIT),--junit-xml=$(JUNIT)/deployments.xml)
 
 test-packages: install
-	$(BIN)/python -m pytest $(DEPLOYMENTS:%=--ignore=%)
+	$(BIN)/python -m pytest $(DEPLOYMENTS:%=--ignore=%) $(if $(JUNIT),--junit-xml=$(JUNIT)/packages.xml)
 
 # Every model family under every technique next to a plain loop: about an hour of two cores. Writes docs/families.md.
 # A run that was ended goes on where it stopped, as long as the code is that of the same commit.

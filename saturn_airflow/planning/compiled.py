@@ -6,7 +6,8 @@ user's cache, so that it is compiled once per machine, not once per solve.
 
 The longest of these functions are long on purpose. A part that is called for each branch or move has the
 references of all arrays it is given counted by the call: with the branch and bound and the pool's moves cut
-into six and three functions, the same plans took 1.2 to 1.9 times the processor's time.
+into six and three functions, the same plans took 1.2 to 1.9 times the processor's time; the branch and bound
+with numba putting the parts in their places (``inline="always"``) 1.1 to 2.9 times, for the same branches.
 """
 
 from __future__ import annotations

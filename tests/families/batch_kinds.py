@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from families import data
 from families.family import Family, register
 from families.plain import CLASS, CLASSES, WIDTH, Block, Stack, stack, vectors
-from families.research import Loss
+from families.research_gradients import Loss
 
 KIND = "kinds of batches"
 WORDS = 12

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import json
 import os
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from damaging import fuzz, one_message, refused, tried
 from safetensors.torch import save
+from whole_files import ARRIVALS, FIELDS, JOB, LEDGER, MANIFEST, OF_A_TRIAL, PLAN, PROBLEM, SEEN, SPEC, TRIAL
 
-from saturn_airflow import HParams, Job, Node
+from saturn_airflow import Job, Node
 from saturn_airflow.deployment import survey
 from saturn_airflow.deployment.compose import load as load_compose
 from saturn_airflow.deployment.processes import Processes
@@ -30,11 +28,8 @@ from saturn_airflow.launch.run_spec import RunSpec, read_spec
 from saturn_airflow.model import json_text
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.definition import Definition
-from saturn_airflow.model.errors import SaturnError
-from saturn_airflow.model.estimates import Estimate, Trial
-from saturn_airflow.model.plan import Assignment, Plan
-from saturn_airflow.model.problem import Option, PlannedJob, Problem
-from saturn_airflow.model.sharing import SharedJob, SharedSweep, SharingRules
+from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.sharing import SharingRules
 from saturn_airflow.operators import drains, first_weights, inventory, measuring
 from saturn_airflow.operators.printed import Printed
 from saturn_airflow.planning.presenting.plan_files import read_plan
@@ -49,80 +44,6 @@ from saturn_airflow.training.guarding import kept_steps
 from saturn_airflow.training.guarding.first_steps import PlainSteps
 from saturn_airflow.training.guarding.verdicts import Verdicts
 from saturn_airflow.training.trainers import kept
-
-EXAMPLES = int(os.environ.get("SATURN_FUZZ_EXAMPLES", "60"))
-# As JSON may have it, though nobody writes it: half a character, control codes, numbers without an end.
-ODD = st.sampled_from(["\ud800", "\x00", "\x1b[2J", "../..", 10**400, -(10**30), 1e308, "9" * 5000])
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | ODD,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=5,
-)
-JOB = Job("a", "shop:model", "shop:data", hparams=HParams(batches=3), model_args={"layers": 2})
-SPEC = RunSpec(job=JOB, technique="ddp", folder="f", node="n", slots=2, devices=1, kind="cpu").to_dict()
-PLAN = Plan("p", "makespan", 5.0, 4.0, 0.1, (Assignment("a", "ddp", 1, "n", (0,), 0.0, 5.0),)).to_dict()
-WAYS = {"technique": "ddp", "devices": 1, "seconds": {"cpu": 5.0}}
-ARRIVALS: dict[str, Any] = {
-    "nodes": [{"name": "n", "devices": 2, "kind": "cpu"}],
-    "sweeps": [{"name": "s", "arrives": 0, "jobs": [{"name": "a", "strategies": [WAYS]}]}],
-    "shares": {"team": 1.0},
-}
-#: In their places, or for a whole file: deeper than Python's reader of JSON follows, and nearly so.
-DEEP = {f"nested {depth}": b"[" * depth + b"]" * depth for depth in (200, 5_000)}
-tried: Counter[str] = Counter()
-#: Of those, the ones that were refused in a message, where the others were read as far as they can be.
-refused: Counter[str] = Counter()
-
-
-@st.composite
-def damaged(draw: Any, valid: Any) -> bytes:
-    """``valid`` as JSON with something lost, replaced, added or cut off; or anything."""
-    how = draw(st.integers(0, 9))
-    if how == 3:
-        return bytes(draw(st.sampled_from([*DEEP.values(), b"[" * 5_000, b'{"a":' * 5_000])))
-    if how == 0:
-        return bytes(draw(st.binary(max_size=80)))
-    if how == 1:
-        return json.dumps(draw(ANYTHING)).encode()
-    data = copy.deepcopy(valid)
-    for _ in range(draw(st.integers(1, 2))):
-        place, key = data, None
-        while isinstance(place, dict | list) and place:
-            holder, keys = place, sorted(place) if isinstance(place, dict) else range(len(place))
-            key = draw(st.sampled_from(list(keys)))
-            place = holder[key]
-            if draw(st.booleans()):
-                break
-        if key is not None:
-            if draw(st.booleans()):
-                holder[key] = draw(ANYTHING | st.sampled_from(list(DEEP)))
-            else:
-                del holder[key]
-    text = json.dumps(data).encode()
-    for name, nested in DEEP.items():
-        text = text.replace(json.dumps(name).encode(), nested)
-    return text[: draw(st.integers(0, len(text)))] if how == 2 else text
-
-
-def fuzz(valid: Any) -> Callable[[Any], Any]:
-    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    return lambda test: settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=quiet)(
-        given(damaged(valid))(test)
-    )
-
-
-@contextlib.contextmanager
-def one_message(name: str) -> Iterator[Path]:
-    """A folder, in which only the product's own errors may happen, with one line that names the file."""
-    tried[name] += 1
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW__SATURN__HOME", folder)
-        try:
-            yield Path(folder)
-        except SaturnError as error:
-            refused[name] += 1
-            if not str(error).strip():
-                raise AssertionError("an error without words") from error
 
 
 def test_what_is_whole_is_read(tmp_path: Path) -> None:
@@ -169,20 +90,6 @@ def test_events(content: bytes) -> None:
             assert end["status"] == ("lost" if at == len(lines) - 1 else "finished")
             assert progress.of(folder).steps == 8
             assert whereabouts.of(folder).share >= 8 / 9
-
-
-MEASURED = {"parameters": {}, "seconds_per_batch": 0.5, "setup_seconds": 1.0, "batches": 5}
-RESULT = {**MEASURED, "ready_seconds": 1.0}
-OF_A_TRIAL = [
-    {"event": "leased", "devices": ["0"], "technique": "ddp", "time": 1.0},
-    {"event": "launched", "ranks": 1},
-    {"event": "warning", "message": "others use its memory", "occupied": True},
-    {"event": "measured", **MEASURED},
-    {"event": "guard", "seconds": 1.0, "verdict": "ok"},
-    {"event": "broken", "job": "b", "reason": "why"},
-    {"event": "end", "status": "finished", "reason": None, "traceback": "", "result": RESULT},
-]
-TRIAL = Trial(job=JOB, technique="ddp", devices=1, node="n", covers=("a", "b"), fingerprint="f")
 
 
 @fuzz(OF_A_TRIAL)
@@ -268,23 +175,11 @@ def test_arrivals(content: bytes) -> None:
         ArrivalsFile.read(folder / "arrivals.json")
 
 
-PROBLEM = {"format": 1, "nodes": ARRIVALS["nodes"], "jobs": ARRIVALS["sweeps"][0]["jobs"]}
-
-
 @fuzz(PROBLEM)
 def test_a_problem(content: bytes) -> None:
     with one_message("problem") as folder:
         (folder / "problem.json").write_bytes(content)
         assert Problem.read(folder / "problem.json").jobs
-
-
-FIELDS = {"load_model": "shop:model", "hparams": {"lr": 0.1, "batches": 3}}
-MANIFEST = {
-    "format": 3,
-    "step": 8,
-    "definition": {"fields": FIELDS},
-    "files": {"w.safetensors": {"bytes": 4}},
-}
 
 
 @fuzz(MANIFEST)
@@ -360,21 +255,6 @@ def test_a_job(content: bytes) -> None:
         except ValueError:
             return
         assert isinstance(Job.from_dict(data), Job)
-
-
-LEDGER = ActiveSweep(
-    dag_id="d",
-    run_id="r",
-    folder="sweeps/d/r/sweep",
-    made=1.0,
-    nodes=(Node("n", 2, "a100"),),
-    sweep=SharedSweep(
-        "d/r/sweep",
-        (SharedJob(PlannedJob("a", (Option("ddp", 2, {"a100": 5.0}, 1.0),), ("n",))),),
-        arrived=1.0,
-        alone=5.0,
-    ),
-)
 
 
 @fuzz(LEDGER.to_dict())
@@ -470,18 +350,6 @@ def test_a_compose_file(content: bytes) -> None:
     with one_message("compose") as folder:
         (folder / "compose.yaml").write_bytes(content)
         assert isinstance(load_compose(folder / "compose.yaml", {}), dict)
-
-
-SEEN = {
-    "format": estimate_observations.FORMAT,
-    "versions": {"torch": "2"},
-    "source": "measured",
-    "job": "a",
-    "time": 1e12,
-    "estimate": Estimate(
-        fingerprint="f", technique="ddp", devices=2, kind="cpu", seconds_per_batch=0.5, batches=3
-    ).to_dict(),
-}
 
 
 @fuzz(SEEN)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import odd
+import plain_training
 import pytest
 import torch
 from cells import Outcome, Strategy, job, run
@@ -185,12 +185,12 @@ def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, str], Outcome]:
         return dict(zip(keys, run(last), strict=True))
 
 
-def plain(case: Case) -> tuple[odd.Losses, dict[str, torch.Tensor]]:
+def plain(case: Case) -> tuple[plain_training.Losses, dict[str, torch.Tensor]]:
     def load(name: str) -> Callable[..., Any]:
         return references.load(name)  # type: ignore[no-any-return]
 
     model: nn.Module = load(case.model)(**case.model_args)
-    return odd.train_plainly(
+    return plain_training.train_plainly(
         model,
         load(case.data)(),
         load(case.loss),

@@ -16,6 +16,7 @@ import torch
 import unusual
 from cells import Strategy, job, run
 from cells import request as train_request
+from plain_training import train_plainly
 
 from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import TrainRequest
@@ -158,7 +159,7 @@ def test_is_exact(
     assert verdict == "exact"
     make_loss = references.load(unusual.loss_of(name))
     optimizer = references.load("torch.optim:AdamW")
-    losses, weights = odd.train_plainly(unusual.model(name), odd.vectors(), make_loss, optimizer, STEPS)
+    losses, weights = train_plainly(unusual.model(name), odd.vectors(), make_loss, optimizer, STEPS)
     off = max(abs(losses[step] - loss) for step, loss in outcome.losses.items())
     weights_off = max(float((value - weights[key]).abs().max()) for key, value in outcome.weights.items())
     record_deviation("unusual models", off, weights_off)

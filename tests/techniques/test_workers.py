@@ -11,6 +11,7 @@ import pytest
 import torch
 from cells import Strategy, job, run
 from cells import request as train_request
+from plain_training import train_plainly
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 from worker_rows import rows
 
@@ -53,7 +54,7 @@ def test_ranks_get_what_one_device_gets(tmp_path: Path) -> None:
         requests.append((train_request(a_job, strategy, tmp_path / name), strategy.devices))
     for (name, (settings, _)), outcome in zip(LOADERS.items(), run(requests), strict=True):
         optimizer = references.load("torch.optim:AdamW")
-        losses, weights = odd.train_plainly(odd.chain(), rows(**settings), odd.class_loss, optimizer, STEPS)
+        losses, weights = train_plainly(odd.chain(), rows(**settings), odd.class_loss, optimizer, STEPS)
         assert outcome.losses == pytest.approx(losses, abs=1e-12), name
         assert (
             max(float((value - weights[key]).abs().max()) for key, value in outcome.weights.items()) < 1e-11

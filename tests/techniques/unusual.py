@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,36 +10,9 @@ from odd import Block, Chain
 from torch import nn
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 from torch.nn.functional import cross_entropy, kl_div, normalize
-from torch.nn.utils import parametrize
-from torch.nn.utils.parametrizations import orthogonal, weight_norm
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
-
-PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
-DEPTH = 4
-
-MODELS: dict[str, Callable[[], nn.Module]] = {}
-
-
-def model(name: str) -> nn.Module:
-    """One of these models, of a seed, with a plan for tensor parallelism."""
-    torch.manual_seed(0)
-    made = MODELS[name]()
-    made.tp_plan = PLAN  # type: ignore[assignment]
-    return made
-
-
-def blocks() -> list[nn.Module]:
-    return [Block(8) for _ in range(DEPTH)]
-
-
-def unusual(name: str) -> Callable[[Any], Any]:
-    """Enter a model, by its class or by a function that makes it."""
-
-    def enter(made: Any) -> Any:
-        MODELS[name] = (lambda: made(blocks())) if isinstance(made, type) else made
-        return made
-
-    return enter
+from unusual_parts import Checkpointed, CheckpointedInside, backward_hooks
+from unusual_registry import DEPTH, MODELS, blocks, unusual
+from unusual_registry import model as model
 
 
 def prediction_loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
@@ -270,30 +242,6 @@ class DirectionalEnd(Chain):
         return predicted, along.square().mean(-1)
 
 
-class Checkpointed(Chain):
-    def __init__(self, blocks: list[nn.Module], how: str) -> None:
-        super().__init__(blocks)
-        self.how = how
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.start(x)
-        if self.how == "sequential":
-            x = checkpoint_sequential(nn.Sequential(*self.blocks), 2, x, use_reentrant=False)
-        else:
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=self.how == "reentrant")
-        return self.end(x)
-
-
-class CheckpointedInside(Block):
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__(8)
-        self.reentrant = reentrant
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(super().forward, x, use_reentrant=self.reentrant)
-
-
 MODELS |= {
     "blocks checkpointed": lambda: Checkpointed(blocks(), "not reentrant"),
     "blocks checkpointed, reentrant": lambda: Checkpointed(blocks(), "reentrant"),
@@ -303,125 +251,10 @@ MODELS |= {
 }
 
 
-@unusual("forward hooks")
-def forward_hooks() -> nn.Module:
-    """Hooks change what goes into and comes out of blocks, of a layer in them, and of the model."""
-    made = Chain(blocks())
-    made.blocks[1].register_forward_pre_hook(lambda module, args: (1.1 * args[0],))
-    made.blocks[2].register_forward_hook(lambda module, args, output: 0.9 * output)
-    made.blocks[0].norm.register_forward_hook(lambda module, args, output: output + 0.1)
-    made.register_forward_hook(lambda module, args, output: 2 * output)
-    made.register_forward_pre_hook(lambda module, args: (args[0] + 0.1,))
-    return made
-
-
-def backward_hooks(where: str) -> nn.Module:
-    made = Chain(blocks())
-    found = {
-        "a block": made.blocks[1],
-        "a layer": made.blocks[1].norm,
-        "the model": made,
-        "the last layer": made.end,
-    }
-    found[where].register_full_backward_hook(
-        lambda module, into, out: tuple(0.5 * g for g in into if g is not None) or None
-    )
-    return made
-
-
 MODELS |= {
     f"a backward hook on {where}": lambda where=where: backward_hooks(where)
     for where in ("a block", "a layer", "the last layer")
 }
-
-
-@unusual("a backward pre-hook on a block")
-def backward_pre_hook() -> nn.Module:
-    made = Chain(blocks())
-    made.blocks[1].register_full_backward_pre_hook(lambda module, out: tuple(0.5 * g for g in out))
-    return made
-
-
-@unusual("hooks on activations")
-class HookedActivations(Chain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.start(x)
-        for block in self.blocks:
-            x = block(x)
-            if x.requires_grad:
-                x.register_hook(lambda gradient: 0.5 * gradient)
-        return self.end(x)
-
-
-class Symmetric(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.triu() + x.triu(1).transpose(-1, -2)
-
-
-@unusual("parametrizations")
-def parametrized() -> nn.Module:
-    made = Chain([nn.Sequential(Block(8), nn.Linear(8, 8)) for _ in range(DEPTH)])
-    for number, block in enumerate(made.blocks):
-        (weight_norm, orthogonal, lambda m: parametrize.register_parametrization(m, "weight", Symmetric()))[
-            number % 3
-        ](block[1])
-    weight_norm(made.end)
-    return made
-
-
-class InPlace(Block):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x += super().forward(x.clone())
-        return x.mul_(0.5)
-
-
-@unusual("blocks that change their inputs")
-def in_place() -> nn.Module:
-    return Chain([InPlace(8) for _ in range(DEPTH)])
-
-
-@unusual("a model that changes its inputs")
-class ChangesInputs(Chain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x -= x.mean(-1, keepdim=True)
-        x.mul_(2)
-        return super().forward(x)
-
-
-@unusual("gives what it trains as its parameters")
-class GivesTrained(Chain):
-    def __init__(self, blocks: list[nn.Module]) -> None:
-        super().__init__(blocks)
-        for module in (self.start, self.blocks[1]):
-            module.requires_grad_(False)
-
-    def parameters(self, recurse: bool = True) -> Any:
-        return filter(lambda p: p.requires_grad, super().parameters(recurse))
-
-
-class Adapted(nn.Module):
-    """A frozen layer with an adapter, which is merged into its weights to evaluate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base = nn.Linear(8, 8).requires_grad_(False)
-        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
-        self.merged = False
-
-    def train(self, mode: bool = True) -> Adapted:
-        if self.merged == mode:
-            sign = -1 if mode else 1
-            self.base.weight.data += sign * self.up.weight.detach() @ self.down.weight.detach()
-            self.merged = not mode
-        return super().train(mode)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.base(x) + (0 if self.merged else self.up(self.down(x))))
-
-
-@unusual("adapters merged to evaluate")
-def adapted() -> nn.Module:
-    return Chain([Adapted() for _ in range(DEPTH)])
 
 
 @unusual("one block many times")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,10 @@ import loop_jobs
 import pytest
 import torch
 
-from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import DoesNotFit, Measure, TrainRequest
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams, Job
-from saturn_airflow.training import precision, shared_memory, tensor_files
+from saturn_airflow.training import precision, shared_memory
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.batches import Cut, Position
 from saturn_airflow.training.checkpoints import read_weights
@@ -348,257 +345,6 @@ def test_what_a_loader_makes_of_its_batches_is_trained_on() -> None:
         assert torch.equal(x, own)
 
 
-MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
-    "no model": (
-        request(job(load_model="loop_jobs:no_module")),
-        "JobError",
-        "load_model 'loop_jobs:no_module' returned a str, not a torch.nn.Module",
-    ),
-    "lazy model": (
-        request(job(load_model="loop_jobs:lazy")),
-        "JobError",
-        "parameter '0.weight' has no shape before the first forward pass",
-    ),
-    "model without data": (
-        request(job(load_model="loop_jobs:without_data")),
-        "JobError",
-        "load_model 'loop_jobs:without_data' returned a model whose 'weight' has no data (device 'meta')",
-    ),
-    "load_model raises": (
-        request(job(load_model="loop_jobs:refuses")),
-        "JobError",
-        "load_model 'loop_jobs:refuses' raised OSError: the weights are not here",
-    ),
-    "the model raises": (
-        request(job(load_model="loop_jobs:broken")),
-        "JobError",
-        "the model raised KeyError: 'attention_mask'",
-    ),
-    "no loss": (
-        request(
-            job(
-                load_model="loop_jobs:Named",
-                loss_function=None,
-                data_args={"named": True},
-                model_args={"silent": True},
-            )
-        ),
-        "JobError",
-        "the model returned no loss (but a SimpleNamespace); give the job a loss_function",
-    ),
-    "a loss beside what is no count": (
-        request(job(loss_function="loop_jobs:loss_and_outputs")),
-        "JobError",
-        "returned a pair whose second part is a Tensor of shape (",
-    ),
-    "a second loss in the place of a count": (
-        request(job(loss_function="loop_jobs:loss_and_penalty")),
-        "JobError",
-        "whose count follows from trainable parameters, as a second loss",
-    ),
-    "groups without parameters": (
-        request(job({"parameter_groups": "loop_jobs:groups_without_params"})),
-        "JobError",
-        "parameter_groups 'loop_jobs:groups_without_params' returned something that is no parameter",
-    ),
-    "no loss of outputs": (
-        request(job(loss_function=None)),
-        "JobError",
-        "the model returned no loss (but a Tensor); give the job a loss_function",
-    ),
-    "no scalar": (
-        request(job(loss_function="loop_jobs:loss_per_sample")),
-        "JobError",
-        "loss_function 'loop_jobs:loss_per_sample' returned a loss of shape (8,), which is no scalar",
-    ),
-    "no tensor": (
-        request(job(loss_function="loop_jobs:loss_as_number")),
-        "JobError",
-        "loss_function 'loop_jobs:loss_as_number' returned float as its loss; return the mean over the",
-    ),
-    "detached": (
-        request(job(loss_function="loop_jobs:loss_detached")),
-        "JobError",
-        "returned a loss that no trainable parameter takes part in; compute it from the model's outputs",
-    ),
-    "the loss raises": (
-        request(job(loss_function="loop_jobs:loss_raises")),
-        "JobError",
-        "loss_function 'loop_jobs:loss_raises' raised ZeroDivisionError: division by zero",
-    ),
-    "nothing to train": (
-        request(job(model_args={"frozen": True})),
-        "JobError",
-        "the model has no trainable parameter; leave requires_grad=True on what is to be trained",
-    ),
-    "trained, and not among its parameters": (
-        request(job(load_model="loop_jobs:leaves_out")),
-        "JobError",
-        "LeavesOut.parameters() leaves out '0.weight', which asks for gradients; set requires_grad=False on",
-    ),
-    "nested tensors": (
-        request(job(load_dataloader="loop_jobs:nested")),
-        "JobError",
-        "'0' of a batch is a nested tensor, which Saturn can't take apart; give a list with a tensor",
-    ),
-    "no batch": (
-        request(job(load_dataloader="loop_jobs:triples")),
-        "JobError",
-        "the dataloader gave a list of 3 as a batch; give a mapping of the model's arguments, or a pair",
-    ),
-    "a field that the model does not take": (
-        request(job(load_model="loop_jobs:broken", load_dataloader="loop_jobs:of_rows")),
-        "JobError",
-        "Broken.forward gets what a batch holds as keyword arguments (x, weights, labels are kept for the "
-        "loss function): got an unexpected keyword argument 'weights'. Let it take these names",
-    ),
-    "a field that is not there": (
-        request(job(load_model="loop_jobs:weighing")),
-        "JobError",
-        "Weighing.forward gets the first part of a batch, which is a pair, and nothing else: missing a "
-        "required argument: 'weights'",
-    ),
-    "wrong groups": (
-        request(job({"parameter_groups": "loop_jobs:no_groups"})),
-        "JobError",
-        "parameter_groups 'loop_jobs:no_groups' returned something that is no parameter of the model",
-    ),
-    "wrong optimizer argument": (
-        request(job({"optimizer_args": {"momentum": 0.9}})),
-        "JobError",
-        "optimizer 'torch.optim:AdamW' does not take",
-    ),
-    "closure": (
-        request(job({"optimizer": "loop_jobs:NeedsClosure"})),
-        "JobError",
-        "optimizer 'loop_jobs:NeedsClosure' needs a closure; choose one that steps on gradients alone",
-    ),
-    "a closure that is asked for in the step": (
-        request(job({"optimizer": "families.inventions:Sam"})),
-        "JobError",
-        "optimizer 'families.inventions:Sam' raised AssertionError: Sam needs a closure",
-    ),
-    "an optimizer around another": (
-        request(job({"optimizer": "families.inventions:LooksAhead"})),
-        "JobError",
-        "LooksAhead keeps optimizers of its own as its attribute 'optimizer', whose state would be lost",
-    ),
-    "an optimizer with modes": (
-        request(job({"optimizer": "families.inventions:ScheduleFree"})),
-        "JobError",
-        "evaluates other weights than it trains, and nobody calls its train() and eval() here",
-    ),
-    "plateau": (
-        request(job({"lr_scheduler": "loop_jobs:Plateau"})),
-        "JobError",
-        "wants 'metrics' in each step; choose one that follows the steps alone",
-    ),
-    "nan": (
-        request(job({"batch_size": 4}, data_args={"nan_at": 9})),
-        "NotANumberError",
-        "loss is nan at step 3 (epoch 0); the job stopped there: lower lr, set clip_grad_norm, or check",
-    ),
-}
-# What can only go wrong on several devices.
-MISTAKES_OF_TWO: dict[str, tuple[TrainRequest, str, str]] = {
-    "single": (request(job()), "DoesNotFit", "single uses one device"),
-    "spill": (request(job(), technique="spill"), "DoesNotFit", "spill uses one device"),
-    "batch norm": (
-        request(job(model_args={"norm": True}), technique="pipeline"),
-        "DoesNotFit",
-        "1 is a BatchNorm1d, whose statistics would be those of each micro-batch of a pipeline",
-    ),
-    "accumulated batch norm": (
-        request(job({"accumulate": 2}, model_args={"norm": True}), technique="ddp"),
-        "DoesNotFit",
-        "1 is a BatchNorm1d, whose statistics would be those of each of the 2 micro-batches",
-    ),
-    "lists beside the parameters": (
-        request(job({"optimizer": "families.inventions:KeepsLists"}), technique="fsdp"),
-        "DoesNotFit",
-        "KeepsLists",
-    ),
-    "different weights": (
-        request(job(load_model="loop_jobs:different_on_each_rank"), technique="fsdp"),
-        "JobError",
-        "load_model gave different weights on different ranks (of '0.weight')",
-    ),
-    "nothing to cut": (
-        request(job(), technique="tensor"),
-        "DoesNotFit",
-        "Sequential can't be cut for tensor parallelism: it has no tp_plan",
-    ),
-    "nan on one rank": (
-        request(job({"batch_size": 4}, data_args={"nan_at": 9}), technique="fsdp"),
-        "NotANumberError",
-        "loss is nan at step 3",
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def told_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
-    folder = tmp_path_factory.mktemp("mistakes")
-    told: dict[str, Any] = {}
-    for size, mistakes in ((1, MISTAKES), (2, MISTAKES_OF_TWO)):
-        requests = [
-            dataclasses.replace(one, folder=str(folder / f"{size}-{name}"))
-            for name, (one, _, _) in mistakes.items()
-        ]
-        told.update(zip(mistakes, launch(requests, size=size)[0], strict=True))
-    return told
-
-
-@pytest.mark.parametrize("name", [*MISTAKES, *MISTAKES_OF_TWO])
-def test_names_the_mistake(name: str, told_of: dict[str, Told]) -> None:
-    _, error, says = {**MISTAKES, **MISTAKES_OF_TWO}[name]
-    assert told_of[name].get("error") == error, told_of[name]
-    assert says in told_of[name]["says"]
-
-
-def test_a_full_disk_costs_a_checkpoint_not_the_training(tmp_path: Path) -> None:
-    (told,) = ranks_module.launch(
-        train_on_a_full_disk, request(job({"batches": 6}), tmp_path, checkpoint_batches=2), size=1
-    )
-    assert [e["step"] for e in told["events"] if e["event"] == "checkpoint"] == [2, 6]
-    (warning,) = [e["message"] for e in told["events"] if e["event"] == "warning"]
-    assert "No space left on device" in warning
-    assert "free some space" in warning
-    assert warning.endswith("; training goes on")
-
-
-def train_on_a_full_disk(one: TrainRequest, ranks: Ranks) -> Told:
-    """The second save meets a full disk."""
-
-    write, calls = tensor_files.write_manifest, [0]
-
-    def sometimes(*args: Any) -> None:
-        calls[0] += 1
-        if calls[0] == 2:
-            raise OSError(28, "No space left on device")
-        write(*args)
-
-    tensor_files.write_manifest = sometimes  # type: ignore[assignment]
-    (told,) = try_each([one], None, ranks)
-    return told
-
-
-def die_while_saving(one: TrainRequest, where: str, ranks: Ranks) -> None:
-    """The process is gone in the middle of the second save, as if by SIGKILL or a power failure."""
-
-    owner, name = (tensor_files, where) if where != "rename" else (Path, "rename")
-    original, calls = getattr(owner, name), [0]
-
-    def deadly(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 2 and ranks.is_first:
-            os._exit(9)
-        return original(*args, **kwargs)
-
-    setattr(owner, name, deadly)
-    train(one, ranks)
-
-
 def test_parameters_of_a_loss_that_nothing_trains_are_told(tmp_path: Path) -> None:
     losses = ("tempered", "tempered_for_good", "loss")
     asked = [
@@ -610,39 +356,6 @@ def test_parameters_of_a_loss_that_nothing_trains_are_told(tmp_path: Path) -> No
     assert "'temperature'" in message
     assert "'loop_jobs:tempered' stay as they are" in message
     assert none == [[], []]
-
-
-@pytest.mark.parametrize("where", ["describe", "write_manifest", "rename"])
-def test_whoever_dies_while_saving_loses_only_that_save(tmp_path: Path, where: str) -> None:
-    one = request(job({"batches": 6}), tmp_path, checkpoint_batches=2)
-    with pytest.raises(RanksFailedError):
-        ranks_module.launch(die_while_saving, one, where, size=1)
-    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000002"]
-    ((told,),) = launch([one])
-    assert told["events"][0]["step"] == 2
-    assert not [e for e in told["events"] if e["event"] == "warning"]
-    assert told["result"]["status"] == "finished"
-    assert not list((tmp_path / "checkpoints").glob(".saving-*"))
-
-
-def train_saving_beside(one: TrainRequest, ranks: Ranks) -> list[Told]:
-    """Save as on GPUs: while training goes on."""
-    from saturn_airflow.training import checkpoints
-
-    checkpoints.Checkpoints = functools.partial(checkpoints.Checkpoints, beside=True)  # type: ignore[assignment, misc]
-    return try_each([one], None, ranks)
-
-
-@pytest.mark.parametrize("technique", ["ddp", "fsdp"])
-def test_saves_beside_training_are_whole(tmp_path: Path, technique: str) -> None:
-    whole = job({"batches": 9, "precision": "float64"})
-    start = request(whole, tmp_path, technique, checkpoint_batches=2, batch_count=5)
-    (told,), _ = ranks_module.launch(train_saving_beside, start, size=2)
-    saved = [e["step"] for e in told["events"] if e["event"] == "checkpoint"]
-    assert saved == [2, 4, 5]
-    (rest,), _ = launch([request(whole, tmp_path, technique)], size=2)
-    (uninterrupted,), _ = launch([request(whole, tmp_path / "other", technique)], size=2)
-    assert steps(told) + steps(rest) == steps(uninterrupted)
 
 
 def test_what_an_optimizer_keeps_as_attributes_is_resumed(tmp_path: Path) -> None:

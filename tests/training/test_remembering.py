@@ -9,7 +9,7 @@ from typing import Any
 
 import counting_functions
 import pytest
-import remembering_jobs
+import remembering_values
 import torch
 
 from saturn_airflow.launch.request import TrainRequest
@@ -48,8 +48,8 @@ def with_loss(name: str) -> Job:
 
 JOBS = {
     **{
-        kind: job(load_model="remembering_jobs:remembers", model_args={"kind": kind})
-        for kind in remembering_jobs.KINDS
+        kind: job(load_model="remembering_values:remembers", model_args={"kind": kind})
+        for kind in remembering_values.KINDS
     },
     "what a module says": job(load_model="remembering_jobs:says_its_state"),
     "an attribute of a class": job(load_model="remembering_jobs:counts"),

@@ -122,10 +122,7 @@ class Model(nn.Module):
         x = torch.cat([x, x[:, :2]], 1) if special == "tied ends" else x
         x = self.first(x)
         blocks, kept = list(self.blocks), []
-        if special == "other order":
-            blocks.reverse()
-        if special == "twice":
-            blocks += blocks
+        blocks = {"other order": blocks[::-1], "twice": blocks * 2}.get(special, blocks)
         turned = bool(inputs[0, 0] > 0)
         if special == "another way" and turned:
             blocks = {"skip": blocks[:3], "back": blocks[::-1]}.get(self.way, blocks)
