@@ -400,7 +400,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         run.stop()
         end = self._pass_on(context, run)
         if end is not None:
-            end = {**end, "reason": end["reason"] or stopped.reason}
+            if end["status"] != Status.FINISHED:
+                end = {**end, "reason": end["reason"] or stopped.reason}
             self._conclude(context, run, end, wanted=False)
         raise AirflowFailException(f"{name} was stopped")
 

@@ -1,7 +1,9 @@
-"""What becomes of a sweep's tasks that never ran when somebody, or a time limit, ends their DAG run.
+"""What becomes of a sweep's tasks when somebody, or a time limit, ends their DAG run.
 
-Airflow skips them. To it a skipped task is as good as one that succeeded: once what was running is cleared
-and ends well, the DAG run would be a success though nothing was reported.
+Airflow skips those that never ran. To it a skipped task is as good as one that succeeded: once what was
+running is cleared and ends well, the DAG run would be a success though nothing was reported. And where one
+instance of a mapped task runs, it makes all of them ``failed``, those that had succeeded as well: jobs that
+had finished would be cleared with the others, and trained once more.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ _REPORT = "saturn_airflow.operators.report_task"
 
 @hookimpl
 def on_dag_run_failed(dag_run: Any, msg: str) -> None:
-    """Say of the tasks of a sweep, and of those behind it, that wait for others: these failed.
+    """Say of the tasks of a sweep, and of those behind it, what became of them.
 
-    So *Clear* with *Only failed* clears them, too, and without them the DAG run fails. Airflow calls this in
-    the scheduler and in the API server.
+    So *Clear* with *Only failed* clears all that had not ended, and nothing else, and without its report the
+    DAG run fails. Airflow calls this in the scheduler and in the API server.
     """
     if msg == _BY_ITSELF:
         return
@@ -37,7 +39,7 @@ def on_dag_run_failed(dag_run: Any, msg: str) -> None:
         return
     from saturn_airflow.plugin import listener_internals as airflow
 
-    airflow.say_upstream_failed(dag_run, tasks, datetime.now(timezone.utc) - _JUST_NOW)
+    airflow.keep_what_was(dag_run, tasks, datetime.now(timezone.utc) - _JUST_NOW)
 
 
 def tasks_of_sweeps(tasks: Iterable[Any]) -> list[str]:

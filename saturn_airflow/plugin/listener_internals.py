@@ -7,31 +7,41 @@ from datetime import datetime
 from typing import Any
 
 from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XCOM_RETURN_KEY, XComModel
 from airflow.utils.state import TaskInstanceState
-from sqlalchemy import update
+from sqlalchemy import exists, update
 from sqlalchemy.orm import object_session
 
 
-def say_upstream_failed(dag_run: Any, tasks: Sequence[str], since: datetime) -> None:
-    """Give the tasks of a DAG run that were skipped of late the state ``upstream_failed``.
+def keep_what_was(dag_run: Any, tasks: Sequence[str], since: datetime) -> None:
+    """Give tasks of a DAG run that was ended of late the states that tell what became of them.
 
-    It becomes so with what else is done in the session that the DAG run was read in.
+    What was skipped is ``upstream_failed``; and instances of mapped tasks that have returned something
+    succeeded, though Airflow makes them ``failed`` with those of the same task that ran. It becomes so with
+    what else is done in the session that the DAG run was read in.
 
-    :param since: what was skipped before stays so.
+    :param since: what got its state before keeps it.
     """
     session = object_session(dag_run)
     if session is None:
         return
-    session.execute(
-        update(TaskInstance)
-        .where(
-            TaskInstance.dag_id == dag_run.dag_id,
-            TaskInstance.run_id == dag_run.run_id,
-            TaskInstance.task_id.in_(tasks),
-            TaskInstance.state == TaskInstanceState.SKIPPED,
-            # Not end_date, which a task that was cleared has from its try before.
-            TaskInstance.updated_at >= since,
-        )
-        .values(state=TaskInstanceState.UPSTREAM_FAILED)
-        .execution_options(synchronize_session=False)
+    has_returned = exists().where(
+        XComModel.dag_id == TaskInstance.dag_id,
+        XComModel.run_id == TaskInstance.run_id,
+        XComModel.task_id == TaskInstance.task_id,
+        XComModel.map_index == TaskInstance.map_index,
+        XComModel.key == XCOM_RETURN_KEY,
     )
+    ended = update(TaskInstance).where(
+        TaskInstance.dag_id == dag_run.dag_id,
+        TaskInstance.run_id == dag_run.run_id,
+        TaskInstance.task_id.in_(tasks),
+        # Not end_date, which a task that was cleared has from its try before.
+        TaskInstance.updated_at >= since,
+    )
+    skipped = ended.where(TaskInstance.state == TaskInstanceState.SKIPPED)
+    failed = ended.where(TaskInstance.state == TaskInstanceState.FAILED)
+    done = failed.where(TaskInstance.map_index >= 0, has_returned)
+    states = TaskInstanceState.UPSTREAM_FAILED, TaskInstanceState.SUCCESS
+    for which, state in zip((skipped, done), states, strict=True):
+        session.execute(which.values(state=state).execution_options(synchronize_session=False))

@@ -208,13 +208,21 @@ def test_a_retry_goes_on_from_the_last_checkpoint(deployment: Any) -> None:
 def test_a_sweep_that_was_cancelled_goes_on_when_what_failed_is_cleared(deployment: Any) -> None:
     """Airflow skips what waits; were it left so, the run would be a success that reported nothing."""
     run_id = deployment.start("cancelled_sweep")
-    folder = deployment.job_folder("cancelled_sweep", run_id, "first")
-    _wait_until(lambda: _events(folder, "checkpoint"), 120)
+    jobs = {"sweep.train " + job: deployment.job_folder("cancelled_sweep", run_id, job) for job in ("a", "b")}
+
+    def finished() -> list[str]:
+        states = deployment.states("cancelled_sweep", run_id)
+        return [job for job in jobs if states.get(job) == "success"]
+
+    _wait_until(lambda: all(_events(folder, "checkpoint") for folder in jobs.values()), 120)
+    _wait_until(finished, 60)
+    (done,) = finished()
+    (stopped,) = jobs.keys() - {done}
     path = f"/dags/cancelled_sweep/dagRuns/{run_id}"
     deployment.airflow.send("PATCH", path, {"state": "failed"})
     assert deployment.airflow.state("cancelled_sweep", run_id) == "failed"
     states = deployment.states("cancelled_sweep", run_id)
-    assert states["sweep.train first"] == "failed"
+    assert (states[done], states[stopped]) == ("success", "failed")
     assert {states["sweep.report"], states["use"]} == {"upstream_failed"}
     assert set(states.values()) <= {"success", "skipped", "failed", "upstream_failed"}
     # Its run ends without anybody who reports.
@@ -229,7 +237,8 @@ def test_a_sweep_that_was_cancelled_goes_on_when_what_failed_is_cleared(deployme
         "second": "finished",
     }
     assert deployment.airflow.xcom("cancelled_sweep", run_id, "use") == result["best"]["job"]
-    assert _events(folder, "start")[-1]["step"] > 0
+    assert len(_events(jobs[done], "start")) == 1
+    assert _events(jobs[stopped], "start")[-1]["step"] > 0
     assert _in_mlflow(deployment, run_id) == "FINISHED"
 
 

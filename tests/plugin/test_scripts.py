@@ -169,3 +169,21 @@ def test_a_curves_legend_says_what_the_job_s_details_say(server: Server) -> None
         }"""
     )
     assert shown == ["2.125", "0.25"]
+
+
+@pytest.mark.parametrize("values", [[0.2, 0.7, 0.8], [0.8, 0.3, 0.2], [5.0, 5.0, 5.0], [9.0, 0.3, 0.5]])
+def test_a_curve_stays_in_its_row(server: Server, values: list[float]) -> None:
+    server.data = {"": listed()}
+    page = server.open("sweeps.html")
+    inside = page.evaluate(
+        """async (values) => {
+            const { sparkline } = await import("/saturn/static/curve.js");
+            const points = values.map((value, index) => [38 * (index + 1), value]);
+            const picture = sparkline({ loss: [[1, 1], [100, 0.5]], accuracy: points }, "accuracy");
+            const heights = [...picture.querySelector("path").getAttribute("d").matchAll(/ ([\\d.-]+)/g)];
+            const height = Number(picture.getAttribute("height"));
+            return heights.every(([, y]) => Number(y) >= 0 && Number(y) <= height);
+        }""",
+        values,
+    )
+    assert inside

@@ -134,8 +134,9 @@ def fit(errors: Iterable[PastError], seed: int = 0) -> ErrorLaw:
     if len(sweeps) < 2 or len(errors) < LEAST_ERRORS:
         jobs = f"{len(errors)} job{'' if len(errors) == 1 else 's'}"
         of = f"{len(sweeps)} earlier sweep{'' if len(sweeps) == 1 else 's'}"
+        so_far = f"{jobs} of {of} are too few to say" if sweeps else "no earlier sweep says yet"
         raise InvalidSweepError(
-            f"{jobs} of {of} are too few to say how far estimates are off; it takes {LEAST_ERRORS} or more, "
+            f"{so_far} how far estimates are off; it takes {LEAST_ERRORS} jobs or more, "
             "of at least two sweeps"
         )
     sweep, node, own = (

@@ -6,7 +6,7 @@ import { byId, fill, h, say } from "./dom.js";
 import { duration, number, percent, strategy } from "./format.js";
 import { planAddress } from "./links.js";
 import { countsOf, inWords, metricOf, valueOf } from "./sweep.js";
-import { day } from "./trend.js";
+import { moment } from "./trend.js";
 
 const at = document.documentElement.dataset;
 const asked = new URLSearchParams(location.search);
@@ -40,7 +40,7 @@ function settle() {
   const earlier = own.slice(own.findIndex((sweep) => sweep.run_id === ask.after) + 1);
   if (!has(ask.before)) ask.before = (earlier.find((sweep) => sweep.best) ?? earlier[0] ?? own.at(-1)).run_id;
   for (const id of ["before", "after"]) {
-    fill(byId(id), own, () => own.map((sweep) => h("option", { value: sweep.run_id }, `${day(sweep)} · ${sweep.state} · ${sweep.run_id}`)));
+    fill(byId(id), own, () => own.map((sweep) => h("option", { value: sweep.run_id }, `${moment(sweep)} · ${sweep.state} · ${sweep.run_id}`)));
     byId(id).value = ask[id];
   }
   byId("sweep").value = ask.sweep;

@@ -25,8 +25,8 @@ function range(series, isCut) {
   const first = Math.min(...series.flatMap(({ points }) => points[0][0]));
   const last = Math.max(...series.flatMap(({ points }) => points.at(-1)[0]));
   const after = first + (last - first) * 0.08;
-  const values = series.flatMap(({ points }) => points.filter(([step]) => !isCut || step >= after).map(([, value]) => value));
-  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const values = (since) => series.flatMap(({ points }) => points.filter(([step]) => step >= since).map(([, value]) => value));
+  const [low, high] = [Math.min(...values(first)), Math.max(...values(isCut ? after : first))];
   return { first, last, low, high: high > low ? high : low + (Math.abs(low) || 1) * 0.01 };
 }
 

@@ -15,7 +15,7 @@ export function drawTotals(element, page, choose) {
     const card = (name, value, ...notes) => cards.push(h("div", {}, h("dt", {}, name), h("dd", {}, value), ...notes.filter(Boolean).map((note) => h("dd", { class: "note" }, note))));
     if (best) {
       const pick = h("button", { type: "button", class: "name", onclick: () => choose(best.job) }, best.job);
-      card(page.best ? "Best job" : live ? "Leading so far" : "Best of what there is", pick, `${words(best.metric)} ${number(best.value)}`, registered(page.registered));
+      card(page.best ? "Best job" : live ? "Leading so far" : "Best of what there is", pick, `${words(best.metric)} ${number(best.value)}`, registered(page.registered, page.champion));
     }
     if (page.champion) championCard(page.champion, card);
     if (jobs.length) {
@@ -34,8 +34,10 @@ export function drawTotals(element, page, choose) {
 
 const words = (name) => name.replaceAll("_", " ");
 
-function registered(said) {
+// What it was measured against has a card of its own.
+function registered(said, champion) {
   if (!said) return null;
+  if (said.version && champion) return `${said.name} version ${said.version} @${said.alias}`;
   return said.version ? `${said.name} version ${said.version} @${said.alias}: ${said.reason}` : `not registered: ${said.reason}`;
 }
 

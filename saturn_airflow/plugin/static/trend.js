@@ -70,7 +70,7 @@ function line(name, value, note, group, valueOf, show, base = null) {
     const link = element("a", { href: planAddress(sweep.dag_id, sweep.run_id, sweep.sweep) });
     const dot = element("circle", { cx: x(index), cy: y(values[index]), r: sweep.registered?.version ? 4 : 2.6, class: sweep.registered?.version ? "champion" : "" });
     const title = element("title");
-    title.textContent = `${day(sweep)}: ${show(values[index])}${sweep.best ? `, ${sweep.best.job}` : ""}${sweep.registered?.version ? `, registered as version ${sweep.registered.version}` : ""}`;
+    title.textContent = `${moment(sweep)}: ${show(values[index])}${sweep.best ? `, ${sweep.best.job}` : ""}${sweep.registered?.version ? `, registered as version ${sweep.registered.version}` : ""}`;
     dot.append(title);
     link.append(dot);
     svg.append(link);
@@ -78,7 +78,8 @@ function line(name, value, note, group, valueOf, show, base = null) {
   return h("div", {}, h("div", { class: "muted" }, name), h("div", { class: "value" }, value), h("div", { class: "note" }, note), svg);
 }
 
-export const day = (sweep) => (sweep.start ? new Date(1000 * sweep.start).toLocaleDateString(undefined, { dateStyle: "medium" }) : sweep.run_id);
+// One may run a DAG several times a day.
+export const moment = (sweep) => (sweep.start ? new Date(1000 * sweep.start).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" }) : sweep.run_id);
 
 function element(tag, attributes = {}) {
   const found = document.createElementNS(SVG, tag);
