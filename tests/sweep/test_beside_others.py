@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from saturn_airflow import Cluster, Node
+from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.deciding.next_round import GoingOn, Stand
 from saturn_airflow.launch import whereabouts
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.model.active_sweep import ActiveSweep
+from saturn_airflow.model.deadlines import Deadline
+from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.sharing import SharedJob, SharedSweep
+from saturn_airflow.operators import promises
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.deadline_watch import DeadlineWatch, say_what_breaks
 from saturn_airflow.operators.others import among_others, around_others, others_now
 from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.planning.online.execution import Situation
 from saturn_airflow.planning.warming import warm
+from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.options import by_key
 
 NODE = Node("n", 2, "cpu")
 #: Fast on two devices, of which another sweep has one for some 50 s.
@@ -175,3 +181,68 @@ def test_a_look_that_fails_costs_no_training(
     watch.look()
     watch.close()
     assert "No space left" in caplog.text
+
+
+class Planner(PlanOperator):
+    """Plans two jobs of 100 s whose estimates are known; what it hands on is kept."""
+
+    made: dict[str, Any]
+
+    def _beginning(self, context: Any, sweep: SweepContext) -> Stand:
+        jobs = {name: Job(name, "m:a", "m:b", "m:c", hparams=HParams(batches=100)) for name in "ab"}
+        marks = [fingerprint(job) for job in jobs.values()]
+        known = [
+            Estimate(fingerprint=m, technique="one", devices=1, kind="cpu", seconds_per_batch=1.0, batches=8)
+            for m in marks
+        ]
+        planned = tuple(PlannedJob(name, (Option("one", 1, {"cpu": 100.0}),)) for name in jobs)
+        problem = Problem(sweep.key, (NODE,), planned)
+        return Stand(settings=self.settings, number=1, problem=problem, jobs=jobs, estimates=by_key(*known))
+
+    def _tell(
+        self, context: Any, sweep: Any, stand: Any, plan: Any, cluster: Any, made: Any, *, shown: bool
+    ) -> None:
+        self.made = self.told(plan, cluster, plan)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_plans_task_hands_on_which_deadlines_are_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """Its own by an urgent sweep, or that of another by this one, which is urgent."""
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    monkeypatch.setattr(
+        promises.Experience, "of", lambda *asked: promises.Experience(True, None, "nothing is known")
+    )
+    TOLD.clear()
+    jobs = tuple(SharedJob(PlannedJob(n, (Option("one", 1, {"cpu": 100.0}),), ("n",))) for n in "cd")
+    due = None if is_late else time.time() + 150
+    facts = SharedSweep(
+        "other/run/sweep", jobs, time.time(), 100.0, priority=5.0 if is_late else 0.0, deadline=due
+    )
+    Ledger(tmp_path).write(
+        ActiveSweep(dag_id="other", run_id="run", folder="o", made=1.0, nodes=(NODE,), sweep=facts)
+    )
+    settings = SweepSettings(cluster=Cluster(NODE), group="sweep", planning_seconds=1.0, priority=9.0)
+    if is_late:
+        settings = replace(
+            settings,
+            priority=0.0,
+            objective="device-time",
+            deadline=Deadline(seconds=150),
+            on_missed_deadline=f"{__name__}:page",
+        )
+    trials: dict[str, Any] = {"started": time.time(), "refusals": {}}
+    ti = SimpleNamespace(
+        dag_id="own",
+        run_id="run",
+        xcom_pull=lambda task_ids, key, map_indexes: trials.get(key),
+        xcom_push=lambda key, value: None,
+        get_dr_count=lambda **asked: 1,
+    )
+    planner = Planner(task_id="plan", settings=settings, profile_tasks=[])
+    entries = planner.plan({"ti": ti, "dag": SimpleNamespace(timezone=None)})  # type: ignore[typeddict-item]
+    assert [entry["name"] for entry in entries] == ["a", "b"]
+    assert ("breaks" in planner.made) is not is_late
+    assert ("expected_late" in planner.made) is is_late
+    assert [told["planned"] for told in TOLD] == [True] * is_late
