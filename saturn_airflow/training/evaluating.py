@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -24,6 +23,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.batch_norm import each_rank_alone
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import timing
 from saturn_airflow.training.batches import Cut, Data, Position
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses.decompose import evaluating, is_near
@@ -32,8 +32,6 @@ from saturn_airflow.training.losses.rules import SAMPLES
 from saturn_airflow.training.metrics import Metrics
 from saturn_airflow.training.ranks import Ranks
 
-# Batches of the evaluation data that a trial evaluates on each device.
-_EVALUATED = 8
 _SAMPLES = 4  # that metrics are tried on
 
 
@@ -101,17 +99,7 @@ class Evaluation:
     def seconds(self) -> float:
         """How long all of the data take, by a few batches."""
         at_once = self._parallel.shares if self._whole else 1
-        count = math.ceil((self._data.batches_per_epoch or _EVALUATED * at_once) / at_once)
-        few = min(count, _EVALUATED)
-        # The first time is slow.
-        _, first, several = (self._time(limit * at_once) for limit in (1, 1, few))
-        each = max(0.0, several - first) / (few - 1) if few > 1 else 0.0
-        return several + (count - few) * each
-
-    def _time(self, limit: int) -> float:
-        began = time.perf_counter()
-        self.run(limit)
-        return time.perf_counter() - began
+        return timing.of_evaluation(self.run, self._data.batches_per_epoch, at_once)
 
     def _shares(self, limit: int | None) -> Iterator[tuple[int, list[MicroBatch]]]:
         data = self._data

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
+from collections.abc import Callable
 
 import torch
 
@@ -11,6 +13,8 @@ from saturn_airflow.launch.request import Measure
 
 # The standard error at which a mean is precise, as a share of it.
 _PRECISION = 0.02
+# Batches of the evaluation data that a trial evaluates on each device.
+_EVALUATED = 8
 
 
 def wait_for(device: torch.device) -> None:
@@ -54,3 +58,24 @@ def _interquartile_range(values: list[float]) -> float:
         return 0.0
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return high - low
+
+
+def of_evaluation(evaluate: Callable[[int], object], batches: int | None, at_once: int) -> float:
+    """How many seconds a pass over the evaluation data takes, by a few of their batches.
+
+    :param evaluate: called with how many batches to evaluate.
+    :param batches: of a whole pass; None where nobody knows.
+    :param at_once: how many the ranks evaluate side by side.
+    """
+
+    def time_of(limit: int) -> float:
+        began = time.perf_counter()
+        evaluate(limit)
+        return time.perf_counter() - began
+
+    count = math.ceil((batches or _EVALUATED * at_once) / at_once)
+    few = min(count, _EVALUATED)
+    # The first time is slow.
+    _, first, several = (time_of(limit * at_once) for limit in (1, 1, few))
+    each = max(0.0, several - first) / (few - 1) if few > 1 else 0.0
+    return several + (count - few) * each

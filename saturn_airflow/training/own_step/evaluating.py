@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Iterator
 
 import torch
@@ -14,13 +13,11 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.batch_norm import each_rank_alone
 from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import timing
 from saturn_airflow.training.batches import Data
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.own_step import hooks
 from saturn_airflow.training.own_step.stepping import OwnStep
-
-# Batches of the evaluation data that a trial evaluates on each device.
-_EVALUATED = 8
 
 
 class OwnEvaluation:
@@ -67,17 +64,7 @@ class OwnEvaluation:
     def seconds(self) -> float:
         """How long all of the data take, by a few batches."""
         at_once = 1 if self._alone else self._parallel.shares
-        count = math.ceil((self._data.batches_per_epoch or _EVALUATED * at_once) / at_once)
-        few = min(count, _EVALUATED)
-        # The first time is slow.
-        _, first, several = (self._time(limit * at_once) for limit in (1, 1, few))
-        each = max(0.0, several - first) / (few - 1) if few > 1 else 0.0
-        return several + (count - few) * each
-
-    def _time(self, limit: int) -> float:
-        began = time.perf_counter()
-        self.run(limit)
-        return time.perf_counter() - began
+        return timing.of_evaluation(self.run, self._data.batches_per_epoch, at_once)
 
     def _batches(self, limit: int | None) -> Iterator[MicroBatch]:
         share, shares = (0, 1) if self._alone else (self._parallel.share, self._parallel.shares)
