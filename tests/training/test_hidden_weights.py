@@ -71,3 +71,20 @@ def test_schedules_are_what_they_were(name: str) -> None:
         step()
         assert [g["lr"] for g in ours.param_groups] == [g["lr"] for g in plain.param_groups]
         assert [g["momentum"] for g in ours.param_groups] == [g["momentum"] for g in plain.param_groups]
+
+
+class Handing(lr_scheduler.StepLR):
+    """Hands on to torch's what it is given, as a base class of several schedulers does."""
+
+    def step(self, *args: Any, **others: Any) -> None:
+        super().step(*args, **others)
+
+
+def test_a_schedule_whose_step_may_take_more_is_taken() -> None:
+    made = optimizer()
+    hparams = HParams(lr_scheduler=f"{__name__}:Handing", lr_scheduler_args={"step_size": 1})
+    before = made.param_groups[0]["lr"]
+    step = make_scheduler(hparams, made, 0, GroupState(made), None)
+    made.step()
+    step()
+    assert made.param_groups[0]["lr"] == pytest.approx(0.1 * before)

@@ -182,7 +182,7 @@ def scheduler_of(hparams: HParams, optimizer: torch.optim.Optimizer, total: int 
         given[name] = total
     try:
         scheduler = cls(optimizer, **given)
-        wanted = [p for p in inspect.signature(scheduler.step).parameters.values() if p.default is p.empty]
+        wanted = [p for p in inspect.signature(scheduler.step).parameters.values() if _is_needed(p)]
     except JobError:
         raise
     except Exception as error:
@@ -192,6 +192,12 @@ def scheduler_of(hparams: HParams, optimizer: torch.optim.Optimizer, total: int 
             f"{what} wants {wanted[0].name!r} in each step; choose one that follows the steps alone"
         )
     return scheduler
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    """Whether a call without it fails."""
+    any_number = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not any_number
 
 
 def _steps_left_out(scheduler: Any, given: Mapping[str, Any]) -> str | None:
