@@ -176,7 +176,7 @@ def test_a_look_that_fails_costs_no_training(
 
     sweep.folder.mkdir(parents=True)
     monkeypatch.setattr(Ledger, "sweeps", full)
-    watch = DeadlineWatch({}, sweep, attempt, None)  # type: ignore[typeddict-item]
+    watch = DeadlineWatch({}, sweep, attempt, None)
     watch._glanced_at = -math.inf
     watch.look()
     watch.close()
