@@ -246,7 +246,7 @@ def test_a_sweep_that_was_cancelled_early_ends_in_mlflow_with_the_next(
     deployment: Any,
 ) -> None:
     def begun() -> str:
-        run_id = deployment.start("cancelled_sweep")
+        run_id: str = deployment.start("cancelled_sweep")
         _wait_until(
             lambda: deployment.states("cancelled_sweep", run_id).get("sweep.trials") == "success", 120
         )

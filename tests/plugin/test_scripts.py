@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jinja2 import Environment, FileSystemLoader
 from playwright.sync_api import Browser, Page, Route, expect
-from test_overview import MADE, Run, finished, on
+from record import MADE, Run, finished, on
 
 import saturn_airflow.plugin
 

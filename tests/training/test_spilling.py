@@ -114,7 +114,7 @@ def test_what_cannot_be_spilled_is_refused(ranks: Ranks) -> None:
     with pytest.raises(DoesNotFit, match="no repeated blocks"):
         Spilled(nn.Linear(2, 2), ranks, 2, None)
     same = deep()
-    for block in list(same)[2:-1]:
+    for block in list(same.children())[2:-1]:
         block.linear.weight, block.linear.bias = same[1].linear.weight, same[1].linear.bias
     with pytest.raises(DoesNotFit, match="share all of their weights"):
         Spilled(same, ranks, 2, None)
