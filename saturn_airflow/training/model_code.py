@@ -69,7 +69,9 @@ def _is_installed(place: Path) -> bool:
     paths = sysconfig.get_paths()
     roots = {paths["purelib"], paths["platlib"], paths["stdlib"], *site.getsitepackages()}
     roots.add(site.getusersitepackages())
-    return any(place.resolve().is_relative_to(Path(root).resolve()) for root in roots)
+    # Some installers leave links there, to where they keep packages for all environments.
+    known = [path for root in map(Path, roots) for path in (root, root.resolve())]
+    return any(found.is_relative_to(root) for found in (place, place.resolve()) for root in known)
 
 
 def _imported(file: Path, module: str, is_package: bool) -> Iterator[str]:

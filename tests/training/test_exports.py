@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from saturn_airflow import HParams, Job, SaturnError
 from saturn_airflow.launch import runs
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.training import pyfunc
+from saturn_airflow.training import model_code, pyfunc
 from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.exports import export_model, export_trained, load_exported
 from saturn_airflow.training.loading import made_model
@@ -158,3 +158,14 @@ def test_sparse_buffers_and_those_whose_elements_share_memory_are_loaded(tmp_pat
         found = getattr(model, name).detach()
         found = found.to_dense() if found.layout != torch.strided else found
         assert torch.equal(found.reshape(value.shape), value), name
+
+
+def test_a_package_that_an_installer_links_from_its_cache_is_no_code_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache" / "package").mkdir(parents=True)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "package").symlink_to(tmp_path / "cache" / "package")
+    monkeypatch.setattr(model_code.site, "getsitepackages", lambda: [str(tmp_path / "site")])
+    assert model_code._is_installed(tmp_path / "site" / "package")
+    assert not model_code._is_installed(tmp_path / "cache" / "package")
