@@ -147,7 +147,7 @@ def run_plain(ranks: Ranks) -> list[list[float]]:
 
 SHARED = (
     *("an array", "a deque", "an object", "a count", "global variables", "a loss that is an object"),
-    *("by_attribute", "by_closure", "by_another_module"),
+    *("by_attribute", "by_closure", "by_another_module", "a function of the model's", "a hook"),
 )
 
 

@@ -36,6 +36,7 @@ from saturn_airflow.training.guarding.differences import Comparison
 from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
 from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.guarding.users_state import UsersState
+from saturn_airflow.training.job_globals import put_into_functions
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.without_group import without_group
@@ -242,10 +243,13 @@ class Looks:
         attributes = model_attributes.changed(
             self._attributes.given, model_attributes.plain_attributes(training.parallel.model)
         )
+        kept = training.state.globals
+        in_functions = kept.values()[0].get("", {}) if kept is not None else {}
         with self._undone(), torch.compiler.set_stance("force_eager"), still(), without_group():
             model = whole.bare(self._bare) if self._bare is not None else None
             model = whole.filled(model or load_model(training.job), weights, attributes)
             model_attributes.put(model, self._attributes.objects(), device)
+            put_into_functions(model, in_functions)
             if off:
                 comparing.put_off_by_rounding(model, plain.number_format)
             take = training.data.layout.take
