@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import site
 import sys
 from pathlib import Path
 
@@ -166,6 +167,6 @@ def test_a_package_that_an_installer_links_from_its_cache_is_no_code_of_the_job(
     (tmp_path / "cache" / "package").mkdir(parents=True)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "package").symlink_to(tmp_path / "cache" / "package")
-    monkeypatch.setattr(model_code.site, "getsitepackages", lambda: [str(tmp_path / "site")])
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "site")])
     assert model_code._is_installed(tmp_path / "site" / "package")
     assert not model_code._is_installed(tmp_path / "cache" / "package")
