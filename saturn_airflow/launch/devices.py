@@ -136,6 +136,25 @@ def _visible(uuids: list[str], variable: str | None) -> list[str]:
     return chosen
 
 
+def cores_near(uuid: str) -> set[int]:
+    """The machine's cores that are next to a GPU, as NVML tells; none where it does not.
+
+    :param uuid: the GPU's, with or without what it begins with, ``GPU-`` or ``MIG-``.
+    """
+    with _nvml() as nvml:
+        if nvml is None:
+            return set()
+        words = -(-os.sysconf("SC_NPROCESSORS_CONF") // 64)
+        with contextlib.suppress(nvml.NVMLError):
+            for found, _, handle in _parts(nvml):
+                if found.endswith(uuid):
+                    mask = nvml.nvmlDeviceGetCpuAffinity(handle, words)
+                    return {
+                        64 * i + bit for i, word in enumerate(mask) for bit in range(64) if word >> bit & 1
+                    }
+    return set()
+
+
 def _parts(nvml: Any) -> Iterator[tuple[str, str, Any]]:
     """UUID, name and handle of every GPU that answers, or of its parts where it is split."""
     for i in range(nvml.nvmlDeviceGetCount()):

@@ -23,6 +23,7 @@ from saturn_airflow.training import (
     ahead,
     checkpoints,
     initial_weights,
+    memory,
     precision,
     reporting,
     resuming,
@@ -73,6 +74,8 @@ class Training(BaseTraining):
     def __init__(self, request: TrainRequest, ranks: Ranks, look: Look) -> None:
         self.started = time.perf_counter()
         job_log.set_up(heard=request.measure is None)
+        if request.measure is not None:
+            memory.leave_headroom(ranks.device)
         self.request = request
         self.ranks = ranks
         self.job = job = Job.from_dict(request.job)

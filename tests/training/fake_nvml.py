@@ -25,6 +25,7 @@ class Gpu:
     total: int = 80 * GIB
     pids: tuple[int, ...] = ()
     lost: bool = False
+    cores: tuple[int, ...] = ()
     parts: list[Gpu] = field(default_factory=list)
 
 
@@ -44,6 +45,11 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu]) -> None:
     def processes(gpu: Gpu) -> list[Any]:
         return [SimpleNamespace(pid=pid) for pid in gpu.pids]
 
+    def cores(gpu: Gpu, words: int) -> list[int]:
+        if not gpu.cores:
+            raise NVMLError("Not Supported")
+        return [sum(1 << core % 64 for core in gpu.cores if core // 64 == word) for word in range(words)]
+
     module = ModuleType("pynvml")
     contents: dict[str, Any] = {
         "NVMLError": NVMLError,
@@ -59,6 +65,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu]) -> None:
         "nvmlDeviceGetMigDeviceHandleByIndex": part,
         "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(used=gpu.used, total=gpu.total),
         "nvmlDeviceGetComputeRunningProcesses": processes,
+        "nvmlDeviceGetCpuAffinity": cores,
     }
     for name, value in contents.items():
         setattr(module, name, value)

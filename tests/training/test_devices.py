@@ -65,6 +65,17 @@ def test_a_split_gpu_counts_as_its_parts_and_a_lost_one_not_at_all(monkeypatch: 
     assert devices.smallest_gpu_bytes() == 10 * GIB
 
 
+def test_cores_next_to_a_gpu_are_those_that_nvml_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
+    parts = [Gpu("MIG-3", cores=(2,))]
+    fake_nvml.install(
+        monkeypatch, [Gpu("GPU-1"), Gpu("GPU-2", cores=(0, 63, 64, 99)), Gpu("GPU-3", parts=parts)]
+    )
+    assert devices.cores_near("2") == {0, 63, 64, 99}
+    assert devices.cores_near("MIG-3") == {2}
+    assert devices.cores_near("GPU-1") == devices.cores_near("elsewhere") == set()
+
+
 def test_ids_of_processes_are_the_hosts_in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml.install(monkeypatch, [Gpu("GPU-a", pids=(7,))])
     here = os.stat("/proc/self/ns/pid").st_ino

@@ -40,3 +40,17 @@ def test_segments_grow_unless_the_environment_says_otherwise(said: str | None, f
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == found, done.stderr
+
+
+@pytest.mark.parametrize(("before", "after"), [(1.0, 0.95), (0.5, 0.5)])
+def test_a_trial_leaves_some_of_a_gpus_memory(
+    before: float, after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_to: list[float] = []
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: before)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda part, device: set_to.append(part)
+    )
+    memory.leave_headroom(torch.device("cuda", 0))
+    memory.leave_headroom(torch.device("cpu"))
+    assert set_to == [after]
