@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 hookimpl = HookimplMarker("airflow")
 
-#: What Airflow says of a DAG run whose tasks have all ended: then it skipped none of them.
-_BY_ITSELF = "task_failure"
+#: What Airflow says of DAG runs that failed without anybody's doing: then it skipped no task.
+_BY_ITSELF = ("task_failure", "all_tasks_deadlocked")
 #: Tasks that were skipped before were not needed: by how much, Airflow needs some time to skip thousands.
 _JUST_NOW = timedelta(seconds=30)
 _REPORT = "saturn_airflow.operators.report_task"
@@ -32,23 +32,24 @@ def on_dag_run_failed(dag_run: Any, msg: str) -> None:
     So *Clear* with *Only failed* clears all that had not ended, and nothing else, and without its report the
     DAG run fails. Airflow calls this in the scheduler and in the API server.
     """
-    if msg == _BY_ITSELF:
+    if msg in _BY_ITSELF:
         return
-    tasks = tasks_of_sweeps(dag_run.dag.task_dict.values())
-    if not tasks:
+    own, behind = tasks_of_sweeps(dag_run.dag.task_dict.values())
+    if not own:
         return
     from saturn_airflow.plugin import listener_internals as airflow
 
-    airflow.keep_what_was(dag_run, tasks, datetime.now(timezone.utc) - _JUST_NOW)
+    airflow.keep_what_was(dag_run, own, behind, datetime.now(timezone.utc) - _JUST_NOW)
 
 
-def tasks_of_sweeps(tasks: Iterable[Any]) -> list[str]:
-    """Which tasks of a DAG are of a sweep, or behind one.
+def tasks_of_sweeps(tasks: Iterable[Any]) -> tuple[list[str], list[str]]:
+    """Which tasks of a DAG are of a sweep, and which others come after one.
 
     :param tasks: the DAG's, as the scheduler has them.
     """
     tasks = list(tasks)
     reports = [task for task in tasks if getattr(task, "_task_module", None) == _REPORT]
     groups = tuple(f"{task.task_id.rpartition('.')[0]}." for task in reports)
+    own = {task.task_id for task in tasks if groups and task.task_id.startswith(groups)}
     behind = {name for task in reports for name in task.get_flat_relative_ids(upstream=False)}
-    return sorted(behind | {task.task_id for task in tasks if groups and task.task_id.startswith(groups)})
+    return sorted(own), sorted(behind - own)

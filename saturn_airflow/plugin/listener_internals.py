@@ -5,43 +5,65 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XCOM_RETURN_KEY, XComModel
 from airflow.utils.state import TaskInstanceState
-from sqlalchemy import exists, update
-from sqlalchemy.orm import object_session
+from sqlalchemy import and_, select, update
+from sqlalchemy.orm import Session, object_session
 
 
-def keep_what_was(dag_run: Any, tasks: Sequence[str], since: datetime) -> None:
+def keep_what_was(dag_run: Any, own: Sequence[str], behind: Sequence[str], since: datetime) -> None:
     """Give tasks of a DAG run that was ended of late the states that tell what became of them.
 
-    What was skipped is ``upstream_failed``; and instances of mapped tasks that have returned something
-    succeeded, though Airflow makes them ``failed`` with those of the same task that ran. It becomes so with
-    what else is done in the session that the DAG run was read in.
+    What was skipped is ``upstream_failed``; and instances of a sweep's mapped tasks that have returned
+    something succeeded, though Airflow makes them ``failed`` with those of the same task that ran. It becomes
+    so with what else is done in the session that the DAG run was read in, which goes on if it fails.
 
+    :param own: the tasks of sweeps.
+    :param behind: those that come after them.
     :param since: what got its state before keeps it.
     """
     session = object_session(dag_run)
     if session is None:
         return
-    has_returned = exists().where(
+    session.flush()
+    # Not the session's own: in the scheduler that may not be committed, not even a part of it.
+    with session.connection().begin_nested():
+        _keep(session, dag_run, own, behind, since)
+
+
+def _keep(session: Session, dag_run: Any, own: Sequence[str], behind: Sequence[str], since: datetime) -> None:
+    # Not end_date, which a task that was cleared has from its try before.
+    ended = [
+        TaskInstance.dag_id == dag_run.dag_id,
+        TaskInstance.run_id == dag_run.run_id,
+        TaskInstance.updated_at >= since,
+    ]
+    skipped = TaskInstance.task_id.in_([*own, *behind]), TaskInstance.state == TaskInstanceState.SKIPPED
+    waited = update(TaskInstance).where(*ended, *skipped).values(state=TaskInstanceState.UPSTREAM_FAILED)
+    session.execute(waited.execution_options(synchronize_session=False))
+
+    failed = TaskInstance.task_id.in_(own), TaskInstance.state == TaskInstanceState.FAILED
+    returned = and_(
         XComModel.dag_id == TaskInstance.dag_id,
         XComModel.run_id == TaskInstance.run_id,
         XComModel.task_id == TaskInstance.task_id,
         XComModel.map_index == TaskInstance.map_index,
         XComModel.key == XCOM_RETURN_KEY,
     )
-    ended = update(TaskInstance).where(
-        TaskInstance.dag_id == dag_run.dag_id,
-        TaskInstance.run_id == dag_run.run_id,
-        TaskInstance.task_id.in_(tasks),
-        # Not end_date, which a task that was cleared has from its try before.
-        TaskInstance.updated_at >= since,
-    )
-    skipped = ended.where(TaskInstance.state == TaskInstanceState.SKIPPED)
-    failed = ended.where(TaskInstance.state == TaskInstanceState.FAILED)
-    done = failed.where(TaskInstance.map_index >= 0, has_returned)
-    states = TaskInstanceState.UPSTREAM_FAILED, TaskInstanceState.SUCCESS
-    for which, state in zip((skipped, done), states, strict=True):
-        session.execute(which.values(state=state).execution_options(synchronize_session=False))
+    query = select(TaskInstance.id, XComModel.timestamp).join(XComModel, returned)
+    found = session.execute(query.where(*ended, *failed, TaskInstance.map_index >= 0)).all()
+    done = [{"id": row, "state": TaskInstanceState.SUCCESS} for row, at in found if _is_of_try(at, row)]
+    if done:
+        session.execute(update(TaskInstance), done)
+
+
+def _is_of_try(at: datetime, row: UUID) -> bool:
+    """Whether what was returned at a moment is of an instance's present try.
+
+    What was cleared keeps what it returned until its next try begins. It gets a new id as it is cleared, and
+    ids tell when they were made (UUID version 7: milliseconds since 1970 in the first 48 bits).
+    """
+    return row.version == 7 and at.timestamp() * 1000 >= row.int >> 80
