@@ -224,6 +224,14 @@ def test_what_would_use_weights_after_their_step_is_refused(monkeypatch: pytest.
         trained(model, Spilled(model, RANKS, 2, None, transfers=WorstOrder(at_once)))
 
 
+def test_without_that_refusal_weights_would_be_stepped_on_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockStream, "_check_not_stepped", lambda self, index: None)
+    plain, model = Model(again_in_the_backward_pass), Model(again_in_the_backward_pass)
+    got = trained(model, Spilled(model, RANKS, 2, None, transfers=WorstOrder(at_once)))
+    expected = trained(plain, Parallel(plain, RANKS))
+    assert max(float((one - other).abs().max()) for one, other in zip(got, expected, strict=True)) > 1e-3
+
+
 def test_gradients_take_the_memory_of_one_block() -> None:
     model = Model(once)
     spilled = Spilled(model, RANKS, 2, None, transfers=WorstOrder(at_once))

@@ -260,6 +260,19 @@ def test_uneven_means_are_noticed_at_the_step_where_they_come() -> None:
         cut(objective, rule, model, batch_of(6, 5), 2, 1)
 
 
+@pytest.mark.parametrize(("accumulate", "shares"), [(2, 1), (1, 2)])
+def test_uneven_means_would_come_to_something_else(
+    accumulate: int, shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss, model, batch = loss_of([("first label", 1.0), ("labels", 1.0)]), Heads(), batch_of(6, 5)
+    monkeypatch.setattr(rules, "check", lambda tally, when: None)
+    got = cut(objective_of(loss, model, batch), Rule("samples", 2), model, batch, accumulate, shares)
+    expected = plain_loop(model, loss, batch)
+    assert abs(got[0] - expected[0]) > 1e-3
+    off = [float((one - other).abs().max()) for one, other in zip(got[1], expected[1], strict=True)]
+    assert max(off) > 1e-3
+
+
 @pytest.mark.parametrize("shares", [1, 2])
 def test_parts_without_labels_and_infinite_outputs_are_zeros(shares: int) -> None:
     class Minus(Heads):
