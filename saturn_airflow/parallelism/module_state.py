@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +21,7 @@ from saturn_airflow.training.optim import own_classes, plain_values
 # What every module has of its own; ``forward`` is there where something was put around it.
 _INTERNALS = frozenset([*vars(nn.Module()), "forward", "_compiled_call_impl"])
 _IMMUTABLE = frozenset({int, float, str, bool, type(None), bytes, torch.dtype, torch.device, torch.Size})
+_REFILLED = (list, dict, OrderedDict, Counter, defaultdict, deque)
 _CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, Counter, defaultdict, deque)
 _COPYABLE = (np.ndarray, bytearray, random.Random, np.random.Generator, np.random.RandomState)
 
@@ -117,29 +119,36 @@ def copied(value: Any, memo: dict[int, Any], *, tensors: bool = True) -> Any:
         result = copy.deepcopy(value)
     elif isinstance(value, torch.Generator):
         result = value.clone_state()
+    elif type(value) in _REFILLED:
+        result = copy.copy(value)
+        if not isinstance(value, dict):
+            result.clear()
     elif type(value) in _CONTAINERS:
-        result = _copied_container(value, memo, tensors)
+        result = type(value)([copied(item, memo, tensors=tensors) for item in value])
     elif type(value) is itertools.count:
         result = copy.copy(value)
-    elif dataclasses.is_dataclass(value) and (fields := own_classes.fields_of(value)) is not None:
+    elif dataclasses.is_dataclass(value) and own_classes.fields_of(value) is not None:
         result = object.__new__(type(value))
-        for name, item in fields.items():
-            object.__setattr__(result, name, copied(item, memo, tensors=tensors))
     else:
         return value
     # The value is kept too, so that its id is not given to another one.
     memo[id(value)] = (value, result)
+    _refill(value, result, functools.partial(copied, memo=memo, tensors=tensors))
     return result
 
 
-def _copied_container(value: Any, memo: dict[int, Any], tensors: bool) -> Any:
-    if isinstance(value, defaultdict):
-        pairs = ((key, copied(item, memo, tensors=tensors)) for key, item in value.items())
-        return defaultdict(value.default_factory, pairs)
-    if isinstance(value, dict):
-        return type(value)({key: copied(item, memo, tensors=tensors) for key, item in value.items()})
-    items = [copied(item, memo, tensors=tensors) for item in value]
-    return deque(items, value.maxlen) if isinstance(value, deque) else type(value)(items)
+def _refill(value: Any, result: Any, copy_of: Callable[[Any], Any]) -> None:
+    """Give what can hold itself, and lies in ``result`` by now, its contents."""
+    if type(value) in _REFILLED and isinstance(value, dict):
+        for key, item in value.items():
+            result[key] = copy_of(item)
+    elif type(value) is list:
+        result[:] = map(copy_of, value)
+    elif type(value) is deque:
+        result.extend(map(copy_of, list(value)))
+    elif type(value) not in _CONTAINERS and (fields := own_classes.fields_of(value)) is not None:
+        for name, item in fields.items():
+            object.__setattr__(result, name, copy_of(item))
 
 
 def _entries(holder: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class About(NamedTuple):
 def of_all(abouts: Sequence[About]) -> dict[str, Any]:
     """What stands in the manifest, from what all ranks know."""
     attributes = model_attributes.merged(about.attributes for about in abouts)
-    variables = abouts[0].variables
+    variables = job_globals.merged(about.variables for about in abouts)
     values = [value for own in attributes.values() for value in own.values()]
     simple = not variables and all(map(plain_values.is_of_the_first_format, values))
     return {

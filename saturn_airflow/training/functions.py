@@ -52,13 +52,14 @@ def parts_of(function: Any) -> Iterator[tuple[str, Any, Put]]:
 
 
 def places_in(path: str, function: Any, visited: set[int]) -> Iterator[tuple[str, Place]]:
-    """What a function of the job's own keeps, and what functions that it keeps do, by where it is.
+    """A function of the job's own, what it keeps, and what functions that it keeps do, by where it is.
 
     :param visited: whose places are known already, by id; modules among them are left out.
     """
-    if id(function) in visited or not _is_own(function):
+    if id(function) in visited or not is_own(function):
         return
     visited.add(id(function))
+    yield path, Place(function, cannot)
     waiting = list(parts_of(function))
     while waiting:
         step, value, put = waiting.pop(0)
@@ -70,11 +71,12 @@ def places_in(path: str, function: Any, visited: set[int]) -> Iterator[tuple[str
             yield path + step, Place(value, put)
 
 
-def _is_own(function: Any) -> bool:
+def is_own(function: Any) -> bool:
+    """Whether one of :data:`FUNCTIONS` is of the job's own code, or has state of it."""
     if isinstance(function, types.FunctionType):
         return own_classes.is_own(function.__module__)
     if isinstance(function, functools.partial):
-        return not isinstance(function.func, FUNCTIONS) or _is_own(function.func)
+        return not isinstance(function.func, FUNCTIONS) or is_own(function.func)
     return own_classes.is_own(type(function.__self__).__module__)
 
 

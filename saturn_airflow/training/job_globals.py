@@ -9,7 +9,7 @@ import hashlib
 import json
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training.functions import FUNCTIONS, Place, places_in
+from saturn_airflow.training.functions import FUNCTIONS, Place, cannot, places_in
 from saturn_airflow.training.guarding.users_state import functions_of, python_modules
 from saturn_airflow.training.model_attributes import is_plain, seen
 from saturn_airflow.training.optim import own_classes, plain_values
@@ -54,12 +54,7 @@ class JobGlobals:
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with what :meth:`values` told."""
-        places = dict(self._places())
-        for module, own in values.items():
-            for name, value in own.items():
-                place = places.get((module, name)) or _attribute(module, name)
-                if place is not None:
-                    place.put(plain_values.restored(place.value, value))
+        _put(dict(self._everything()), values)
 
     def place(self, name: str) -> Place | None:
         """Where what :meth:`values` calls so is."""
@@ -67,15 +62,16 @@ class JobGlobals:
 
     def _places(self) -> Iterator[tuple[tuple[str, str], Place]]:
         """Where there may be state of the job's."""
-        visited = set(map(id, self._model.modules()))
-        for where, place in self._variables():
-            if isinstance(place.value, FUNCTIONS):
-                for name, inner in places_in(where[1], place.value, visited):
-                    if (where[0], name) in self._given or _may_be_state(inner.value):
-                        yield (where[0], name), inner
+        for where, place in self._everything():
             # What was state once, and has become too large to be told from data, is state still.
-            elif where in self._given or _may_be_state(place.value):
+            if where in self._given or _may_be_state(place.value):
                 yield where, place
+
+    def _everything(self) -> Iterator[tuple[tuple[str, str], Place]]:
+        visited = set(map(id, self._model.modules()))
+        for (module, name), place in self._variables():
+            for path, inner in _with_inner(name, place, visited):
+                yield (module, path), inner
 
     def _variables(self) -> Iterator[tuple[tuple[str, str], Place]]:
         for module in self._names:
@@ -88,30 +84,59 @@ class JobGlobals:
                 elif not name.startswith("__"):
                     yield (module, name), Place(value, partial(setattr, sys.modules[module], name))
         for name, function in functions_of(self._model):
-            yield ("", name), Place(function, partial(setattr, self._model, name))
+            yield ("", name), Place(function, cannot)
 
 
 def put_into_functions(model: nn.Module, values: Mapping[str, Any]) -> None:
     """Have the functions that are attributes of ``model`` keep what :class:`JobGlobals` told of another's."""
     visited = set(map(id, model.modules()))
-    named = functions_of(model)
-    places = {name: place for path, one in named for name, place in places_in(path, one, visited)}
-    for name, value in values.items():
-        if (place := places.get(name)) is not None:
-            place.put(plain_values.restored(place.value, value))
+    places = {
+        ("", name): place
+        for path, one in functions_of(model)
+        for name, place in _with_inner(path, Place(one, cannot), visited)
+    }
+    _put(places, {"": values})
+
+
+def merged(parts: Iterable[Globals]) -> Globals:
+    """Those of all ranks: of each variable what the first rank has on which it has changed."""
+    found: Globals = {}
+    for part in parts:
+        for module, own in part.items():
+            found[module] = {**own, **found.get(module, {})}
+    return found
+
+
+def _with_inner(path: str, place: Place, visited: set[int]) -> Iterator[tuple[str, Place]]:
+    """What is at ``path``; if it is a function, with what it keeps."""
+    if isinstance(place.value, FUNCTIONS):
+        yield from places_in(path, place.value, visited)
+    else:
+        yield path, place
+
+
+def _put(places: Mapping[tuple[str, str], Place], values: Mapping[str, Mapping[str, Any]]) -> None:
+    for module, own in values.items():
+        for name, value in own.items():
+            place = places.get((module, name)) or _attribute(places, module, name)
+            if place is not None:
+                place.put(plain_values.restored(place.value, value))
 
 
 def _called(module: str, name: str) -> str:
     return f"{module}.{name}" if module else name
 
 
-def _attribute(module: str, name: str) -> Place | None:
+def _attribute(places: Mapping[tuple[str, str], Place], module: str, name: str) -> Place | None:
     """A variable, or an attribute of a class or function, which need not be there yet."""
-    *holders, last = name.split(".")
-    holder: Any = sys.modules.get(module)
-    for part in holders:
-        holder = getattr(holder, part, None)
-    known = holder is not None and "[" not in name
+    path, _, last = name.rpartition(".")
+    if (module, path) in places:
+        holder = places[module, path].value
+    else:
+        holder = sys.modules.get(module)
+        for part in path.split(".") if path else ():
+            holder = getattr(holder, part, None)
+    known = holder is not None and "[" not in last and hasattr(holder, "__dict__")
     return Place(vars(holder).get(last), partial(setattr, holder, last)) if known else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import operator
@@ -180,27 +181,32 @@ def name_of(prefix: str, key: str) -> str:
     return f"{prefix}.{key}" if prefix else key
 
 
-def is_plain(value: Any, *, objects: bool = False, left: list[int] | None = None) -> bool:
+def is_plain(
+    value: Any, *, objects: bool = False, left: list[int] | None = None, deep: int = plain_values.DEEPEST
+) -> bool:
     """Whether a checkpoint can hold it.
 
     :param objects: of the job's own classes, too, besides dataclasses.
+    :param left: how many values there may be, and
+    :param deep: in how many containers and objects; what holds itself has no end.
     """
     left = [_MOST] if left is None else left
     left[0] -= 1
-    if left[0] < 0 or isinstance(value, nn.Parameter | DTensor | nn.Module):
+    are_plain = functools.partial(is_plain, objects=objects, left=left, deep=deep - 1)
+    if left[0] < 0 or deep < 0 or isinstance(value, nn.Parameter | DTensor | nn.Module):
         return False
     if isinstance(value, torch.Tensor):
         return type(value) is torch.Tensor and value.layout == torch.strided
     named = isinstance(value, tuple) and hasattr(value, "_fields")
     if named or type(value) in (list, tuple, set, frozenset, deque):
-        return all(is_plain(item, objects=objects, left=left) for item in value)
+        return all(map(are_plain, value))
     if isinstance(value, Mapping):
         return plain_values.is_mapping(value) and all(
-            is_plain(part, objects=objects, left=left) for item in value.items() for part in item
+            are_plain(part) for item in value.items() for part in item
         )
     if (fields := own_classes.fields_of(value)) is not None:
         known = objects or own_classes.is_dataclass(value)
-        return known and all(is_plain(item, objects=objects, left=left) for item in fields.values())
+        return known and all(map(are_plain, fields.values()))
     return plain_values.is_scalar(value)
 
 

@@ -77,7 +77,20 @@ def by_another_module(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Ten
     return _loss(outputs, targets, counting_elsewhere.count())
 
 
-LOSSES = ("by_attribute", "by_default", "by_closure", "by_argument", "by_method", "by_another_module")
+def by_new_attribute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    by_new_attribute.calls = getattr(by_new_attribute, "calls", 0) + 1
+    return _loss(outputs, targets, by_new_attribute.calls)
+
+
+LOSSES = (
+    "by_attribute",
+    "by_new_attribute",
+    "by_default",
+    "by_closure",
+    "by_argument",
+    "by_method",
+    "by_another_module",
+)
 
 
 def _numbers() -> Iterator[int]:
@@ -95,7 +108,7 @@ def _generated() -> Callable[..., torch.Tensor]:
 by_generator = _generated()
 
 
-def counts_in_a_function(hooks: bool) -> nn.Module:
+def counts_in_a_function(kind: str) -> nn.Module:
     """A line that a function is part of, as an attribute or as a hook."""
     model = nn.Sequential(remembering_jobs.line())
     calls = 0
@@ -105,10 +118,60 @@ def counts_in_a_function(hooks: bool) -> nn.Module:
         calls += module.training
         return outputs * (1 + max(0, calls - 4))
 
-    if hooks:
-        model[0].register_forward_hook(later)
-        return model
-    return CallsIt(model, later)
+    def notes(module: nn.Module, inputs: tuple[torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
+        now: int = getattr(notes, "calls", 0) + module.training
+        notes.calls = now
+        return outputs * (1 + max(0, now - 4))
+
+    if kind == "attribute":
+        return CallsIt(model, later)
+    if kind == "new attribute":
+        return CallsIt(model, notes)
+    if kind == "two hooks":
+        model[0].register_forward_pre_hook(_seldom())
+    model[0].register_forward_hook(Later() if kind == "object" else later)
+    return model
+
+
+def _seldom() -> Callable[..., tuple[torch.Tensor]]:
+    calls = 0
+
+    def seldom(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        nonlocal calls
+        calls += 2 * module.training
+        return (inputs[0] * (1 + max(0, calls - 6)),)
+
+    return seldom
+
+
+class Later:
+    """A hook that is an object."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, module: nn.Module, inputs: tuple[torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
+        self.calls += module.training
+        return outputs * (1 + max(0, self.calls - 4))
+
+
+class Node:
+    """Of a tree in which each knows its parent."""
+
+    def __init__(self, parent: Node | None = None) -> None:
+        self.parent, self.children = parent, [] if parent else [Node(self), Node(self)]
+
+
+TREE = Node()
+RING: dict[str, object] = {}
+RING["ring"] = RING
+
+
+def holds_what_holds_itself() -> nn.Module:
+    """A line with a tree, and a dictionary of itself, which nothing changes."""
+    model = remembering_jobs.line()
+    vars(model).update(tree=Node(), ring={"ring": RING})
+    return model
 
 
 class CallsIt(nn.Module):

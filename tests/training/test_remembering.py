@@ -65,9 +65,14 @@ JOBS = {
     ),
     **{name: job(loss_function=f"counting_functions:{name}") for name in counting_functions.LOSSES},
     **{
-        what: job(load_model="counting_functions:counts_in_a_function", model_args={"hooks": hooks})
-        for what, hooks in (("a function of the model's", False), ("a hook", True))
+        what: job(load_model="counting_functions:counts_in_a_function", model_args={"kind": kind})
+        for what, kind in (("a function of the model's", "attribute"), ("a new attribute", "new attribute"))
     },
+    **{
+        what: job(load_model="counting_functions:counts_in_a_function", model_args={"kind": kind})
+        for what, kind in (("a hook", "hook"), ("two hooks", "two hooks"), ("an object's hook", "object"))
+    },
+    "what holds itself": job(load_model="counting_functions:holds_what_holds_itself"),
     "a schedule that draws": job("drawn_rate"),
     "a schedule that counts": job("counted_rate"),
     "a schedule by the loss": job("rate_by_losses", loss_function="remembering_jobs:noting_loss"),
@@ -145,9 +150,11 @@ def run_plain(ranks: Ranks) -> list[list[float]]:
     return [plain_losses(a_job) for a_job in JOBS.values()]
 
 
+HOOKS = ("a hook", "two hooks", "an object's hook")
 SHARED = (
     *("an array", "a deque", "an object", "a count", "global variables", "a loss that is an object"),
-    *("by_attribute", "by_closure", "by_another_module", "a function of the model's", "a hook"),
+    *("by_attribute", "by_new_attribute", "by_closure", "by_another_module", "a function of the model's"),
+    *HOOKS,
 )
 
 
@@ -160,8 +167,9 @@ def test_looking_ahead_is_not_remembered(
         assert whole == pytest.approx(plain[what], rel=1e-9), what
     shared = [
         one
-        for one in requests(tmp_path, None, "ddp")
-        if Path(one.folder).name in (*SHARED, "a stream that counts epochs")
+        for technique, names in (("ddp", (*SHARED, "a stream that counts epochs")), ("fsdp", HOOKS))
+        for one in requests(tmp_path / technique, None, technique)
+        if Path(one.folder).name in names
     ]
     told = ranks_module.launch(train_all, shared, size=2)[0]
     for one, (found, _) in zip(shared, told, strict=True):

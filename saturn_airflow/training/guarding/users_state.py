@@ -20,11 +20,18 @@ from torch import nn
 
 from saturn_airflow.model import references
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training.functions import FUNCTIONS, Place, places_in
+from saturn_airflow.training.functions import FUNCTIONS, Place, is_own, places_in
 from saturn_airflow.training.optim import own_classes, plain_values
 
 _LARGEST = 4096  # items of a container, or numbers of a tensor: what is larger is data, no state
 _CONTAINERS = (list, dict, set, OrderedDict, Counter, deque)
+# What names of hooks say, and where a module has them.
+_HOOKS = {
+    "pre-hook": "_forward_pre_hooks",
+    "hook": "_forward_hooks",
+    "backward pre-hook": "_backward_pre_hooks",
+    "backward hook": "_backward_hooks",
+}
 
 
 class UsersState:
@@ -56,6 +63,8 @@ class UsersState:
                 places = [place for _, place in places_in("", value, modules)]
                 self._kept += places
                 waiting += [place.value for place in places if self._is_state(place.value)]
+                if isinstance(value, types.FunctionType) and is_own(value):
+                    waiting.append(vars(value))  # which may get attributes
             elif isinstance(value, torch.Tensor):
                 if not isinstance(value, nn.Parameter) and value.numel() <= _LARGEST:
                     self._tensors.append((value, value.detach().clone()))
@@ -143,15 +152,21 @@ def _module_of(value: Any) -> str:
 
 
 def functions_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The functions that are attributes of a model's modules, or hooks on their forward passes, by names."""
+    """The functions that are attributes of a model's modules, and the hooks on their passes, by names.
+
+    Of hooks those of the job's own, objects among them: techniques have further ones.
+    """
     for prefix, module in model.named_modules():
         for key, value in list(vars(module).items()):
             if key not in plain_values.OF_MODULES and isinstance(value, FUNCTIONS):
                 yield f"{prefix}.{key}" if prefix else key, value
-        for held in (module._forward_pre_hooks, module._forward_hooks):
-            for number, hook in enumerate(held.values()):
-                if isinstance(hook, FUNCTIONS):
-                    yield f"{prefix}[hook {number}]", hook
+        for kind, held in _HOOKS.items():
+            for number, hook in enumerate(filter(_is_own_hook, list(getattr(module, held).values()))):
+                yield f"{prefix}[{kind} {number}]", hook
+
+
+def _is_own_hook(hook: Any) -> bool:
+    return is_own(hook) if isinstance(hook, FUNCTIONS) else own_classes.fields_of(hook) is not None
 
 
 def _is_data_of_class(name: str, value: Any) -> bool:

@@ -25,8 +25,8 @@ from saturn_airflow.training.optim.own_classes import class_of, fields_of, found
 OF_MODULES = frozenset([*vars(torch.nn.Module()), "forward", "_compiled_call_impl"])
 # Numbers of a tensor that are written as such; more are written as their bytes.
 _AS_NUMBERS = 4096
-#: Bytes that a value may have in a checkpoint beside the parameters.
-LARGEST = 2**24
+#: Bytes that a value may have in a checkpoint beside the parameters, and how deep it may be nested.
+LARGEST, DEEPEST = 2**24, 64
 _MAPPINGS: dict[str, Callable[..., Any]] = {
     "dict": dict,
     "OrderedDict": OrderedDict,
@@ -87,6 +87,8 @@ class _Encoder:
             return self._member(value)
         if id(value) in self._inside:
             raise JobError(f"{self._what} holds itself, which no checkpoint can hold")
+        if len(self._inside) > DEEPEST:
+            raise JobError(f"{self._what} has more than {DEEPEST} containers and objects within each other")
         self._inside.append(id(value))
         try:
             return self._encoded(value)
