@@ -144,6 +144,11 @@ class SweepSettings:
         return f"{self.group}.trials"
 
     @property
+    def report_task(self) -> str:
+        """The id of the sweep's last task."""
+        return f"{self.group}.report"
+
+    @property
     def better(self) -> metrics.Mode:
         """Whether the metric is better small or large."""
         return self.mode or "min"

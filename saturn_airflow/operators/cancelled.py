@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Context, DagRunState
+from airflow.sdk import Context, DagRunState, TaskInstanceState
 
-from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.folders import slug
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
@@ -18,6 +17,13 @@ if TYPE_CHECKING:
 
 REASON = "its DAG run was ended or deleted before it could report"
 _ENDED = (DagRunState.SUCCESS, DagRunState.FAILED)
+#: States of a report that nobody will read; None is one.
+_NEVER_RAN = (
+    None,
+    TaskInstanceState.SKIPPED,
+    TaskInstanceState.UPSTREAM_FAILED,
+    TaskInstanceState.REMOVED,
+)
 #: How long a task that Airflow is about to kill waits for MLflow, in seconds; what is not sent is kept.
 _PATIENCE = 1.0
 
@@ -25,10 +31,11 @@ _PATIENCE = 1.0
 def end_with_dag_run(
     context: Context, settings: SweepSettings, job_run: JobRun | None, log: Callable[..., object]
 ) -> None:
-    """End the run of a sweep if its DAG run has ended; one of its train tasks is being stopped.
+    """End the run of a sweep if its DAG run has ended without a report; a train task of it is being stopped.
 
-    Whoever is stopped has little time, and Airflow may know nothing of its DAG run any more. What fails here
-    is done by the next sweep of the DAG.
+    Where that task alone was marked, the sweep may have reported meanwhile, and that stands. Whoever is
+    stopped has little time, and Airflow may know nothing of its DAG run any more. What fails here is done by
+    the next sweep of the DAG.
 
     :param job_run: the run of the task's job, which knows the sweep's.
     """
@@ -36,7 +43,8 @@ def end_with_dag_run(
 
     sweep = SweepContext.of(context, settings.group)
     try:
-        if has_ended(context["ti"], sweep.run_id):
+        ti: Any = context["ti"]
+        if has_ended(ti, sweep.run_id) and not _has_reported(ti, settings.report_task):
             parent = job_run.description["parent"] if job_run else None
             parent = parent or pull_from_trials(context, settings.trials_task, "sweep")
             uri = mlflow_uri(settings.mlflow_conn_id)
@@ -45,13 +53,16 @@ def end_with_dag_run(
         log("The sweep is not ended in MLflow yet: %s", error)
 
 
-def end_earlier(context: Context, uri: str, log: Callable[..., object]) -> None:
-    """End in MLflow what earlier runs of this DAG left running there: those that ended without a report."""
+def end_earlier(context: Context, uri: str, experiment: str, log: Callable[..., object]) -> None:
+    """End in MLflow what earlier runs of this DAG left running there: those that ended without a report.
+
+    :param experiment: in which it is looked for.
+    """
     from saturn_airflow import tracking
 
     ti: Any = context["ti"]
     try:
-        for sweep in tracking.running_sweeps(uri, ti.dag_id):
+        for sweep in tracking.running_sweeps(uri, experiment, ti.dag_id):
             dag_id, run_id, group = sweep.name
             folder = home() / "sweeps" / slug(dag_id) / slug(run_id) / slug(group)
             # Where there is no folder, it may be the sweep of another deployment.
@@ -59,8 +70,8 @@ def end_earlier(context: Context, uri: str, log: Callable[..., object]) -> None:
                 continue
             if has_ended(ti, run_id):
                 log("%s is ended in MLflow: %s", "/".join(sweep.name), REASON)
-                tracking.stop_sweep(uri, sweep.mlflow_run, REASON)
-    except SaturnError as error:
+                tracking.stop_sweep(uri, sweep.mlflow_run, REASON, folder)
+    except Exception as error:  # of MLflow, or of Airflow's API
         log("What was cancelled earlier is not ended in MLflow: %s", error)
 
 
@@ -69,3 +80,9 @@ def has_ended(ti: Any, run_id: str) -> bool:
     if ti.get_dr_count(dag_id=ti.dag_id, run_ids=[run_id]) == 0:
         return True
     return bool(ti.get_dr_count(dag_id=ti.dag_id, run_ids=[run_id], states=[state.value for state in _ENDED]))
+
+
+def _has_reported(ti: Any, report_task: str) -> bool:
+    """Whether the report of this task's DAG run has begun, which ends the sweep in MLflow itself."""
+    found = ti.get_task_states(dag_id=ti.dag_id, task_ids=[report_task], run_ids=[ti.run_id])
+    return found.get(ti.run_id, {}).get(report_task) not in _NEVER_RAN

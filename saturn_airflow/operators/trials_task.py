@@ -104,16 +104,17 @@ class TrialsOperator(ListingOperator):
             raise AirflowFailException(str(error)) from None
         self._wait_for_another(context, sweep, {trial["fingerprint"] for trial in trials})
 
+        experiment = settings.experiment or sweep.dag_id
         run = tracking.open_sweep(
             uri,
-            settings.experiment or sweep.dag_id,
+            experiment,
             f"{sweep.group_id} {sweep.run_id}",
             {"saturn.sweep": sweep.key, **sweep.tags(context)},
             {"jobs": len(jobs), "nodes": len(cluster), "devices": cluster.devices},
             sweep.folder,
         )
         self.mlflow_url = run.url
-        cancelled.end_earlier(context, uri, self.log.info)
+        cancelled.end_earlier(context, uri, experiment, self.log.info)
         told = {
             "jobs": [job.to_dict() for job in jobs],
             LEFT_OUT_KEY: left_out,

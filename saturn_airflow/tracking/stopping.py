@@ -11,6 +11,8 @@ from typing import Any
 from saturn_airflow.tracking import server
 from saturn_airflow.tracking.mlflow_runs import STATUSES, SWEEP_TAG, reopen_sweep
 from saturn_airflow.tracking.outbox import Outbox
+from saturn_airflow.tracking.sender import Sender
+from saturn_airflow.tracking.sending import send_patiently
 
 _PAGE = 1000
 _STOPPED = "stopped"
@@ -28,17 +30,20 @@ class RunningSweep:
     mlflow_run: str
 
 
-def running_sweeps(uri: str, dag_id: str) -> list[RunningSweep]:
+def running_sweeps(uri: str, experiment: str, dag_id: str) -> list[RunningSweep]:
     """The sweeps of a DAG that have not ended in MLflow, the last to start first.
 
+    :param experiment: only those that are there; all of MLflow may be much.
     :raises MlflowAwayError: when MLflow does not answer.
     """
     wanted = f"tags.`{SWEEP_TAG}` != '' AND attributes.status = 'RUNNING'"
     with server.answers():
         client = server.client(uri)
-        everywhere = [found.experiment_id for found in client.search_experiments(max_results=_PAGE)]
+        there = client.get_experiment_by_name(experiment)
+        if there is None:
+            return []
         order = ["attributes.start_time DESC"]
-        runs = client.search_runs(everywhere, wanted, order_by=order, max_results=_PAGE)
+        runs = client.search_runs([there.experiment_id], wanted, order_by=order, max_results=_PAGE)
     found = []
     for run in runs:
         key, run_id = run.data.tags[SWEEP_TAG], run.data.tags.get("airflow.run_id", "")
@@ -49,20 +54,27 @@ def running_sweeps(uri: str, dag_id: str) -> list[RunningSweep]:
     return found
 
 
-def stop_sweep(uri: str, mlflow_run: str, reason: str) -> None:
+def stop_sweep(uri: str, mlflow_run: str, reason: str, folder: str | Path) -> None:
     """End the run of a sweep, and those of its jobs that have not ended, as stopped.
 
+    :param folder: of the sweep, where :func:`go_on` finds that it was stopped.
     :raises TrackingError: when MLflow does not answer, or refuses.
     """
+    tags = {"saturn.status": _STOPPED, "saturn.reason": reason}
     with server.answers():
         client = server.client(uri)
         own = client.get_run(mlflow_run)
         wanted = f"tags.`mlflow.parentRunId` = '{mlflow_run}' AND attributes.status = 'RUNNING'"
         jobs = client.search_runs([own.info.experiment_id], wanted, max_results=_PAGE)
         for run in (*jobs, own):
-            for tag, value in {"saturn.status": _STOPPED, "saturn.reason": reason}.items():
+            for tag, value in tags.items():
                 client.set_tag(run.info.run_id, tag, value, synchronous=True)
             client.set_terminated(run.info.run_id, STATUSES[_STOPPED])
+    outbox = Outbox(folder)
+    if outbox.size():
+        end = {"kind": "end", "status": STATUSES[_STOPPED], "tags": tags, "time": round(1000 * time.time())}
+        outbox.append(end)
+        send_patiently(Sender(uri, outbox), patience=1.0)
 
 
 def go_on(uri: str, sweep: Mapping[str, Any], folder: str | Path, patience: float) -> None:

@@ -387,17 +387,21 @@ def test_a_sweep_that_nobody_reports_is_ended_with_its_jobs_and_may_go_on(
     sweep, other = opened(f"{dag}/2026/11/sweep", "2026/11"), opened(f"{dag}-2/2026/11/sweep", "2026/11")
     job = open_job(embedded_uri, tmp_path / "job", sweep)
     job.leave()
-    (found,) = tracking.running_sweeps(embedded_uri, dag)
+    (found,) = tracking.running_sweeps(embedded_uri, dag, dag)
     assert (found.name, found.mlflow_run) == ((dag, "2026/11", "sweep"), sweep.id)
-    tracking.stop_sweep(embedded_uri, found.mlflow_run, "it was cancelled")
-    assert tracking.running_sweeps(embedded_uri, dag) == []
+    told, folder = sweep.to_dict(), tmp_path / f"{dag}-2026-11-sweep"
+    tracking.stop_sweep(embedded_uri, found.mlflow_run, "it was cancelled", folder)
+    assert not tracking.has_unsent(folder)
+    assert tracking.running_sweeps(embedded_uri, "another", dag) == []
+    assert tracking.running_sweeps(embedded_uri, dag, dag) == []
 
     def status(run: Any) -> str:
         return str(client(embedded_uri).get_run(run.id).info.status)
 
     assert [status(run) for run in (sweep, job, other)] == ["KILLED", "KILLED", "RUNNING"]
 
-    told, folder = sweep.to_dict(), tmp_path / f"{dag}-2026-11-sweep"
+    tracking.go_on(embedded_uri, told, folder, patience=5)
+    assert status(sweep) == "RUNNING", "whoever stopped it told the sweep's folder"
     tracking.reopen_sweep(embedded_uri, told, folder).close("stopped")
     tracking.go_on(embedded_uri, told, folder, patience=5)
     assert status(sweep) == "RUNNING"
