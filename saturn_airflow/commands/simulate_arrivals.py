@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _arrival(sweep: SharedSweep, file: ArrivalsFile, args: argparse.Namespace) -> Arrival:
     """``sweep`` with launches, and what its jobs really take."""
-    from saturn_airflow.planning.online.simulation import truth, with_launches
+    from saturn_airflow.planning.online.actual_seconds import truth, with_launches
     from saturn_airflow.sharing.replay import Arrival
 
     problem = Problem(sweep.name, file.nodes, tuple(job.job for job in sweep.jobs))

@@ -21,7 +21,7 @@ class Option:
 
     :param technique: its name.
     :param devices: how many devices it takes, all of one node.
-    :param seconds: whole seconds of training, set-up included, by kind of device.
+    :param seconds: by kind of device, the seconds that training the whole job takes, set-up included.
     :param setup: seconds of them that are set-up, to be paid again whenever the job is launched anew.
     """
 
@@ -39,6 +39,8 @@ class Option:
 class Way(NamedTuple):
     """A strategy on devices of one kind.
 
+    :param devices: how many.
+    :param setup: seconds, see :class:`Option`.
     :param net: seconds of training the whole job, without the set-up.
     """
 
@@ -74,7 +76,7 @@ class PlannedJob:
 
     @cached_property
     def ways(self) -> dict[str, tuple[Way, ...]]:
-        """By kind of device, the strategies of which none is as narrow and fast as another; narrow first."""
+        """By kind of device, the Pareto strategies: narrow first, and each faster than all before it."""
         found: dict[str, tuple[Way, ...]] = {}
         for kind in {kind for option in self.options for kind in option.seconds}:
             own = [o for o in self.options if kind in o.seconds]

@@ -43,22 +43,27 @@ class Clock:
 
 
 class LookClock(Clock):
-    """Counts the looks at it, a thousandth of a second each, rather than seconds.
+    """A deterministic clock: it counts how often it is read, each time a thousandth of a second.
 
-    What is searched for by such a clock is found again: on another machine, and whatever else that does.
+    A search by such a clock takes the same number of steps, and so finds the same plan, on any machine and
+    under any load.
+
+    :param looks: the count to go on with, where a part of the work has a clock of its own; from 0, if not
+        given.
     """
 
     def __init__(self, limit: float, looks: Iterator[int] | None = None) -> None:
         self._looks = itertools.count() if looks is None else looks
         self.started = 0.0
+        # Now: ``elapsed`` counts from ``started``, which is 0 until this line.
         self.started = self.elapsed
         self.limit = limit
 
     @property
     def elapsed(self) -> float:
-        """Thousandths of looks since the start, this one among them."""
+        """Reads since the start, this one included, divided by 1000."""
         return next(self._looks) / 1000 - self.started
 
     def within(self, seconds: float) -> Clock:
-        """A clock for a part of the work that counts the same looks."""
+        """A clock for a part of the work that goes on with the same count."""
         return LookClock(min(seconds, self.left), self._looks)

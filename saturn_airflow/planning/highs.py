@@ -19,7 +19,9 @@ class Outcome:
     """What HiGHS came back with.
 
     :param objective: of the best solution found, which the model's variables then hold; None without one.
-    :param bound: no solution is better than this (minimising: a lower bound).
+    :param bound: no solution is better than this (minimising: a lower bound); -inf where nothing is proven.
+    :param infeasible: proven, by HiGHS's tolerances: there is no solution.
+    :param optimal: ``objective`` is proven to be the optimum.
     """
 
     objective: float | None
@@ -58,7 +60,9 @@ class Solver:
 
         :param warm: start from the values its variables hold.
         :param target: stop at a solution this good.
-        :param relaxed: only the linear relaxation.
+        :param relaxed: only the linear relaxation. Cut short by the clock it gives no bound: what the simplex
+            method has before it is done is none.
+        :param options: more options of HiGHS, by its own names.
         """
         solver = self.highs
         solver.config.time_limit = max(clock.left, 0.01)

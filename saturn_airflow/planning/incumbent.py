@@ -33,7 +33,10 @@ class SolveProgress(NamedTuple):
 class Incumbent:
     """Keeps the better schedule, the higher bound, and tells ``on_progress`` of each.
 
-    :param enough: the gap at which to stop.
+    ``version`` counts the schedules that were taken: who remembers one sees whether there was a better one
+    since.
+
+    :param enough: the gap at which to stop, as a share (0.01: one per cent).
     :param target: the value at which to stop.
     """
 
@@ -68,7 +71,7 @@ class Incumbent:
         return self.value <= max(self.target, self.bound * (1 + max(self.enough, _EXACT)))
 
     def offer(self, schedule: Schedule) -> bool:
-        """Take ``schedule``, shifted left, if it is better."""
+        """Take ``schedule``, shifted left, if it is better; whether it was."""
         shifted = [left_shift(self.instance, node, row) for node, row in enumerate(schedule)]
         value = self.objective.value(self.instance, shifted)
         if not value < self.value:
@@ -92,4 +95,6 @@ class Incumbent:
             self.on_progress(SolveProgress(self.clock.elapsed, self.value, self.bound))
 
 
+#: Relative difference of value and bound below which a plan counts as optimal: above the tolerance of 1e-8
+#: that bounds are lowered by (see :meth:`PlanObjective.round_up`).
 _EXACT = 3e-8

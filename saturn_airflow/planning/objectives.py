@@ -47,7 +47,10 @@ class PlanObjective:
         return area if end <= self.deadline else math.inf
 
     def just_below(self, instance: Instance, value: float) -> float:
-        """A makespan above all that are less than ``value``."""
+        """What to ask for in order to get less than ``value``: no possible makespan lies between the two.
+
+        Where all seconds are multiples of a unit, so is every makespan, and half a unit less will do.
+        """
         unit = _unit(instance.problem)
         return value - unit / 2 if unit else value * (1 - _SOLVER)
 
@@ -95,4 +98,5 @@ def _unit(problem: Problem) -> int:
     return _unit_of(tuple(sorted(times_given)))
 
 
+#: Relative tolerance of what solvers return.
 _SOLVER = 1e-8

@@ -16,6 +16,7 @@ from saturn_airflow.planning.minimise import minimise_makespan, minimise_other
 from saturn_airflow.planning.objectives import MAKESPAN, checked
 from saturn_airflow.planning.online.replanning import carry_on
 
+#: Share of the time limit that is kept for turning the schedule into a plan.
 _FINISHING = 0.02
 
 
@@ -47,8 +48,10 @@ def solve(
     :param repeatable: count steps of the search, about as many as fit in the time limit, rather than time, so
         that the same problem and seed always give the same plan. The models of HiGHS, which count time, are
         left out: the lower bound is a weak one.
-    :raises InvalidSweepError: for an unknown objective, a time limit or gap that is no number above or
-        from 0, or a deadline that can't be met.
+    :raises InvalidSweepError: for an unknown objective, a time limit that is not above 0, a gap below 0, or a
+        deadline that is missing, misplaced or no time.
+    :raises MissedDeadlineError: (an InvalidSweepError) when the deadline can't be met, or no plan that
+        meets it was found in time.
     """
     _check(time_limit, gap, processes)
     assert not (repeatable and processes > 1), "processes that exchange plans do so when they happen to"

@@ -22,7 +22,7 @@ from saturn_airflow.planning.heuristics.ejection_pool import PoolSearch
 from saturn_airflow.planning.heuristics.list_scheduling import list_schedule
 from saturn_airflow.planning.instances.instance import group
 
-_LOOK_EVERY = 0.2
+_LOOK_EVERY = 0.2  # seconds between two looks at the clock while waiting
 _ready = threading.Event()
 _failed: list[BaseException] = []
 _started = threading.Lock()
@@ -51,10 +51,10 @@ def warm() -> None:
 
 
 def start() -> None:
-    """Begin, unless that was done."""
+    """Begin to compile in a thread of its own, unless that was done."""
     if not _ready.is_set() and _started.acquire(blocking=False):
-        # The compiler imports it where it is there; and parts of scipy import each other, so that two threads
-        # that import them at once can lock each other up.
+        # numba imports scipy where it is installed; and parts of scipy import each other, so that two threads
+        # that import them at once can deadlock.
         with contextlib.suppress(ImportError):
             import scipy.linalg.cython_blas  # noqa: F401
         threading.Thread(target=_warm_aside, daemon=True).start()

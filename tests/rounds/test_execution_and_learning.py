@@ -18,9 +18,9 @@ from saturn_airflow.planning.clock import LookClock
 from saturn_airflow.planning.heuristics.foresight import foresee
 from saturn_airflow.planning.instances.instance import group
 from saturn_airflow.planning.instances.schedule import Placed, assignments
+from saturn_airflow.planning.online.actual_seconds import truth, with_launches
 from saturn_airflow.planning.online.adoption import Effort, decide
 from saturn_airflow.planning.online.execution import Situation, execute, keep_places
-from saturn_airflow.planning.online.simulation import truth, with_launches
 
 QUICK = Effort(time_limit=0.02, repeatable=True)
 

@@ -17,7 +17,8 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import Chosen, MedianStopping, SuccessiveHalving
-from saturn_airflow.planning.online.simulation import Costs, NodeLoss, clairvoyant, simulate, truth
+from saturn_airflow.planning.online.actual_seconds import truth
+from saturn_airflow.planning.online.simulation import Costs, NodeLoss, clairvoyant, simulate
 
 TXT = Problem.read(INSTANCES / "txt-2x8.json")
 QUICK = 0.1

@@ -24,10 +24,16 @@ from saturn_airflow.planning.compiled import compiled
 from saturn_airflow.planning.instances.arrays import Floats, Ints
 
 POSSIBLE, REFUTED, UNKNOWN = 1, 0, -1
+#: A pattern is one number of 64 bits, a bit for each job.
 MOST_JOBS = 60
 MOST_DEVICES = 64
+#: Of the seconds of the device that has most.
 _TOLERANCE = 1e-9
+#: What was tried last at a level, where it is no mode's number: nothing, going on without the job, or all
+#: there is.
 _UNTRIED, _LAST, _OUT_OF_OPTIONS = -1, 1 << 20, 1 << 21
+#: What a level did to its job, which is taken back when the search returns to it: nothing, chose the job's
+#: mode and put its first copy on the device, or put another copy there.
 _NOTHING, _STARTED, _CONTINUED = 0, 1, 2
 
 
@@ -50,10 +56,14 @@ def share(
     :param areas: (classes,) least device-seconds of a job in time.
     :param jobs: the class of each of ``count`` jobs, equal ones next to each other; at most MOST_JOBS.
     :param slack: device-seconds that may be wasted.
+
+    A depth-first search without recursion: ``level`` goes one deeper with each decision, and one back when
+    nothing is left to try; arrays by level hold what each was when it was entered.
     """
     width, most = len(capacities), devices.shape[1]
     tolerance = _TOLERANCE * capacities[-1]
-    # A job's copies are the devices it still wants, once its mode is chosen; -1 before.
+    # A job's copies are the devices it still wants, once its mode is chosen; -1 before. It lasts the seconds
+    # of that mode; at the longest, those of the longest mode that the slack allows.
     copies, lasts = np.zeros(count, np.int64), np.zeros(count)
     longest = np.zeros(count)
     for job in range(count):
@@ -64,11 +74,14 @@ def share(
                 and devices[k, m] * seconds[k, m] <= areas[k] + slack + tolerance
             ):
                 longest[job] = max(longest[job], seconds[k, m])
-    # Level (device, job) decides on one job for one device; (device, count) closes the device.
+    # Level (device, job) decides on one job for one device; (device, count) closes the device. Its load are
+    # the seconds the device has so far, left is the slack that is left.
     levels = width * (count + 1) + 1
     load, left = np.zeros(levels), np.zeros(levels)
     pattern, option, did = np.zeros(levels, np.int64), np.zeros(levels, np.int64), np.zeros(levels, np.int64)
+    # (device, job): the most seconds that this job and those after it can still add to the device.
     could = np.zeros((width, count + 1))
+    # By device: the job that it has to run (-1 for any), and the pattern it was closed with.
     lead, chosen = np.zeros(width, np.int64), np.zeros(width, np.int64)
     level, steps, entering = 0, 0, True
     left[0] = slack
@@ -94,16 +107,19 @@ def share(
                 lead[device] = first if capacities[device] == capacities[-1] else -1
                 could[device, count] = 0.0
                 for other in range(count - 1, -1, -1):
+                    # A job that wants more copies than there are devices left: this branch is dead.
                     if copies[other] > width - device:
                         option[level] = _OUT_OF_OPTIONS
                     more = (
                         longest[other] if copies[other] < 0 else (lasts[other] if copies[other] > 0 else 0.0)
                     )
                     could[device, other] = could[device, other + 1] + more
+            # Even with all that can be added, the device wastes more than is allowed.
             missing = capacities[device] - load[level]
             if missing - could[device, job] > left[level] + tolerance:
                 option[level] = _OUT_OF_OPTIONS
             elif job == count:
+                # The device is closed, if its pattern is no larger than that of an equal one before it.
                 option[level] = _OUT_OF_OPTIONS
                 equal = device > 0 and capacities[device - 1] == capacities[device]
                 if not equal or pattern[level] <= chosen[device - 1]:
@@ -111,6 +127,7 @@ def share(
                     left[level + 1] = left[level] - max(0.0, missing)
                     level, entering = level + 1, True
                     continue
+        # Back from deeper levels, without success: take back what was tried last, and try the next.
         if did[level] != _NOTHING:
             copies[job] = copies[job] + 1 if did[level] == _CONTINUED else -1
             did[level] = _NOTHING
@@ -121,6 +138,7 @@ def share(
         room = capacities[device] - load[level] + tolerance
         if copies[job] < 0:
             k = jobs[job]
+            # Of equal jobs the first starts first.
             waits = job > 0 and jobs[job - 1] == k and copies[job - 1] < 0
             m = option[level] + 1
             while m < most and not waits:
@@ -139,7 +157,7 @@ def share(
         if advance:
             pattern[level + 1] = pattern[level] | (1 << (count - 1 - job))
         else:
-            # Without this job: not for one that all devices left must run.
+            # Go on without this job on this device, unless the device has to run it or all devices left do.
             option[level] = _LAST
             if job == lead[device] or copies[job] == width - device:
                 level -= 1

@@ -35,12 +35,17 @@ from saturn_airflow.planning.instances.instance import Instance
 ClassRow = list[tuple[int, int]]
 """(class, mode) in order of start."""
 
+#: Relative: sums of seconds are not exact.
 _ROUNDING = 1e-11
 FOUND, NONE, CUT_SHORT = 1, 0, -1
+#: Branches between two looks at the clock: some milliseconds.
 _BRANCHES_AT_ONCE = 20_000
+#: Steps of :func:`share` for the jobs of a whole node, and for those left in one branch (at least so many
+#: jobs).
 _ROOT_EFFORT = 100_000
 _SHARING = 300
 _FEW_TO_SHARE = 5
+#: The table of what was refuted: so many entries, of which a hash may have any of four.
 _REMEMBERED = 1 << 21
 _BUCKET = 4
 
@@ -50,7 +55,9 @@ class NotSettledError(Exception):
 
 
 class Sharer:
-    """Devices, each of which has from when it is free until C.
+    """The devices of a node (or of several, as if of one), each of which has from when it is free until C.
+
+    Says quickly which sets of jobs they can't share: see :mod:`device_patterns`.
 
     :param free: (devices,) when they become free, ascending; a job that wants g of them begins when the g-th
         is free at the earliest.
@@ -95,7 +102,11 @@ class Sharer:
 
 
 class Packer(Sharer):
-    """Packs nodes of one type within a makespan C."""
+    """Packs nodes of one type within a makespan C, and remembers for all of them what it refuted.
+
+    :param kind: the type's index in the instance.
+    :param end: C.
+    """
 
     def __init__(self, instance: Instance, kind: int, end: float) -> None:
         super().__init__(np.array(instance.types[kind].free), modes_of(instance, kind), end)
@@ -106,6 +117,7 @@ class Packer(Sharer):
     def search(self, jobs: tuple[int, ...], effort: int, clock: Clock | None = None) -> ClassRow | None:
         """A packing of ``jobs`` by C, or None when there is none.
 
+        :param jobs: the class of each.
         :raises NotSettledError: after ``effort`` branches, or when the time is up.
         """
         allowance = self.capacity * (1 + _ROUNDING) - math.fsum([self.area[k] for k in jobs])
@@ -143,7 +155,7 @@ class Packer(Sharer):
 
 
 def hash_keys(classes: int) -> Words:
-    """Random numbers by which sets of jobs are hashed: the same ones every time."""
+    """(classes, 2) fixed random numbers: a set of jobs is hashed as the sum of those of its jobs."""
     rng = np.random.default_rng(classes)
     return rng.integers(1, sys.maxsize, size=(classes, 2), dtype=np.uint64)
 
@@ -158,7 +170,7 @@ def _shareable(
     sets: Ints,
     allowances: Floats,
 ) -> npt.NDArray[np.bool_]:
-    """Whether a node might share each of the sets, its jobs taken in this order of classes."""
+    """(sets,) whether a node might share each of the sets, its jobs taken in this order of classes."""
     could = allowances >= 0
     jobs = np.zeros(MOST_JOBS, np.int64)
     # A plain number would have the function compiled once more, for just this number.
@@ -174,7 +186,10 @@ def _shareable(
 
 @compiled
 def _listed(counts: Ints, order: Ints, jobs: Ints) -> int:
-    """Write each job's class into ``jobs``, in this order of classes, as far as there is room; how many."""
+    """Write each job's class into ``jobs``, in this order of classes, as far as there is room.
+
+    :returns: how many jobs there are.
+    """
     count = 0
     for k in order:
         for _ in range(counts[k]):
@@ -202,26 +217,39 @@ def search(
     refuted: Words,
     path: Ints,
 ) -> tuple[int, int]:
-    """The branch and bound: its status, and how many branches it took.
+    """The branch and bound.
 
     :param available: (devices,) when devices become free, ascending.
     :param kinds: the ``present`` classes there are jobs of.
     :param counts: how many of each.
-    :param sharing: steps to spend in each branch on whether devices can share the jobs left.
-    :param refuted: (a power of two, 2) hashes of what was refuted before, and will be after.
-    :param path: (2, jobs) the class and mode of each job in order of start, when found.
+    :param allowance: device-seconds that may be wasted (W).
+    :param effort: branches after which to stop.
+    :param sharing: steps to spend in each branch on whether devices can share the jobs left; 0 for not
+        asking.
+    :param keys: (classes, 2), see :func:`hash_keys`.
+    :param refuted: (a power of two, 2) hashes of what was refuted before; those of what is refuted now are
+        added.
+    :param path: (2, jobs) is filled with the class and mode of each job in order of start, when found.
+    :returns: the status (FOUND, NONE, CUT_SHORT) and the number of branches.
+
+    A depth-first search without recursion: at depth n, n jobs are placed, and row n of each array holds what
+    is true there. A candidate is one number, ``position in kinds * most + mode``; so is what ``path`` holds
+    meanwhile.
     """
     width, most = len(available), devices.shape[1]
     jobs = 0
     for k in range(present):
         jobs += counts[k]
-    # By depth: when devices are free, what may still be wasted, and the branches from there.
+    # By depth: when devices are free (ascending), what may still be wasted, when the job placed last started
+    # and which candidate it was.
     free = np.zeros((jobs + 1, width))
     left = np.zeros(jobs + 1)
     started = np.zeros(jobs + 1)
     last = np.zeros(jobs + 1, np.int64)
     last[0] = -1
     hashes = np.zeros((jobs + 1, 2), np.uint64)
+    # The candidates at each depth, in the order in which they are tried: what each wastes, its area, its
+    # start and its number; how many there are, and how many were tried.
     waste, area, start = (
         np.zeros((jobs + 1, present * most)),
         np.zeros((jobs + 1, present * most)),
@@ -229,6 +257,7 @@ def search(
     )
     choice = np.zeros((jobs + 1, present * most), np.int64)
     found, tried = np.zeros(jobs + 1, np.int64), np.zeros(jobs + 1, np.int64)
+    # Two views of one value, to hash the bits of a float.
     number = np.zeros(1)
     bits = number.view(np.uint64)
     capacities = np.zeros(width)
@@ -236,7 +265,7 @@ def search(
     mask = refuted.shape[0] - 1
     left[0] = allowance
     for device in range(width):
-        # What is free too late for any job is out of account.
+        # A device that is free after C has no time at all, rather than less than none.
         free[0, device] = min(available[device], end)
     depth, branches, entering = 0, 0, True
     while True:
@@ -251,6 +280,9 @@ def search(
                     key = path[0, at]
                     path[0, at], path[1, at] = kinds[key // most], key % most
                 return FOUND, branches
+            # What may be wasted, once every job left takes at least the least area of its modes that still
+            # end by C from here, and once the devices that are free too late for the shortest of them are
+            # written off.
             found[depth] = tried[depth] = 0
             spare = left[depth]
             shortest = np.inf
@@ -322,6 +354,9 @@ def search(
                             continue
                         size = wanted * takes
                         wastes = size - areas[kinds[k]]
+                        # Devices that are free before it starts can run nothing before it any more (jobs are
+                        # placed in order of start), so they wait until then. Where it starts at once,
+                        # together with the job before it, only one order of the two is tried.
                         if begin > here[0]:
                             for device in range(width):
                                 if here[device] >= begin:
@@ -331,7 +366,7 @@ def search(
                             continue
                         if wastes > left[depth]:
                             continue
-                        # By waste, and the largest first.
+                        # Insert it in order of waste; of equal waste, the largest area first.
                         at = found[depth]
                         while at > 0 and (
                             waste[depth, at - 1] > wastes
@@ -343,6 +378,7 @@ def search(
                         waste[depth, at], area[depth, at] = wastes, size
                         start[depth, at], choice[depth, at] = begin, k * most + m
                         found[depth] += 1
+        # All candidates failed: remember that, in place of an arbitrary one of four where none is vacant.
         if tried[depth] == found[depth]:
             slot = int(hashes[depth, 0] & np.uint64(mask))
             into = slot ^ (branches % _BUCKET)
@@ -360,6 +396,8 @@ def search(
         tried[depth] += 1
         key, begin = choice[depth, at], start[depth, at]
         wanted = devices[kinds[key // most], key % most]
+        # The devices' times after it: those of the devices it does not take (none earlier than its start)
+        # merged with its end, which keeps them ascending.
         then, ends = free[depth + 1], begin + seconds[kinds[key // most], key % most]
         into = 0
         device = wanted

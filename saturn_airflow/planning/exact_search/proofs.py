@@ -1,8 +1,8 @@
-"""Exact proofs as part of a solve, a slice of time at a time: from above and from below.
+"""Exact proofs as part of a solve, a slice of time at a time: top-down and bottom-up.
 
-Both ask :mod:`exact` for a schedule that ends by some C. Just below the best makespan the answer is worth
-most, a better plan or the proof that there is none, and takes longest; the nearer C is to the bound, the
-sooner it is refuted.
+Both ask :mod:`saturn_airflow.planning.exact_search.sharings` for a schedule that ends by some C. Just below
+the best makespan the answer is worth most, a better plan or the proof that there is none, and takes longest;
+the nearer C is to the bound, the sooner it is refuted.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from saturn_airflow.planning.exact_search.node_packing import NotSettledError
 from saturn_airflow.planning.exact_search.sharings import Attempt
 from saturn_airflow.planning.incumbent import Incumbent
 
+#: The first step above the bound, as a share of the difference of value and bound.
 _FIRST_STEP = 1 / 8
+#: Steps grow by this factor while answers take less than this share of the time left.
 _LONGER = 2.0
 _QUICK = 1 / 4
 
 
 class Proof:
-    """One question after another about ``best``, answered as time allows."""
+    """One question after another about ``best``, answered as time allows: does any schedule end by this C?"""
 
     def __init__(self, best: Incumbent) -> None:
         self.best = best
@@ -26,7 +28,7 @@ class Proof:
 
     @property
     def over(self) -> bool:
-        """Whether nothing comes of it, unless a better schedule is found elsewhere."""
+        """Whether there is nothing to go on with, unless a better schedule is found elsewhere."""
         if self.best.proven:
             return True
         attempt = self.attempt
@@ -46,6 +48,7 @@ class Proof:
         return True
 
     def _ask(self) -> Attempt:
+        """The attempt to go on with: the one that was cut short, or one for the next C."""
         raise NotImplementedError
 
     @property
@@ -54,7 +57,7 @@ class Proof:
 
 
 class Descent(Proof):
-    """Is there a schedule that ends just earlier than the best? Where there is none, it is optimal."""
+    """Top-down: does any schedule end just earlier than the best? If none does, the best is optimal."""
 
     def _ask(self) -> Attempt:
         end = self._highest
@@ -66,7 +69,7 @@ class Descent(Proof):
 
 
 class Climb(Proof):
-    """Is there one that ends a step above the bound? The steps get longer as long as that is quick."""
+    """Bottom-up: does any end a step above the bound? Steps grow as long as answers come quickly."""
 
     def __init__(self, best: Incumbent) -> None:
         super().__init__(best)
@@ -74,6 +77,7 @@ class Climb(Proof):
         self.spent = 0.0
 
     def run(self, clock: Clock) -> bool:
+        """See :meth:`Proof.run`; the next step is longer where this answer was quick."""
         found = super().run(clock)
         self.spent += clock.elapsed
         if found:

@@ -1,12 +1,12 @@
 """Small problems, exactly: every way to share the jobs out over the nodes that area allows.
 
-For a makespan C, nodes are filled one after another with sets of jobs. The least areas of all jobs leave
-W device-seconds to waste in all; a node that takes so little that the rest would need more than the other
-nodes have is never tried, and near the optimum few sets remain. Of those, most are refuted by
-:mod:`device_patterns`: a node's own, or, for the jobs that are left, those of all later nodes together, the
-fuller ones first. What remains is packed, or refuted,
-by :mod:`node_packing`: all with a little effort first, then those not settled with more. Equal nodes take
-their sets in descending order, so that no sharing is tried twice.
+A *sharing* gives each node a set of jobs: by class, how many. For a makespan C, nodes are filled one after
+another with sets of jobs. The least areas of all jobs leave W device-seconds to waste in all; a node that
+takes so little that the rest would need more than the other nodes have is never tried, and near the optimum
+few sets remain. Of those, :mod:`device_patterns` refutes most: the set for the node's own devices, or the
+jobs that are left for those of all later nodes together, whichever is fuller first. What remains is packed,
+or refuted, by :mod:`node_packing`: all with a little effort first, then those not settled with more. Equal
+nodes take their sets in descending order, so that no sharing is tried twice.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule
 
 Counts = tuple[int, ...]
-_MOST_SHARINGS = 1 << 24
+"""A set of jobs: by class, how many."""
+
+#: A problem is small with at most so many nodes, and so many sets of jobs to choose one from.
 _MOST_NODES = 4
+_MOST_SHARINGS = 1 << 24
+#: Sets of jobs that are kept for one node: more, and the attempt is given up.
 _MOST_SETS = 1 << 18
+#: Branches for a set when it first comes up, and by how much more each time that all others were tried, too.
 _FIRST_EFFORT = 2000
 _MORE_EFFORT = 8
+#: Sets that are asked about between two looks at the clock.
 _SETS_AT_ONCE = 32
 _ROUNDING = 1e-11
 
 
 def is_small(instance: Instance) -> bool:
-    """Whether it is worth trying."""
+    """Whether the instance is small enough for this search to be worth its time."""
     sharings = math.prod(len(group.jobs) + 1 for group in instance.classes)
     return len(instance.problem.nodes) <= _MOST_NODES and sharings <= _MOST_SHARINGS
 
@@ -50,7 +56,13 @@ def schedule_by(instance: Instance, end: float, clock: Clock) -> Schedule | None
 
 
 class Attempt:
-    """The search for a schedule that ends by ``end``, a slice of time at a time."""
+    """The search for a schedule that ends by ``end``, a slice of time at a time.
+
+    ``known`` has, by type of node and set, the row it was packed into, or None where that was refuted;
+    ``hopeless`` the states of :meth:`_sharings` from which nothing came; ``unsettled`` the sharings that wait
+    for more effort. ``too_many`` is true once there were more sets than are kept: then nothing is proven any
+    more.
+    """
 
     def __init__(self, instance: Instance, end: float) -> None:
         self.instance = instance
@@ -99,7 +111,8 @@ class Attempt:
                         self.unsettled.append(sharing)
                     else:
                         if rows is not None:
-                            # There may be one that ends earlier still.
+                            # Should a schedule that ends earlier still be asked for (``lower``), this sharing
+                            # is tried first.
                             self.waiting = itertools.chain([sharing], self.waiting)
                             return self._schedule(rows)
                 if clock.expired:
@@ -136,10 +149,12 @@ class Attempt:
         return [rows[at] for at in range(len(sharing))]
 
     def _slack(self, at: int, taken: Counts) -> float:
+        """Device-seconds that the set leaves of the ``at``-th node's at most."""
         packer = self.packers[self.kinds[at]]
         return packer.capacity - math.fsum([n * packer.area[k] for k, n in enumerate(taken) if n])
 
     def _schedule(self, rows: list[ClassRow]) -> Schedule:
+        """The rows, with classes turned back into jobs."""
         waiting = [list(group.jobs) for group in self.instance.classes]
         schedule: Schedule = [[] for _ in self.nodes]
         for node, row in zip(self.nodes, rows, strict=True):
@@ -147,7 +162,9 @@ class Attempt:
         return schedule
 
     def _sharings(self, at: int, left: Counts, before: Counts | None) -> Iterator[list[Counts] | None]:
-        """Sets for the nodes from the ``at``-th on for the jobs ``left``; None between, to look at the clock.
+        """Sets for the nodes from the ``at``-th on for the jobs ``left``.
+
+        Yields None now and again, so that the caller can look at its clock.
 
         :param before: what the equal node before this one took; None when there is none.
         """
@@ -179,6 +196,7 @@ class Attempt:
                     yield [own, tuple(rest)]
                     continue
                 for more in self._sharings(at + 1, tuple(rest), own if equal else None):
+                    # Refuted meanwhile: the caller has tried to pack it with what came of it so far.
                     if self.known.get((kind, own), ()) is None:
                         break
                     if more is None:
@@ -190,7 +208,10 @@ class Attempt:
             self.hopeless.add(state)
 
     def _sets(self, at: int, left: Counts, before: Counts | None) -> Ints:
-        """Sets for the ``at``-th node that leave the later ones what they can hold, full ones first."""
+        """(sets, classes) sets for the ``at``-th node that leave the later ones no more than they hold.
+
+        The fullest come first. Sets ``too_many`` where there are more than are kept.
+        """
         packer = self.packers[self.kinds[at]]
         found = np.zeros((_MOST_SETS, len(left)), dtype=np.int64)
         count = _choose(
@@ -211,7 +232,7 @@ class Attempt:
 
 
 def _both_could(one: Sharer, other: Sharer, sets: Ints, rests: Ints) -> npt.NDArray[np.bool_]:
-    """Which of the sets the one might share, and the other the rest: the fuller is asked first."""
+    """(sets,) whether the one might share the set, and the other the rest; the fuller is asked first."""
     fuller = one.allowances(sets) <= other.allowances(rests)
     could = np.ones(len(sets), dtype=bool)
     for first in (True, False):
@@ -232,14 +253,20 @@ def _choose(
     descending: bool,
     found: Ints,
 ) -> int:
-    """Every set of ``left`` whose area has room, and so has that of the rest; how many, or -1 for too many.
+    """Every set of jobs ``left`` whose area has room on the node, and that of the rest on the later ones.
 
+    Depth-first over the classes, as an odometer: ``taken[k]`` counts down from all there are of class k.
+
+    :param area: (classes,) least device-seconds of a job on the node; ``later``: on the later ones.
+    :param room: device-seconds of the node; ``later_room``: of the later ones.
     :param before: where ``descending``, no set is larger than this one in lexical order.
     :param found: (most, classes) is filled with the sets.
+    :returns: how many there are; -1 for more than ``most``.
     """
     classes, most = len(left), len(found)
     taken = np.zeros(classes + 1, np.int64)
     used, given = np.zeros(classes + 1), np.zeros(classes + 1)
+    # Whether all classes up to k equal those of ``before``: only then does it limit the next.
     tied = np.zeros(classes + 1, np.bool_)
     tied[0] = descending
     count, k, entering = 0, 0, True

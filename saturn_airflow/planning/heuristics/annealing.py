@@ -20,8 +20,11 @@ from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule
 
 _ENDS, _WEIGHTED_ENDS, _DEVICE_TIME = 0, 1, 2
+#: Exponent of the makespan's energy.
 _POWER = 40.0
+#: What a deadline that is missed by its own length costs, in energies of a job.
 _LATE = 20.0
+#: Moves between two looks at the clock, at most and at least.
 _MOVES_AT_ONCE, _LEAST_MOVES = 2000, 20
 #: Steps of the loop over devices that take some milliseconds.
 _STEPS_AT_ONCE = 4_000_000
@@ -31,6 +34,11 @@ class Energy(NamedTuple):
     """What a row costs, and what is minimised of all rows: their sum, or for the makespan the largest.
 
     Use one of the functions below to make one.
+
+    :param name: which: _ENDS, _WEIGHTED_ENDS or _DEVICE_TIME.
+    :param scale: factor of the row's seconds or device-seconds.
+    :param deadline: seconds.
+    :param late: what missing the deadline by its own length costs.
     """
 
     name: int
@@ -64,36 +72,48 @@ def anneal(
     hot: float,
     cold: float,
 ) -> Schedule:
-    """The best schedule met while cooling from ``hot`` to ``cold`` until the time is up."""
+    """The best schedule met while cooling from ``hot`` to ``cold`` until the time is up.
+
+    :param hot: temperature at the start, in units of ``energy``; it falls geometrically to ``cold``.
+    """
     problem = _problem(instance)
     state = _state(instance, schedule)
-    energies = _energies(problem, energy, state)
+    energies = _row_energies(problem, energy, state)
     best = AnnealingState(*(part.copy() for part in state))
-    reached = np.array([_whole(energy, energies)])
+    reached = np.array([_schedule_energy(energy, energies)])
     seed = seeded(rng)
     while True:
         temperature = hot * (cold / hot) ** clock.gone
         if energy.name == _ENDS:
-            # Measured against the best there is, the longest rows cost about 1 all the way down.
+            # Scaled by the best makespan so far, the longest rows have an energy of about 1 all the way down:
+            # else the 40th power would make it vanish as schedules get better.
             longest = reached[0] ** (1 / _POWER) / energy.scale
             energy = makespan_energy(longest)
-            energies, reached[0] = _energies(problem, energy, state), 1.0
-        moves = _affordable(problem, state)
-        _moves(problem, energy, state, energies, best, reached, temperature, moves, seed)
+            energies, reached[0] = _row_energies(problem, energy, state), 1.0
+        moves = _moves_per_look(problem, state)
+        _make_moves(problem, energy, state, energies, best, reached, temperature, moves, seed)
         if clock.expired:
             return _schedule(instance, best)
 
 
-def _affordable(problem: Arrays, state: AnnealingState) -> int:
+def _moves_per_look(problem: Arrays, state: AnnealingState) -> int:
     """How many moves to make between two looks at the clock."""
     steps_of_one = int(problem.widths.max() * (state.lengths.max() + 1))
     return max(_LEAST_MOVES, min(_MOVES_AT_ONCE, _STEPS_AT_ONCE // steps_of_one))
 
 
 class Arrays(NamedTuple):
-    """What does not change: (types, jobs, most modes) devices, seconds; (types, jobs) how many modes;
-    (jobs,) releases, weights; (nodes,) types, devices; (nodes, most devices) when devices become free,
-    ascending."""
+    """The instance, by job instead of class.
+
+    :param devices: (types, jobs, most modes) of each mode.
+    :param seconds: (types, jobs, most modes) of each mode; infinite where there is none.
+    :param modes: (types, jobs) how many there are.
+    :param releases: (jobs,) seconds.
+    :param weights: (jobs,)
+    :param types: (nodes,) the type of each.
+    :param widths: (nodes,) devices of each.
+    :param free: (nodes, most devices) when devices become free, ascending.
+    """
 
     devices: Ints
     seconds: Floats
@@ -106,7 +126,12 @@ class Arrays(NamedTuple):
 
 
 class AnnealingState(NamedTuple):
-    """A schedule: (nodes, jobs) job and mode of each place in each row, (nodes,) lengths of the rows."""
+    """A schedule.
+
+    :param jobs: (nodes, jobs) the job at each place of each row.
+    :param modes: (nodes, jobs) and its mode.
+    :param lengths: (nodes,) of the rows; what stands beyond means nothing.
+    """
 
     jobs: Ints
     modes: Ints
@@ -153,7 +178,7 @@ def _schedule(instance: Instance, state: AnnealingState) -> Schedule:
 
 
 @compiled
-def _whole(energy: Energy, energies: Floats) -> float:
+def _schedule_energy(energy: Energy, energies: Floats) -> float:
     """What is minimised: the largest of the rows' energies for the makespan, otherwise their sum."""
     largest = total = 0.0
     for each in energies:
@@ -170,21 +195,24 @@ def _widest(problem: Arrays) -> int:
 
 
 @compiled
-def _energies(problem: Arrays, energy: Energy, state: AnnealingState) -> Floats:
+def _row_energies(problem: Arrays, energy: Energy, state: AnnealingState) -> Floats:
     found = np.zeros(len(state.lengths))
     free = np.zeros(_widest(problem))
     for node in range(len(found)):
-        found[node] = _energy(
+        found[node] = _row_energy(
             problem, energy, node, state.jobs[node], state.modes[node], state.lengths[node], free
         )
     return found
 
 
 @compiled
-def _energy(
+def _row_energy(
     problem: Arrays, energy: Energy, node: int, jobs: Ints, modes: Ints, length: int, free: Floats
 ) -> float:
-    """Energy of one row. ``free`` is room for when devices become free, ascending."""
+    """Energy of one row: its jobs are started in order, as :func:`schedule.times` does it.
+
+    :param free: (most devices,) scratch: when devices become free, ascending.
+    """
     kind, width = problem.types[node], problem.widths[node]
     for device in range(width):
         free[device] = problem.free[node, device]
@@ -194,6 +222,8 @@ def _energy(
         wanted = problem.devices[kind, job, modes[at]]
         takes = problem.seconds[kind, job, modes[at]]
         ends = max(free[wanted - 1], problem.releases[job]) + takes
+        # The first ``wanted`` devices are taken: those free before its end move down, and its end is merged
+        # in.
         device = wanted
         while device < width and free[device] <= ends:
             free[device - wanted] = free[device]
@@ -213,7 +243,7 @@ def _energy(
 
 @compiled
 def _mode_on(problem: Arrays, node: int, job: int, mode: int, seed: Words) -> int:
-    """A mode on ``node``: ``mode`` as often as not, otherwise any; -1 where the job can't run."""
+    """A mode on ``node``: ``mode`` in 55 % of cases, otherwise any at random; -1 where there is none."""
     count = problem.modes[problem.types[node], job]
     if count == 0:
         return -1
@@ -242,7 +272,7 @@ def _remove(jobs: Ints, modes: Ints, length: int, at: int) -> None:
 
 
 @compiled
-def _moves(
+def _make_moves(
     problem: Arrays,
     energy: Energy,
     state: AnnealingState,
@@ -253,7 +283,15 @@ def _moves(
     moves: int,
     seed: Words,
 ) -> None:
-    """Some moves at one temperature: they change ``state``, ``energies``, and ``best`` with ``reached``."""
+    """Some moves at one temperature: they change ``state``, ``energies``, and ``best`` with ``reached``.
+
+    With several nodes, 40 % exchange two jobs of two nodes, 20 % move a job to another node, 15 % change a
+    job's mode, 10 % its mode and its place in the row, 15 % its place; with one node, 75 % change the mode.
+
+    :param energies: (nodes,) of the rows of ``state``.
+    :param reached: (1,) energy of ``best``.
+    :param moves: how many to try.
+    """
     nodes, room = state.jobs.shape
     here_jobs, here_modes = np.zeros(room, np.int64), np.zeros(room, np.int64)
     there_jobs, there_modes = np.zeros(room, np.int64), np.zeros(room, np.int64)
@@ -292,14 +330,16 @@ def _moves(
                     there_jobs, there_modes, other_length, int(draw(seed) * (other_length + 1)), job, came
                 )
                 other_length += 1
-            there_energy = _energy(problem, energy, two, there_jobs, there_modes, other_length, free)
+            there_energy = _row_energy(problem, energy, two, there_jobs, there_modes, other_length, free)
         else:
             if choice < 0.85:
                 mode = int(draw(seed) * problem.modes[problem.types[one], job])
             to = at if choice < 0.75 else int(draw(seed) * length)
             _remove(here_jobs, here_modes, length, at)
             _insert(here_jobs, here_modes, length - 1, to, job, mode)
-        here_energy = _energy(problem, energy, one, here_jobs, here_modes, length, free)
+        here_energy = _row_energy(problem, energy, one, here_jobs, here_modes, length, free)
+        # Metropolis's rule. (For the makespan, too, the energy of a move is the change of the rows' sum: at
+        # the 40th power the longest rows are nearly all of it.)
         change = here_energy - energies[one]
         if two >= 0:
             change += there_energy - energies[two]
@@ -311,7 +351,7 @@ def _moves(
             _copy(there_jobs, there_modes, other_length, state.jobs[two], state.modes[two])
             state.lengths[two], energies[two] = other_length, there_energy
         if change < 0:
-            now = _whole(energy, energies)
+            now = _schedule_energy(energy, energies)
             if now < reached[0]:
                 reached[0] = now
                 for node in range(nodes):

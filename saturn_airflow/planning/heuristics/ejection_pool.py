@@ -16,7 +16,7 @@ time windows" (2009).
 from __future__ import annotations
 
 import random
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,66 +24,27 @@ from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.compiled import compiled
 from saturn_airflow.planning.exact_search.device_patterns import MOST_DEVICES, MOST_JOBS, REFUTED, share
 from saturn_airflow.planning.exact_search.node_packing import FOUND, NONE, hash_keys, search
+from saturn_airflow.planning.heuristics.pool_state import Memory, PoolState, Tables, Target
 from saturn_airflow.planning.heuristics.xorshift import draw, seeded
 from saturn_airflow.planning.instances.arrays import Floats, Ints, Words, free_by_node, modes_of
 from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule, times
 
+#: Of the annealing, in nodes' capacities.
 _TEMPERATURE = 0.002
+#: The energy's factor L, and the slack, as a share of a node's capacity, from which on more is no better.
 _GATHERING = 3.0
 _ENOUGH_SLACK = 0.1
+#: How often a set that was not settled has to come up before it is tried with more branches.
 _ASKED_AGAIN = 8
+#: Steps of :func:`share` for a set.
 _SHARE_EFFORT = 2000
+#: What is done between two looks at the clock, whichever is first.
 _BRANCHES_AT_ONCE = 10_000
 _MOVES_AT_ONCE = 1000
+#: Entries of the two tables of :class:`Memory`.
 _REMEMBERED_SETS, _REMEMBERED_BRANCHES = 1 << 16, 1 << 12
 _REFUTED = -1
-
-
-class Tables(NamedTuple):
-    """What does not change: by type of node and class, (types, classes, most modes) devices and seconds,
-    (types, classes) ranks: which class comes first; (classes,) releases; (nodes,) type, devices;
-    (nodes, most devices) when devices become free, ascending; (types, classes, 2) keys to hash sets by."""
-
-    devices: Ints
-    seconds: Floats
-    ranks: Ints
-    releases: Floats
-    kinds: Ints
-    widths: Ints
-    free: Floats
-    keys: Words
-
-
-class Aim(NamedTuple):
-    """What depends on C: (types, classes) least areas of jobs that end in time; (nodes,) capacities;
-    (classes,) what a job counts for in the pool: its least area over the largest capacity."""
-
-    end: float
-    areas: Floats
-    capacities: Floats
-    values: Floats
-
-
-class PoolState(NamedTuple):
-    """Every node's jobs and the pool's: (nodes, jobs) classes in order of start, and their modes; (nodes,)
-    how many; (nodes,) slack as a share of the capacity; (jobs,) classes in the pool; (1,) how many."""
-
-    classes: Ints
-    modes: Ints
-    lengths: Ints
-    slacks: Floats
-    pool: Ints
-    pooled: Ints
-
-
-class Memory(NamedTuple):
-    """Sets that could not be packed: (a power of two, 2) hashes, (a power of two, 2) branches spent on them
-    (or _REFUTED) and how often they came up since; and a table for :func:`node_packing.search`."""
-
-    sets: Words
-    spent: Ints
-    branches: Words
 
 
 class PoolSearch:
@@ -137,13 +98,13 @@ class PoolSearch:
             np.zeros((_REMEMBERED_SETS, 2), np.int64),
             np.zeros((_REMEMBERED_BRANCHES, 2), np.uint64),
         )
-        self.aim(end)
+        self.set_target(end)
         for node, row in enumerate(schedule):
             if any(run.end > end for run in times(instance, node, row)):
-                _unload(self.tables, self.target, self.state, self.memory, node, self.seed)
+                _eject_until_packed(self.tables, self.target, self.state, self.memory, node, self.seed)
 
-    def aim(self, end: float) -> None:
-        """Set C, higher than before if at all. Keeps all that is packed."""
+    def set_target(self, end: float) -> None:
+        """Set C, at least what it was before. Keeps all that is packed, which ends by the old C."""
         for part in self.memory:
             part[:] = 0
         modes = [modes_of(self.instance, kind) for kind in range(len(self.instance.types))]
@@ -151,8 +112,8 @@ class PoolSearch:
         areas = np.array([own.areas(end, at) for own, at in zip(modes, free, strict=True)])
         # Above 0 also where no device is free in time, to divide by.
         capacities: Floats = np.maximum(np.maximum(0.0, end - self.tables.free).sum(axis=1), end * 1e-9)
-        self.target = Aim(end, areas, capacities, areas.min(axis=0) / capacities.max())
-        _weigh(self.tables, self.target, self.state)
+        self.target = Target(end, areas, capacities, areas.min(axis=0) / capacities.max())
+        _update_slacks(self.tables, self.target, self.state)
 
     def run(self, clock: Clock) -> Schedule | None:
         """Search until the pool is empty (the schedule then ends by C) or the time is up (None)."""
@@ -161,7 +122,7 @@ class PoolSearch:
         while self.state.pooled[0]:
             if clock.expired:
                 return None
-            _moves(self.tables, self.target, self.state, self.memory, self.effort, self.seed)
+            _make_moves(self.tables, self.target, self.state, self.memory, self.effort, self.seed)
         return self.schedule()
 
     def schedule(self) -> Schedule:
@@ -178,47 +139,59 @@ class PoolSearch:
 
 
 @compiled
-def _slack(tables: Tables, aim: Aim, node: int, classes: Ints, count: int) -> float:
+def _slack(tables: Tables, target: Target, node: int, classes: Ints, count: int) -> float:
     """What a node's jobs leave of its capacity at least, as a share."""
     used = 0.0
     for at in range(count):
-        used += aim.areas[tables.kinds[node], classes[at]]
-    return float(1 - used / aim.capacities[node])
+        used += target.areas[tables.kinds[node], classes[at]]
+    return float(1 - used / target.capacities[node])
 
 
 @compiled
-def _weigh(tables: Tables, aim: Aim, state: PoolState) -> None:
+def _update_slacks(tables: Tables, target: Target, state: PoolState) -> None:
+    """Every node's slack anew, for a new C."""
     for node in range(len(state.lengths)):
-        state.slacks[node] = _slack(tables, aim, node, state.classes[node], state.lengths[node])
+        state.slacks[node] = _slack(tables, target, node, state.classes[node], state.lengths[node])
 
 
 @compiled
 def _pack(
-    tables: Tables, aim: Aim, memory: Memory, node: int, classes: Ints, count: int, effort: int, path: Ints
+    tables: Tables,
+    target: Target,
+    memory: Memory,
+    node: int,
+    classes: Ints,
+    count: int,
+    effort: int,
+    path: Ints,
 ) -> tuple[bool, int]:
     """Whether ``count`` jobs of these classes were packed on the node, and the branches that took.
 
+    :param classes: (at least count,) is sorted by rank.
+    :param effort: branches, for a set that has not come up before.
     :param path: (2, jobs) class and mode of each in order of start, when they were.
     """
     kind = tables.kinds[node]
     ranks = tables.ranks[kind]
+    # The hash is a sum over the jobs: their order does not matter. They are sorted by rank (insertion), so
+    # that equal ones are next to each other.
     first, second, area = np.uint64(3), np.uint64(5), 0.0
-    # In order of rank, so that equal ones are next to each other.
     for at in range(count):
         k = classes[at]
         first, second = first + tables.keys[kind, k, 0], second + tables.keys[kind, k, 1]
-        area += aim.areas[kind, k]
+        area += target.areas[kind, k]
         to = at
         while to > 0 and ranks[classes[to - 1]] > ranks[k]:
             classes[to] = classes[to - 1]
             to -= 1
         classes[to] = k
-    allowance = aim.capacities[node] * (1 + 1e-11) - area
+    allowance = target.capacities[node] * (1 + 1e-11) - area
     if not allowance >= 0:
         return False, 0
     slot = np.int64((first ^ (first >> np.uint64(31))) & np.uint64(_REMEMBERED_SETS - 1))
     known = memory.sets[slot, 0] == first and memory.sets[slot, 1] == second
     if known:
+        # Not settled with so many branches: most sets fail again, so only what keeps coming up gets more.
         spent = memory.spent[slot, 0]
         if spent == _REFUTED:
             return False, 0
@@ -226,11 +199,11 @@ def _pack(
         if memory.spent[slot, 1] <= _ASKED_AGAIN:
             return False, 0
         effort = spent * 4
-    width, end = tables.widths[node], aim.end
+    width, end = tables.widths[node], target.end
     # Plain numbers would have the functions compiled once more, for just these numbers.
     share_effort: Any = np.int64(_SHARE_EFFORT)
     no_sharing: Any = np.int64(0)
-    devices, seconds, areas = tables.devices[kind], tables.seconds[kind], aim.areas[kind]
+    devices, seconds, areas = tables.devices[kind], tables.seconds[kind], target.areas[kind]
     status, branches = NONE, 1
     could = True
     if count <= MOST_JOBS and width <= MOST_DEVICES:
@@ -269,7 +242,7 @@ def _pack(
 
 @compiled
 def _grouped(classes: Ints, count: int, kinds: Ints, counts: Ints) -> int:
-    """How many different classes there are, with each of them in ``kinds`` and its number in ``counts``."""
+    """How many different classes there are: each goes to ``kinds``, its number of jobs to ``counts``."""
     present = 0
     for at in range(count):
         if present > 0 and kinds[present - 1] == classes[at]:
@@ -281,20 +254,23 @@ def _grouped(classes: Ints, count: int, kinds: Ints, counts: Ints) -> int:
 
 
 @compiled
-def _settle(state: PoolState, node: int, path: Ints, count: int, slack: float) -> None:
+def _set_row(state: PoolState, node: int, path: Ints, count: int, slack: float) -> None:
+    """Give a node the jobs of ``path``."""
     for at in range(count):
         state.classes[node, at], state.modes[node, at] = path[0, at], path[1, at]
     state.lengths[node], state.slacks[node] = count, slack
 
 
 @compiled
-def _unload(tables: Tables, aim: Aim, state: PoolState, memory: Memory, node: int, seed: Words) -> None:
+def _eject_until_packed(
+    tables: Tables, target: Target, state: PoolState, memory: Memory, node: int, seed: Words
+) -> None:
     """Move jobs of a node to the pool, at random, until the others can be packed."""
     count = state.lengths[node]
     classes = state.classes[node].copy()
     path = np.zeros((2, count + 1), np.int64)
     while True:
-        packed, _ = _pack(tables, aim, memory, node, classes, count, _SHARE_EFFORT, path)
+        packed, _ = _pack(tables, target, memory, node, classes, count, _SHARE_EFFORT, path)
         if packed:
             break
         at = int(draw(seed) * count)
@@ -302,18 +278,19 @@ def _unload(tables: Tables, aim: Aim, state: PoolState, memory: Memory, node: in
         state.pooled[0] += 1
         classes[at] = classes[count - 1]
         count -= 1
-    slack = _slack(tables, aim, node, path[0], count)
-    _settle(state, node, path, count, slack)
+    slack = _slack(tables, target, node, path[0], count)
+    _set_row(state, node, path, count, slack)
 
 
 @compiled
-def _worth(change: float, seed: Words) -> bool:
-    """Whether to take a move that changes the energy by ``change``."""
+def _is_accepted(change: float, seed: Words) -> bool:
+    """Metropolis's rule: whether to take a move that changes the energy by ``change``."""
     return bool(change <= 0 or draw(seed) < np.exp(-change / _TEMPERATURE))
 
 
 @compiled
-def _gathered(slack: float) -> float:
+def _slack_reward(slack: float) -> float:
+    """What a node's slack takes off the energy: squared, so that it pays to gather it in few nodes."""
     return float(_GATHERING * min(slack, _ENOUGH_SLACK) ** 2)
 
 
@@ -325,7 +302,7 @@ def _copy(source: Ints, into: Ints, count: int) -> None:
 
 @compiled
 def _sample(classes: Ints, count: int, wanted: int, seed: Words) -> None:
-    """Bring ``wanted`` of the ``count`` classes, drawn at random, to the front."""
+    """Bring ``wanted`` of the ``count`` classes, drawn at random, to the front (Fisher-Yates, cut short)."""
     for at in range(wanted):
         other = at + int(draw(seed) * (count - at))
         classes[at], classes[other] = classes[other], classes[at]
@@ -333,7 +310,7 @@ def _sample(classes: Ints, count: int, wanted: int, seed: Words) -> None:
 
 @compiled
 def _same(one: Ints, two: Ints, count: int) -> bool:
-    """Whether the first one or two are the same."""
+    """Whether the first ``count`` (one or two) are the same, in any order."""
     if count == 1:
         return bool(one[0] == two[0])
     return bool((one[0] == two[0] and one[1] == two[1]) or (one[0] == two[1] and one[1] == two[0]))
@@ -341,7 +318,7 @@ def _same(one: Ints, two: Ints, count: int) -> bool:
 
 @compiled
 def _exchanged(ours: Ints, count: int, out: int, theirs: Ints, into: int, new: Ints) -> int:
-    """Ours without the first ``out``, with the first ``into`` of theirs; how many."""
+    """Write to ``new`` ours without the first ``out``, and the first ``into`` of theirs; returns how many."""
     for at in range(out, count):
         new[at - out] = ours[at]
     for at in range(into):
@@ -350,8 +327,14 @@ def _exchanged(ours: Ints, count: int, out: int, theirs: Ints, into: int, new: I
 
 
 @compiled
-def _moves(tables: Tables, aim: Aim, state: PoolState, memory: Memory, effort: int, seed: Words) -> None:
-    """Some moves, or fewer costly ones."""
+def _make_moves(
+    tables: Tables, target: Target, state: PoolState, memory: Memory, effort: int, seed: Words
+) -> None:
+    """Try moves until enough were tried, enough branches were spent on packing, or the pool is empty.
+
+    Half of the moves exchange up to two jobs of a node with one or two of the pool, the others up to two jobs
+    of each of two nodes. ``out`` jobs leave the first node, ``into`` enter it.
+    """
     nodes, room = state.classes.shape
     here, there = np.zeros(room, np.int64), np.zeros(room, np.int64)
     new_here, new_there = np.zeros(room, np.int64), np.zeros(room, np.int64)
@@ -377,20 +360,22 @@ def _moves(tables: Tables, aim: Aim, state: PoolState, memory: Memory, effort: i
                 continue
             slack = state.slacks[one]
             for at in range(out):
-                slack += aim.areas[kind, here[at]] / aim.capacities[one]
-                change += aim.values[here[at]]
+                slack += target.areas[kind, here[at]] / target.capacities[one]
+                change += target.values[here[at]]
             for at in range(into):
-                slack -= aim.areas[kind, state.pool[at]] / aim.capacities[one]
-                change -= aim.values[state.pool[at]]
-            change += _gathered(state.slacks[one]) - _gathered(slack)
-            if not slack > 0 or not _worth(change, seed):
+                slack -= target.areas[kind, state.pool[at]] / target.capacities[one]
+                change -= target.values[state.pool[at]]
+            change += _slack_reward(state.slacks[one]) - _slack_reward(slack)
+            # By energy first: packing costs far more.
+            if not slack > 0 or not _is_accepted(change, seed):
                 continue
             wanted = _exchanged(here, count, out, state.pool, into, new_here)
-            packed, branches = _pack(tables, aim, memory, one, new_here, wanted, effort, path_here)
+            packed, branches = _pack(tables, target, memory, one, new_here, wanted, effort, path_here)
             work += branches
             if not packed:
                 continue
-            _settle(state, one, path_here, wanted, slack)
+            _set_row(state, one, path_here, wanted, slack)
+            # The jobs that entered leave the front of the pool; those that left are put at its end.
             for at in range(pooled - into):
                 state.pool[at] = state.pool[at + into]
             for at in range(out):
@@ -411,31 +396,31 @@ def _moves(tables: Tables, aim: Aim, state: PoolState, memory: Memory, effort: i
             continue
         slack, other_slack = state.slacks[one], state.slacks[two]
         for at in range(out):
-            slack += aim.areas[kind, here[at]] / aim.capacities[one]
-            other_slack -= aim.areas[other_kind, here[at]] / aim.capacities[two]
+            slack += target.areas[kind, here[at]] / target.capacities[one]
+            other_slack -= target.areas[other_kind, here[at]] / target.capacities[two]
         for at in range(into):
-            slack -= aim.areas[kind, there[at]] / aim.capacities[one]
-            other_slack += aim.areas[other_kind, there[at]] / aim.capacities[two]
+            slack -= target.areas[kind, there[at]] / target.capacities[one]
+            other_slack += target.areas[other_kind, there[at]] / target.capacities[two]
         if not (slack > 0 and other_slack > 0):
             continue
-        change = _gathered(state.slacks[one]) + _gathered(state.slacks[two])
-        if not _worth(change - _gathered(slack) - _gathered(other_slack), seed):
+        change = _slack_reward(state.slacks[one]) + _slack_reward(state.slacks[two])
+        if not _is_accepted(change - _slack_reward(slack) - _slack_reward(other_slack), seed):
             continue
         wanted = _exchanged(here, count, out, there, into, new_here)
         other_wanted = _exchanged(there, other_count, into, here, out, new_there)
-        # The fuller one first: it is the one that may not be packed.
+        # The fuller one first: it is more likely to fail, which spares the other.
         fuller = slack <= other_slack
         packed = True
         for turn in range(2):
             if not packed:
                 break
             if (turn == 0) == fuller:
-                packed, branches = _pack(tables, aim, memory, one, new_here, wanted, effort, path_here)
+                packed, branches = _pack(tables, target, memory, one, new_here, wanted, effort, path_here)
             else:
                 packed, branches = _pack(
-                    tables, aim, memory, two, new_there, other_wanted, effort, path_there
+                    tables, target, memory, two, new_there, other_wanted, effort, path_there
                 )
             work += branches
         if packed:
-            _settle(state, one, path_here, wanted, slack)
-            _settle(state, two, path_there, other_wanted, other_slack)
+            _set_row(state, one, path_here, wanted, slack)
+            _set_row(state, two, path_there, other_wanted, other_slack)

@@ -18,7 +18,9 @@ from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule, left_shift
 
+#: Temperatures of the annealing at the start and at the end, in energies of a job.
 _HOT, _COLD = 0.3, 0.003
+#: How often to anneal: the first result says by when all can be done, which the second aims at.
 _PASSES = 2
 #: A job that no mode ends in time counts for so many times its area.
 _LATE = 3.0
@@ -40,11 +42,11 @@ Row = list[Item]
 def foresee(
     instance: Instance, schedule: Schedule, boundary: float, target: float, seed: int, clock: Clock
 ) -> Schedule:
-    """A schedule that leaves little for after ``boundary``.
+    """A schedule that leaves few device-seconds for after ``boundary``, found by simulated annealing.
 
     :param schedule: where to start.
     :param boundary: seconds from now at which jobs may be moved.
-    :param target: seconds from now by which all is to be done; improved on the way.
+    :param target: seconds from now by which all is to be done; a better one is found on the way.
     """
     rng = random.Random(seed)
     items = [
@@ -60,15 +62,22 @@ def foresee(
     on_node = [[by_type[kind] for by_type in items] for kind in instance.type_of]
     rows = [[on_node[node][job][mode] for job, mode in row] for node, row in enumerate(schedule)]
     for _ in range(_PASSES):
-        rest = _Rest(instance, boundary, target)
+        rest = _RemainingArea(instance, boundary, target)
         rows = _anneal(rows, on_node, rest, rng, clock.within(clock.limit / _PASSES))
+        # When the devices, all busy from the boundary on, have done what is left; and 1 % for what does not
+        # fit.
         target = boundary + rest.area(rows) / instance.devices * 1.01
     found = [[Placed(item.job, item.mode) for item in row] for row in rows]
     return [left_shift(instance, node, row) for node, row in enumerate(found)]
 
 
-class _Rest:
-    """What a schedule leaves for after a boundary, in device-seconds."""
+class _RemainingArea:
+    """What a schedule leaves for after a boundary, in device-seconds.
+
+    For each job the share that is not trained by then, times the device-seconds of its thriftiest mode that
+    still ends by the target (or, where none does, a penalty). ``modes`` has seconds and area of each job's
+    modes on any node, since it may be moved at the boundary.
+    """
 
     def __init__(self, instance: Instance, boundary: float, target: float) -> None:
         self.boundary = boundary
@@ -82,7 +91,7 @@ class _Rest:
         self.free = [instance.types[kind].free for kind in instance.type_of]
 
     def energy(self, row: Row, node: int) -> float:
-        """Scaled so that a whole schedule's are of the order of its number of jobs."""
+        """What one row leaves, scaled so that a whole schedule has about as much as it has jobs."""
         boundary, horizon = self.boundary, self.horizon
         free = list(self.free[node])
         total = 0.0
@@ -107,7 +116,7 @@ class _Rest:
 
 
 def _anneal(
-    rows: list[Row], on_node: list[list[list[Item]]], rest: _Rest, rng: random.Random, clock: Clock
+    rows: list[Row], on_node: list[list[list[Item]]], rest: _RemainingArea, rng: random.Random, clock: Clock
 ) -> list[Row]:
     """The best rows met while cooling until the time is up.
 
@@ -149,12 +158,18 @@ def _anneal(
 
 
 def _mode(modes: list[Item], item: Item, drawn: float) -> Item:
-    """The item as it is as often as not, otherwise under any mode."""
+    """The item under its own mode half of the time, otherwise under any of them.
+
+    :param modes: the job's on the node it goes to.
+    :param drawn: a random number from 0 to below 1.
+    """
     return (
         modes[min(item.mode, len(modes) - 1)] if drawn < 0.5 else modes[int((drawn - 0.5) * 2 * len(modes))]
     )
 
 
+#: Moves between two looks at the clock.
 _LOOK_EVERY = 64
+#: Share of the moves that take a job to a node drawn anew, and of those the share that bring another back.
 _BETWEEN = 0.6
 _EXCHANGE = 0.6

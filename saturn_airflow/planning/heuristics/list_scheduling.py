@@ -15,13 +15,15 @@ from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule
 
+#: Targets to try at most.
 _STEPS = 24
 
 
 def list_schedule(instance: Instance, lower: float, clock: Clock) -> Schedule:
-    """The schedule of the best target.
+    """The best schedule over all targets that were tried.
 
-    :param lower: a lower bound of the makespan, where the bisection starts.
+    :param lower: a lower bound of the makespan in seconds, where the bisection starts.
+    :param clock: checked after each target: the first is always tried.
     """
     best: Schedule = []
     upper = math.inf
@@ -47,7 +49,7 @@ def list_schedule(instance: Instance, lower: float, clock: Clock) -> Schedule:
 def first_come(instance: Instance, *, shortest_first: bool = False) -> Schedule:
     """Each job in the order given, wherever and under whichever mode it ends first.
 
-    :param shortest_first: the least area for its weight first, instead.
+    :param shortest_first: in ascending order of least area over weight, instead.
     """
     order = list(range(len(instance.modes)))
     if shortest_first:
@@ -63,6 +65,10 @@ def _weight(instance: Instance, job: int) -> float:
 
 
 def _for_target(instance: Instance, target: float, order: Sequence[int]) -> tuple[Schedule, float]:
+    """The jobs in this order, each where it ends by ``target`` with the least area, else where it ends first.
+
+    :returns: the schedule and its makespan, which may be above the target.
+    """
     free = [list(instance.types[kind].free) for kind in instance.type_of]
     schedule: Schedule = [[] for _ in free]
     latest = 0.0
@@ -95,14 +101,14 @@ def _for_target(instance: Instance, target: float, order: Sequence[int]) -> tupl
 
 
 def _orders(instance: Instance, target: float) -> list[list[int]]:
-    """Longest first; and where jobs are bound to nodes of some types, those before the others."""
+    """The orders to try: longest first, and the same with jobs first that can't run on all types of node."""
     longest = sorted(range(len(instance.modes)), key=lambda job: _rank(instance, job, target))
     bound_first = sorted(longest, key=lambda job: all(instance.modes[job]))
     return [longest] if bound_first == longest else [longest, bound_first]
 
 
 def _rank(instance: Instance, job: int, target: float) -> tuple[float, float]:
-    """Longest first, by the thriftiest mode that ends by ``target``; the released later."""
+    """Key of the order: by release; then longest first, under the thriftiest mode that ends by ``target``."""
     modes = [mode for modes in instance.modes[job] for mode in modes]
     fitting = [mode for mode in modes if mode.seconds <= target] or [min(modes, key=lambda m: m.seconds)]
     thriftiest = min(fitting, key=lambda mode: mode.area)

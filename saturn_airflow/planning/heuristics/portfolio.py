@@ -24,6 +24,8 @@ from saturn_airflow.planning.objectives import PlanObjective
 class SearchTask(NamedTuple):
     """What a member is to do.
 
+    :param seconds: to search for.
+    :param enough: the gap at which to stop, as a share.
     :param exactly: whether to prove as well as to search.
     """
 
@@ -35,15 +37,17 @@ class SearchTask(NamedTuple):
     exactly: bool
 
 
-class News(NamedTuple):
+class SharedBest(NamedTuple):
     """The best schedule and bound of one process."""
 
     schedule: Schedule
     bound: float
 
 
-class Team:
-    """The members of a solve, seen from the process that leads it.
+class Portfolio:
+    """The processes (members) of a solve, seen from the one that leads it.
+
+    A context manager: at its end they are killed.
 
     :param size: how many beside the leader.
     :param exactly: whether the first of them proves as well as searches.
@@ -51,8 +55,8 @@ class Team:
 
     def __init__(self, best: Incumbent, size: int, seed: int, *, exactly: bool = False) -> None:
         self.best = best
-        self.told: tuple[int, float] = (-1, -1.0)
-        self.heard: queue.Queue[News] = queue.Queue()
+        self.sent: tuple[int, float] = (-1, -1.0)
+        self.received: queue.Queue[SharedBest] = queue.Queue()
         self.members: list[subprocess.Popen[bytes]] = []
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         for number in range(size):
@@ -69,7 +73,7 @@ class Team:
                     environment,
                 )
 
-    def __enter__(self) -> Team:
+    def __enter__(self) -> Portfolio:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,18 +88,18 @@ class Team:
 
     def exchange(self) -> None:
         """Take what members found, and tell them the best."""
-        while not self.heard.empty():
-            news = self.heard.get()
+        while not self.received.empty():
+            news = self.received.get()
             self.best.offer(news.schedule)
             self.best.raise_bound(news.bound)
         state = (self.best.version, self.best.bound)
-        if state == self.told or not self.best.schedule:
+        if state == self.sent or not self.best.schedule:
             return
-        self.told = state
+        self.sent = state
         for member in list(self.members):
             assert member.stdin is not None
             try:
-                send(member.stdin, News(self.best.schedule, self.best.bound))
+                send(member.stdin, SharedBest(self.best.schedule, self.best.bound))
             except OSError:
                 self.members.remove(member)
 
@@ -111,7 +115,7 @@ class Team:
         assert member.stdin is not None
         assert member.stdout is not None
         send(member.stdin, task)
-        threading.Thread(target=listen, args=(member.stdout, self.heard), daemon=True).start()
+        threading.Thread(target=listen, args=(member.stdout, self.received), daemon=True).start()
 
 
 def send(pipe: IO[bytes], message: Any) -> None:
@@ -120,8 +124,8 @@ def send(pipe: IO[bytes], message: Any) -> None:
     pipe.flush()
 
 
-def listen(pipe: IO[bytes], heard: queue.Queue[News]) -> None:
-    """Put what comes through ``pipe`` into ``heard``, until its other end is gone."""
+def listen(pipe: IO[bytes], received: queue.Queue[SharedBest]) -> None:
+    """Put what comes through ``pipe`` into ``received``, until its other end is gone."""
     with contextlib.suppress(EOFError, OSError, ValueError, pickle.UnpicklingError):
         while True:
-            heard.put(pickle.load(pipe))
+            received.put(pickle.load(pipe))

@@ -27,6 +27,7 @@ from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule
 
+#: Larger models are not tried: HiGHS would hardly find a solution in a slice of time.
 _MOST_VARIABLES = 6000
 
 
@@ -34,6 +35,7 @@ _MOST_VARIABLES = 6000
 class Block:
     """Devices ``first`` to ``last`` - 1 of a node.
 
+    :param front: whether it is filled from the schedule's front, rather than from its back.
     :param parent: position of the block it is part of; -1 for the whole node.
     """
 
@@ -61,7 +63,10 @@ class TreePacker:
         self.counts: dict[tuple[int, int], int] = {}
 
     def pack(self, clock: Clock, *, below: float) -> Schedule | None:
-        """The best schedule found in time that ends by ``below``, before shifting."""
+        """The best schedule found in time that ends by ``below``, before it is shifted left.
+
+        :returns: None where there is none, the model would be too large, or some job's modes all take longer.
+        """
         instance = self.instance
         tree = blocks(instance, None if self.halves else self.rng)
         fastest: dict[tuple[int, int], tuple[float, int]] = {}
@@ -143,7 +148,11 @@ def _schedule(
     counts: dict[tuple[int, int], int],
     end: float,
 ) -> Schedule:
-    """The rows, in order of the starts that the trees give."""
+    """The rows, in order of the starts that the trees give.
+
+    :param counts: jobs of class k on block B, by (k, B).
+    :param end: C, from which back blocks count.
+    """
     waiting = [list(group.jobs) for group in instance.classes]
     reached = [0.0] * len(tree)
     starts: list[list[tuple[float, Placed]]] = [[] for _ in instance.type_of]

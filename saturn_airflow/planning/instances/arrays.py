@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from saturn_airflow.planning.instances.instance import Instance
 
+#: Arrays that compiled code takes; ``Words`` hold bits, such as hashes.
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -56,7 +57,11 @@ def modes_of(instance: Instance, kind: int) -> Modes:
 
 
 def merged(tables: Sequence[Modes]) -> Modes:
-    """What every class takes on nodes of whichever of these types suits it best."""
+    """By class and width, the least seconds on any of these types of node.
+
+    :returns: as many columns as the tables have together; what another column of the same width beats is
+        infinite.
+    """
     devices = np.concatenate([table.devices for table in tables], axis=1)
     seconds = np.concatenate([table.seconds for table in tables], axis=1)
     for k in range(len(devices)):

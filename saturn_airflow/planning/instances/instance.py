@@ -41,8 +41,9 @@ Modes = tuple[Mode, ...]
 class NodeType:
     """Nodes that no job can tell apart.
 
+    :param devices: of each of them (G).
     :param nodes: their indices in the problem.
-    :param free: when their devices become free, in ascending order.
+    :param free: (devices,) when each one's devices become free, in seconds from the plan's start, ascending.
     """
 
     kind: str
@@ -53,8 +54,9 @@ class NodeType:
     def busy(self, until: float) -> list[list[tuple[float, float]]]:
         """What the devices of one such node are busy with before they are free, at most until ``until``.
 
-        As jobs, each a share of the devices and seconds, in two ways: one for each device, and one for each
-        time between two moments at which some become free.
+        :returns: the same time twice, each as jobs (share of the devices, seconds): one job for each device,
+            and one for each span between two moments at which some become free, over all devices still busy
+            in it. Bounds take whichever says more.
         """
         free = [min(until, at) for at in self.free]
         devices = [(1 / self.devices, at) for at in free]
@@ -73,7 +75,7 @@ class JobClass:
     :param modes: by node type, the Pareto modes, narrow and slow first; empty where the job may not run.
     :param release: seconds before which none of them may start.
     :param weight: what each counts for in the mean completion time.
-    :param earliest_end: the first second at which one of them may end, if nothing else runs.
+    :param earliest_end: the first moment at which one of them may end, if nothing else runs.
     """
 
     jobs: tuple[int, ...]
@@ -84,12 +86,12 @@ class JobClass:
 
     @cached_property
     def shortest(self) -> float:
-        """Seconds under the fastest mode anywhere."""
+        """Seconds of one of them under the fastest mode anywhere."""
         return min(mode.seconds for modes in self.modes for mode in modes)
 
     @cached_property
     def least_area(self) -> float:
-        """Device-seconds under the thriftiest mode anywhere."""
+        """Device-seconds of one of them under the mode that takes least, anywhere."""
         return min(mode.area for modes in self.modes for mode in modes)
 
 
@@ -131,6 +133,7 @@ class Instance:
 
 def group(problem: Problem) -> Instance:
     """The classes, types and modes of ``problem``."""
+    # Nodes differ in type, too, where some job is bound to the one and not to the other.
     bindings = sorted({job.nodes for job in problem.jobs if job.nodes is not None})
     types: dict[tuple[object, ...], list[int]] = {}
     for index, node in enumerate(problem.nodes):
@@ -171,6 +174,7 @@ def _pareto(job: PlannedJob, node: Node) -> Modes:
         if Problem.fits(job, option, node)
     ]
     modes: list[Mode] = []
+    # Narrow first; of one width, the fastest first, so that the others are dropped.
     for mode in sorted(found):
         if not modes or mode.seconds < modes[-1].seconds:
             modes.append(mode)

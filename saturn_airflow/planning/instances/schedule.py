@@ -38,8 +38,9 @@ class PlacedRun(NamedTuple):
 
 
 def times(instance: Instance, node: int, row: Iterable[Placed]) -> list[PlacedRun]:
-    """Earliest starts of the jobs of ``row`` on ``node``, each no earlier than devices become free for it."""
+    """Starts and ends of the jobs of ``row`` on ``node``: in this order, each as early as devices allow."""
     kind = instance.type_of[node]
+    # When each device becomes free, ascending: a job that wants g of them can start when the g-th is.
     free = list(instance.types[kind].free)
     runs = []
     for job, mode in row:
@@ -48,7 +49,8 @@ def times(instance: Instance, node: int, row: Iterable[Placed]) -> list[PlacedRu
         if instance.has_releases:
             start = max(start, instance.problem.jobs[job].release)
         end = start + seconds
-        # Devices free no later than the start are alike; those free last are kept for what they are.
+        # Of the devices that are free by the start, it takes those that became free last: a job further down
+        # the row that is narrow enough may still use the gap that the others have had for longer.
         taken = bisect_right(free, start)
         del free[taken - devices : taken]
         at = bisect_right(free, end)

@@ -6,16 +6,23 @@ from saturn_airflow.planning.instances.instance import Instance
 
 
 def simple_bound(instance: Instance) -> float:
-    """Of the makespan: the longest job at its fastest, and all least areas on all devices."""
+    """A bound of the makespan in seconds: the larger of the longest job at its fastest and the area bound."""
     longest = max(group.earliest_end for group in instance.classes)
     return max(longest, filled(instance))
 
 
 def filled(instance: Instance) -> float:
-    """Seconds after which the devices, from when each is free, have had the least areas of all jobs."""
+    """The area bound: when all devices, from when each is free, have had room for all jobs' least areas.
+
+    That is the C with ``sum over devices of max(0, C - f_d) = sum of areas``: the level of water poured over
+    steps of heights f_d.
+
+    :returns: seconds from the plan's start.
+    """
     area = sum(len(group.jobs) * group.least_area for group in instance.classes)
     free = sorted(at for kind in instance.types for at in kind.free * len(kind.nodes))
     held = 0.0
+    # The first ``number`` devices alone reach the level ``end``, which is it if no other is free before.
     for number, at in enumerate(free, 1):
         held += at
         end = (area + held) / number
@@ -25,7 +32,7 @@ def filled(instance: Instance) -> float:
 
 
 def mean_completion_bound(instance: Instance) -> float:
-    """Of the weighted mean completion time.
+    """A bound of the weighted mean completion time, in seconds.
 
     A job of area a under a mode of r seconds has its middle r/2 before its end. Were all D devices one
     machine that takes a/D seconds for it, no order had a smaller sum of weighted middles than that of

@@ -7,9 +7,11 @@ R(C) keeps the modes that end by C, and asks for the least overload t:
     sum over k, m of u(g/G_i) v(r/C) x_kim <= N_i + t                   for every type i and pair (u, v)
 
 with u and v dual feasible functions of width and duration (see :mod:`dual_feasible`). What devices are busy
-with until they are free counts as jobs that have their place. Where t > 0, even
-with fractions of jobs, no plan ends by C. Of the thousands of pairs only those are written down that a
-solution breaks: solve, find the broken ones, add them, and again.
+with until they are free counts as jobs whose place is fixed. Where t > 0, even with fractions of jobs, no
+plan ends by C. There are thousands of pairs, so rows are generated as they are needed: solve, find the pairs
+that the solution violates most, add them, and solve again.
+
+"Destructive" is the term of Klein and Scholl, "Computing lower bounds by destructive improvement" (1999).
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ from saturn_airflow.planning.lower_bounds.relaxation import mode_keys
 
 Key = tuple[int, int, int]
 
+#: An overload above this is one; a row may be exceeded by as much. Above the solver's own tolerances.
 _TOLERANCE = 5e-6
+#: Rows that are added for each type of node between two solves, and how often that is done.
 _ROWS_A_ROUND = 8
 _ROUNDS = 40
+#: With more modes of classes on types than this, branch and bound over whole jobs is not tried.
 _MOST_WHOLE = 2500
 
 
@@ -44,7 +49,7 @@ class Answer(Enum):
 
 
 class Refuter:
-    """R for one instance, asked about one C after another."""
+    """R(C) of one instance, for one C after another."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -53,6 +58,7 @@ class Refuter:
         """Whether any plan may end by ``end``.
 
         :param whole: whole jobs, by branch and bound, instead of fractions.
+        :returns: never REFUTED by mistake; POSSIBLE says only that this relaxation does not refute it.
         """
         instance = self.instance
         keys, modes = _modes_by(instance, end)
@@ -70,10 +76,12 @@ class Refuter:
             if outcome.objective is None or clock.expired:
                 return Answer.UNKNOWN
             x = np.array([m.x[key].value or 0.0 for key in keys])
-            if not sum(each.add(m, each.broken(x)) for each in pairs):
+            if not sum(each.add(m, each.violated(x)) for each in pairs):
                 break
         if not whole:
             return Answer.POSSIBLE
+        # Fractions of jobs don't refute it: now whole ones, with the rows that were found so far and, as long
+        # as whole solutions violate some, with more.
         for variable in m.x.values():
             variable.domain = pyo.NonNegativeIntegers
         solver = highs.Solver(m)
@@ -84,13 +92,16 @@ class Refuter:
             if outcome.objective is None or outcome.objective > _TOLERANCE:
                 return Answer.UNKNOWN
             x = np.array([round(m.x[key].value or 0.0) for key in keys], dtype=float)
-            if not sum(each.add(m, each.broken(x)) for each in pairs):
+            if not sum(each.add(m, each.violated(x)) for each in pairs):
                 return Answer.POSSIBLE
         return Answer.UNKNOWN
 
 
 def least_area(instance: Instance, end: float, clock: Clock) -> float | None:
-    """Device-seconds that every plan takes which ends by ``end``; None when there is no such plan."""
+    """Device-seconds that every plan takes at least which ends by ``end``; None where there is no such plan.
+
+    R(C) with t = 0, and the area as what is minimised.
+    """
     keys, modes = _modes_by(instance, end)
     if len({k for k, _, _ in keys}) < len(instance.classes):
         return None
@@ -110,13 +121,13 @@ def least_area(instance: Instance, end: float, clock: Clock) -> float | None:
             break
         least = max(least, outcome.bound)
         x = np.array([m.x[key].value or 0.0 for key in keys])
-        if clock.expired or not sum(each.add(m, each.broken(x)) for each in pairs):
+        if clock.expired or not sum(each.add(m, each.violated(x)) for each in pairs):
             break
     return least
 
 
 def _modes_by(instance: Instance, end: float) -> tuple[list[Key], list[Mode]]:
-    """The modes that end by ``end``, and their keys (k, i, m)."""
+    """The modes that can end by ``end``, and the key (class, type of node, number of the mode) of each."""
     keys: list[Key] = []
     modes: list[Mode] = []
     for k, group in enumerate(instance.classes):
@@ -130,6 +141,7 @@ def _modes_by(instance: Instance, end: float) -> tuple[list[Key], list[Mode]]:
 
 
 def _skeleton(instance: Instance, keys: list[Key]) -> pyo.ConcreteModel:
+    """R(C) without rows of pairs: ``x`` by key, ``overload`` (t), and ``shared``, the list for the rows."""
     m = pyo.ConcreteModel()
     m.x = pyo.Var(keys, domain=pyo.NonNegativeReals)
     m.overload = pyo.Var(domain=pyo.NonNegativeReals)
@@ -145,7 +157,11 @@ def _skeleton(instance: Instance, keys: list[Key]) -> pyo.ConcreteModel:
 
 
 class _Pairs:
-    """The pairs (u, v) for one type of node, as matrices over its modes."""
+    """The pairs (u, v) for one type of node.
+
+    ``u`` and ``v`` are matrices (functions, modes of this type): each function of each mode's share of the
+    devices and of C.
+    """
 
     def __init__(self, instance: Instance, kind: int, keys: list[Key], modes: list[Mode], end: float) -> None:
         self.nodes = len(instance.types[kind].nodes)
@@ -157,7 +173,7 @@ class _Pairs:
         us = dual_feasible.family([*widths, *(width for jobs in before for width, _ in jobs)])
         vs = dual_feasible.family([*lengths, *(length for jobs in before for _, length in jobs)])
         self.u, self.v = _values(us, widths), _values(vs, lengths)
-        #: (u, v) what these nodes are busy with before their devices are free.
+        #: (functions u, functions v) what these nodes are busy with before their devices are free.
         self.taken = self.nodes * np.max(
             [
                 _values(us, [width for width, _ in jobs]) @ _values(vs, [length for _, length in jobs]).T
@@ -171,8 +187,11 @@ class _Pairs:
         """Every u with v(x) = x: the first rows."""
         return [(at, 0) for at in range(len(self.u))] if len(self.columns) else []
 
-    def broken(self, x: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
-        """The pairs that ``x`` breaks most."""
+    def violated(self, x: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
+        """The pairs that ``x`` violates most, a few of them; none where it keeps to all.
+
+        :param x: (keys,) jobs under each mode.
+        """
         if not len(self.columns):
             return []
         load = (self.u * x[self.columns]) @ self.v.T + self.taken
@@ -183,7 +202,7 @@ class _Pairs:
         ]
 
     def add(self, m: pyo.ConcreteModel, pairs: list[tuple[int, int]]) -> int:
-        """Write the rows of ``pairs`` into the model; how many."""
+        """Add the rows of ``pairs`` to the model; returns how many."""
         for a, b in pairs:
             self.known.add((a, b))
             row = self.u[a] * self.v[b]
@@ -194,6 +213,7 @@ class _Pairs:
 
 
 def _values(functions: list[dual_feasible.Function], points: list[float]) -> npt.NDArray[np.float64]:
+    """(functions, points)."""
     return np.array([[u(x) for x in points] for u in functions], dtype=float).reshape(
         len(functions), len(points)
     )
@@ -202,9 +222,12 @@ def _values(functions: list[dual_feasible.Function], points: list[float]) -> npt
 def bisect(
     instance: Instance, low: float, high: float, clock: Clock, *, steps: int, whole: bool = False
 ) -> float:
-    """The largest C found in [low, high] that is refuted; ``low`` when none is.
+    """The largest C found in [low, high] that is refuted: a lower bound of the makespan. ``low`` if none is.
 
-    :param high: a makespan that is possible.
+    :param low: a lower bound, in seconds.
+    :param high: the makespan of a schedule.
+    :param steps: values of C to try at most.
+    :param whole: see :meth:`Refuter.ask`; not for large instances.
     """
     refuter = Refuter(instance)
     whole = whole and sum(1 for _ in mode_keys(instance)) <= _MOST_WHOLE

@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable
 
 Function = Callable[[float], float]
 
+#: Values nearer than this are equal.
 _ROUNDING = 1e-9
+#: From so many different values on, so few thresholds are taken: each function is evaluated at each value.
 _MANY_POINTS = 2000
 _FEW_THRESHOLDS = 8
 
@@ -67,7 +69,7 @@ def rounding(eps: float) -> Function:
 
 
 def family(values: Iterable[float], thresholds: int = 24) -> list[Function]:
-    """Functions worth trying on these values of [0, 1], alike ones once.
+    """Functions worth trying on these values of [0, 1]: of those that agree on all of them, one.
 
     :param thresholds: how many eps to take, evenly from those at which something changes.
     """

@@ -8,7 +8,7 @@ Variables: x_kim, jobs of class k in mode m = (g, r) on nodes of type i; the mak
     sum over m of (s_kim + r) x_kim <= b_k C                for every class k: no job outlasts C
 
 A job starts at s_kim at the earliest, when it is released and g devices are free. B_iu is what the devices of
-a node are busy with before that, under u, as far as it lies within a bound of C that is known.
+a node are busy with before they are free, weighed by u, as far as it lies within a bound of C that is known.
 
 Its optimum bounds the makespan from below, and so does that of its linear relaxation.
 """
@@ -27,7 +27,7 @@ from saturn_airflow.planning.lower_bounds.area import simple_bound
 
 
 def model(instance: Instance) -> pyo.ConcreteModel:
-    """R as a Pyomo model."""
+    """R as a Pyomo model, with ``x`` by (class, type of node, number of the mode) and ``makespan``."""
     m = pyo.ConcreteModel()
     m.modes = pyo.Set(initialize=list(mode_keys(instance)), ordered=True)
     m.x = pyo.Var(m.modes, domain=pyo.NonNegativeIntegers)
@@ -58,7 +58,7 @@ def model(instance: Instance) -> pyo.ConcreteModel:
 
 
 def _end(instance: Instance, k: int, i: int, j: int) -> float:
-    """The first second at which a job of class k may end in its mode j on nodes of type i."""
+    """The first moment at which a job of class k may end in its mode j on nodes of type i."""
     mode = instance.classes[k].modes[i][j]
     return max(instance.classes[k].release, instance.types[i].free[mode.devices - 1]) + mode.seconds
 
@@ -72,7 +72,7 @@ def mode_keys(instance: Instance) -> Iterator[tuple[int, int, int]]:
 
 
 def bound(instance: Instance, clock: Clock, *, relaxed: bool) -> float:
-    """A proven lower bound of the makespan.
+    """A proven lower bound of the makespan, in seconds; the area bound where R gives none in time.
 
     :param relaxed: of the linear relaxation only, which takes milliseconds.
     """

@@ -1,1 +1,1 @@
-"""What happens to a plan: execution, boundaries between rounds, learning from what was seen, simulation."""
+"""What happens to a plan: execution, boundaries between rounds, when it may end, simulation."""

@@ -72,7 +72,10 @@ class Effort:
         )
 
     def cost(self, problem: Problem, run: Execution) -> float:
-        """What the objective says of a ``run`` on paper: less is better, infinite where it leaves some."""
+        """The objective's value of a simulated ``run``: less is better, infinite where jobs are left.
+
+        Seconds, or device-seconds for ``"device-time"``.
+        """
         if run.situation.left:
             return math.inf
         if self.objective == MEAN_COMPLETION:
@@ -88,7 +91,7 @@ class Effort:
         return run.end
 
     def clock(self) -> Clock:
-        """For a search of that time."""
+        """A clock that gives a search that time."""
         return LookClock(self.time_limit) if self.repeatable else Clock(self.time_limit)
 
 
@@ -106,9 +109,10 @@ def decide(
 ) -> Adoption:
     """What to do at a boundary, or at the start.
 
-    All plans are judged by running them on paper from where things are: jobs that stay pay nothing, jobs
-    that move pay for the checkpoint, and for setting up where they go. Where another boundary is to come, a
-    plan may also be judged by what can be made of it then.
+    All plans are judged by simulating them (:func:`execute`) from where things are: jobs that stay pay
+    nothing, jobs that move pay for the checkpoint, and for setting up where they go. Where another boundary
+    is to come, a plan may also be judged by what can be made of it then: what it leaves is planned anew, and
+    that is simulated.
 
     :param problem: whole jobs, with the seconds now expected, and the nodes there now are.
     :param plan: what is being run; None at the start.
@@ -124,6 +128,7 @@ def decide(
     looks_ahead = foresight and effort.objective == MAKESPAN and ends < new.makespan
 
     def expected(candidate: Plan) -> float:
+        """What the candidate comes to: carried through or, if that is less, changed at the boundary."""
         end = effort.cost(problem, execute(problem, candidate, situation, checkpoint=checkpoint))
         if not looks_ahead:
             return end
@@ -136,6 +141,8 @@ def decide(
         rest = keep_places(rest, later, then.situation.running)
         return min(end, ends + execute(later, rest, then.situation, checkpoint=checkpoint).end)
 
+    # ``won`` is what a candidate has to come below: the plan that stands less the least win, then the best so
+    # far.
     otherwise = math.inf if plan is None else expected(plan)
     best = plan if math.isfinite(otherwise) else None
     won = otherwise - max(least_seconds, otherwise * least_win) if best else math.inf
@@ -170,6 +177,11 @@ def _from_now(new: Plan, run: Execution, cost: float) -> Plan:
 def _candidates(
     new: Plan, left: Problem, situation: Situation, effort: Effort, ends: float | None
 ) -> Iterator[Plan]:
+    """Plans to choose from: the new one and, before another boundary at ``ends``, one that foresees it.
+
+    Each with running jobs where they are as far as that changes no times, and with them first on their
+    devices.
+    """
     for found in (new, *([] if ends is None else [_foreseen(new, left, ends, effort)])):
         found = stay_among_equals(found, left, situation.running)
         kept = keep_places(found, left, situation.running)
@@ -179,6 +191,7 @@ def _candidates(
 
 
 def _foreseen(new: Plan, left: Problem, ends: float, effort: Effort) -> Plan:
+    """``new``, changed so that it leaves little for after the boundary at ``ends``."""
     instance = group(left)
     schedule = foresee(instance, carry_on(instance, new), ends, new.makespan, effort.seed, effort.clock())
     return dataclasses.replace(
@@ -194,13 +207,16 @@ def what_is_left(problem: Problem, situation: Situation) -> Problem:
 
 
 def _later(problem: Problem, seconds: float) -> Problem:
-    """``problem`` so many seconds later: as far as its devices are concerned."""
+    """``problem`` with its devices free so many seconds earlier, as seen from then."""
     free = {node: tuple(max(0.0, at - seconds) for at in moments) for node, moments in problem.free.items()}
     return dataclasses.replace(problem, free=free)
 
 
 def _running_first(plan: Plan, situation: Situation) -> Plan:
-    """``plan`` with jobs that run going first where that is all it takes to leave them alone."""
+    """``plan`` with a running job and the one just before it exchanged, where the running job then goes on.
+
+    Only where both use the same devices and the first starts now, so that nothing else changes its times.
+    """
     by_devices: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     assigned = list(plan.assignments)
     for index, a in enumerate(assigned):

@@ -24,9 +24,9 @@ DRAWS = 199
 
 @dataclass(frozen=True)
 class Ends:
-    """When something may end.
+    """When something may end: a sample of ends.
 
-    :param drawn: the ends of the draws, in seconds of one clock, in order; infinite for never.
+    :param drawn: the ends of the draws, in seconds of one clock, ascending; infinite for never.
     """
 
     drawn: tuple[float, ...]
@@ -59,7 +59,8 @@ class Ends:
 class PlanEnds:
     """When a plan may end, in seconds from now.
 
-    :param jobs: by job.
+    :param sweep: all of it.
+    :param jobs: each job.
     """
 
     sweep: Ends
@@ -117,12 +118,14 @@ def drawn_jobs(
     here: Mapping[str, Place],
     chance: random.Random,
 ) -> tuple[PlannedJob, ...]:
-    """What the jobs of a sweep may really take, but for what those on a node share.
+    """One draw of what the jobs of a sweep may really take, but for the part that those on a node share.
 
     :param parts: of ``law``, taken to be the true ones.
     :param here: where jobs run whose speed there was seen.
+    :param chance: to draw with.
     """
-    # What is expected after jobs were seen has the bias, and what it tells of the shared part, in it.
+    # Once the speed of some jobs was seen, estimates have been corrected by it: for the bias, and for what it
+    # tells of the part that the sweep shares. What is left of that part is drawn.
     shared = (0.0 if here else parts.bias) + chance.gauss(0, 1) * parts.after(len(here))
     found = []
     for job in jobs:
@@ -145,8 +148,10 @@ def at_pace(job: PlannedJob, factor: float) -> PlannedJob:
 
 
 def _as_planned(problem: Problem, plan: Plan) -> Iterator[PlannedJob]:
-    """The jobs of ``plan``, of their strategies only those under which it runs them, unless these fit nowhere
-    any more: what is not drawn takes no time."""
+    """The jobs of ``plan``, each with the strategy under which it runs alone, to save drawing the others.
+
+    A job whose strategy fits on no node any more keeps all.
+    """
     chosen = {a.job: (a.technique, a.devices) for a in plan.assignments}
     for job in problem.jobs:
         if job.name not in chosen:
@@ -157,6 +162,6 @@ def _as_planned(problem: Problem, plan: Plan) -> Iterator[PlannedJob]:
 
 
 def _scaled(option: Option, factor: float, gap: float = 0.0) -> Option:
-    """``option`` with all its seconds times ``factor``, launched later by ``gap``."""
+    """``option`` with all its seconds times ``factor``, and ``gap`` seconds more of set-up."""
     seconds = {kind: gap + s * factor for kind, s in option.seconds.items()}
     return dataclasses.replace(option, seconds=seconds, setup=gap + option.setup * factor)

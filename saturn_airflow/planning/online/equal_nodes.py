@@ -46,6 +46,7 @@ def _exchanged(plan: Plan, problem: Problem, running: Mapping[str, Place]) -> It
         moved = next(part for part in _parts(plan, there.name, there.devices) if a.job in part.jobs)
         stays = _stays(plan.assignments, running)
         parts = _parts(plan, here.name, here.devices)
+        # Rather parts without jobs that stay, large ones first.
         parts.sort(key=lambda part: (len(stays.intersection(part.jobs)), -len(part.devices), part.devices))
         other = _as_many(parts, len(moved.devices))
         if other is None or not all(
@@ -60,6 +61,7 @@ def _exchanged(plan: Plan, problem: Problem, running: Mapping[str, Place]) -> It
 
 
 def _goes_on(a: Assignment, place: Place) -> bool:
+    """Whether a job that runs in ``place`` starts now under the same strategy, wherever that is."""
     return a.start == 0 and (a.technique, a.devices) == (place.technique, place.devices)
 
 
@@ -78,6 +80,7 @@ def _may_run(job: str, node: str, allowed: Mapping[str, tuple[str, ...] | None])
 
 
 def _parts(plan: Plan, node: str, devices: int) -> list[_Part]:
+    """The node's devices in parts: the connected components, where devices that share a job are connected."""
     part_of = {device: {device} for device in range(devices)}
     jobs: dict[int, list[str]] = {device: [] for device in range(devices)}
     for a in plan.assignments:
@@ -90,7 +93,7 @@ def _parts(plan: Plan, node: str, devices: int) -> list[_Part]:
 
 
 def _as_many(parts: Iterable[_Part], devices: int) -> _Part | None:
-    """So many devices in whole parts, of the first in line that fit."""
+    """Whole parts that are so many devices together, taken greedily in this order; None where that fails."""
     ids: list[int] = []
     jobs: list[str] = []
     for part in parts:
@@ -101,6 +104,7 @@ def _as_many(parts: Iterable[_Part], devices: int) -> _Part | None:
 
 
 def _with_exchanged(plan: Plan, one: tuple[str, _Part], two: tuple[str, _Part]) -> Plan:
+    """``plan`` with the devices of two parts, each with its node, exchanged one by one."""
     to: dict[tuple[str, int], tuple[str, int]] = {}
     for first, second in zip(one[1].devices, two[1].devices, strict=True):
         to[one[0], first], to[two[0], second] = (two[0], second), (one[0], first)

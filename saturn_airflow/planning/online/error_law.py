@@ -5,7 +5,7 @@ one that all jobs of a sweep share, one that its jobs on a node share, one of th
 (:mod:`saturn_airflow.model.learning` says how the last two divide). How large the parts are is not
 known: the law is what earlier errors leave possible, by Bayes' rule on a grid of standard deviations (Gelman
 et al., Bayesian Data Analysis, 2013, ch. 5), with the bias integrated out. Few errors leave much possible,
-so that what is foretold has wider tails than a normal distribution.
+so that what is predicted has wider tails than a normal distribution.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from saturn_airflow.model.past_errors import PastError
 
 #: With fewer errors than this nothing is said.
 LEAST_ERRORS = 5
-#: How many of the possible laws stand for all.
+#: How many laws are drawn from the posterior, to stand for all that are possible.
 POSSIBLE = 199
 #: Of what a job's errors vary by, the part that all of its strategies share, where nobody ran under two.
 _OF_JOB = JOB / (1 - MAKE)
@@ -41,6 +41,7 @@ _Grid = npt.NDArray[np.float64]
 class Parts(NamedTuple):
     """One law that may be the true one: the mean of the logarithm, and standard deviations.
 
+    :param bias: the mean.
     :param sweep: of what jobs of a sweep share.
     :param node: of what its jobs on a node share.
     :param own: of the rest.
@@ -62,7 +63,11 @@ class Parts(NamedTuple):
         return self.own * math.sqrt(1 - _OF_JOB)
 
     def after(self, jobs: int) -> float:
-        """Standard deviation of what jobs of a sweep share, when so many of them were seen."""
+        """Standard deviation of what jobs of a sweep share, given the errors of so many of them.
+
+        That of a normal prior with variance sweep^2, after a mean was observed whose error has the variance
+        (own^2 + node^2) / jobs.
+        """
         if not jobs or not self.sweep:
             return self.sweep
         seen = (self.own**2 + self.node**2) / jobs
@@ -74,7 +79,8 @@ class ErrorLaw:
     """What is known of errors.
 
     :param possible: laws that are equally probable; a single one for somebody who knows it.
-    :param gaps: those of earlier jobs, in seconds; each is as probable. None for none.
+    :param gaps: seconds that earlier jobs waited for devices that were free; each is as probable. None for no
+        wait.
     :param errors: how many it was fitted on.
     :param sweeps: of how many sweeps.
     """
@@ -118,8 +124,9 @@ class ErrorLaw:
 
 
 def fit(errors: Iterable[PastError], seed: int = 0) -> ErrorLaw:
-    """What ``errors`` leave possible.
+    """The law that ``errors`` of earlier estimates leave possible.
 
+    :param seed: of the draws from the posterior: the same errors give the same law.
     :raises InvalidSweepError: where there are too few, of too few sweeps, or a factor that is not above 0.
     """
     errors = list(errors)
@@ -145,7 +152,7 @@ def fit(errors: Iterable[PastError], seed: int = 0) -> ErrorLaw:
     log, mean, variance = _posterior([list(nodes.values()) for nodes in sweeps], sweep, node, own)
     weights = np.exp(log - log.max())
     generator = np.random.default_rng(seed)
-    # One from each of equally probable parts of the grid.
+    # Stratified: one from each of equally probable parts of the grid.
     at = (np.arange(POSSIBLE) + generator.random(POSSIBLE)) / POSSIBLE
     chosen = np.minimum(np.searchsorted(np.cumsum(weights) / weights.sum(), at), len(weights) - 1)
     bias = generator.normal(mean[chosen], np.sqrt(variance[chosen]))
@@ -161,18 +168,26 @@ def fit(errors: Iterable[PastError], seed: int = 0) -> ErrorLaw:
 def _posterior(
     sweeps: Sequence[Sequence[Sequence[float]]], sweep: _Grid, node: _Grid, own: _Grid
 ) -> tuple[_Grid, _Grid, _Grid]:
-    """At each point of the grid the log of its probability, and mean and variance of the bias there.
+    """At each point of the grid the log of its posterior probability, mean and variance of the bias.
+
+    The log is up to a constant.
 
     :param sweeps: by sweep and node, the logarithms of the factors.
+    :param sweep: (points,) standard deviation of the sweep's part; ``node`` and ``own`` likewise.
+    :returns: three of shape (points,).
     """
+    # The half-Cauchy priors, by the part of the line that each point of the grid stands for. The grid of
+    # ``own`` is geometric, so its log-uniform prior is a constant.
     log = -np.log1p((sweep / _SHARED_SCALE) ** 2) - np.log1p((node / _SHARED_SCALE) ** 2)
     log += np.log(_spacing(_SHARED_GRID))[np.searchsorted(_SHARED_GRID, sweep)]
     log += np.log(_spacing(_SHARED_GRID))[np.searchsorted(_SHARED_GRID, node)]
     precision = np.full_like(own, _BIAS_SCALE**-2)
     weighted, squares = np.zeros_like(own), np.zeros_like(own)
     for nodes in sweeps:
-        # Means of nodes are normal around that of their sweep, and say all there is besides what varies
-        # within nodes.
+        # Two levels, each normal around the next: the mean of a node's logarithms around that of its sweep
+        # (with variance ``of_mean``), that of the sweep around the bias (with variance ``of_sweep``). What
+        # varies within a node tells of ``own`` alone. Sums over the nodes, weighted by 1 / of_mean: of ones,
+        # of the means, and of their squares.
         total, at, about = np.zeros_like(own), np.zeros_like(own), np.zeros_like(own)
         for logs in nodes:
             size, middle = len(logs), sum(logs) / len(logs)

@@ -1,4 +1,4 @@
-"""What becomes of a plan when jobs take the seconds they take: the rules by which train tasks run.
+"""Simulates a plan, by the rules by which train tasks run, with the seconds that jobs really take.
 
 A job starts when every one of its devices is free of the jobs that the plan puts there before it. A job that
 goes on where it runs pays nothing; one that is moved is saved first, and set up anew.
@@ -33,7 +33,7 @@ class Situation:
 class Stretch:
     """A job on its devices, without a break.
 
-    :param start: seconds.
+    :param start: seconds, as ``end``.
     :param trained: the share of the job's batches that was trained.
     """
 
@@ -48,6 +48,8 @@ class Stretch:
 class Execution:
     """What happened.
 
+    :param stretches: in order of start, in seconds from the beginning.
+    :param situation: in which things are then.
     :param end: when the last job ended, or the moment that was waited for.
     :param moved: jobs that were running, and were stopped to run elsewhere or later.
     """
@@ -71,14 +73,16 @@ def option_of(problem: Problem, job: str, technique: str, devices: int) -> Optio
 def execute(
     problem: Problem, plan: Plan, situation: Situation, *, until: float = math.inf, checkpoint: float = 0.0
 ) -> Execution:
-    """Run ``plan`` from ``situation`` on. Seconds count from now.
+    """Simulate ``plan`` from ``situation`` on. Seconds count from now.
 
     :param problem: with the seconds that jobs take when trained from start to end; set-ups count for each
         launch. Assignments on nodes that it lacks wait for ever, those on devices until these are free.
     :param plan: what is to be done; only its order and places count.
-    :param until: when to stop looking.
+    :param until: the moment at which to stop.
     :param checkpoint: seconds that saving a job takes when it is moved.
     """
+    # Assignments in order of start: when one's turn comes, ``free`` has for each of its devices the end of
+    # the job before it there.
     kinds = {node.name: node.kind for node in problem.nodes}
     options = {(j.name, o.technique, o.devices): o for j in problem.jobs for o in j.options}
     left = dict(situation.left)
@@ -100,6 +104,7 @@ def execute(
         setup = situation.setting_up.get(a.job, 0.0) if a.job in stays else option.setup
         done = start + setup + left[a.job] * net
         free.update({(a.node, device): done for device in a.device_ids})
+        # Not started by then, it still keeps its devices from those after it in the plan.
         if start >= until:
             continue
         trained = left[a.job] if done <= until else max(0.0, until - start - setup) / net

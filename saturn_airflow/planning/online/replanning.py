@@ -30,7 +30,7 @@ def carry_on(instance: Instance, previous: Plan) -> Schedule:
         options = problem.jobs[job].options
         for index, mode in enumerate(instance.modes[job][instance.type_of[node]]):
             technique = options[mode.option].technique
-            # A wider or slower strategy than need be is no mode; the one that dominates it takes its place.
+            # Only Pareto strategies are modes: a job under another counts as one whose strategy is gone.
             same = technique == a.technique and mode.devices == a.devices
             if same and job in waiting:
                 schedule[node].append(Placed(job, index))
@@ -43,7 +43,7 @@ def carry_on(instance: Instance, previous: Plan) -> Schedule:
 def remaining(
     problem: Problem, progress: Mapping[str, float], running: Mapping[str, tuple[str, int]]
 ) -> Problem:
-    """What is left to plan when some of ``problem`` has been trained.
+    """What is left to plan when some of ``problem`` has been trained: seconds, less what was trained of them.
 
     :param progress: the share of its batches that each job has trained; jobs at 1 are left out.
     :param running: technique and number of devices of the jobs that run now: under that strategy they

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.learning import Seen, corrected
@@ -19,12 +19,12 @@ from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import Histories, Rule, select
+from saturn_airflow.planning.online.actual_seconds import Shape, truth, with_launches
 from saturn_airflow.planning.online.adoption import LEAST_WIN, Adoption, Effort, decide
 from saturn_airflow.planning.online.execution import Situation, Stretch, execute, option_of
 from saturn_airflow.planning.online.replanning import on_nodes
 from saturn_airflow.planning.planner import solve
 
-Shape = Literal["job", "strategy", "make", "mixed"]
 #: A job that trained for this share of its batches has shown its speed.
 _SEEN_AFTER = 0.002
 #: No two boundaries are nearer than this share of the first plan's makespan.
@@ -146,49 +146,6 @@ class Simulation:
         }
 
 
-def with_launches(problem: Problem, seconds: float) -> Problem:
-    """``problem`` with this set-up for strategies that have none."""
-    return _each_option(
-        problem,
-        lambda job, option: (
-            option
-            if option.setup
-            else dataclasses.replace(
-                option, seconds={k: s + seconds for k, s in option.seconds.items()}, setup=seconds
-            )
-        ),
-    )
-
-
-def truth(problem: Problem, noise: float, seed: int, shape: Shape = "mixed") -> Problem:
-    """What jobs really take: the estimates times lognormal factors.
-
-    :param noise: standard deviation of the factors' logarithm; 0.2 is about 20%.
-    :param shape: what errors have in common. ``"job"``: all strategies of a job, ``"make"``: all jobs with
-        equal strategies, ``"strategy"``: nothing, ``"mixed"``: a third of the variance each.
-    """
-    parts = {"job": (0, 1, 0), "make": (1, 0, 0), "strategy": (0, 0, 1), "mixed": (1, 1, 1)}[shape]
-    scale = noise / math.sqrt(sum(parts))
-
-    def drawn(*what: object) -> float:
-        return random.Random(repr((seed, *what))).gauss(0, 1)
-
-    def changed(job: Any, option: Any) -> Any:
-        make = repr([o.to_dict() for o in job.options])
-        seconds = {}
-        for kind, whole in option.seconds.items():
-            strategy = (job.name, option.technique, option.devices, kind)
-            log = (
-                parts[0] * drawn("make", make)
-                + parts[1] * drawn("job", job.name)
-                + parts[2] * drawn(*strategy)
-            )
-            seconds[kind] = option.setup + (whole - option.setup) * math.exp(scale * log)
-        return dataclasses.replace(option, seconds=seconds)
-
-    return _each_option(problem, changed)
-
-
 def simulate(
     problem: Problem,
     *,
@@ -206,12 +163,12 @@ def simulate(
     least_win: float = LEAST_WIN,
     least_seconds: float = 0.0,
 ) -> Simulation:
-    """Run a sweep on paper.
+    """Simulate a sweep.
 
     :param failures: nodes that are lost on the way.
     :param selection: drops jobs at boundaries, by made-up learning curves.
     :param epochs: of each job, for the curves.
-    :param time_limit: of each search, in thousandths of steps; about seconds on a fast machine.
+    :param time_limit: of each search, in thousands of its steps; about seconds on a fast machine.
     :param learn: whether speeds that were seen correct estimates.
     :param foresight: whether plans look beyond the next boundary.
     :param least_win: see :func:`decide`, as is ``least_seconds``.
@@ -255,6 +212,8 @@ def clairvoyant(
 
 
 class _Search(NamedTuple):
+    """How plans are made and changed; see :func:`simulate`."""
+
     effort: Effort
     learn: bool
     foresight: bool
@@ -263,6 +222,11 @@ class _Search(NamedTuple):
 
 
 class _Sweep:
+    """The state of a simulated sweep.
+
+    Plans are made from the ``estimated`` seconds; the ``actual`` ones are what jobs really take.
+    """
+
     def __init__(
         self,
         estimated: Problem,
@@ -288,6 +252,7 @@ class _Sweep:
         self.goal = 1.0
 
     def run(self) -> Simulation:
+        """Advance to the next boundary or lost node and decide there, until all jobs have ended."""
         found = self._decide(None)
         plan, length = found.plan, found.length
         planned = found.expected
@@ -306,7 +271,7 @@ class _Sweep:
             if lost:
                 self._lose(self.failures.pop(0))
             if last and not self._stuck(plan):
-                # Without a round left, what was lost waits for the rest to end.
+                # Without a round left, the jobs of a lost node wait until nothing else can run.
                 continue
             why = "a node was lost" if lost else "what a lost node left" if last else "a round ended"
             dropped = self._select()
@@ -343,6 +308,7 @@ class _Sweep:
         return max(length, self.least)
 
     def _advance(self, plan: Plan, seconds: float) -> None:
+        """Train by ``plan`` for so many seconds, or until all is done, and note the speeds that were seen."""
         run = execute(self.actual, plan, self._view(), until=seconds, checkpoint=self.costs.checkpoint)
         for s in run.stretches:
             self.stretches.append(dataclasses.replace(s, start=self.now + s.start, end=self.now + s.end))
@@ -354,12 +320,14 @@ class _Sweep:
                 )
                 factor = (real.seconds[kind] - real.setup) / (expected.seconds[kind] - expected.setup)
                 self.seen.append(Seen(s.job, s.place.technique, s.place.devices, kind, factor))
+        # What :meth:`_view` left out of account for this round's goal is still to be trained.
         left = {job: run.situation.left.get(job, 0.0) + 1 - self.goal for job in self.situation.left}
         left = {job: share for job, share in left.items() if share > _NOTHING}
         self.situation = dataclasses.replace(run.situation, left=left)
         self.now += run.end
 
     def _stuck(self, plan: Plan) -> bool:
+        """Whether nothing can run by ``plan`` any more."""
         return not execute(self.actual, plan, self._view(), checkpoint=0.0).stretches
 
     def _goal(self, last: bool) -> float:
@@ -395,6 +363,7 @@ class _Sweep:
         self.actual, self.estimated = (on_nodes(p, nodes) for p in (self.actual, self.estimated))
 
     def _select(self) -> tuple[str, ...]:
+        """The jobs that selection drops now."""
         if self.selection is None:
             return ()
         going = list(self.situation.left)
@@ -413,6 +382,7 @@ class _Sweep:
         return {job: self.curves.history(job, share) for job, share in trained.items()}
 
     def _decide(self, plan: Plan | None) -> Adoption:
+        """Carry ``plan`` on or adopt another, from what is known at this moment."""
         last = self.used >= self.rounds.most
         self.goal = self._goal(last)
         # Where jobs wait for each other at a rung, that is what ends a round.
@@ -433,14 +403,6 @@ class _Sweep:
 def _curves(problem: Problem, epochs: int, seed: int) -> Curves:
     rng = random.Random(seed)
     return Curves(epochs=epochs, floors={job.name: rng.uniform(0.1, 1.0) for job in problem.jobs}, seed=seed)
-
-
-def _each_option(problem: Problem, change: Any) -> Problem:
-    jobs = tuple(
-        dataclasses.replace(job, options=tuple(change(job, option) for option in job.options))
-        for job in problem.jobs
-    )
-    return dataclasses.replace(problem, jobs=jobs)
 
 
 def _check(problem: Problem, noise: float, failures: Sequence[NodeLoss]) -> None:

@@ -1,4 +1,4 @@
-"""What people do without a planner, in the same form, to compare with."""
+"""Baselines to compare plans with: common practice, list scheduling, the MILP of the paper."""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why one job runs as it does."""
+    """Why one job runs as it does.
+
+    :param text: one line for people.
+    """
 
     assignment: Assignment
     alternatives: tuple[Alternative, ...]
@@ -42,8 +45,8 @@ class Explanation:
     """A plan, explained.
 
     :param bounded_by: one sentence: what keeps the makespan from being shorter.
-    :param utilisation: by node, the share of its devices' time until the makespan, from when each is free, in
-        which they train.
+    :param utilisation: by node, the share (0 to 1) of its devices' time until the makespan, from when each is
+        free, in which they train.
     """
 
     reasons: tuple[Reason, ...]
@@ -52,7 +55,7 @@ class Explanation:
 
     @property
     def overall(self) -> float:
-        """Utilisation of all nodes that were given, weighted alike."""
+        """The mean of the nodes' utilisation; each counts the same, however many devices it has."""
         return sum(self.utilisation.values()) / len(self.utilisation)
 
 
@@ -115,6 +118,7 @@ def _why(a: Assignment, alternatives: list[Alternative], makespan: float) -> str
 
 
 def _bounded_by(instance: Instance, plan: Plan) -> str:
+    """Which of the bounds is the one that was proven: the longest job, the area, or how jobs fit together."""
     longest = max(instance.classes, key=lambda group: group.earliest_end)
     alone = longest.earliest_end
     area = filled(instance)

@@ -27,6 +27,7 @@ _COLOURS = (
     "bright_magenta",
     "bright_green",
 )
+#: Devices that the chart shows.
 _MOST_LINES = 64
 
 
@@ -132,9 +133,10 @@ def _chart(console: Console, problem: Problem, plan: Plan, colours: dict[str, st
 
 
 def comparison(problem: Problem, plan: Plan, time_limit: float, *, as_json: bool = False) -> None:
-    """Print ``plan`` beside the baselines; the MILP gets the same time.
+    """Print ``plan`` beside the baselines of :mod:`baselines`; the paper's MILP gets the same time.
 
-    Current practice: each job on a whole node, one after another.
+    :param time_limit: seconds that planning had.
+    :param as_json: the plans as JSON instead of a table.
     """
     found: dict[str, Plan | None] = {
         "current practice": baselines.current_practice(problem),
