@@ -55,7 +55,6 @@ ENCODERS = {
     "esmc": "Esmc",
     "gte": "Gte",
     "jina-v3": "JinaEmbeddingsV3",
-    "longformer": "Longformer",
     "nomic-bert": "NomicBert",
     "ultrabert": "Ultrabert",
     "xlm-roberta, large": "XLMRobertaXL",
