@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
 from saturn_airflow.sharing.forecast import Expected, StandingPlan
-from saturn_airflow.sharing.ranking import Rank, pushes, rank
+from saturn_airflow.sharing.ranking import Rank, longest_stays, pushes, rank
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,11 @@ def outlooks(cluster: SharedCluster, plan: StandingPlan, sweep: SharedSweep) -> 
 
 def goes_before(cluster: SharedCluster, rules: SharingRules, sweep: SharedSweep) -> dict[str, str]:
     """The sweeps whose turn is before that of ``sweep``, in order, each with the reason."""
-    push = pushes(cluster, rules)
-    own = rank(cluster, sweep, rules, push)
-    others = [rank(cluster, other, rules, push) for other in cluster.sweeps if other.name != sweep.name]
+    push, stays = pushes(cluster, rules), longest_stays(cluster, rules)
+    own = rank(cluster, sweep, rules, push, stays)
+    others = [
+        rank(cluster, other, rules, push, stays) for other in cluster.sweeps if other.name != sweep.name
+    ]
     before = sorted((other for other in others if other.key < own.key), key=lambda other: other.key)
     return {other.name: _why_before(other, own) for other in before}
 

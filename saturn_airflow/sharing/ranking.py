@@ -90,8 +90,18 @@ def kinds_of(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple({(node.kind, node.devices): node for node in nodes}.values())
 
 
-def rank(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules, push: Mapping[str, float]) -> Rank:
-    """The turn of ``sweep``."""
+def rank(
+    cluster: SharedCluster,
+    sweep: SharedSweep,
+    rules: SharingRules,
+    push: Mapping[str, float],
+    stays: Mapping[str, float],
+) -> Rank:
+    """The turn of ``sweep``.
+
+    :param push: what :func:`pushes` finds.
+    :param stays: what :func:`longest_stays` finds.
+    """
     tied = any(job.job.nodes is not None for job in sweep.jobs)
     nodes = cluster.nodes if tied else kinds_of(cluster.nodes)
     work = sum(remaining_area(job, nodes) for job in sweep.jobs)
@@ -99,7 +109,7 @@ def rank(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules, push: 
         max((remaining_seconds(job, nodes) for job in sweep.jobs), default=0.0),
         work / max(1, cluster.devices),
     )
-    pressing, presses_at = _pressing(cluster, sweep, rules, needs)
+    pressing, presses_at = _pressing(cluster, sweep, needs, stays)
     stretch = (cluster.now - sweep.arrived + needs) / sweep.alone if sweep.alone > 0 else 0.0
     overdue = 0.0 if stretch > rules.largest_stretch else 1.0
     starving = 0.0 if stretch > _STARVING * rules.largest_stretch else 1.0
@@ -111,7 +121,7 @@ def rank(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules, push: 
 
 
 def _pressing(
-    cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules, needs: float
+    cluster: SharedCluster, sweep: SharedSweep, needs: float, stays: Mapping[str, float]
 ) -> tuple[float, float]:
     """How much the deadline of ``sweep`` presses, see :class:`Rank`; and when it begins to, if it does not.
 
@@ -125,16 +135,33 @@ def _pressing(
     if begins > cluster.now:
         others = [other for other in cluster.sweeps if other is not sweep]
         behind = [other for other in others if other.priority <= sweep.priority]
-        waiting = [(other, job) for other in behind for job in other.jobs if job.place is None]
-        begins -= max((_longest_stay(cluster, *one, rules) for one in waiting), default=0.0)
+        begins -= max((stays[other.name] for other in behind), default=0.0)
     return (0.0, math.inf) if begins <= cluster.now else (1.0, begins + _SOON)
 
 
-def _longest_stay(cluster: SharedCluster, sweep: SharedSweep, job: SharedJob, rules: SharingRules) -> float:
-    """For how long ``job``, which waits, may have devices before it gives way, or ends."""
-    ways = [way for node in kinds_of(cluster.nodes) for way in job.job.ways.get(node.kind, ())[:1]]
+def longest_stays(cluster: SharedCluster, rules: SharingRules) -> dict[str, float]:
+    """By sweep, for how long a job of it that waits may have devices before it gives way, or ends.
+
+    Nothing where no sweep has a deadline, which is what this is for.
+    """
+    if all(sweep.deadline is None for sweep in cluster.sweeps):
+        return {}
+    nodes = kinds_of(cluster.nodes)
+    return {
+        sweep.name: max(
+            (_stay(cluster.now, nodes, sweep, job, rules) for job in sweep.jobs if job.place is None),
+            default=0.0,
+        )
+        for sweep in cluster.sweeps
+    }
+
+
+def _stay(
+    now: float, nodes: tuple[Node, ...], sweep: SharedSweep, job: SharedJob, rules: SharingRules
+) -> float:
+    ways = [way for node in nodes for way in job.job.ways.get(node.kind, ())[:1]]
     stay = max((way.seconds(job.left) for way in ways), default=0.0)
-    if not sweep.preempt or (job.stopped is not None and cluster.now - job.stopped < rules.quiet):
+    if not sweep.preempt or (job.stopped is not None and now - job.stopped < rules.quiet):
         return stay
     leaving = rules.seconds_to_leave(job)
     dear = rules.win * (leaving + max((way.setup for way in ways), default=0.0))

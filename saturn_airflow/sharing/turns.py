@@ -23,7 +23,7 @@ from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Way
 from saturn_airflow.model.sharing import SharedCluster, SharingRules
 from saturn_airflow.sharing.devices import Devices, Entry
-from saturn_airflow.sharing.ranking import kinds_of, pushes, rank, ways_on
+from saturn_airflow.sharing.ranking import kinds_of, longest_stays, pushes, rank, ways_on
 from saturn_airflow.sharing.widening import widen
 
 #: A device-second is worth this much for each sweep that waits behind, shared out among all devices: what a
@@ -123,7 +123,8 @@ class _Deciding:
         self.nodes = {node.name: node for node in cluster.nodes}
         self.cluster, self.rules = cluster, rules
         push = pushes(cluster, rules)
-        ranked = [(rank(cluster, sweep, rules, push), sweep) for sweep in cluster.sweeps]
+        stays = longest_stays(cluster, rules)
+        ranked = [(rank(cluster, sweep, rules, push, stays), sweep) for sweep in cluster.sweeps]
         ranked.sort(key=lambda pair: pair[0].key)
         self.sweeps = [[Entry(sweep, job, found) for job in sweep.jobs] for found, sweep in ranked]
         self.entries = [entry for entries in self.sweeps for entry in entries]
@@ -241,6 +242,8 @@ class _Deciding:
             left = kept.until - self.cluster.now
             self.devices.let_go(kept.node, kept.devices)
             for entry in self.entries:
+                if not self.devices.idle(kept.node):
+                    break  # as for most, where many wait whose deadline presses
                 if entry.target is not None or self.devices.runs(entry):
                     continue
                 ways = ways_on(entry.job.job, self.nodes[kept.node])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules, least_seconds
+from saturn_airflow.sharing import turns
 from saturn_airflow.sharing.deadlines import late
 from saturn_airflow.sharing.forecast import plan_together
+from saturn_airflow.sharing.ranking import ways_on
 from saturn_airflow.sharing.turns import decide
 
 NODE = Node("n", 2, "cpu")
@@ -108,3 +111,24 @@ def test_who_comes_later_breaks_no_deadline_that_was_kept_unless_he_goes_first(s
     assert not late(SharedCluster(0.0, nodes, (*before, due)), RULES)
     later = [_drawn(chance, f"later{n}", nodes) for n in range(chance.randint(1, 4))]
     assert not late(SharedCluster(0.0, nodes, (*before, due, *later)), RULES)
+
+
+def test_what_a_decision_costs_does_not_grow_with_the_square_of_those_whose_deadline_presses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Devices are kept for each of them, and none has any to keep."""
+    looked = 0
+
+    def counted(*which: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        return ways_on(*which)
+
+    monkeypatch.setattr(turns, "ways_on", counted)
+    costs = []
+    for count in (40, 80):
+        sweeps = [sweep(f"s{n}", job("a", 100), job("b", 100), deadline=150.0) for n in range(count)]
+        looked = 0
+        decide(SharedCluster(0.0, (NODE,), tuple(sweeps)), RULES)
+        costs.append(looked)
+    assert costs[1] <= 2.5 * costs[0]
