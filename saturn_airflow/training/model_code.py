@@ -6,6 +6,7 @@ import ast
 import contextlib
 import functools
 import importlib.metadata
+import re
 import shutil
 import site
 import sys
@@ -69,9 +70,18 @@ def _is_installed(place: Path) -> bool:
     paths = sysconfig.get_paths()
     roots = {paths["purelib"], paths["platlib"], paths["stdlib"], *site.getsitepackages()}
     roots.add(site.getusersitepackages())
-    # Some installers leave links there, to where they keep packages for all environments.
-    known = [path for root in map(Path, roots) for path in (root, root.resolve())]
-    return any(found.is_relative_to(root) for found in (place, place.resolve()) for root in known)
+    if any(place.resolve().is_relative_to(Path(root).resolve()) for root in roots):
+        return True
+    # Some installers leave links there, to where they keep packages for all environments; so do people, to
+    # what they work on, which no distribution has.
+    return any(place.is_relative_to(root) for root in roots) and place.name in _recorded(str(place.parent))
+
+
+@functools.lru_cache(maxsize=8)
+def _recorded(folder: str) -> frozenset[str]:
+    """Files and folders directly in ``folder`` that the distributions there have."""
+    records = (found.read_text("RECORD") or "" for found in importlib.metadata.distributions(path=[folder]))
+    return frozenset(re.split("[/,]", line)[0] for record in records for line in record.splitlines())
 
 
 def _imported(file: Path, module: str, is_package: bool) -> Iterator[str]:

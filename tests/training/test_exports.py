@@ -165,8 +165,12 @@ def test_a_package_that_an_installer_links_from_its_cache_is_no_code_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cache" / "package").mkdir(parents=True)
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "package").symlink_to(tmp_path / "cache" / "package")
+    (tmp_path / "site" / "package-1.dist-info").mkdir(parents=True)
+    (tmp_path / "site" / "package-1.dist-info" / "METADATA").write_text("Name: package\nVersion: 1\n")
+    (tmp_path / "site" / "package-1.dist-info" / "RECORD").write_text("package/__init__.py,,\n")
+    for name in ("package", "worked_on"):
+        (tmp_path / "site" / name).symlink_to(tmp_path / "cache" / "package")
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "site")])
     assert model_code._is_installed(tmp_path / "site" / "package")
     assert not model_code._is_installed(tmp_path / "cache" / "package")
+    assert not model_code._is_installed(tmp_path / "site" / "worked_on"), "somebody linked it to work on it"
