@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -28,9 +29,13 @@ def at_pace_seen(
             continue
         pace, place = paces[job.name], job.place
         net = job.option.seconds[kind] - job.option.setup
-        if pace.share <= 0 or net <= 0 or pace.seconds < max(SEEN_SECONDS, SEEN_SHARE * net):
+        # What claims say may be so small that it is nothing together.
+        expected = pace.share * net
+        if expected <= 0 or pace.seconds < max(SEEN_SECONDS, SEEN_SHARE * net):
             continue
-        factor = pace.seconds / (pace.share * net)
+        factor = pace.seconds / expected
+        if not math.isfinite(factor):
+            continue
         # Before an epoch has ended, evaluations may be to come, which the estimate has in it.
         if factor > 1 or pace.saw_epoch_end:
             seen.append(Seen(job.name, place.technique, place.devices, kind, factor))

@@ -145,6 +145,23 @@ def test_those_like_it_that_wait_are_expected_to_take_what_was_seen() -> None:
         assert found == [first is sister, first is other], "one device is free"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "pace"),
+    [
+        (1e-3, Pace(5e-324, 100.0, True)),
+        (4000.0, Pace(1e-300, 1e300, True)),
+        (4000.0, Pace(1e-200, 1e100, False)),
+        (4000.0, Pace(1.0, 1e300, True)),
+    ],
+)
+def test_whatever_pace_a_claim_tells_others_have_their_turns(seconds: float, pace: Pace) -> None:
+    """Anybody may have written it."""
+    runs = claim("a", "runs", {("single", 1): (seconds, 0.0)})
+    runs = replace(runs.with_job(place=Place("single", 1, HERE, (0,))), pace=pace)
+    waits = claim("b", "waits", {("single", 1): (100.0, 5.0)})
+    assert place_for(waits, [waits], [runs], [], 2, 1000.0, SharingRules()) is not None
+
+
 @pytest.mark.parametrize("pace", [{"share": 2.0, "seconds": 1.0}, {"share": 0.5, "seconds": -1.0}, [], 5])
 def test_a_pace_that_can_not_be_is_no_claim(pace: Any) -> None:
     told = claim("a", "one", WIDE).to_dict()
