@@ -207,6 +207,30 @@ class Closing(nn.Module):
         return self.optimizer.step(closure)
 
 
+class Searching(Closing):
+    """Its optimizer takes steps as long as the losses that its closure returns want them."""
+
+    def configure_optimizers(self) -> Any:
+        self.optimizer = torch.optim.LBFGS(self.net.parameters(), 1.0, line_search_fn="strong_wolfe")
+        return self.optimizer
+
+
+class Sparse(nn.Module):
+    """Its gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.words = nn.Embedding(9, WIDTH, sparse=True).double()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.words.parameters(), 0.1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        words = (4 * batch[0][:, 0].abs()).long().clamp(max=8)
+        return functional.mse_loss(self.words(words), batch[1])
+
+
 class Scaling(nn.Module):
     """Scales its loss by an object of torch's, whose state it tells; the scale matters to its clipping."""
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from test_loop import launch, request
-from test_own_step import off
+from test_own_step import off, train_unrefused
 
 from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training import ranks as ranks_module
 
 pytestmark = pytest.mark.ranks
 
@@ -79,6 +80,9 @@ def test_a_metric_of_what_is_no_row_is_for_one_device(tmp_path: Path) -> None:
     (both,) = launch([request(means, technique="ddp")], 2)[0]
     assert both["error"] == "DoesNotFit"
     assert "the metric 'mean' is updated with a number" in both["says"]
+    (without,) = ranks_module.launch(train_unrefused, [request(means, technique="ddp")], size=2)[0]
+    result = without["result"]
+    assert abs(result["metrics"]["mean_loss"] - result["epoch_loss"]) > 1e-3, "what is refused would be right"
 
 
 def test_what_is_not_honoured_is_refused_by_name() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import own_step_jobs
 import pytest
 import torch
-from test_loop import Told, launch, request, steps
+from test_loop import Told, launch, request, steps, try_each
 
 from saturn_airflow import library
+from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import HParams, Job
@@ -221,3 +224,44 @@ def test_the_example_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.Monk
     assert told["result"]["metrics"].keys() == {"critic_score"}
     exported = load_exported(export_model(told["result"]["checkpoint"], gan, tmp_path / "model"))
     assert exported(torch.zeros(2, 8)).shape == (2, 64)
+
+
+def train_unrefused(requests: list[TrainRequest], ranks: Ranks) -> list[Told]:
+    """Train each as if nothing of the step were refused, and nobody looked again."""
+
+    def as_it_is(replicas: Any, parameter: torch.nn.Parameter) -> torch.Tensor:
+        return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+    instead: dict[str, Any] = {
+        "training.job_training.looks.can_differ": lambda *args, **kwargs: None,
+        "training.own_step.loop.OwnStepTraining._check_replicas": lambda training: None,
+        "training.own_step.stepping.needs_closure": lambda optimizer: False,
+        "training.own_step.metric_objects.is_shared": lambda: False,
+        "parallelism.own_step_replicas.OwnStepReplicas._gradient": as_it_is,
+    }
+    with contextlib.ExitStack() as stack:
+        for place, what in instead.items():
+            stack.enter_context(mock.patch(f"saturn_airflow.{place}", what))
+        return try_each(requests, None, ranks)
+
+
+def test_what_ranks_refuse_of_own_steps_would_be_another_result_or_a_lost_job(tmp_path: Path) -> None:
+    local = job("MoCo", model_args={"whole": False})
+    requests = [request(local, tmp_path, "ddp"), request(job("Sparse"), technique="ddp")]
+    kept, sparse = ranks_module.launch(train_unrefused, requests, size=2)[0]
+    # The queue has what the first rank found.
+    model, _ = own_step_jobs.moco(EPOCHS)
+    assert kept["result"]["status"] == "finished"
+    assert off(tmp_path, model) > 1e-2
+    # The job's own code would be blamed, and no other technique tried.
+    assert sparse["error"] == "JobError"
+    (refused,) = launch([request(job("Sparse"), technique="ddp")], 2)[0]
+    assert refused["error"] == "DoesNotFit"
+    assert "sparse gradients" in refused["says"]
+
+
+def test_closures_of_devices_that_know_other_losses_would_lose_the_job() -> None:
+    searching = request(job("Searching"), technique="ddp")
+    with pytest.raises(RanksFailedError) as caught:
+        ranks_module.launch(train_unrefused, [searching], size=2, hang_seconds=30)
+    assert caught.value.failure.status == "lost"
