@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._common_utils import collect_grad_tensors
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.utils import _pytree
 
@@ -231,6 +232,8 @@ class Sharded(Parallel):
 def _look_at_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
     """Refuse an output of which FSDP finds no tensor: it would not hear of the backward pass.
 
+    Without this, weights that are freed by then would be found missing there, and something else blamed.
+
     :raises DoesNotFit: for an object that holds all there are, and for weights that are given back by now.
     """
     leaves = _pytree.tree_leaves(output)
@@ -239,7 +242,7 @@ def _look_at_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
             f"the forward pass of {what} returns one of its weights, which FSDP has given back by then; "
             "return a copy (weight.clone()), or use another technique"
         )
-    if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+    if collect_grad_tensors(output):
         return
     for leaf in leaves:
         held = vars(leaf) if hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor) else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -427,3 +428,24 @@ class Weighed(Chain):
 def weighed() -> nn.Module:
     torch.manual_seed(0)
     return Weighed([Block(8) for _ in range(3)])
+
+
+@dataclass
+class Held:
+    """A result, or one that holds it."""
+
+    value: Any
+
+
+class Holding(Block):
+    """Returns its result in an object of an object."""
+
+    def forward(self, x: Any) -> Any:
+        return Held(Held(super().forward(x.value.value if isinstance(x, Held) else x)))
+
+
+def holding() -> nn.Module:
+    torch.manual_seed(0)
+    model = Chain([Holding(8) for _ in range(3)])
+    model.end.register_forward_pre_hook(lambda end, args: args[0].value.value)
+    return model

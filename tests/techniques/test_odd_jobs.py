@@ -82,6 +82,7 @@ CASES: dict[str, Case] = {
     "scalars, unused, frozen": Case(
         "odd:odd", ((DDP,), (FSDP,), (FSDP3,), (AT_ONCE,), (FSDP, DDP), (DDP3, FSDP)), clip=0.1
     ),
+    "objects in objects": Case("odd:holding", ((FSDP,),)),
     "blocks twice": Case("odd:again", ((DDP,), (AT_ONCE,))),
     "a norm of heads": Case("odd:headed", ((TENSOR,), (TENSOR, DDP), (FSDP, TENSOR)), clip=0.1, accumulate=2),
 }
