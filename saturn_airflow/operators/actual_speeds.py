@@ -19,14 +19,19 @@ from saturn_airflow.profiling.fingerprints import fingerprint
 
 #: A speed that is further off than this share is told.
 DRIFT = 0.15
-#: Seconds between two runs, at the least; and the share by which a clock that is being set right may run
-#: faster or slower than time (adjtime's most).
+#: Seconds between two runs, at the least; and the share by which a clock that is being adjusted may run fast
+#: or slow (at most 500 ppm, by adjtime).
 _MOMENT, _SLEWED = 0.01, 0.0005
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What one job's training in one go says of its strategy; seconds."""
+    """What one job's training from start to end in one run says of its strategy.
+
+    :param key: of the estimate that it tells of.
+    :param held: seconds that it had its devices.
+    :param verdict: of the guard.
+    """
 
     job: str
     key: Key
@@ -37,7 +42,7 @@ class Trained:
 
     @property
     def ending(self) -> float:
-        """What is neither launching nor batches nor evaluations: checkpoints, the export."""
+        """Seconds of what is neither launching nor batches nor evaluations: checkpoints, the export."""
         s = self.speed
         evaluations = math.ceil(s.batches / s.batches_per_epoch) if s.batches_per_epoch else 1
         told = s.ready_seconds + s.setup_seconds + s.batches * s.seconds_per_batch

@@ -84,6 +84,13 @@ class ChampionOperator(ListingOperator):
     def _entry(
         self, context: Context, job: Job, outcome: Outcome, named: set[str]
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """What is known of the champion, fetched from MLflow, and the entry by which it is scored.
+
+        :param job: the sweep's best, whose evaluation data it is scored on.
+        :param outcome: of that job, whose node scores.
+        :param named: the ``load_model`` of the sweep's jobs, which a stored job may name, too.
+        :returns: ``version`` and ``why`` it can't be scored; and the entry, None where it can't.
+        """
         from saturn_airflow.profiling import scoring
         from saturn_airflow.tracking import champion
         from saturn_airflow.tracking.server import TrackingError

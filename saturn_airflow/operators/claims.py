@@ -27,7 +27,7 @@ def strategies(entry: PlanEntry) -> tuple[Strategy, ...]:
 
 
 def leaves_in(found: Iterable[Strategy]) -> float | None:
-    """What a job takes to leave, whatever it runs under; None where nothing is known of that."""
+    """Seconds that a job takes to leave its devices, whatever it runs under; None where they are unknown."""
     return max((s.leaves_in for s in found if s.leaves_in is not None), default=None)
 
 

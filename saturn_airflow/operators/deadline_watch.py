@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 LATE_KEY = "late"
 #: Seconds between two looks of all train tasks of a sweep together, where no sweep came or ended; and between
 #: two looks of one task whether any did.
-_LOOK_SECONDS, _GLANCE_SECONDS = 60.0, 5.0
+_LOOK_SECONDS, _CHECK_SECONDS = 60.0, 5.0
 #: For how long a task that ends waits for a look that goes on.
 _CLOSING_SECONDS = 10.0
 #: Where it is nobody's doing, a deadline counts as missed from this share of the time to it on: estimates are
@@ -115,10 +115,10 @@ def in_words(late: Late) -> str:
 
 
 class DeadlineWatch:
-    """What a train task does for its sweep's deadline while it follows its job: look, and tell once.
+    """What a train task does for its sweep's deadline while it follows its job: forecast it, and tell once.
 
-    The tasks of a sweep share the looks by a file in its folder. It is looked when a sweep was planned or has
-    ended, and from time to time.
+    A forecast is made when a sweep was planned or has ended, and from time to time; by one of the sweep's
+    tasks for all, which know of it by a file in its folder.
 
     :param attempt: when the plan was made, in seconds since the epoch.
     :param function: the author's ``on_missed_deadline``.
@@ -128,14 +128,14 @@ class DeadlineWatch:
         self._context, self._sweep, self._attempt, self._function = context, sweep, attempt, function
         self._ledger = home() / "sweeps" / ".active"
         self._looked = sweep.folder / f"deadline_{attempt}.looked"
-        self._glanced_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._looking: threading.Thread | None = None
 
     def look(self) -> None:
-        """Look, in the background, if it is time to."""
-        if time.monotonic() - self._glanced_at < _GLANCE_SECONDS:
+        """Forecast, in a thread, if it is time to; called all the time."""
+        if time.monotonic() - self._checked_at < _CHECK_SECONDS:
             return
-        self._glanced_at = time.monotonic()
+        self._checked_at = time.monotonic()
         if (self._looking is not None and self._looking.is_alive()) or not self._is_time():
             return
         with suppress(OSError):

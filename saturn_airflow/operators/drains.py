@@ -30,7 +30,11 @@ def undrain(node: str) -> bool:
 
 
 def drained() -> dict[str, str]:
-    """Why each drained node is, in words, by its name."""
+    """By the name of each drained node, why it is, in words.
+
+    :raises InvalidSweepError: when a note is damaged.
+    :raises NewerFormatError: when a newer version wrote it in a way that this one can't read.
+    """
     found = {}
     for path in sorted((home() / "drained").glob("*.json")):
         try:

@@ -19,7 +19,13 @@ def to_plan(
     profile: str,
     left_out: Mapping[str, str],
 ) -> tuple[list[PlannedJob], list[dict[str, str]]]:
-    """The jobs to plan, and those that are left out, each with the reason."""
+    """The jobs to plan, and those that are left out.
+
+    :param refusals: what techniques said why they can't train a job.
+    :param profile: the sweep's ``profile``, for the reason.
+    :param left_out: nodes that take no part, with the reasons.
+    :returns: the jobs with their options; and for each job without, ``job`` (its name) and ``reason``.
+    """
     planned, unplanned = [], []
     knowledge = learned.knowledge
     for job in knowledge.jobs:
@@ -38,6 +44,7 @@ def profiling(learned: Learned, until: float) -> dict[str, float]:
     """What the trials of this sweep took.
 
     :param until: when the last was done, in seconds since the epoch.
+    :returns: ``trials`` and ``known`` (estimates from earlier sweeps) are numbers of them, and ``seconds``.
     """
     return {
         "trials": learned.trials,

@@ -14,7 +14,7 @@ from saturn_airflow.operators.airflow_internals import own_item_of
 from saturn_airflow.operators.executors import of_node_tasks
 from saturn_airflow.operators.inventory import pool_of, pool_of_short_tasks
 from saturn_airflow.operators.profile_task import ProfileOperator
-from saturn_airflow.operators.retrying import UNLESS_ITS_OWN_FAULT, patience, patience_of_training
+from saturn_airflow.operators.retrying import SHORT_TASK_POLICY, short_task_retries, training_retries
 from saturn_airflow.operators.round_train import RoundTrainOperator
 from saturn_airflow.operators.trials_task import PickOperator
 from saturn_airflow.operators.wave_tasks import NextWaveOperator
@@ -24,21 +24,23 @@ from saturn_airflow.profiling.waves import WAVES
 DEFAULT_POOL = "default_pool"
 
 
-#: What no ``default_args`` of a DAG change of a sweep's tasks: they hand lists and outcomes on, and what one
-#: of them trains has nothing to do with what it trained in the run before.
+#: What ``default_args`` of a DAG can't change of a sweep's tasks behind the first: they hand lists and
+#: outcomes on, and what one of them trains has nothing to do with what it trained in the run before.
 _WITHIN = {"do_xcom_push": True, "depends_on_past": False, "wait_for_downstream": False}
 
 
 def first(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the sweep's first task: whether that begins, ``default_args`` may say.
+    """Airflow's arguments of the sweep's first task.
 
-    :param own: what the author of the DAG says of it.
+    When that begins (``depends_on_past`` and the like) is left to the ``default_args`` of the DAG.
+
+    :param own: what the author of the DAG says of it, which counts before all else.
     """
-    return {"retry_policy": UNLESS_ITS_OWN_FAULT, **patience(), "do_xcom_push": True, **own}
+    return {"retry_policy": SHORT_TASK_POLICY, **short_task_retries(), "do_xcom_push": True, **own}
 
 
 def short(own: Mapping[str, Any], rule: TriggerRule = TriggerRule.ALL_SUCCESS) -> dict[str, Any]:
-    """Arguments of a further task that needs no device, or measures.
+    """Airflow's arguments of any other task that needs no device, or measures.
 
     :param own: what the author of the DAG says of it.
     :param rule: after what it runs.
@@ -99,7 +101,7 @@ def train_tasks(settings: SweepSettings, plan: BaseOperator, stages: Stages) -> 
         deciding=stages.plan,
         settings=settings,
         trigger_rule=TriggerRule.ALL_SUCCESS,
-        **patience_of_training(settings.retries),
+        **training_retries(settings.retries),
         **_WITHIN,
         **stages.train,
     )
@@ -121,7 +123,12 @@ def per_node(
 
     Neither the queue nor the number of active tasks can be mapped, hence a task per node.
 
-    :param deciding: further arguments of the tasks that hand out the nodes' parts.
+    :param stage: the name of the group; on a single node that of the task.
+    :param mapped: the operator's argument that gets one item of the list.
+    :param part: what the items are called in the ids of the tasks that hand out the nodes' parts.
+    :param label: template of the instances' names in the UI.
+    :param deciding: what the author of the DAG says of the tasks that hand out the parts.
+    :param arguments: of ``operator``, besides.
     """
     if len(cluster) == 1:
         return [_mapped(operator, stage, source, cluster.nodes[0], mapped, label, arguments)]
@@ -154,7 +161,7 @@ def _mapped(
         queue=node.queue,
         executor=of_node_tasks(),
         map_index_template=label,
-        # Enough that the next job waits at the devices' door when one ends, and no more processes than that.
+        # Two more than can hold devices: when a job ends, the next is up and waits for them already.
         max_active_tis_per_dagrun=node.devices + 2,
         **arguments,
     )

@@ -19,15 +19,16 @@ from saturn_airflow.operators import executors
 from saturn_airflow.operators.airflow_internals import celery_app
 from saturn_airflow.operators.context import home
 
-#: A worker may be in the middle of its start,
+#: For how long a node's worker is waited for as a sweep begins: it may be in the middle of its start.
 PATIENCE_SECONDS = 30.0
-#: or of a restart.
+#: For how long one that was there is waited for: it may be in the middle of a restart.
 RESTART_SECONDS = 15.0
 #: Where the tasks of all sweeps wait that need no device.
 SHORT_POOL = "saturn"
 #: Whether DAG files are read to train a job by hand, on this machine: then no nodes need be known.
 READ_BY_HAND: ContextVar[bool] = ContextVar("read_by_hand", default=False)
-# Every answer takes as long as is waited for more of them.
+# For how long answers to one question are waited for: Celery can't know how many come, so it always takes as
+# long.
 _FIRST_SECONDS, _LATER_SECONDS = 0.5, 2.0
 
 
@@ -57,7 +58,7 @@ def deployed_cluster(bound: Iterable[str] = ()) -> Cluster:
 
 def announce(node: Node) -> Path:
     """Write down that ``node`` exists, where the DAG processor finds it; the file."""
-    path = _cards() / f"{node.name}.json"
+    path = _nodes_folder() / f"{node.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(node.to_dict()))
     return path
@@ -69,7 +70,7 @@ def announced_nodes() -> list[Node]:
     :raises InvalidSweepError: when a file is not what :func:`announce` writes.
     """
     found = []
-    for path in sorted(_cards().glob("*.json")):
+    for path in sorted(_nodes_folder().glob("*.json")):
         try:
             found.append(Node(**json_text.parse(path.read_text())))
         except (ValueError, TypeError) as error:
@@ -143,20 +144,20 @@ def check_listeners(
             heard = queues_with_a_worker(seconds)
         except Exception as error:  # the broker may be in the middle of a restart, too
             trouble = f". The broker could not be asked: {error}"
-        deaf = [node for node in nodes if node.queue not in heard]
-        if not deaf:
+        unserved = [node for node in nodes if node.queue not in heard]
+        if not unserved:
             return []
         if time.monotonic() > deadline:
-            if may_miss and len(deaf) < len(nodes):
-                return deaf
-            node = deaf[0]
-            others = f" (nor on {', '.join(n.queue for n in deaf[1:])})" if deaf[1:] else ""
+            if may_miss and len(unserved) < len(nodes):
+                return unserved
+            node = unserved[0]
+            others = f" (nor on {', '.join(n.queue for n in unserved[1:])})" if unserved[1:] else ""
             raise InvalidSweepError(
                 f"no worker listens on the queue {node.queue!r} of node {node.name!r}{others}; "
                 f"start one on it: airflow celery worker --queues {node.queue}. "
                 f"Queues with a worker are {', '.join(sorted(heard)) or 'none'}{trouble}"
             )
-        log(f"No worker listens on {', '.join(node.queue for node in deaf)} yet{trouble}")
+        log(f"No worker listens on {', '.join(node.queue for node in unserved)} yet{trouble}")
         time.sleep(1.0)
         seconds = _LATER_SECONDS
 
@@ -180,7 +181,8 @@ def lost(
 ) -> list[Node]:
     """Nodes on whose queue no Celery worker listens, nor starts to within ``seconds``.
 
-    None where that can't be told: with other executors, without a broker, when no node is heard of at all.
+    Empty where that can't be told: with other executors, without a broker, when no node's worker answers at
+    all.
 
     :param suspects: ask after these nodes only.
     """
@@ -228,7 +230,7 @@ def has_queues() -> bool:
     return executors.celery() is not None
 
 
-def _cards() -> Path:
+def _nodes_folder() -> Path:
     return home() / "nodes"
 
 

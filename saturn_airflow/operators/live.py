@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from saturn_airflow.model.entries import PlanEntry
 
 PROGRESS_KEY = "progress"
-#: Seconds between two words: so many at first, later a share of how long it has gone on, and never more.
+#: Seconds between two XComs: the least at first, later this share of how long it has gone on, the most at
+#: last.
 _LEAST, _SHARE, _MOST = 5.0, 0.05, 60.0
 #: Of a step, what is told.
 _STEP = ("step", "epoch", "loss", "lr", "samples_per_second", "eta_seconds")

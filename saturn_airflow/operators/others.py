@@ -166,6 +166,7 @@ def wins_elsewhere(sweep: SweepContext, entries: Sequence[PlanEntry], before: Co
 
 
 def _bound(job: PlannedJob, node: str) -> PlannedJob:
+    """``job`` as others plan with it: bound to the node that it was planned on."""
     return PlannedJob(job.name, job.options, (node,))  # what else it says was for the plan
 
 

@@ -40,7 +40,7 @@ class Printed:
             self._offset = told if 0 <= told <= self._output.stat().st_size else 0
 
     def look(self) -> None:
-        """Tell what has come since the last look; of a line without an end no more than now and then."""
+        """Tell each line that has come since the last look; of a progress bar, now and again, its state."""
         while self._read():
             *lines, self._rest = self._rest.split(b"\n")
             for line in lines:

@@ -16,7 +16,7 @@ def close_to_others(home: Path) -> None:
     """Let only this user, or the group of ``[saturn] group``, into what sweeps keep.
 
     With a group, what this process and those it starts write is the group's too. What else is in ``home``,
-    such as the cards of nodes, is for all who parse DAGs.
+    such as the files by which nodes announce themselves, is for all who parse DAGs.
 
     :param home: the folder of Saturn's state; one that another user made is left as it is.
     :raises AirflowFailException: when there is no such group, or another user has closed the folder.

@@ -87,7 +87,11 @@ class ProfileOperator(BaseOperator):
         alike: Sequence[Job],
         on_broken: Callable[[str, str], object],
     ) -> Estimate:
-        """Run the trial with ``job``."""
+        """Run the trial with ``job``, one of those it speaks for.
+
+        :param alike: the other jobs of its fingerprint, whose own settings are tried in it, too.
+        :param on_broken: called with the name of one that proves unfit for training, and why.
+        """
         from saturn_airflow.profiling.measure import measure
 
         if job.name != trial.job.name:
@@ -130,7 +134,10 @@ class ProfileOperator(BaseOperator):
             )
 
     def on_kill(self) -> None:
-        """End the trial now; a retry measures again."""
+        """End the trial now; a retry measures again.
+
+        :raises TryAgainError: always.
+        """
         raise TryAgainError("the trial was ended before it had measured anything")
 
 

@@ -30,9 +30,9 @@ _DISK_SECONDS = 60.0
 
 
 class TryAgainError(AirflowException):
-    """Another try can go on, or begin again.
+    """The task ends, and another try of it is to go on, or to begin again.
 
-    :param seconds: when.
+    :param seconds: until then.
     """
 
     def __init__(self, message: str, seconds: float = 1.0) -> None:
@@ -41,7 +41,7 @@ class TryAgainError(AirflowException):
 
 
 class WhenItSaysSo(ExceptionRetryPolicy):
-    """What a task raises itself says that another try is worth it, and when."""
+    """Tries again after a :class:`TryAgainError`, when that says so; after other errors by rules."""
 
     def evaluate(
         self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
@@ -73,9 +73,11 @@ _AIRFLOW = RetryRule(
 _DISK_MAY_BE_MENDED = RetryRule(
     exception="saturn_airflow.model.errors.DiskError", reason="a disk is full or fails, which may be mended"
 )
-UNLESS_ITS_OWN_FAULT = WhenItSaysSo(rules=[_DISK_MAY_BE_MENDED, _AIRFLOW], default=RetryAction.FAIL)
+#: For tasks that need no device, or measure: Airflow's errors and full disks; what else goes wrong is their
+#: fault.
+SHORT_TASK_POLICY = WhenItSaysSo(rules=[_DISK_MAY_BE_MENDED, _AIRFLOW], default=RetryAction.FAIL)
 #: For tasks that train: Airflow's own errors in following it, too.
-OF_A_TRAINING = WhenItSaysSo(
+TRAINING_POLICY = WhenItSaysSo(
     rules=[
         replace(_DISK_MAY_BE_MENDED, retry_delay=timedelta(seconds=_DISK_SECONDS)),
         _AIRFLOW,
@@ -85,8 +87,8 @@ OF_A_TRAINING = WhenItSaysSo(
 )
 
 
-def patience() -> dict[str, Any]:
-    """How often and when a task is tried again that needs no device, or measures."""
+def short_task_retries() -> dict[str, Any]:
+    """Airflow's arguments that say how often and when a task is tried again that does not train."""
     return {
         "retries": _TRIES_FOR_AIRFLOW,
         "retry_delay": timedelta(seconds=5),
@@ -95,8 +97,8 @@ def patience() -> dict[str, Any]:
     }
 
 
-def patience_of_training(own_tries: int) -> dict[str, Any]:
-    """How often and when a task is tried again that trains.
+def training_retries(own_tries: int) -> dict[str, Any]:
+    """Airflow's arguments that say how often and when a task is tried again that trains.
 
     Airflow knows one number of tries for all that may happen in days, and delays that grow with that number.
     So the number is large and the delay is short; what counts against a job is counted by its runs.
@@ -104,7 +106,7 @@ def patience_of_training(own_tries: int) -> dict[str, Any]:
     :param own_tries: those that the job has for failures of its own.
     """
     return {
-        "retry_policy": OF_A_TRAINING,
+        "retry_policy": TRAINING_POLICY,
         "retries": own_tries + TRIES_OF_A_TRAINING,
         "retry_delay": timedelta(seconds=_UNTOLD_SECONDS),
     }
@@ -124,7 +126,7 @@ def cleared_after(max_tries: int, retries: int) -> int:
 
 
 def seconds_until_next_try(folder: Path, status: str) -> float:
-    """How long to wait before a job's training is tried again that ended with ``status``.
+    """Seconds to wait before a job's training is tried again that ended with ``status``.
 
     It grows with ends of the same kind, one after another, that brought no checkpoint.
 

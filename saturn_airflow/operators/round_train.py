@@ -49,7 +49,7 @@ class RoundTrainOperator(TrainOperator):
             self._prune(context)
         sweep = SweepContext.of(context, self.settings.group)
         self._over_file = over_file(sweep, self._round, self.entry.attempt)
-        if self._is_over() and not self.entry.goes_on:
+        if self._is_round_over() and not self.entry.goes_on:
             self._wait_for_next(context)
         if self.entry.deadline is not None:
             function = self.settings.on_missed_deadline
@@ -67,24 +67,24 @@ class RoundTrainOperator(TrainOperator):
 
     def _skip_reserve(self, context: Context) -> None:
         """Let the sweep end without the round in reserve, where this is the last and no node was lost."""
-        if self._round == self.settings.rounds.most < self.settings.last_round and not self._is_over():
+        if self._round == self.settings.rounds.most < self.settings.last_round and not self._is_round_over():
             skip_reserve_after_last(context, self.settings, self._round, self.node["name"])
 
     def submit_job(self, context: Context) -> str:
         """The run that goes on from the round before, or a new one."""
         name = super().submit_job(context)
         if self.entry.moved_from:
-            self._mark(context)
+            self._tag_move(context)
         return name
 
     def must_let_go(self) -> bool:
         """Whether this task was told to go, or the round is over."""
         if self._deadline is not None:
             self._deadline.look()
-        return self.must_go() or self._is_over()
+        return self.must_go() or self._is_round_over()
 
     def watch(self, event: dict[str, Any]) -> None:
-        """End the round for all where this job is going to end far from when it was planned to."""
+        """End the round for all if this job is going to end far from when it was planned to."""
         if event["event"] != "step" or event["eta_seconds"] is None or self._over_file is None:
             return
         entry, policy = self.entry, self.settings.rounds
@@ -110,7 +110,7 @@ class RoundTrainOperator(TrainOperator):
         spec = super()._spec(context)
         if self.entry.most_batches is None:
             return spec
-        # Training begins there; what was trained since is lost.
+        # The run begins at the last checkpoint; what was trained since is lost.
         saved = past_runs.last_checkpoint(spec.folder)
         left = self.entry.most_batches - (saved["step"] if saved else 0)
         return dataclasses.replace(spec, batch_count=max(left, 0))
@@ -119,7 +119,7 @@ class RoundTrainOperator(TrainOperator):
         goes_on = self.entry.goes_on
         return super()._is_of_this_plan(run) or (goes_on is not None and run.spec.priority == goes_on)
 
-    def _is_over(self) -> bool:
+    def _is_round_over(self) -> bool:
         if self.entry.ends_at is not None and time.time() >= self.entry.ends_at:
             return True
         return self._over_file is not None and self._over_file.exists()
@@ -129,6 +129,7 @@ class RoundTrainOperator(TrainOperator):
         return most is not None and end["status"] == Status.STOPPED and steps >= most
 
     def _ended(self, context: Context, run: Run, end: dict[str, Any] | None) -> None:
+        """As :meth:`TrainOperator._ended`; besides, the round may be over, or the job at its rung."""
         if end is None and not self.must_go():
             self._end_round(context, run)
         elif end is not None and self._is_at_rung(end):
@@ -138,11 +139,12 @@ class RoundTrainOperator(TrainOperator):
             super()._ended(context, run, end)
 
     def _end_round(self, context: Context, run: Run) -> None:
+        """The round is over for this job, whose run goes on: training, or waiting for its devices."""
         from saturn_airflow.launch import progress
 
         so_far = progress.of(run.spec.folder)
         if so_far.alive is not None and not so_far.training:
-            # It keeps its place in the line, so that no device is idle while the next round is planned.
+            # It keeps its place in the queue, so that no device is idle while the next round is planned.
             self._wait_for_next(context)
         self.log.info("The round is over; training goes on until the next plan says otherwise")
         self._outcome = self._leave_open(context, Status.GOING_ON, {"steps": so_far.steps})
@@ -183,7 +185,7 @@ class RoundTrainOperator(TrainOperator):
         self._push(context, dataclasses.replace(outcome, run_id=job_run.id))
         raise AirflowSkipException(f"{outcome.job}: {outcome.reason}")
 
-    def _mark(self, context: Context) -> None:
+    def _tag_move(self, context: Context) -> None:
         """Say in MLflow that the job goes on elsewhere."""
         entry = self.entry
         ids = ",".join(map(str, entry.device_ids))

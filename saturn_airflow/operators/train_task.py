@@ -53,7 +53,7 @@ OUTCOME_KEY = "outcome"
 #: How long training may take to end its step and write a checkpoint when it is told to stop; its task may be
 #: gone before, for Airflow leaves that five seconds.
 STOP_SECONDS = 30.0
-#: For how long a job lets those before it in the plan ask for their devices first; some may never do.
+#: For how long a job waits for those before it in the plan to ask for their devices first; some may never do.
 LET_GO_FIRST_SECONDS = 30.0
 
 
@@ -111,7 +111,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
                 raise TryAgainError(f"{job}: an earlier try of this task has not let go of it yet")
             self._begin(context, folder)
             self.execute_resumable(context)
-        return self._told()
+        return self._returned()
 
     def _begin(self, context: Context, folder: Path) -> None:
         """Decide whether the job goes on; where it starts anew, set aside what was trained.
@@ -163,7 +163,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             run.done_with()
         if end is not None and end["status"] == Status.FINISHED and not self._decision.changes:
             return str(run.folder)
-        self._let_go_first(context)
+        self._wait_for_those_before(context)
         self._budgets(context).keep()
         try:
             started = runs.start(spec, handed_on(spec.job, self, context))
@@ -224,7 +224,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         """The outcome of a run that has ended."""
         if self._outcome is None:
             self.poll_until_complete(external_id, context)
-        return self._told()
+        return self._returned()
 
     def _spec(self, context: Context) -> RunSpec:
         from saturn_airflow.launch import runs
@@ -272,7 +272,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         had = past_runs.time_on_devices(folder, self._asker(context).goes_on_with).get("actual_seconds", 0.0)
         return max(0.0, self.job_timeout - had)
 
-    def _let_go_first(self, context: Context) -> None:
+    def _wait_for_those_before(self, context: Context) -> None:
         """Wait until those who have this job's devices before it in the plan have asked for them.
 
         Who asks stands in the plan's order. But tasks that are queued in this order may start in another, and
@@ -292,7 +292,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         """Say what has become of the job so far."""
         context["ti"].xcom_push(OUTCOME_KEY, finite(outcome.to_dict()))
 
-    def _told(self) -> dict[str, Any]:
+    def _returned(self) -> dict[str, Any]:
         """The outcome, as this task returns it."""
         return {} if self._outcome is None else dict(finite(self._outcome.to_dict()))
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from saturn_airflow.model.estimates import Key
     from saturn_airflow.profiling.knowledge import Knowledge
 
-# Planning to see what to measure takes this share of the time limit, and no more seconds than that.
+# Planning to see what to measure takes this share of the time limit, no more seconds than that, and stops at
+# this gap.
 _SHARE, _MOST_SECONDS = 0.2, 2.0
 _GAP = 0.003
 
@@ -77,7 +78,11 @@ class Learned:
 
 
 class NextWaveOperator(ListingOperator):
-    """Return trials of what the plan would use, if what was not measured were as good as it could be."""
+    """Return the next wave: trials of strategies that a plan would use if they were as fast as they could be.
+
+    :param profile_tasks: of all waves before.
+    :param last: whether no wave comes after this one.
+    """
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ def _wishes(conf: Mapping[str, Any] | None) -> dict[Wish, Any]:
             f"the DAG run's conf: {KEY}.{REGISTER} is {given[REGISTER]!r:.80}; it is true or false"
         )
     wishes = {name: _jobs_of(name, given[name]) for name in known if given.get(name, False) is not False}
-    # Who is named gets what is said of him, whatever is said of all.
+    # A job that is named gets what is said of it by name, whatever is said of all: so that comes first.
     wishes = dict(sorted(wishes.items(), key=lambda item: item[1] is True))
     both = [wishes[name] for name in wishes]
     if len(both) == 2 and (both == [True, True] or (True not in both and set(both[0]) & set(both[1]))):

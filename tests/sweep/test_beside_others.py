@@ -136,7 +136,7 @@ def test_whose_deadline_is_broken_is_told_once_by_the_plan_or_by_who_trains(
     watches = [DeadlineWatch(task, sweep, attempt, function) for _ in range(2)]  # type: ignore[arg-type]
     sweep.folder.mkdir(parents=True)
     for watch in watches:
-        watch._glanced_at = -math.inf
+        watch._checked_at = -math.inf
         watch.look()
         watch.close()
     (told,) = TOLD
@@ -160,7 +160,7 @@ def test_a_deadline_that_is_kept_again_is_shown_so(due: tuple[SweepContext, floa
         if not there:
             time.sleep(0.01)
             Ledger(tmp_path).remove("urgent/run/sweep")
-        watch._glanced_at = -math.inf
+        watch._checked_at = -math.inf
         watch.look()
         watch.close()
         assert (pushed["late"]["expected"] is not None) is there
@@ -177,7 +177,7 @@ def test_a_look_that_fails_costs_no_training(
     sweep.folder.mkdir(parents=True)
     monkeypatch.setattr(Ledger, "sweeps", full)
     watch = DeadlineWatch({}, sweep, attempt, None)
-    watch._glanced_at = -math.inf
+    watch._checked_at = -math.inf
     watch.look()
     watch.close()
     assert "No space left" in caplog.text

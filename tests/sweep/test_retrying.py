@@ -14,12 +14,12 @@ from saturn_airflow import Job
 from saturn_airflow.launch import past_runs, runs
 from saturn_airflow.operators import retrying
 from saturn_airflow.operators.following import FollowingOperator
-from saturn_airflow.operators.retrying import OF_A_TRAINING, UNLESS_ITS_OWN_FAULT, TryAgainError
+from saturn_airflow.operators.retrying import SHORT_TASK_POLICY, TRAINING_POLICY, TryAgainError
 
 JOB = Job("a", load_model="m:f", load_dataloader="d:f")
 
 
-@pytest.mark.parametrize("policy", [UNLESS_ITS_OWN_FAULT, OF_A_TRAINING])
+@pytest.mark.parametrize("policy", [SHORT_TASK_POLICY, TRAINING_POLICY])
 def test_a_task_says_itself_when_it_is_tried_again(policy: Any) -> None:
     said = policy.evaluate(TryAgainError("later", 7.0), 800, 1000)
     assert (said.action, said.retry_delay) == (RetryAction.RETRY, timedelta(seconds=7))
@@ -27,7 +27,7 @@ def test_a_task_says_itself_when_it_is_tried_again(policy: Any) -> None:
     assert policy.evaluate(ValueError(), 1, 10).action == RetryAction.FAIL
 
 
-@pytest.mark.parametrize("policy", [UNLESS_ITS_OWN_FAULT, OF_A_TRAINING])
+@pytest.mark.parametrize("policy", [SHORT_TASK_POLICY, TRAINING_POLICY])
 def test_a_task_that_is_told_to_go_before_it_is_made_is_tried_again(policy: Any) -> None:
     """Airflow's handler of SIGTERM calls ``on_kill`` of whatever there is of the task."""
     with DAG("a"):
@@ -51,7 +51,7 @@ def test_a_task_that_is_told_to_go_before_it_is_made_is_tried_again(policy: Any)
 def test_who_cleared_a_task_is_known_under_the_tries_of_both_versions(
     max_tries: Any, own: Any, last: Any
 ) -> None:
-    retries = retrying.patience_of_training(own)["retries"]
+    retries = retrying.training_retries(own)["retries"]
     assert retrying.cleared_after(max_tries, retries) == last
 
 

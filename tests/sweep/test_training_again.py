@@ -21,7 +21,7 @@ from saturn_airflow.launch import restarting, runs
 from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import train_task
-from saturn_airflow.operators.retrying import OF_A_TRAINING, TryAgainError
+from saturn_airflow.operators.retrying import TRAINING_POLICY, TryAgainError
 from saturn_airflow.operators.telling import Teller
 from saturn_airflow.operators.train_task import TrainOperator
 from saturn_airflow.operators.trials_task import TrialsOperator
@@ -139,7 +139,7 @@ class Sweep:
         self.state = "restarting"
         with monkeypatch.context() as patch:
             patch.setattr(runs.Run, "_wait_until_gone", _killed)
-            patch.setattr(TrainOperator, "_let_go_first", lambda *_: None)
+            patch.setattr(TrainOperator, "_wait_for_those_before", lambda *_: None)
             patch.setattr(TrainOperator, "must_go", lambda _: bool(self.events("step")))
             with pytest.raises(KilledError):
                 self.train(job)
@@ -366,7 +366,7 @@ class TestOnASmallDisk:
         for _ in range(5):
             with pytest.raises((DiskError, OSError)) as met:
                 sweep.train(job())
-            again = OF_A_TRAINING.evaluate(met.value, sweep.tries, RETRIES)
+            again = TRAINING_POLICY.evaluate(met.value, sweep.tries, RETRIES)
             assert again.action == RetryAction.RETRY
             assert again.retry_delay == timedelta(seconds=60)
         assert "has 0 kB of 8.4 MB left" in str(met.value)
