@@ -61,4 +61,6 @@ def _digest_of_changes(folder: Path) -> str | None:
         done = subprocess.run(command, capture_output=True, timeout=_PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
+    if done.returncode:  # as in a clone that lacks a file's last version
+        return "unknown"
     return hashlib.sha256(done.stdout).hexdigest()[:16] if done.stdout else None

@@ -46,5 +46,13 @@ def test_changes_that_are_not_committed_are_told_apart(repository: Path) -> None
     assert as_text(commit_of(dags)) in seen
 
 
+def test_changes_that_git_can_not_show_are_changes(repository: Path) -> None:
+    """As in a clone without files' last versions, while the server that has them is away."""
+    found = subprocess.check_output(["git", "-C", str(repository), "rev-parse", "HEAD:dags/a.py"], text=True)
+    (repository / ".git" / "objects" / found[:2] / found[2:].strip()).unlink()
+    (repository / "dags/a.py").write_text("second\n")
+    assert commit_of(repository / "dags")["mlflow.source.git.dirty"] == "true"
+
+
 def test_a_folder_outside_of_git_has_no_version(tmp_path: Path) -> None:
     assert commit_of(tmp_path) == {}
