@@ -19,6 +19,7 @@ from families.matrix import Strategy
 from families.verdicts import weights_in
 from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import DoesNotFit, NotANumberError, TrainRequest
+from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.losses.rules import SAMPLES
@@ -30,7 +31,7 @@ SINGLE, SPILL = Strategy("single"), Strategy("spill")
 DDP, FSDP, PIPELINE, TENSOR = (Strategy(technique, 2) for technique in ("ddp", "fsdp", "pipeline", "tensor"))
 AGAIN = Strategy("single", parameters={"recompute": True})
 _PACKAGE = "saturn_airflow."
-LOST = "the loss became no number"
+LOST, BLAMED = "the loss became no number", "the job's own code is blamed, and nothing more is tried"
 BY_PARTS = {"training.losses.decompose.find_rule": lambda *args, **kwargs: SAMPLES}
 BY_BUFFERS = {"parallelism.changing_buffers.ChangingBuffers.look": lambda self, *, last: None}
 BY_STATE = {"parallelism.anatomy._state": lambda model: {}}
@@ -57,6 +58,22 @@ class ClipsTogether(torch.optim.SGD):
         for group in self.param_groups:
             torch.nn.utils.clip_grad_norm_(group["params"], 0.1)
         return super().step()
+
+
+class ScalesRows(torch.optim.Optimizer):
+    """Scales each row of a gradient by what it has been so far, of which it keeps one number a row."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                grad, matrix = parameter.grad, parameter.ndim > 1
+                rows = grad.square().mean(1) if matrix else grad.square()
+                kept = self.state[parameter].setdefault("rows", torch.zeros_like(rows)).add_(rows)
+                parameter.sub_(group["lr"] * grad / (kept.unsqueeze(1) if matrix else kept).sqrt().add(0.1))
 
 
 def allow(*args: Any, **kwargs: Any) -> None:
@@ -86,6 +103,7 @@ class Case:
     :param without: what is put in the place of what refuses.
     :param model: of :mod:`families.refused`.
     :param by_one: whether one of the devices refuses it, and ends the others.
+    :param resumed: whether it is stopped and resumed on the way.
     """
 
     family: str
@@ -95,6 +113,7 @@ class Case:
     accumulate: int = 1
     model: str = ""
     by_one: bool = False
+    resumed: bool = False
 
 
 def of_model(model: str, strategy: Strategy, without: dict[str, Any], **others: Any) -> Case:
@@ -158,6 +177,20 @@ CASES = {
     "a frozen weight that moves, accumulated": Case(
         "moving average in the model", SINGLE, {**BY_PARTS, **BY_BUFFERS}, accumulate=2
     ),
+    "something of each parameter in a list of the optimizer's": Case(
+        "blocks with a plan",
+        FSDP,
+        {"training.optim.own_state.OwnState._refuse_parts": allow},
+        {"optimizer": "families.inventions:KeepsLists", "optimizer_args": {}},
+        resumed=True,
+    ),
+    "state of another shape than its parameter": Case(
+        "blocks with a plan",
+        FSDP,
+        {"training.optim.optimizers.refuse_coupled": allow},
+        {"optimizer": f"{__name__}:ScalesRows", "optimizer_args": {}},
+        resumed=True,
+    ),
 }
 
 
@@ -210,6 +243,8 @@ def train_each(requests: list[tuple[TrainRequest, str]], ranks: Ranks) -> list[s
                 found.append(str(reason))
             except NotANumberError:
                 found.append(LOST)
+            except JobError:
+                found.append(BLAMED)
     return found
 
 
@@ -228,8 +263,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, f
                     one = request(case, case.strategy, case.accumulate, root / name / way)
                     if case.by_one and way == "refused":
                         told[name][way] = refused_by_one(one)
-                    else:
-                        requests.append((name, way, one))
+                        continue
+                    if case.resumed:
+                        requests.append((name, way, dataclasses.replace(one, batch_count=2)))
+                    requests.append((name, way, one))
         reasons = launch(
             train_each, [(one, name if way == "without" else "") for name, way, one in requests], size=size
         )[0]
@@ -248,7 +285,7 @@ def refused_by_one(one: TrainRequest) -> str:
 def how_far_off(folder: Path, name: str, ways: dict[str, str]) -> float:
     """How far weights are off without the refusal; infinity where that loses the job."""
     assert ways["plain"] == "", name
-    assert ways["without"] in ("", LOST), name
+    assert ways["without"] in ("", LOST, BLAMED), name
     if ways["without"]:
         return math.inf
     expected, got = (weights_in(folder / way) for way in ("plain", "without"))
