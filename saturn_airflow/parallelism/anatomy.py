@@ -19,7 +19,7 @@ from torch.utils import _pytree
 from saturn_airflow.launch.failures import is_out_of_memory
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.blocks import blocks_to_run
-from saturn_airflow.parallelism.module_state import parameters_of
+from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.sources import Follow, Sources
 
 Block = tuple[str, nn.Module]
@@ -87,6 +87,13 @@ def examine(model: nn.Module, run: Callable[[], Any], device: torch.device) -> A
     blocks = blocks_to_run(model)
     if not blocks:
         raise DoesNotFit("the model has no repeated blocks to make stages of")
+    with ModuleState(model.modules()).put_back():
+        return _examined(model, blocks, run, device)
+
+
+def _examined(
+    model: nn.Module, blocks: Sequence[Block], run: Callable[[], Any], device: torch.device
+) -> Anatomy:
     state = _state(model)
     in_blocks = {tensor for _, block in blocks for tensor in _tensors(block)}
     others = [tensor for tensor in _tensors(model) if tensor not in in_blocks]

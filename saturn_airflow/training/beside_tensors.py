@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from saturn_airflow.model import formats
-from saturn_airflow.training import job_globals, model_attributes
+from saturn_airflow.training import job_globals, model_attributes, of_all_ranks
 from saturn_airflow.training.optim import group_state, plain_values
 from saturn_airflow.training.state import State
 
@@ -32,13 +32,14 @@ class About(NamedTuple):
         variables: job_globals.Globals = {}
         if state.globals is not None:
             variables, others = state.globals.values()
+            variables = state.globals.noted(variables)
             forgotten |= others
         return cls(
             state.optimizer_numbers(),
             state.groups.values(),
             state.common_numbers(),
             state.own.values(),
-            attributes,
+            state.attributes.noted(attributes),
             variables,
             forgotten,
             state.dtypes(),
@@ -47,8 +48,8 @@ class About(NamedTuple):
 
 def of_all(abouts: Sequence[About]) -> dict[str, Any]:
     """What stands in the manifest, from what all ranks know."""
-    attributes = model_attributes.merged(about.attributes for about in abouts)
-    variables = job_globals.merged(about.variables for about in abouts)
+    attributes = of_all_ranks.merged(about.attributes for about in abouts)
+    variables = of_all_ranks.merged(about.variables for about in abouts)
     values = [value for own in attributes.values() for value in own.values()]
     simple = not variables and all(map(plain_values.is_of_the_first_format, values))
     return {

@@ -9,7 +9,7 @@ import hashlib
 import json
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import nn
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training import of_all_ranks
 from saturn_airflow.training.functions import FUNCTIONS, Place, cannot, places_in
 from saturn_airflow.training.guarding.users_state import functions_of, python_modules
 from saturn_airflow.training.model_attributes import is_plain, seen
@@ -36,6 +37,7 @@ class JobGlobals:
     def __init__(self, job: Job, model: nn.Module) -> None:
         self._names = sorted(python_modules(job, model))
         self._model = model
+        self._before: Globals = {}
         self._given: dict[tuple[str, str], str] = {}
         self._given = {where: _summary(place.value) for where, place in self._places()}
 
@@ -55,6 +57,11 @@ class JobGlobals:
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with what :meth:`values` told."""
         _put(dict(self._everything()), values)
+        self._before = self.values()[0]
+
+    def noted(self, values: Globals) -> Globals:
+        """What :meth:`values` told, for :func:`of_all_ranks.merged`."""
+        return of_all_ranks.noted(values, self._before)
 
     def place(self, name: str) -> Place | None:
         """Where what :meth:`values` calls so is."""
@@ -96,15 +103,6 @@ def put_into_functions(model: nn.Module, values: Mapping[str, Any]) -> None:
         for name, place in _with_inner(path, Place(one, cannot), visited)
     }
     _put(places, {"": values})
-
-
-def merged(parts: Iterable[Globals]) -> Globals:
-    """Those of all ranks: of each variable what the first rank has on which it has changed."""
-    found: Globals = {}
-    for part in parts:
-        for module, own in part.items():
-            found[module] = {**own, **found.get(module, {})}
-    return found
 
 
 def _with_inner(path: str, place: Place, visited: set[int]) -> Iterator[tuple[str, Place]]:

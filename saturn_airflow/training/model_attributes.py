@@ -8,7 +8,7 @@ import logging
 import operator
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.module_state import copied, says_its_state
+from saturn_airflow.training import of_all_ranks
 from saturn_airflow.training.optim import own_classes, plain_values
 
 #: By a module's name, values by the attribute's.
@@ -69,18 +70,19 @@ class ModelAttributes:
         self._others = other_attributes(model)
         self._kinds = {prefix: {k: type(v) for k, v in _own(m)} for prefix, m in model.named_modules()}
         self._objects = self._encoded_objects()
+        self._before: Attributes = {prefix: {EXTRA: said} for prefix, said in self._what_is_said().items()}
 
     def values(self) -> tuple[Attributes, dict[str, str]]:
         """What has changed, JSON-ready, and why what else has changed can't be kept, by its name."""
         found: Attributes = {}
         why_not: dict[str, str] = {}
         modules = dict(self._model.named_modules())
-        says = {prefix for prefix, module in modules.items() if says_its_state(module)}
+        said = self._what_is_said()
         now = {**changed(self.given, plain_attributes(self._model))}
         for prefix, objects in self.objects().items():
             own = {key: vars(modules[prefix])[key] for key in objects if key != EXTRA}
             now.setdefault(prefix, {}).update(own)
-        now |= {prefix: {EXTRA: modules[prefix].get_extra_state()} for prefix in says}
+        now |= {prefix: {EXTRA: modules[prefix].get_extra_state()} for prefix in said}
         for prefix, own in now.items():
             for key, value in own.items():
                 there = self._kinds.get(prefix, {}).get(key) is type(value)
@@ -89,7 +91,7 @@ class ModelAttributes:
                 except JobError as error:
                     why_not[name_of(prefix, key)] = str(error)
         for prefix, others in other_attributes(self._model).items():
-            for key, summary in others.items() if prefix not in says else ():
+            for key, summary in others.items() if prefix not in said else ():
                 if self._others.get(prefix, {}).get(key) != summary:
                     kind = type(vars(modules[prefix])[key]).__name__
                     why_not[name_of(prefix, key)] = f"it is a {kind}, which no checkpoint can hold"
@@ -98,21 +100,29 @@ class ModelAttributes:
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with what :meth:`values` told, as far as the modules are on this rank."""
         put(self._model, values, self._device)
+        self._before |= self.values()[0]
+
+    def noted(self, values: Attributes) -> Attributes:
+        """What :meth:`values` told, for :func:`of_all_ranks.merged`."""
+        return of_all_ranks.noted(values, self._before)
 
     def objects(self) -> Attributes:
         """The objects of the job's own classes, and containers of them, that have changed, and what modules
         say, JSON-ready."""
-        modules = self._model.named_modules()
-        found: Attributes = {
-            prefix: {EXTRA: plain_values.encode(module.get_extra_state(), "it")}
-            for prefix, module in modules
-            if says_its_state(module)
-        }
+        found: Attributes = {prefix: {EXTRA: said} for prefix, said in self._what_is_said().items()}
         for prefix, objects in self._encoded_objects().items():
             given = self._objects.get(prefix, {})
             changed_ones = {key: encoded for key, encoded in objects.items() if given.get(key) != encoded}
             found.setdefault(prefix, {}).update(changed_ones)
         return found
+
+    def _what_is_said(self) -> dict[str, Any]:
+        """What modules say of themselves, JSON-ready."""
+        return {
+            prefix: plain_values.encode(module.get_extra_state(), "it")
+            for prefix, module in self._model.named_modules()
+            if says_its_state(module)
+        }
 
     def _encoded_objects(self) -> Attributes:
         """Objects of the job's own classes, which may change inside, and containers of them."""
@@ -155,15 +165,6 @@ def _holds_weights(value: Any) -> bool:
     """Whether an attribute lists parameters, as recurrent networks' do: earlier checkpoints had stand-ins of
     those that another rank trained."""
     return isinstance(value, list | tuple) and any(isinstance(part, nn.Parameter) for part in value)
-
-
-def merged(parts: Iterable[Attributes]) -> Attributes:
-    """The attributes of all modules, from the ranks' parts: the first that has one."""
-    found: Attributes = {}
-    for part in parts:
-        for prefix, own in part.items():
-            found[prefix] = {**own, **found.get(prefix, {})}
-    return found
 
 
 def other_attributes(model: nn.Module) -> Attributes:

@@ -215,3 +215,25 @@ def test_what_is_made_anew_in_each_step_is_not_missed(tmp_path: Path) -> None:
     ((_, saved),) = ranks_module.launch(train_all, [request], size=1)[0]
     ((_, resumed),) = ranks_module.launch(train_all, [request], size=1)[0]
     assert ["'last' (it is a SimpleNamespace" in told for told in (saved[0], resumed[0])] == [True, True]
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_what_a_later_stage_counts_is_looked_at_and_resumed(tmp_path: Path, says: bool) -> None:
+    a_job = job(load_model="counting_functions:counting_blocks", model_args={"says": says})
+
+    def losses(folder: str, technique: str, batch_count: int | None = None) -> list[float]:
+        request = TrainRequest(
+            job=a_job.to_dict(),
+            technique=technique,
+            parameters={"micro_batches": 1} if technique == "pipeline" else {},
+            folder=str(tmp_path / folder),
+            batch_count=batch_count,
+            checkpoint_seconds=None,
+        )
+        size = 2 if technique == "pipeline" else 1
+        told: list[tuple[list[float], list[str]]] = ranks_module.launch(train_all, [request], size=size)[0]
+        return told[0][0]
+
+    plain = losses("single", "single")
+    parts = [loss for count in (STOPPED_AT, 3, None) for loss in losses("parts", "pipeline", count)]
+    assert losses("pipeline", "pipeline") == parts == pytest.approx(plain, rel=1e-9)

@@ -28,7 +28,7 @@ from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.training import model_attributes, precision, rng, stepping
+from saturn_airflow.training import model_attributes, of_all_ranks, precision, rng, stepping
 from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import Cut, GlobalBatch
 from saturn_airflow.training.guarding import comparing, whole
@@ -100,6 +100,7 @@ class Looks:
         steps = look_steps(training.total, self._ranks.size + 2, training.hparams.seed)
         self._steps = frozenset(steps)
         self._seconds = math.inf
+        self._of_others: model_attributes.Attributes = {}
 
     def before(self, batch: GlobalBatch, *, last: bool) -> float:
         """Look at the step that comes next, if it is its turn; every rank must call this together.
@@ -133,6 +134,7 @@ class Looks:
         training, job = self._training, self._training.job
         with self._undone(), of_the_job(f"load_dataloader {job.load_dataloader!r}"):
             data = batch.whole()
+        self._of_others = self._attributes_of_all()
         takes = [(job, batch.samples)]
         if job.hparams.precision == "bf16":
             # Much of what differs is lost in bf16; a few samples in float32 take no more memory.
@@ -196,6 +198,13 @@ class Looks:
             "leaves it unchecked"
         )
 
+    def _attributes_of_all(self) -> model_attributes.Attributes:
+        """What has changed of modules' attributes, JSON-ready, where ranks compute parts of the model."""
+        if self._training.parallel.shares == self._ranks.size:
+            return {}
+        own = self._attributes.noted(self._attributes.values()[0])
+        return of_all_ranks.merged(self._ranks.everyones(own))
+
     def _weights(self) -> whole.Tensors | None:
         parallel = self._training.parallel
         wanted = whole.bytes_to_gather(parallel)
@@ -249,6 +258,7 @@ class Looks:
             model = whole.bare(self._bare) if self._bare is not None else None
             model = whole.filled(model or load_model(training.job), weights, attributes)
             model_attributes.put(model, self._attributes.objects(), device)
+            model_attributes.put(model, self._of_others, device)
             put_into_functions(model, in_functions)
             if off:
                 comparing.put_off_by_rounding(model, plain.number_format)
