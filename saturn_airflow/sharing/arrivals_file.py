@@ -1,4 +1,4 @@
-"""Files of sweeps that arrive, for ``saturn simulate --arrivals``. Their form is told in docs/sharing.md."""
+"""Files of sweeps that arrive, for ``saturn simulate --arrivals``. docs/sharing.md has their format."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ _UNKNOWN_SECONDS = 60.0
 
 
 def plan_stands(claims: Iterable[Claim]) -> bool:
-    """Whether all is of one plan that nobody has come across: then its order, strategies and devices are the
-    best there are."""
+    """Whether all claims are of one plan and go by it: then its order, strategies and devices are best."""
     found = list(claims)
     return len({(claim.sweep.name, claim.made) for claim in found}) <= 1 and all(c.by_plan for c in found)
 
@@ -99,7 +98,7 @@ def _decision(
 
 
 def _shares(claims: Iterable[Claim]) -> Mapping[str, float]:
-    """Those that are given out now: all who wait must decide by the same, whatever was set when they came."""
+    """The shares of the newest claim: all who wait must decide by the same, though they came with others."""
     newest = max(claims, key=lambda claim: (claim.made, claim.key), default=None)
     return {} if newest is None else newest.shares
 

@@ -14,11 +14,11 @@ from saturn_airflow.sharing.ranking import Rank
 
 @dataclass(eq=False)
 class Entry:
-    """A job while it is decided.
+    """A job while it is decided where it runs.
 
     :param rank: of its sweep.
     :param target: where it is to run; None while it is to wait.
-    :param way: under what it runs, or is to run.
+    :param way: the strategy under which it runs, or is to run.
     :param ready: from when on it can be launched: once its checkpoint is written.
     """
 
@@ -61,7 +61,8 @@ class Devices:
 
     :param free_at: when each device is free of what is on it and does not stay.
     :param holder: the job that runs on each device and has not been decided yet.
-    :param claimed: whether each device is part of what is decided.
+    :param claimed: whether it is decided who has each device: a job that stays or starts, what is no job of a
+        sweep, or nobody, where it is kept free.
     :param taker: the job that each device is claimed for, where it is for one.
     """
 
@@ -99,7 +100,7 @@ class Devices:
         return place is not None and place.node in self.holder and entry.job.leaving is None
 
     def idle(self, node: str) -> list[int]:
-        """Devices of ``node`` that nobody is going to have: those free first, first."""
+        """Devices of ``node`` that nobody has or is going to have, in the order in which they become free."""
         free, holder = self.free_at[node], self.holder[node]
         ids = [d for d, claimed in enumerate(self.claimed[node]) if not claimed and holder[d] is None]
         ids.sort(key=free.__getitem__)
@@ -149,7 +150,7 @@ class Devices:
         entry.target = None
 
     def keep_free(self, node: str, devices: int) -> list[int]:
-        """Let nobody have the idle devices of ``node``, so many at the most; which they are."""
+        """Keep idle devices of ``node`` from all, so many at the most; which they are."""
         kept = self.idle(node)[:devices]
         for device in kept:
             self.claimed[node][device] = True

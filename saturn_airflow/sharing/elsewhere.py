@@ -44,6 +44,7 @@ def look_elsewhere(
 
 
 def _freed(sweep: SharedSweep, nodes_of: Mapping[str, tuple[str, ...]]) -> SharedSweep:
+    """``sweep`` with its jobs that wait bound to these nodes, instead of those of its plan."""
     return replace(sweep, jobs=tuple(_freed_job(job, nodes_of) for job in sweep.jobs))
 
 

@@ -18,7 +18,8 @@ class Expected:
     :param place: where it runs first from now on.
     :param start: when it is launched there; the moment of its launch, where it runs.
     :param end: when it is done, after all the stops that are foreseen.
-    :param stays: where it runs from now on, one after another; the first begins at the earliest now.
+    :param stays: the stays on devices that it has from now on, in order; the first begins now at the
+        earliest.
     """
 
     place: Place

@@ -44,7 +44,7 @@ class Outlook:
 
 
 def outlooks(cluster: SharedCluster, plan: StandingPlan, sweep: SharedSweep) -> list[Outlook]:
-    """Of each job of ``sweep`` that is not done, those that run first, then by when they are to start."""
+    """The outlook of each job of ``sweep`` that is not done: those that run, then by expected start."""
     found = []
     for job in sweep.jobs:
         expected = plan.jobs.get((sweep.name, job.name))
@@ -71,6 +71,7 @@ def _in_order(one: Outlook) -> tuple[bool, float, str]:
 
 
 def _holders(cluster: SharedCluster, plan: StandingPlan, place: Place) -> tuple[Holder, ...]:
+    """Who has devices of ``place`` now."""
     wanted = set(place.device_ids)
     found = []
     for sweep in cluster.sweeps:

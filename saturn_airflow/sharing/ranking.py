@@ -3,7 +3,8 @@
 Least remaining work first (device-seconds under the thriftiest strategies) is the order that makes the mean
 of completion times small where work can be stopped (Schrage 1968 for one machine). Above it stand priorities,
 then sweeps whose deadline would be missed otherwise, then those that wait out of proportion, so that nobody
-starves. Work counts for more where a team used more than its share of late.
+starves: those whose stretch (Bender et al., 1998), the time from their arrival to their end over what they
+take alone, becomes too large. Work counts for more where a team used more than its share of late.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, 
 
 #: A deadline is pressing when the time to it is less than this many times what the sweep needs at the least,
 #: and the longest for which somebody would have devices who may begin before it and does not give way.
-_PRESSING = 1.5
+_PRESSING_FACTOR = 1.5
 #: Seconds by which a moment is surely over.
 _SOON = 1e-3
 #: How many times the largest stretch a sweep may take until it goes before those of higher priority.
-_STARVING = 1.2
+_STARVING_FACTOR = 1.2
 #: The work of a team's sweeps counts as many times as the team used its share, to this power: teams whose
 #: sweeps are alike have their shares; one whose are 16 times as small may have twice as much beside another.
-_STRICT = 4
-#: Seconds in which all devices together say who uses how much of them.
-_SAYS = 3600.0
+_SHARE_EXPONENT = 4
+#: What teams used counts against a prior: that each had its share of all devices for so many seconds.
+_PRIOR_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,9 @@ def rank(
     pressing, presses_at = _pressing(cluster, sweep, needs, stays)
     stretch = (cluster.now - sweep.arrived + needs) / sweep.alone if sweep.alone > 0 else 0.0
     overdue = 0.0 if stretch > rules.largest_stretch else 1.0
-    starving = 0.0 if stretch > _STARVING * rules.largest_stretch else 1.0
+    starving = 0.0 if stretch > _STARVING_FACTOR * rules.largest_stretch else 1.0
     left, work = work, work * push.get(sweep.team, 1.0)
-    bound = (_STARVING if overdue == 0 else 1.0) * rules.largest_stretch * sweep.alone
+    bound = (_STARVING_FACTOR if overdue == 0 else 1.0) * rules.largest_stretch * sweep.alone
     changes = math.inf if starving == 0 else sweep.arrived + bound - needs + _SOON
     changes = min(changes, presses_at)
     return Rank(starving, sweep.priority, pressing, overdue, work, sweep.arrived, sweep.name, changes, left)
@@ -131,7 +132,7 @@ def _pressing(
         return 1.0, math.inf
     if sweep.deadline < cluster.now + needs:
         return 0.5, math.inf
-    begins = sweep.deadline - _PRESSING * needs
+    begins = sweep.deadline - _PRESSING_FACTOR * needs
     if begins > cluster.now:
         others = [other for other in cluster.sweeps if other is not sweep]
         behind = [other for other in others if other.priority <= sweep.priority]
@@ -181,10 +182,10 @@ def pushes(cluster: SharedCluster, rules: SharingRules) -> dict[str, float]:
         return {}
     others = [team for team in sorted(teams | set(cluster.used)) if team not in rules.shares]
     rest = max(0.0, 1 - sum(rules.shares.values())) / max(1, len(others))
-    before = cluster.devices * _SAYS
+    before = cluster.devices * _PRIOR_SECONDS
     found = {}
     for team in teams:
         share = max(rules.shares.get(team, rest), 1e-3)
         of_all = (cluster.used.get(team, 0.0) + share * before) / (total + before)
-        found[team] = max(of_all / share, 1.0) ** _STRICT
+        found[team] = max(of_all / share, 1.0) ** _SHARE_EXPONENT
     return found

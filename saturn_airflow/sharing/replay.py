@@ -1,6 +1,6 @@
-"""A shared cluster over time, on paper: sweeps arrive, jobs run and end; at each event it is decided anew.
+"""An event simulation of a shared cluster: sweeps arrive, jobs run and end; at each event it is decided anew.
 
-The same loop foretells when what is active ends, and replays sweeps that arrive over days. Only training is
+The same loop predicts when what is active ends, and replays sweeps that arrive over days. Only training is
 made up: decisions are those of :func:`saturn_airflow.sharing.turns.decide`.
 """
 
@@ -20,10 +20,10 @@ from saturn_airflow.sharing.pace import SEEN_SECONDS, SEEN_SHARE
 from saturn_airflow.sharing.turns import Decision, decide
 from saturn_airflow.sharing.use import decayed, with_held
 
-#: Shares of a job, and seconds, that are nothing.
+#: A share of a job, and seconds, that count as none.
 _NOTHING = 1e-9
 _SOON = 1e-6
-#: Events of one moment, at the most.
+#: Events of one moment, at the most: with more, time stands still by a mistake of Saturn's.
 _MOST_AT_ONCE = 20_000
 
 Key = tuple[str, str]
@@ -34,6 +34,7 @@ Decide = Callable[[SharedCluster, SharingRules], Decision]
 class Ran:
     """A job on its devices without a break, from its launch until they are free again.
 
+    :param start: seconds of the cluster's clock, as ``end``.
     :param trained: the share of its batches that was trained.
     """
 
@@ -49,6 +50,7 @@ class Ran:
 class NodeChange:
     """A node that goes, or comes.
 
+    :param at: seconds of the cluster's clock.
     :param node: its name where it goes; the node itself where it comes.
     """
 
@@ -74,31 +76,55 @@ class Replay:
     left: SharedCluster
 
 
-class _Live:
-    """A job that is not done: what is known of it, and what is true."""
+class _JobState:
+    """A job that is not done: what is known of it, and what is true.
 
-    __slots__ = ("actual", "at", "began", "known", "left", "net", "rest", "sees_at", "shared", "trains_at")
+    :ivar shared: the job as those see it who decide.
+    :ivar actual: with the seconds that it really takes.
+    :ivar known: (technique, devices) whose speed was seen.
+    :ivar at: the moment up to which it was advanced.
+    :ivar began: when it was launched where it runs, ``trains_at`` when it is set up there.
+    :ivar left: the share of its batches that was left at its launch, ``rest`` at the moment ``at``.
+    :ivar net: seconds that all of its batches take where it runs, without the set-up.
+    :ivar speed_known_at: when its speed there will have been seen; infinite where it was.
+    """
+
+    __slots__ = (
+        "actual",
+        "at",
+        "began",
+        "known",
+        "left",
+        "net",
+        "rest",
+        "shared",
+        "speed_known_at",
+        "trains_at",
+    )
 
     def __init__(self, shared: SharedJob, actual: PlannedJob, now: float) -> None:
         self.shared, self.actual = shared, actual
         self.known: set[tuple[str, int]] = set()
         self.at = self.trains_at = self.began = now
         self.left = self.rest = shared.left
-        self.net = self.sees_at = math.inf
+        self.net = self.speed_known_at = math.inf
 
     def launch(
         self, place: Place, kind: str, now: float, slow: float = 1.0, setting_up: float | None = None
     ) -> None:
-        """It begins to run in ``place``, where all takes ``slow`` times as long."""
+        """It begins to run in ``place``, where all takes ``slow`` times as long.
+
+        :param setting_up: seconds until it trains; those of its strategy, if not given.
+        """
         wanted = place.technique, place.devices
         option = next(o for o in self.actual.options if (o.technique, o.devices) == wanted)
         setup = slow * option.setup if setting_up is None else setting_up
         self.net = slow * (option.seconds[kind] - option.setup)
         self.at, self.trains_at = now, now + setup
         self.began, self.left = now, self.rest
-        self.sees_at = math.inf
+        self.speed_known_at = math.inf
         if wanted not in self.known:
-            self.sees_at = self.trains_at + max(SEEN_SECONDS, SEEN_SHARE * self.net)
+            self.speed_known_at = self.trains_at + max(SEEN_SECONDS, SEEN_SHARE * self.net)
         self.shared = dataclasses.replace(self.shared, place=place, since=now, setting_up=setup, leaving=None)
 
     def advance(self, now: float) -> None:
@@ -123,7 +149,7 @@ class _Live:
         """When something is going to happen to it."""
         if self.shared.leaving is not None:
             return self.shared.leaving
-        return min(max(self.at, self.trains_at) + self.rest * self.net, self.sees_at)
+        return min(max(self.at, self.trains_at) + self.rest * self.net, self.speed_known_at)
 
     @property
     def done(self) -> bool:
@@ -158,12 +184,14 @@ def replay(
     checkpoint_every: float = 600.0,
     by: Decide = decide,
 ) -> Replay:
-    """Run what is there, and what arrives, to the end.
+    """Simulate what is there, and what arrives, to the end.
 
+    :param nodes: that are up at the beginning.
     :param begin: what is there at the beginning.
     :param actual: what jobs of ``begin`` really take, where that is not as expected.
     :param slow: by node, how many times as long all takes there.
-    :param sure: jobs that run where that is in what is expected of them already.
+    :param sure: running jobs whose expected seconds have that in them already.
+    :param changes: nodes that go and come on the way.
     :param learn: whether speeds that are seen correct what is expected of a job.
     :param checkpoint_every: seconds between checkpoints: what a lost node costs at the most.
     :param by: how it is decided what runs next.
@@ -181,6 +209,8 @@ def replay(
 
 
 class _Replay:
+    """The state of a simulation. ``arrivals`` and ``changes`` are stacks: the next is the last."""
+
     def __init__(
         self,
         arrivals: list[Arrival],
@@ -195,8 +225,8 @@ class _Replay:
         self.arrivals, self.nodes, self.rules, self.changes = arrivals[::-1], nodes, rules, changes[::-1]
         self.learn, self.checkpoint_every, self.by, self.slow = learn, checkpoint_every, by, slow
         self.sweeps: dict[str, SharedSweep] = {}
-        self.live: dict[str, dict[str, _Live]] = {}
-        self.running: dict[Key, _Live] = {}
+        self.live: dict[str, dict[str, _JobState]] = {}
+        self.running: dict[Key, _JobState] = {}
         self.busy: dict[tuple[str, int], float] = {}
         self.used: dict[str, float] = {}
         self.done: dict[str, float] = {}
@@ -210,32 +240,35 @@ class _Replay:
     def run(
         self, begin: SharedCluster | None, actual: Mapping[Key, PlannedJob], sure: Collection[Key]
     ) -> Replay:
+        """Go from event to event until nothing is left, or nothing can happen any more."""
         if begin is not None:
             self.now, self.busy, self.used = begin.now, dict(begin.busy), dict(begin.used)
             for sweep in begin.sweeps:
                 own = {job.name: actual.get((sweep.name, job.name), job.job) for job in sweep.jobs}
-                self._add(sweep, own, sure)
+                self._add_sweep(sweep, own, sure)
             self._decide()
         at_once = 0
         while self.live or self.arrivals:
-            then = self._next()
+            then = self._next_moment()
             if then == math.inf:
                 break
             at_once = at_once + 1 if then == self.now else 0
             assert at_once < _MOST_AT_ONCE, f"time stands still at {self.now}"
             self._advance(then)
-            if self._happens():
+            if self._process_events():
                 self._decide()
         return Replay(self.done, tuple(self.ran), self.stops, self.decisions, self._state())
 
-    def _add(self, sweep: SharedSweep, actual: Mapping[str, PlannedJob], sure: Collection[Key] = ()) -> None:
+    def _add_sweep(
+        self, sweep: SharedSweep, actual: Mapping[str, PlannedJob], sure: Collection[Key] = ()
+    ) -> None:
         self.sweeps[sweep.name] = sweep
         self.live[sweep.name] = {}
         kinds = {node.name: node.kind for node in self.nodes}
         for job in sweep.jobs:
             if job.place is not None and job.place.node not in kinds:
                 job = dataclasses.replace(job, place=None, leaving=None, setting_up=0.0)
-            live = _Live(job, actual[job.name], self.now)
+            live = _JobState(job, actual[job.name], self.now)
             self.live[sweep.name][job.name] = live
             if job.place is not None:
                 leaving = job.leaving
@@ -244,7 +277,8 @@ class _Replay:
                 live.shared = dataclasses.replace(live.shared, since=job.since, leaving=leaving)
                 self.running[sweep.name, job.name] = live
 
-    def _next(self) -> float:
+    def _next_moment(self) -> float:
+        """When the next event is; infinite where none will be."""
         found = [live.next_event for live in self.running.values()]
         if self.arrivals:
             found.append(self.arrivals[-1].sweep.arrived)
@@ -256,6 +290,7 @@ class _Replay:
         return max(self.now, min(found, default=math.inf))
 
     def _advance(self, then: float) -> None:
+        """Train until ``then``, and add up what teams use of the devices."""
         self.used = decayed(self.used, then - self.now)
         for (sweep, _), live in self.running.items():
             place = live.shared.place
@@ -264,34 +299,34 @@ class _Replay:
             live.advance(then)
         self.now = then
 
-    def _happens(self) -> bool:
-        """Note what happens now; whether that is worth a new decision."""
+    def _process_events(self) -> bool:
+        """Deal with the events of this moment; whether any of them is worth a new decision."""
         worth = self.look_again is not None and self.now >= self.look_again - _SOON
         for key, live in list(self.running.items()):
             if live.shared.leaving is not None:
                 if live.shared.leaving <= self.now + _SOON:
-                    self._off(key, live)
+                    self._release(key, live)
                     worth = True
             elif live.done:
-                self._off(key, live)
+                self._release(key, live)
                 self._job_done(key)
                 worth = True
-            elif live.sees_at <= self.now + _SOON:
-                worth = self._see(key, live) or worth
+            elif live.speed_known_at <= self.now + _SOON:
+                worth = self._note_speed(key, live) or worth
         while self.changes and self.changes[-1].at <= self.now:
-            self._change(self.changes.pop())
+            self._change_nodes(self.changes.pop())
             worth = True
         while self.arrivals and self.arrivals[-1].sweep.arrived <= self.now:
             arrival = self.arrivals.pop()
             actual = arrival.actual or tuple(job.job for job in arrival.sweep.jobs)
-            self._add(arrival.sweep, {job.name: job for job in actual})
+            self._add_sweep(arrival.sweep, {job.name: job for job in actual})
             worth = True
         ended = [device for device, until in self.busy.items() if until <= self.now]
         for device in ended:
             del self.busy[device]
         return worth or bool(ended)
 
-    def _off(self, key: Key, live: _Live) -> None:
+    def _release(self, key: Key, live: _JobState) -> None:
         """``live`` has left its devices."""
         place = live.shared.place
         assert place is not None
@@ -299,7 +334,7 @@ class _Replay:
         live.shared = dataclasses.replace(
             live.shared, left=live.rest, place=None, leaving=None, setting_up=0.0
         )
-        live.sees_at = math.inf
+        live.speed_known_at = math.inf
         del self.running[key]
 
     def _job_done(self, key: Key) -> None:
@@ -309,9 +344,12 @@ class _Replay:
             del self.live[key[0]]
             self.done[key[0]] = self.now
 
-    def _see(self, key: Key, live: _Live) -> bool:
-        """The speed of ``live`` is known; whether it is off by more than the set share."""
-        live.sees_at = math.inf
+    def _note_speed(self, key: Key, live: _JobState) -> bool:
+        """The speed of ``live`` was seen, which corrects what is expected of its sweep's jobs.
+
+        :returns: whether it is off by more than the set share, so that it is decided anew.
+        """
+        live.speed_known_at = math.inf
         place = live.shared.place
         assert place is not None
         live.known.add((place.technique, place.devices))
@@ -334,7 +372,8 @@ class _Replay:
                 other.shared = dataclasses.replace(other.shared, job=job)
         return abs(off - 1) > self.rules.off_by
 
-    def _change(self, change: NodeChange) -> None:
+    def _change_nodes(self, change: NodeChange) -> None:
+        """A node comes; or it goes, and what its jobs trained since their last checkpoint is lost."""
         if isinstance(change.node, Node):
             self.nodes = (*self.nodes, change.node)
             return
@@ -343,9 +382,10 @@ class _Replay:
             if live.shared.place is not None and live.shared.place.node == change.node:
                 lost = (self.now - live.began) % self.checkpoint_every / live.net
                 live.rest = min(live.left, live.rest + lost)
-                self._off(key, live)
+                self._release(key, live)
 
     def _state(self) -> SharedCluster:
+        """The cluster as those see it who decide."""
         sweeps = tuple(
             dataclasses.replace(self.sweeps[name], jobs=tuple(live.view() for live in jobs.values()))
             for name, jobs in self.live.items()
@@ -353,6 +393,7 @@ class _Replay:
         return SharedCluster(self.now, self.nodes, sweeps, dict(self.busy), dict(self.used))
 
     def _decide(self) -> None:
+        """Decide by the state of this moment, and carry that out."""
         self.decisions += 1
         state = self._state()
         found = self.by(state, self.rules)

@@ -6,9 +6,10 @@ in the order needs its devices and it still has several times as long to go as a
 devices that are left widen whoever gains most seconds per device, weighted towards sweeps that end soon
 (:mod:`saturn_airflow.sharing.widening`).
 
-Whoever is first in turn and needs more devices than are idle would wait for ever behind jobs that need fewer
-and can't be stopped. So what is idle of the node where he is going to end first is kept free for him, and
-only those have it meanwhile who end before he can begin: EASY backfilling (Lifka 1995).
+A job that is first in turn and needs more devices than are idle would wait for ever behind jobs that need
+fewer and can't be stopped. So it gets a reservation: the idle devices of the node where it is going to end
+first are kept free for it, and only jobs that end before it can begin have them meanwhile. That is EASY
+backfilling (Lifka, "The ANL/IBM SP scheduling system", 1995).
 
 A decision depends on the state alone: whoever decides anew from the same state decides the same.
 """
@@ -110,8 +111,11 @@ class _Room(NamedTuple):
         return tuple(chosen)
 
 
-class _Kept(NamedTuple):
-    """Devices that are kept free for somebody who is going to have enough of them then."""
+class _Reservation(NamedTuple):
+    """Devices that are kept free for a job which will have enough of them then.
+
+    :param until: when that is, in seconds of the cluster's clock.
+    """
 
     node: str
     until: float
@@ -119,6 +123,8 @@ class _Kept(NamedTuple):
 
 
 class _Deciding:
+    """The state of one decision. Seconds and moments are those of the cluster's clock."""
+
     def __init__(self, cluster: SharedCluster, rules: SharingRules) -> None:
         self.nodes = {node.name: node for node in cluster.nodes}
         self.cluster, self.rules = cluster, rules
@@ -131,7 +137,7 @@ class _Deciding:
         self.devices = Devices.of(cluster, self.entries)
         self.of_kinds = kinds_of(cluster.nodes)
         self.rooms: dict[str, _Room] = {}
-        self.kept: list[_Kept] = []
+        self.reservations: list[_Reservation] = []
         for entry in self.entries:
             entry.ready = cluster.now if entry.job.leaving is None else entry.job.leaving
             if self.devices.runs(entry):
@@ -139,16 +145,18 @@ class _Deciding:
                 entry.way = _way_of(entry, cluster.kinds[entry.job.place.node])
 
     def run(self) -> Decision:
+        """Two passes: each sweep in its turn, then the devices that are left."""
         for number, entries in enumerate(self.sweeps, 1):
             waiting = [entry for entry in entries if not self._keeps(entry)]
             sizes = {id(entry): self._thrifty_seconds(entry) for entry in waiting}
             longest = max(sizes.values(), default=0.0)
+            # The longest jobs first. The more sweeps wait behind, the dearer a device-second.
             price = _PRICE * (len(self.sweeps) - number) / max(1, self.cluster.devices)
             for entry in sorted(waiting, key=lambda entry: (-sizes[id(entry)], entry.job.name)):
                 critical = (sizes[id(entry)] / longest) ** _CRITICAL if longest else 1.0
                 self._place(entry, max(1.0 / len(entries), critical), price)
         widen(self.cluster, self.rules, self.devices, self.sweeps)
-        self._fill()
+        self._backfill()
         return self._decision()
 
     def _keeps(self, entry: Entry) -> bool:
@@ -160,13 +168,18 @@ class _Deciding:
         return True
 
     def _thrifty_seconds(self, entry: Entry) -> float:
+        """What a job takes under the strategy of least area."""
         nodes = self.cluster.nodes if entry.job.job.nodes is not None else self.of_kinds
         found = [way for node in nodes for way in ways_on(entry.job.job, node)]
         left = entry.job.left
         return min(((way.area(left), way.seconds(left)) for way in found), default=(0.0, 0.0))[1]
 
     def _place(self, entry: Entry, critical: float, price: float) -> None:
-        """Give ``entry`` devices, if any are to be had."""
+        """Give ``entry`` the best place there is, stopping who gives way for it; or reserve devices for it.
+
+        :param critical: what its seconds count for, from 0 to 1: 1 for the longest job of its sweep.
+        :param price: what a device-second counts for.
+        """
         best: _Choice | None = None
         due = math.inf
         if entry.rank.pressing < 1 and entry.sweep.deadline is not None:
@@ -179,6 +192,7 @@ class _Deciding:
                 seconds = way.seconds(entry.job.left)
                 late = max(0.0, self.cluster.now + seconds - due)
                 cost = seconds * (critical + price * way.devices)
+                # Whom to stop is worked out only where it could decide.
                 if best is not None and (late, cost) > best[:2]:
                     continue
                 victims = room.victims(way.devices)
@@ -187,7 +201,7 @@ class _Deciding:
                 if best is None or found[:5] < best[:5]:
                     best = found
         if best is None:
-            if self._is_next() or entry.rank.may_not_wait:
+            if self._may_reserve() or entry.rank.may_not_wait:
                 self._reserve(entry)
             return
         for victim in best.victims:
@@ -196,7 +210,7 @@ class _Deciding:
         self.rooms.pop(best.node)
 
     def _room(self, node: str) -> _Room:
-        """What may be had of ``node``. All that is not decided yet is behind whose turn it is."""
+        """What may be had of ``node``: all that runs there and is not decided yet is later in turn."""
         if node not in self.rooms:
             behind = [other for other in self.devices.held(node) if self._gives_way(other)]
             behind.sort(key=lambda other: other.rank.key, reverse=True)
@@ -205,10 +219,12 @@ class _Deciding:
         return self.rooms[node]
 
     def _gives_way(self, other: Entry) -> bool:
+        """Whether a job may be stopped, and still has several times as long to go as that costs."""
         cost = self._seconds_of_stop(other)
         return other.may_stop(self.cluster.now, self.rules) and other.seconds_here() > self.rules.win * cost
 
     def _cost_of_stop(self, victim: Entry) -> float:
+        """Device-seconds."""
         assert victim.way is not None
         return victim.way.devices * self._seconds_of_stop(victim)
 
@@ -216,10 +232,12 @@ class _Deciding:
         assert victim.way is not None
         return self.rules.seconds_to_leave(victim.job) + victim.way.setup
 
-    def _is_next(self) -> bool:
-        """Whether devices are to be kept free for the first who has none. Where everybody may be stopped, his
-        turn comes anyway."""
-        return not self.kept and not all(sweep.preempt for sweep in self.cluster.sweeps)
+    def _may_reserve(self) -> bool:
+        """Whether a job without a place is the first, for which devices are kept free.
+
+        Where all others may be stopped, its turn comes without that.
+        """
+        return not self.reservations and not all(sweep.preempt for sweep in self.cluster.sweeps)
 
     def _reserve(self, entry: Entry) -> None:
         """Keep idle devices free of the node where ``entry`` is going to end first."""
@@ -233,24 +251,26 @@ class _Deciding:
                     best = (end, start, node.name, way.devices)
         if best is not None:
             _, start, node_name, devices = best
-            self.kept.append(_Kept(node_name, start, self.devices.keep_free(node_name, devices)))
+            self.reservations.append(
+                _Reservation(node_name, start, self.devices.keep_free(node_name, devices))
+            )
             self.rooms.pop(node_name, None)
 
-    def _fill(self) -> None:
-        """Give what is kept free to those who end before it is needed."""
-        for kept in self.kept:
-            left = kept.until - self.cluster.now
-            self.devices.let_go(kept.node, kept.devices)
+    def _backfill(self) -> None:
+        """Give reserved devices to jobs that end before they are needed."""
+        for reserved in self.reservations:
+            left = reserved.until - self.cluster.now
+            self.devices.let_go(reserved.node, reserved.devices)
             for entry in self.entries:
-                if not self.devices.idle(kept.node):
+                if not self.devices.idle(reserved.node):
                     break  # as for most, where many wait whose deadline presses
                 if entry.target is not None or self.devices.runs(entry):
                     continue
-                ways = ways_on(entry.job.job, self.nodes[kept.node])
+                ways = ways_on(entry.job.job, self.nodes[reserved.node])
                 soon = [way for way in ways if way.seconds(entry.job.left) <= left]
-                if soon and soon[0].devices <= len(self.devices.idle(kept.node)):
-                    self.devices.claim(entry, kept.node, soon[0])
-            self.devices.keep_free(kept.node, len(kept.devices))
+                if soon and soon[0].devices <= len(self.devices.idle(reserved.node)):
+                    self.devices.claim(entry, reserved.node, soon[0])
+            self.devices.keep_free(reserved.node, len(reserved.devices))
 
     def _decision(self) -> Decision:
         starts, stops, following = [], [], []

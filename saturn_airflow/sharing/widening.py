@@ -10,13 +10,14 @@ from saturn_airflow.model.sharing import SharedCluster, SharingRules
 from saturn_airflow.sharing.devices import Devices, Entry
 from saturn_airflow.sharing.ranking import ways_on
 
-#: What seconds of a job count for at least that is not its sweep's last.
-_NOT_LAST = 0.1
+#: Seconds of a job count by this power of its share of the time to its sweep's end, and for this much at
+#: least: who ends early anyway need not be wider.
 _LAST = 4
+_NOT_LAST = 0.1
 
 
 class _Gain(NamedTuple):
-    """What a job wins by more devices.
+    """What a job wins by more devices, and where.
 
     :param score: seconds per device, weighted.
     """
@@ -64,11 +65,16 @@ def _end(entries: Sequence[Entry]) -> float:
 def _gain(
     cluster: SharedCluster, rules: SharingRules, entry: Entry, idle: dict[str, int], end: float
 ) -> _Gain | None:
+    """The best that ``entry`` can win by more devices; None where it wins nothing, or not enough for a stop.
+
+    :param idle: devices, by node.
+    :param end: seconds until its sweep's last job ends.
+    """
     assert entry.target is not None
     if entry.stays and not entry.may_stop(cluster.now, rules):
         return None
     left, has, present = entry.job.left, entry.target.devices, entry.seconds()
-    # What ends first weighs most, as do those that end last in their sweep.
+    # Sweeps with the least work left weigh most, and in a sweep the jobs that end last.
     weight = max(_NOT_LAST, (present / end) ** _LAST if end else 1.0) / max(entry.rank.work, 1.0)
     leaving = rules.seconds_to_leave(entry.job) if entry.stays else 0.0
     best: _Gain | None = None
