@@ -81,7 +81,10 @@ def strategies(entry: PlanEntry, job: PlannedJob, estimates: Estimates) -> tuple
 
 
 def _leaves_in(estimate: Estimate) -> float | None:
-    """What leaving takes at the most, for the end of a training writes more than a checkpoint."""
+    """Seconds that leaving the devices takes at the most; None where nothing is known.
+
+    Taken from the end of a training, which writes a checkpoint, and more.
+    """
     if not estimate.ending_seconds:
         return None
     return seconds_to_leave(estimate.ending_seconds, estimate.seconds_per_batch)

@@ -37,6 +37,7 @@ from saturn_airflow.profiling.options import Estimates, total_batches
 _CHECKPOINT_SECONDS = 5.0
 #: A boundary with another to come is decided by up to so many searches, which share the time for planning.
 _SEARCHES = 5
+#: A share of a job's batches, or of an epoch, that counts as none.
 _NOTHING = 1e-9
 #: The share of a job that has trained all its batches and has not ended: it evaluates, or writes its model.
 _ENDING = 1e-3
@@ -181,7 +182,7 @@ def finished_alone(progress: Mapping[str, Progress], statuses: Mapping[str, Stat
 
 
 def seen(progress: Mapping[str, Progress], estimates: Estimates, jobs: Mapping[str, Job]) -> list[Seen]:
-    """The speeds that were seen of strategies that were estimated."""
+    """The speeds that training showed of estimated strategies, as factors of their estimated seconds."""
     found = []
     for job, p in progress.items():
         for speed in p.speeds:
@@ -198,8 +199,7 @@ def learned(problem: Problem, speeds: Iterable[Seen], jobs: Mapping[str, Job]) -
 
 
 def on_what_is_there(problem: Problem, cluster: Cluster, gone: Mapping[str, str]) -> Nodes:
-    """``problem`` without the nodes that are ``gone`` and without jobs that fit on no other, with those nodes
-    that are there again.
+    """``problem`` on the nodes that are there, some of them perhaps again, with the jobs that fit on them.
 
     :param cluster: all nodes of the sweep.
     :param gone: nodes that have lost their worker or are drained, with the reasons.
@@ -245,8 +245,11 @@ def decide_round(stand: Stand, problem: Problem, situation: Situation, seconds: 
 
 
 def staying(made: Sequence[PlanEntry], progress: Mapping[str, Progress], adoption: Adoption) -> set[str]:
-    """Jobs whose runs go on: those that train and are not moved, and those that wait for them to end, in the
-    line for devices that are still theirs."""
+    """Jobs whose runs go on.
+
+    Those that train and are not moved; and those that wait in the queue for devices which the new plan gives
+    them, too, behind none but such jobs.
+    """
     training = {job for job, p in progress.items() if p.training and job not in adoption.moved}
     waiting = set()
     for entry in made:
@@ -286,6 +289,11 @@ def without_place(stand: Stand, job: str, made: float, position: int) -> PlanEnt
 
 
 def _in_round(stand: Stand, entry: PlanEntry, adoption: Adoption, rung: float, stay: Set[str]) -> PlanEntry:
+    """``entry`` with what its train task must know of the round: when it ends, and how the job comes to it.
+
+    :param rung: epochs that jobs train to.
+    :param stay: jobs whose runs go on.
+    """
     batches = entry.batches
     assert batches is not None, "what has no length is not planned"
     estimate = stand.estimates[Key(entry.fingerprint, entry.technique, entry.devices, entry.kind)]
@@ -310,7 +318,7 @@ def _in_round(stand: Stand, entry: PlanEntry, adoption: Adoption, rung: float, s
 def _ends(
     stand: Stand, problem: Problem, situation: Situation, law: ErrorLaw, checkpoint: float
 ) -> Callable[[Adoption], PlanEnds]:
-    """What says when a plan may end."""
+    """A function that says when a plan may end."""
     running = {job: (place.technique, place.devices) for job, place in situation.running.items()}
     speeds = seen(stand.progress, stand.estimates, stand.jobs)
     known = {s.job for s in speeds if running.get(s.job) == (s.technique, s.devices)}
@@ -323,7 +331,12 @@ def _in_time(
     seconds: float | None,
     ends: Callable[[Adoption], PlanEnds] | None,
 ) -> tuple[Adoption, str | None]:
-    """What ``make`` makes of the objective and the seconds until the deadline; why that can't be met."""
+    """The plan for the objective by the deadline; where none is in time, the earliest one, and why.
+
+    :param make: plans for an objective and the seconds until a deadline.
+    :param seconds: until the deadline, from before planning; None where there is none.
+    :param ends: says when a plan may end.
+    """
     if seconds is None:
         return make(settings.objective, None), None
     left = seconds - settings.planning_seconds
@@ -338,6 +351,7 @@ def _in_time(
 
 
 def _rung(stand: Stand, going: Sequence[Progress]) -> float:
+    """Epochs that jobs train to in this round: the next rung of the selection after the last of them."""
     rule = stand.settings.selection
     if rule is None or stand.is_last:
         return math.inf
@@ -372,10 +386,12 @@ def _goal(stand: Stand, name: str, rung: float) -> float:
 
 
 def _waits_at_rungs(settings: SweepSettings) -> bool:
+    """Whether rounds end when all jobs have reached the selection's rung, rather than by ``rounds``."""
     rule = settings.selection
     return rule is not None and not settings.rounds.says_when and rule.next_rung(0.0) < math.inf
 
 
 def _checkpoint_seconds(progress: Mapping[str, Progress]) -> float:
+    """What saving a job takes: the longest that was seen."""
     took = [p.checkpoint_seconds for p in progress.values() if p.checkpoint_seconds]
     return max(took, default=_CHECKPOINT_SECONDS)

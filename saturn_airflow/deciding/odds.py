@@ -20,7 +20,7 @@ Make = Callable[[str, float | None], Adoption]
 def in_time_with_odds(
     make: Make, ends: Callable[[Adoption], PlanEnds] | None, left: float, confidence: float
 ) -> tuple[Adoption, str | None]:
-    """The thriftiest plan found that ends by the deadline with the odds ``confidence``; why there is none.
+    """The thriftiest plan found that ends by the deadline with the odds ``confidence``.
 
     A plan for the deadline itself ends later as often as not. So it is made for an earlier moment: earlier by
     the factor that the promise of the one before was late.
@@ -29,6 +29,7 @@ def in_time_with_odds(
     :param ends: when a plan may end; None where nothing is known of that, and all is planned to end as early
         as possible.
     :param left: seconds until the deadline.
+    :returns: the plan, and None; or the plan that ends as early as possible, and why none is in time.
     """
     if ends is not None:
         target = left
