@@ -59,4 +59,5 @@ def fingerprint(job: Job) -> str:
 
 
 def _counting(values: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """``values`` without those that the job declares neutral."""
     return {name: value for name, value in values.items() if name not in job.neutral}

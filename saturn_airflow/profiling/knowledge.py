@@ -13,10 +13,10 @@ from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.profiling.options import Estimates, options_of
-from saturn_airflow.profiling.trials import Asker, Strategies, strategies
+from saturn_airflow.profiling.trials import Candidate, Strategies, strategies
 from saturn_airflow.profiling.unmeasured import hopeless, interpolated, optimistic
 
-# On nodes with more devices than this, numbers between the powers of two are not looked at.
+# On nodes with more devices than this, only powers of two (and all devices) are considered.
 _MOST_COUNTS = 16
 
 
@@ -56,19 +56,19 @@ class Knowledge:
         every, _ = strategies(
             jobs, cluster, techniques, lambda n: range(1, n.devices + 1) if n.devices <= _MOST_COUNTS else ()
         )
-        between = {key: asker for key, asker in every.items() if key not in grid}
-        asked = {**grid, **between}
+        between = {key: candidate for key, candidate in every.items() if key not in grid}
+        candidates = {**grid, **between}
         usable = {
             e.key: e
             for e in known
-            if e.key in asked
-            and e.version == asked[e.key].version
-            and not (e.reason and e.verdicts and _is_asked_for_others(e, asked[e.key]))
+            if e.key in candidates
+            and e.version == candidates[e.key].version
+            and not (e.reason and e.verdicts and _suits_others(e, candidates[e.key]))
         }
         return cls(tuple(jobs), cluster, grid, between, usable, frozenset(broken))
 
     @property
-    def strategies(self) -> dict[Key, Asker]:
+    def strategies(self) -> dict[Key, Candidate]:
         """All that could be measured."""
         return {**self.grid, **self.between}
 
@@ -84,7 +84,7 @@ class Knowledge:
         )
 
     def untried(self) -> list[Key]:
-        """What was not measured, and is not known to fail, nor to be slower than what is known."""
+        """Strategies of the grid that were not measured, and are not known to fail, nor to be needless."""
         own = self.own
         return [
             key
@@ -102,7 +102,7 @@ class Knowledge:
         )
 
     def interpolated(self) -> dict[Key, Estimate]:
-        """What was not measured and lies between measured numbers of devices."""
+        """Estimates of what was not measured and lies between measured numbers of devices."""
         lines: dict[tuple[str, str, str], list[Estimate]] = {}
         for e in self.known.values():
             lines.setdefault((e.fingerprint, e.technique, e.kind), []).append(e)
@@ -131,9 +131,9 @@ class Knowledge:
         return Problem("trials", self.cluster.nodes, tuple(planned)) if planned else None
 
 
-def _is_asked_for_others(refused: Estimate, asker: Asker) -> bool:
-    """Whether jobs ask for a strategy that the guard refuses for others."""
-    return any(guards.mark(job, refused.version) not in refused.verdicts for job in asker.jobs.values())
+def _suits_others(refused: Estimate, candidate: Candidate) -> bool:
+    """Whether a strategy that the guard refused for some jobs is a candidate for others it never saw."""
+    return any(guards.mark(job, refused.version) not in refused.verdicts for job in candidate.jobs.values())
 
 
 def _spares_memory(estimate: Estimate) -> bool:

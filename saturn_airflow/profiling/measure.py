@@ -20,9 +20,10 @@ from saturn_airflow.profiling.blame import DoubtfulError
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Short batches are counted for this long if five are done sooner, and longer where they vary much.
+# Seconds for which batches are timed where five are done sooner, and where they vary much.
 _LEAST_SECONDS = 0.5
 _PRECISE_SECONDS = 3.0
+# Ends of a trial that say something of the strategy rather than of the job.
 _ANSWERS = ("out_of_memory", "does_not_fit", "hung", "lost")
 
 
@@ -94,8 +95,8 @@ def measure(
     return _followed(runs.start(spec, handed), trial, node.kind, log, on_broken)
 
 
-class _Heard(NamedTuple):
-    """What a trial said.
+class _TrialEnd(NamedTuple):
+    """How a trial ended.
 
     :param end: its last event.
     :param stepped: whether the optimizer had stepped since the ranks were launched last.
@@ -116,8 +117,8 @@ def _followed(
 ) -> Estimate:
     """What ``run`` found, once it has ended."""
     try:
-        heard = _listen(run, log, on_broken)
-        estimate = _estimate(trial, kind, heard)
+        trial_end = _follow(run, log, on_broken)
+        estimate = _estimate(trial, kind, trial_end)
         estimate.check()
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SaturnError(
@@ -130,8 +131,8 @@ def _followed(
     return estimate
 
 
-def _listen(run: Run, log: Callable[[str], object], on_broken: Callable[[str, str], object]) -> _Heard:
-    """Follow the trial to its end."""
+def _follow(run: Run, log: Callable[[str], object], on_broken: Callable[[str, str], object]) -> _TrialEnd:
+    """Follow the trial's events to its end."""
     end: Mapping[str, Any] = {}
     stepped = occupied = False
     for event in run.events():
@@ -149,11 +150,12 @@ def _listen(run: Run, log: Callable[[str], object], on_broken: Callable[[str, st
         elif event["event"] == "broken":
             on_broken(event["job"], event["reason"])
         end = event
-    return _Heard(end, stepped, occupied)
+    return _TrialEnd(end, stepped, occupied)
 
 
-def _estimate(trial: Trial, kind: str, heard: _Heard) -> Estimate:
-    end = heard.end
+def _estimate(trial: Trial, kind: str, trial_end: _TrialEnd) -> Estimate:
+    """The estimate that a trial's end comes to; raises what :func:`measure` does."""
+    end = trial_end.end
     key: dict[str, Any] = {
         "fingerprint": trial.fingerprint,
         "technique": trial.technique,
@@ -177,12 +179,12 @@ def _estimate(trial: Trial, kind: str, heard: _Heard) -> Estimate:
         raise error
     if status == "out_of_memory":
         # What others left of a GPU's memory tonight says nothing about another night.
-        return Estimate(**key, reason=f"{OUT_OF_MEMORY} ({reason})", passing=heard.occupied)
+        return Estimate(**key, reason=f"{OUT_OF_MEMORY} ({reason})", passing=trial_end.occupied)
     if status in _ANSWERS:
         return Estimate(**key, reason=reason, passing=status in ("hung", "lost"))
     if end.get("whose") == "technique":
         failed = Estimate(**key, reason=f"technique {trial.technique!r} failed: {told}", passing=True)
-        if heard.stepped:
+        if trial_end.stepped:
             raise DoubtfulError(failed)
         return failed
     raise SaturnError(f"the trial of {trial.job.name!r} under {trial.technique} was not run: {told}")

@@ -1,4 +1,4 @@
-"""Scoring a model that was trained before on the evaluation data of a job of now."""
+"""Scoring a model that was trained earlier, by the evaluation data and metrics of a job of this sweep."""
 
 from __future__ import annotations
 

@@ -29,8 +29,14 @@ class Refusal:
 
 
 @dataclass
-class Asker:
-    """Who wants to know of a strategy: jobs that share a fingerprint, and nodes that could measure it."""
+class Candidate:
+    """A strategy that could be measured: the jobs it is for, and the nodes that could do it.
+
+    :param jobs: by name; they share a fingerprint.
+    :param nodes: by name.
+    :param version: of the technique.
+    :param spares_memory: whether it gives speed for memory.
+    """
 
     jobs: dict[str, Job] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -38,7 +44,7 @@ class Asker:
     spares_memory: bool = False
 
 
-Strategies = Mapping[Key, Asker]
+Strategies = Mapping[Key, Candidate]
 
 
 def device_counts(node: Node) -> list[int]:
@@ -52,7 +58,7 @@ def strategies(
     cluster: Cluster,
     techniques: Sequence[str] | None = None,
     counts: Callable[[Node], Collection[int]] = device_counts,
-) -> tuple[dict[Key, Asker], list[Refusal]]:
+) -> tuple[dict[Key, Candidate], list[Refusal]]:
     """All strategies of all jobs, once per fingerprint and kind of device, and what techniques refuse.
 
     :param techniques: names to try; None for the whole library. A job's own ``techniques`` narrow it.
@@ -67,7 +73,7 @@ def strategies(
         own_techniques = tuple(job.techniques) if job.techniques is not None else None
         own_nodes = tuple(job.nodes) if job.nodes is not None else None
         alike.setdefault((fingerprint(job), own_techniques, own_nodes), []).append(job)
-    found: dict[Key, Asker] = {}
+    found: dict[Key, Candidate] = {}
     refusals: dict[Refusal, None] = {}
     for (mark, own_techniques, own_nodes), group in alike.items():
         for name in names if own_techniques is None else [n for n in own_techniques if n in names]:
@@ -81,11 +87,11 @@ def strategies(
                     if reason := unwanted or library.why_not(technique, group[0], count):
                         refusals[Refusal(*key, reason)] = None
                         continue
-                    asker = found.setdefault(
-                        key, Asker(version=technique.version, spares_memory=technique.spares_memory({}))
+                    candidate = found.setdefault(
+                        key, Candidate(version=technique.version, spares_memory=technique.spares_memory({}))
                     )
-                    asker.jobs.update((job.name, job) for job in group)
-                    asker.nodes[node.name] = node
+                    candidate.jobs.update((job.name, job) for job in group)
+                    candidate.nodes[node.name] = node
     return found, list(refusals)
 
 
@@ -97,9 +103,9 @@ def trials_of(keys: Collection[Key], among: Strategies, broken: Collection[str] 
     load: dict[str, float] = {}
     trials: list[Trial] = []
     for key in sorted(keys, key=lambda key: -key.devices):
-        asker = among[key]
-        jobs = [job for job in asker.jobs.values() if job.name not in broken]
-        node = min(asker.nodes.values(), key=lambda node: load.get(node.name, 0.0))
+        candidate = among[key]
+        jobs = [job for job in candidate.jobs.values() if job.name not in broken]
+        node = min(candidate.nodes.values(), key=lambda node: load.get(node.name, 0.0))
         load[node.name] = load.get(node.name, 0.0) + key.devices / node.devices
         trials.append(
             Trial(
@@ -109,7 +115,7 @@ def trials_of(keys: Collection[Key], among: Strategies, broken: Collection[str] 
                 node=node.name,
                 covers=tuple(job.name for job in jobs),
                 fingerprint=key.fingerprint,
-                version=asker.version,
+                version=candidate.version,
             )
         )
     return trials

@@ -21,6 +21,7 @@ _MOST_WASTE = 4.0
 _SLACK = 0.05
 
 Spares = Callable[[Estimate], bool]
+"""Whether a strategy gives speed for memory."""
 
 
 def optimistic(key: Key, measured: Collection[Estimate], spares_memory: Spares) -> Estimate | None:
@@ -66,7 +67,11 @@ def optimistic(key: Key, measured: Collection[Estimate], spares_memory: Spares) 
 
 
 def likely(estimate: Estimate, measured: Iterable[Estimate], loss: float = 0.15) -> Estimate:
-    """What an :func:`optimistic` estimate will rather be: each doubling loses ``loss`` to communication."""
+    """A realistic estimate made of an :func:`optimistic` one: each doubling loses ``loss`` to communication.
+
+    :param measured: what is known of the same fingerprint on the same kind of device; doublings count from
+        the fewest devices among it.
+    """
     fewest = min((e.devices for e in measured if e.works), default=1)
     doublings = max(0.0, math.log2(estimate.devices / fewest))
     return dataclasses.replace(
@@ -145,7 +150,10 @@ def _scaled(estimate: Estimate, devices: int, gain: float) -> float:
 
 
 def _gain(below: Sequence[Estimate]) -> float:
-    """The power of two that a doubling brings at most, after what the last one brought."""
+    """By which power of two a further doubling is faster at most, after what the last one brought.
+
+    :param below: of one technique, by ascending number of devices.
+    """
     if len(below) < 2:
         return 1.0
     before, last = below[-2:]

@@ -24,9 +24,9 @@ WAVES = 4
 WORTH = 0.01
 #: The same where earlier sweeps have measured what they thought worth it.
 WORTH_AGAIN = 0.15
-# Bounds this close are taken for equal.
+# Optimistic estimates within this factor are taken for equal.
 _TIE = 1.02
-# How often one wave asks what the plan would use if its trials turned out as expected.
+# How many plans one wave is put together from: each takes the trials chosen so far to turn out as is likely.
 _LOOKS = 3
 
 Solve = Callable[[Problem], Plan]
@@ -57,6 +57,8 @@ def next_wave(knowledge: Knowledge, solve: Solve, *, worth: float = WORTH, last:
         used = [key for key in _used(plan, knowledge) if key in hopes and key not in wave]
         if plan.makespan > good_enough or not used:
             break
+        # What the optimistic plan would use is measured. Then the same is asked again, with likely speeds for
+        # what is in the wave by now: it would use something else in its place.
         for key in used:
             wave.update(dict.fromkeys(_probes(key, knowledge, hopes, last)))
         for key in {*wave, *used} & hopes.keys():
@@ -77,11 +79,11 @@ def estimates_for_plan(knowledge: Knowledge, solve: Solve) -> Estimates:
 
 def _unexplored(knowledge: Knowledge) -> list[Key]:
     """What to try next of each job of which nothing is known to work on a kind of device."""
-    # Of jobs that are alike, some may be told which techniques to use.
-    told = {(fingerprint(job), tuple(job.techniques or ())) for job in knowledge.jobs}
+    # Of jobs that share a fingerprint, some may be bound to techniques.
+    bound = {(fingerprint(job), tuple(job.techniques or ())) for job in knowledge.jobs}
     groups: dict[tuple[str, str, tuple[str, ...]], list[Key]] = {}
     for key in knowledge.untried():
-        for mark, techniques in sorted(told):
+        for mark, techniques in sorted(bound):
             if mark == key.fingerprint and (not techniques or key.technique in techniques):
                 groups.setdefault((mark, key.kind, techniques), []).append(key)
     found: list[Key] = []
@@ -127,6 +129,7 @@ def _probes(key: Key, knowledge: Knowledge, hopes: Mapping[Key, Estimate], last:
 
 
 def _used(plan: Plan, knowledge: Knowledge) -> list[Key]:
+    """The strategies of ``plan``."""
     marks = {job.name: fingerprint(job) for job in knowledge.jobs}
     kinds = {node.name: node.kind for node in knowledge.cluster}
     return [Key(marks[a.job], a.technique, a.devices, kinds[a.node]) for a in plan.assignments]
