@@ -1,14 +1,17 @@
-"""Attributes of modules that list weights are no state of the modules."""
+"""What of a job is no state of its own: attributes that list weights, and what is installed."""
 
 from __future__ import annotations
 
+import importlib
 import math
+from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from saturn_airflow.training.model_attributes import ModelAttributes, put
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim import own_classes, plain_values
 
 CPU = torch.device("cpu")
 
@@ -33,3 +36,15 @@ def test_stand_ins_that_a_checkpoint_has_leave_the_weights_as_they_are() -> None
     model = Recurrent()
     put(model, {"cell": {"_flat_weights": plain_values.encode(stand_ins(model), "it")}}, CPU)
     assert all(map(torch.equal, model.cell._flat_weights, model.cell.parameters()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages", "dags"])
+def test_packages_are_no_code_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    name = f"of_{folder.partition('-')[0]}"
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / f"{name}.py").write_text("COUNT = 0")
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    importlib.import_module(name)
+    assert own_classes.is_own(name) is (folder == "dags")

@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,8 +78,9 @@ def is_library(module: str) -> bool:
 
 @functools.cache
 def _is_installed(module: str) -> bool:
-    """Whether it is where pip puts packages."""
-    return "site-packages" in str(getattr(sys.modules.get(module), "__file__", ""))
+    """Whether it is where pip puts packages, or Debian's pip, as in NVIDIA's containers."""
+    parts = Path(str(getattr(sys.modules.get(module), "__file__", ""))).parts
+    return "site-packages" in parts or "dist-packages" in parts
 
 
 def name_of(kind: type) -> str:
