@@ -26,7 +26,7 @@ class FSDP(BaseTechnique):
     Its parameters: ``keep_gathered`` keeps parameters gathered between the forward and the backward pass,
     ``recompute`` computes activations again in the backward pass instead of keeping them, ``offload`` keeps
     the shards and the optimizer in the host's memory. ``by_block=False`` gathers all of the model at once,
-    for models whose blocks are not computed once each and in order on every device.
+    for models whose blocks are not computed in one order on every device.
     """
 
     def why_not(self, job: Job, devices: int) -> str | None:

@@ -2,7 +2,7 @@
 
 Under autocast a float32 weight of a matrix product is gathered and then cast; cast before, half as much
 travels. torch's policy of mixed precision would cast all weights of a unit, those of norms too, which
-autocast computes with as they are. So each unit is watched once, as blocks that spill are
+autocast computes with as they are. So each unit is watched in its first pass, as blocks that spill are
 (``narrow_weights.py``), and only what it casts anyway is cast before. Gradients of those come in that format,
 and are added up over micro-batches and ranks in the weights' own, as they are without this: losses are the
 same to the last bit.
@@ -37,6 +37,7 @@ class NarrowGathers:
         self._units = units
         self._ranks = ranks
         self._found: dict[int, list[bool]] = {}
+        self._called: set[int] = set()  # in this forward pass
         self._agreed = not units
         self._lower: torch.dtype | None = None
         self._has_lowered = False
@@ -46,6 +47,7 @@ class NarrowGathers:
 
     def begin(self) -> None:
         """Before a forward pass of all units: gather in the format that it computes in."""
+        self._called.clear()
         lower = _lower(self._ranks.device)
         self._has_lowered = self._has_lowered or lower is not None
         if lower == self._lower or not self.parameters:
@@ -107,10 +109,18 @@ class NarrowGathers:
         @functools.wraps(own)
         def forward(*args: Any, **kwargs: Any) -> Any:
             lower = _lower(self._ranks.device)
-            looks = not self._agreed and index not in self._found and torch.is_grad_enabled()
-            if looks and lower is not None:
-                of = functools.partial(variant, lower=lower)
-                self._found[index] = narrow_weights(str(index), unit, len(names), lower, of, args, kwargs)
+            looks = index not in self._found or index in self._called
+            self._called.add(index)
+            if looks and not self._agreed and torch.is_grad_enabled():
+                # A unit may be called several times: what one of its calls does not cast comes as it is.
+                narrow = self._found.get(index, [True] * len(names))
+                if lower is None:
+                    narrow = [False] * len(names)
+                elif any(narrow):
+                    of = functools.partial(variant, lower=lower)
+                    casts = narrow_weights(str(index), unit, len(names), lower, of, args, kwargs)
+                    narrow = [one and other for one, other in zip(narrow, casts, strict=True)]
+                self._found[index] = narrow
             return own(*args, **kwargs)
 
         return forward

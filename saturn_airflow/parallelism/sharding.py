@@ -303,7 +303,7 @@ def _has_gradient(parameter: Any) -> bool:
 
 
 class _Visits:
-    """Sees to it that each forward of ``root`` calls each of ``units`` once and in order.
+    """Sees to it that each forward of ``root`` calls each of ``units`` in order, once or several times.
 
     :param begin: called before each.
     """
@@ -328,11 +328,11 @@ class _Visits:
     def _arrive(self, index: int, unit: nn.Module, args: Any, kwargs: Any) -> Any:
         if not self._running:  # in the backward pass, where activations are computed again
             return None
+        ahead: Sequence[int] = range(self._next, index)
         if index < self._next:
-            raise DoesNotFit(
-                f"the model computes block {index} more than once, or after a later block; {FIX}"
-            )
-        passed = self._pass(range(self._next, index), (args, kwargs))
+            # The blocks are gone through once more: ranks that skip some still call the others in one order.
+            ahead = [*range(self._next, len(self._units)), *range(index)]
+        passed = self._pass(ahead, (args, kwargs))
         self._next = index + 1
         return passed
 
@@ -341,7 +341,7 @@ class _Visits:
         self._running = False
         return output
 
-    def _pass(self, indices: range, values: Any) -> Any:
+    def _pass(self, indices: Sequence[int], values: Any) -> Any:
         """``values`` after having gone through units that leave them as they are."""
         if not indices:
             return values

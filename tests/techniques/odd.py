@@ -449,3 +449,34 @@ def holding() -> nn.Module:
     model = Chain([Holding(8) for _ in range(3)])
     model.end.register_forward_pre_hook(lambda end, args: args[0].value.value)
     return model
+
+
+class SkippingAgain(Chain):
+    """Goes through its blocks twice; all but the first it computes for some samples alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        depths = (x[:, 0] * 1000).long().abs()
+        x = self.start(x)
+        for time in range(2):
+            for number, block in enumerate(self.blocks):
+                rows = (depths + time) % (2 * number + 1) == 0
+                if rows.any():
+                    x = x.index_put((rows,), block(x[rows]))
+        return self.end(x)
+
+
+def skipping_again() -> nn.Module:
+    torch.manual_seed(0)
+    return SkippingAgain([Block(8) for _ in range(4)])
+
+
+class Viewed(Chain):
+    """Goes through its blocks for several views of each sample, one of which has no gradients."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + super().forward(x.flip(1)).detach().tanh() * super().forward(x.flip(1))
+
+
+def viewed() -> nn.Module:
+    torch.manual_seed(0)
+    return Viewed([Block(8) for _ in range(3)])

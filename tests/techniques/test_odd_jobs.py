@@ -83,7 +83,9 @@ CASES: dict[str, Case] = {
         "odd:odd", ((DDP,), (FSDP,), (FSDP3,), (AT_ONCE,), (FSDP, DDP), (DDP3, FSDP)), clip=0.1
     ),
     "objects in objects": Case("odd:holding", ((FSDP,),)),
-    "blocks twice": Case("odd:again", ((DDP,), (AT_ONCE,))),
+    "blocks twice": Case("odd:again", ((DDP,), (FSDP,), (FSDP3,), (AT_ONCE,))),
+    "blocks twice, some skipped": Case("odd:skipping_again", ((FSDP,), (FSDP3,))),
+    "three views": Case("odd:viewed", ((FSDP,), (FSDP3,)), accumulate=2),
     "a norm of heads": Case("odd:headed", ((TENSOR,), (TENSOR, DDP), (FSDP, TENSOR)), clip=0.1, accumulate=2),
 }
 SPARSE = (SINGLE, DDP, SPILL, PIPELINE)
@@ -377,7 +379,7 @@ def test_what_devices_cannot_have_in_parts_is_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("odd:turned", "more than once, or after a later block"),
+        ("odd:turned", r"device \d computes .* while device \d computes"),
         ("odd:weighed", r"device \d computes .* while device \d computes"),
     ],
 )
