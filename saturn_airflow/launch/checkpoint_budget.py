@@ -19,7 +19,7 @@ from saturn_airflow.launch import checkpoint_files, runs
 from saturn_airflow.model.folders import SUPERSEDED
 
 _LOCK = "checkpoints.lock"
-#: How readily a checkpoint goes: the smaller, the sooner.
+#: In which order checkpoints go: the smallest first, the last never.
 _SUPERSEDED, _OLDER, _FINISHED, _NEVER = range(4)
 
 
@@ -29,6 +29,7 @@ class Kept:
 
     :param bytes: that it takes on disk.
     :param written: when, in seconds since the epoch.
+    :param order: in which it goes.
     :param newer: those newer ones of its job of which one must be whole for it to go.
     """
 
@@ -137,6 +138,7 @@ def _with_bases(found: Sequence[Kept]) -> Iterator[Kept]:
 
 
 def _present(job: Path) -> Iterator[Kept]:
+    """The checkpoints of the job's present training."""
     there = [path for path in (job / "checkpoints").glob("*/") if path.is_dir()]
     if not there:
         return

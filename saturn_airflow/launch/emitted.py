@@ -49,7 +49,7 @@ class Emitted:
         return {"event": "step", **optional, **fields}
 
 
-class Told:
+class Reported:
     """What a training's events say came of it, for a technique that trains by itself.
 
     Its time begins when this is made.
@@ -60,8 +60,8 @@ class Told:
         self._result: dict[str, Any] = {}
         self._speed = _Speed()
 
-    def hear(self, event: Mapping[str, Any]) -> None:
-        """Hear of an event."""
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take account of an event."""
         if event.get("event") == "start":
             self._speed.begin(event.get("step"))
         elif event.get("event") == "step":
@@ -102,7 +102,7 @@ class _Speed:
     def step(self, step: int) -> None:
         """Training has come to ``step``."""
         self._in_one_go = self._in_one_go and (not self._told or step > self._told[-1][0])
-        # The first and the last say it.
+        # The first and the last step are enough.
         self._told[1:] = [(step, time.monotonic())]
 
     def result(self) -> dict[str, Any]:

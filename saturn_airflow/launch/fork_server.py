@@ -81,16 +81,16 @@ def start(
     with contextlib.suppress(OSError), _connected({**environment, "OMP_NUM_THREADS": str(threads)}) as server:
         server.settimeout(_READY_SECONDS)
         _send(server, request, files)
-        if _heard(server, 1, _READY_SECONDS) != _READY:
+        if _read_reply(server, 1, _READY_SECONDS) != _READY:
             return None
         # From here on either it is forked and says so, or nobody is there to be forked.
         server.sendall(_GO)
-        said = _heard(server, 4)
+        said = _read_reply(server, 4)
         return int(struct.unpack("i", said)[0]) if len(said) == 4 else None
     return None
 
 
-def _heard(server: socket.socket, count: int, seconds: float = math.inf) -> bytes:
+def _read_reply(server: socket.socket, count: int, seconds: float = math.inf) -> bytes:
     """What the server says next; nothing where it is gone.
 
     :param seconds: how long it may take.

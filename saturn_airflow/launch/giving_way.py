@@ -43,17 +43,17 @@ class GivingWay:
         self._step = 0.0
         self._first: tuple[float, float, int] | None = None
         self._told_at = 0.0
-        #: Whether the job was told to leave.
+        #: Whether the job was told to leave its devices.
         self.leaves = False
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Look at what training says."""
         if event["event"] == "start":
             self._total, self._first = event.get("total_batches"), None
-            self._at(event.get("step") or 0)
+            self._note_step(event.get("step") or 0)
         elif event["event"] == "step":
-            self._at(event["step"])
-            self._see(event)
+            self._note_step(event["step"])
+            self._note_speed(event)
             self._step = event["seconds"]
         elif event["event"] == "checkpoint" and self._claim.job.stopped is None:
             # Not where it has left once: what that took counts for more.
@@ -75,22 +75,22 @@ class GivingWay:
         """Tell those who wait how far the job is, and see whether it is to leave."""
         now = time.time()
         self._claim = trained(self._claim, self._share, now)
-        room = LeaseFolder(self._folder)
-        with room.gate(_GATE_SECONDS):
-            tickets = room.tickets()
+        lease_folder = LeaseFolder(self._folder)
+        with lease_folder.gate(_GATE_SECONDS):
+            tickets = lease_folder.tickets()
             if not any(ticket.holder.claim is not None for ticket in tickets):
                 return
-            held = room.holders()
+            held = lease_folder.holders()
             for device in self._lease.devices:
                 held[device] = replace(self._lease.holder, claim=self._claim)
             self.leaves = self._claim.sweep.preempt and turns.is_to_leave(
-                self._claim, self._sharing, tickets, held, room.used()
+                self._claim, self._sharing, tickets, held, lease_folder.used()
             )
             if self.leaves:
                 self._told_at = time.monotonic()
                 leaves_in = self._sharing.rules.seconds_to_leave(self._claim.job)
                 self._claim = self._claim.with_job(leaving=now + leaves_in)
-            self._lease.tell(self._claim, room)
+            self._lease.tell(self._claim, lease_folder)
 
     def expected_seconds(self) -> float:
         """What this stay at the devices was expected to take."""
@@ -103,9 +103,9 @@ class GivingWay:
         if not claim.shares:
             return
         with contextlib.suppress(InvalidSweepError, OSError):
-            room = LeaseFolder(self._folder)
-            with room.gate(_GATE_SECONDS):
-                room.count_use(claim.sweep.team, len(self._lease.devices), claim.job.since)
+            lease_folder = LeaseFolder(self._folder)
+            with lease_folder.gate(_GATE_SECONDS):
+                lease_folder.count_use(claim.sweep.team, len(self._lease.devices), claim.job.since)
 
     def left_in(self) -> float:
         """Seconds since the job was told to leave."""
@@ -118,7 +118,7 @@ class GivingWay:
         )
         return replace(left, by_plan=False, pace=None)
 
-    def _see(self, step: Mapping[str, Any]) -> None:
+    def _note_speed(self, step: Mapping[str, Any]) -> None:
         """Note how fast the job trains here, from its first step here on."""
         if not self._total:
             return
@@ -131,7 +131,7 @@ class GivingWay:
             pace = Pace(min(1.0, share - had), now - began, epoch > first_epoch)
             self._claim = replace(self._claim, pace=pace)
 
-    def _at(self, step: int) -> None:
+    def _note_step(self, step: int) -> None:
         if self._total:
             self._share = min(1.0, max(self._share, step / self._total))
 

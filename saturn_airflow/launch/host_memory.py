@@ -15,7 +15,7 @@ DEFAULT = "0.9"
 #: As the machine's memory runs out, runs that use more than their share end, from when less than this part of
 #: it is left: the further beyond its share, the sooner.
 _RESERVE = 0.08
-# Looking costs time, of which it may take this part; more where memory is half used up.
+# Looking may take this part of the time; the second, where memory is half used up.
 _CALM, _ALERT = 0.01, 0.05
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -44,7 +44,7 @@ _GRACE_SECONDS = 1.0
 _GRACE_SECONDS_FOR_THE_CULPRIT = 5.0
 
 
-# Steps that follow each other faster are told of together: to wake the launcher takes as long as many a step.
+# Steps that follow each other faster are sent together: to wake the launcher takes as long as many a step.
 _TOGETHER_SECONDS = 0.1
 
 
@@ -91,7 +91,7 @@ class Link:
         self._send((kind, value))
 
     def _send(self, *messages: tuple[Any, ...]) -> None:
-        """Say this, and before it what is still to be told of steps."""
+        """Send these messages, and before them the steps that were held back."""
         with self._sending:
             if steps := self._steps:
                 self._steps = []
@@ -327,6 +327,7 @@ class _Group:
                 yield f"rank {member.number}: {told}"
 
     def hung(self, seconds: float) -> Failure | None:
+        """The failure where a process gave no sign of life for so long, None where all did."""
         running = [member for member in self.members if not member.ended]
         if all(time.monotonic() - member.alive_at < seconds for member in running):
             return None
@@ -403,6 +404,10 @@ def _main(
 
 
 def _died(member: _Member, kernel_killed: bool) -> Failure:
+    """The failure of a process that ended without a word.
+
+    :param kernel_killed: whether the kernel killed anything on this machine meanwhile for want of memory.
+    """
     code = member.process.exitcode
     what = f"rank {member.number}"
     if code is None or code >= 0:

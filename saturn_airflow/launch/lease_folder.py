@@ -32,6 +32,7 @@ FOLDER_VARIABLE = "SATURN_LEASES_FOLDER"
 Priority = tuple[float, int]
 
 _TICKET = re.compile(r"[0-9a-f]{32}")
+#: What is believed of a file at the most: characters of words for people, devices, teams.
 _MOST_WORDS = 500
 _MOST_DEVICES = 10_000
 _MOST_TEAMS = 1000
@@ -186,7 +187,7 @@ class LeaseFolder:
         _write(file, holder.to_dict())
 
     def tickets(self) -> list[Ticket]:
-        """Tickets of live waiters, first in line first; this user's dead ones are removed."""
+        """Tickets of live waiters, first in the queue first; this user's dead ones are removed."""
         found = []
         for name in os.listdir(self._tickets):
             try:
@@ -207,7 +208,10 @@ class LeaseFolder:
         return sorted(found, key=lambda ticket: ticket.order)
 
     def new_ticket(self, priority: Priority, holder: Holder, wanted: tuple[str, ...], need: int) -> Ticket:
-        """Enter the line."""
+        """Join the queue for devices.
+
+        :param wanted: names of devices, of which it ``need``s so many.
+        """
         data = {
             "priority": list(priority),
             "holder": holder.to_dict(),
@@ -337,7 +341,9 @@ class LeaseFolder:
 
 
 class Ticket:
-    """A waiter's place in the line.
+    """A waiter's place in the queue for devices.
+
+    :ivar order: what the queue is sorted by: the priority, then since when it waits.
 
     :raises ValueError: when the data are not those of a ticket.
     """
@@ -370,7 +376,7 @@ class Ticket:
         _write(self._file, {**self._data, "holder": holder.to_dict()})
 
     def close(self) -> None:
-        """Leave the line."""
+        """Leave the queue."""
         if self._file is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._name, dir_fd=self._folder)

@@ -51,14 +51,14 @@ class Lease:
         #: Open files; a process that has one of them keeps the device.
         self.files = files
 
-    def tell(self, claim: Claim, room: LeaseFolder) -> None:
+    def tell(self, claim: Claim, lease_folder: LeaseFolder) -> None:
         """Tell those who wait how far the job is by now.
 
-        :param room: the folder of the lease, whose gate the caller holds.
+        :param lease_folder: the folder of the lease, whose gate the caller holds.
         """
         self.holder = replace(self.holder, claim=claim)
         for file in self.files:
-            room.tell(file, self.holder)
+            lease_folder.tell(file, self.holder)
 
     def release(self) -> None:
         """Give up this process's hold."""
@@ -154,9 +154,9 @@ def acquire(
 
 def holders(folder: Path | None = None) -> dict[str, Holder]:
     """Who holds which device now, by the device's name."""
-    room = LeaseFolder(folder or default_folder())
-    with room.gate():
-        return room.holders()
+    lease_folder = LeaseFolder(folder or default_folder())
+    with lease_folder.gate():
+        return lease_folder.holders()
 
 
 def names(folder: Path | None = None) -> list[str]:
@@ -165,27 +165,27 @@ def names(folder: Path | None = None) -> list[str]:
 
 
 def waiters(folder: Path | None = None) -> list[Holder]:
-    """Who waits for devices, first in line first."""
-    room = LeaseFolder(folder or default_folder())
-    with room.gate():
-        return [ticket.holder for ticket in room.tickets()]
+    """Who waits for devices, first in the queue first."""
+    lease_folder = LeaseFolder(folder or default_folder())
+    with lease_folder.gate():
+        return [ticket.holder for ticket in lease_folder.tickets()]
 
 
 def ignored(folder: Path | None = None) -> list[str]:
     """What is in the folder that is not as Saturn writes it, and why: words for people."""
-    room = LeaseFolder(folder or default_folder())
-    with room.gate():
-        room.holders()
-        room.tickets()
-    return sorted(f"{name}: {why}" for name, why in room.ignored.items())
+    lease_folder = LeaseFolder(folder or default_folder())
+    with lease_folder.gate():
+        lease_folder.holders()
+        lease_folder.tickets()
+    return sorted(f"{name}: {why}" for name, why in lease_folder.ignored.items())
 
 
 class Waiter:
-    """Someone in the line for devices; takes the arguments of :func:`acquire`.
+    """Someone in the queue for devices; takes the arguments of :func:`acquire`.
 
     :ivar blockers: words of those it waits for, as of the last :meth:`take`.
     :ivar ignored: what it found in the folder that is not as Saturn writes it, and why.
-    :ivar ahead: how many before it in the line want devices that it wants.
+    :ivar ahead: how many before it in the queue want devices that it wants.
     """
 
     def __init__(
@@ -209,19 +209,19 @@ class Waiter:
         self.blockers: list[str] = []
         self.ignored: set[str] = set()
         self.ahead = 0
-        self._room = LeaseFolder(folder or default_folder())
+        self._lease_folder = LeaseFolder(folder or default_folder())
         holder = Holder(who, os.getpid(), time.time(), None if sharing is None else sharing.claim)
-        self._ticket = self._room.new_ticket(priority, holder, self.wanted, self.need)
+        self._ticket = self._lease_folder.new_ticket(priority, holder, self.wanted, self.need)
 
     def take(self) -> Lease | None:
         """Take the devices if they are free and nobody before wants them; the wait is then over."""
-        room, ticket = self._room, self._ticket
-        with room.gate():
-            held = room.holders()
-            tickets = room.tickets()
-            used = room.used() if self._sharing else None
+        lease_folder, ticket = self._lease_folder, self._ticket
+        with lease_folder.gate():
+            held = lease_folder.holders()
+            tickets = lease_folder.tickets()
+            used = lease_folder.used() if self._sharing else None
             mine, place = turns.next_devices(ticket, tickets, held, self._sharing, self._overtakes, used)
-            self.ignored = {f"{name}: {why}" for name, why in room.ignored.items()}
+            self.ignored = {f"{name}: {why}" for name, why in lease_folder.ignored.items()}
             if mine and (lease := self._lock(mine, place)):
                 ticket.close()
                 return lease
@@ -233,7 +233,7 @@ class Waiter:
         return None
 
     def close(self) -> None:
-        """Leave the line."""
+        """Leave the queue."""
         self._ticket.close()
 
     def _lock(self, devices: tuple[str, ...], place: Place | None) -> Lease | None:
@@ -244,7 +244,7 @@ class Waiter:
             holder = replace(holder, claim=self._placed(holder.claim, devices, place, holder.since))
         with contextlib.ExitStack() as taken:
             for device in devices:
-                file = self._room.lock_device(device, holder)
+                file = self._lease_folder.lock_device(device, holder)
                 if file is None:
                     return None
                 taken.callback(os.close, file)

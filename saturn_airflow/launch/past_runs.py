@@ -75,7 +75,7 @@ def time_on_devices(folder: str | Path, counts: Callable[[Run], bool] = Run.exis
 
 
 def _seconds_between(first: Event, then: Event) -> float:
-    """Between two events of a run, whatever has been done to the machine's clock."""
+    """Seconds between two events of a run, whatever has been done to the machine's clock."""
     # Runs of earlier versions have the time of day alone.
     by = "clock" if "clock" in first and "clock" in then else "time"
     return float(then[by] - first[by])

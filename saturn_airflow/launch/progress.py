@@ -34,7 +34,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Progress:
-    """A job's.
+    """How far a job has come.
 
     :param steps: optimizer steps done, in the run that came furthest.
     :param total: of all; None where that is not known yet.

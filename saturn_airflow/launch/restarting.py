@@ -188,7 +188,7 @@ def wish_of(folder: Path) -> Wish | None:
 
 
 def forget_wish(folder: Path) -> None:
-    """Take back the wish that was left: it has been heard."""
+    """Take back the wish that was left: it has been granted."""
     (folder / _WISH).unlink(missing_ok=True)
 
 

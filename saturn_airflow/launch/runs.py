@@ -157,7 +157,7 @@ class Run:
         return any(event["event"] == "checkpoint" for event in self.so_far())
 
     def done_with(self) -> None:
-        """Note that nobody need follow this run again: what it said last has been dealt with, too."""
+        """Note that nobody need follow this run again: all of its events have been dealt with."""
         self._note(self.offset)
 
     def wait(self) -> Event:

@@ -47,7 +47,10 @@ class Standstill:
         return self._looked_at - self._moved_at
 
     def look(self) -> str | None:
-        """Look, at most once a second; what is to be said of it, once each time that it is held up."""
+        """Look, at most once a second.
+
+        :returns: once each time that it is held up, a sentence for people; else None.
+        """
         now = time.monotonic()
         if now - self._looked_at < _LOOK_SECONDS:
             return None

@@ -34,7 +34,7 @@ from saturn_airflow.launch import (
     technique_call,
     warm,
 )
-from saturn_airflow.launch.emitted import Told
+from saturn_airflow.launch.emitted import Reported
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.giving_way import Turn
 from saturn_airflow.launch.host_memory import Watch
@@ -68,7 +68,7 @@ class StoppedError(Exception):
     """The run was asked to stop and ended before it could say more."""
 
 
-class _AskerGoneError(Exception):
+class _TechniqueGoneError(Exception):
     """The technique's own process is gone, and its ranks with it."""
 
 
@@ -231,10 +231,10 @@ class Supervisor:
         deadline = leased_at + self._spec.trial_seconds
         if self._spec.mode == "trial":
             self._deadline = deadline + _TRIAL_GRACE_SECONDS
-        restarts, told = Restarts(), Told()
+        restarts, reported = Restarts(), Reported()
 
         def tell(event: dict[str, Any]) -> None:
-            told.hear(event)
+            reported.add(event)
             restarts.note(event)
             turn.note(event)
             self.emit(event)
@@ -243,7 +243,7 @@ class Supervisor:
             try:
                 spec = replace(turn.spec, batch_count=restarts.batches_left(self._spec.batch_count))
                 result = self._call_technique(spec, device_ids, keep_open, deadline, tell)
-                return {**(told.result() if spec.mode == "train" else {}), **result}
+                return {**(reported.result() if spec.mode == "train" else {}), **result}
             except RanksFailedError as error:
                 trains = self._spec.mode == "train"
                 if not trains or self._poll() or not restarts.allow(error.failure):
@@ -274,7 +274,7 @@ class Supervisor:
             def poll() -> bool:
                 if not asker_is_alive():
                     # How it ended is told by who launched it.
-                    raise _AskerGoneError
+                    raise _TechniqueGoneError
                 if (reason := clock.too_late()) is not None:
                     raise RanksFailedError(Failure(status="hung", reason=reason))
                 return self._poll(clock.setting_up)
@@ -295,7 +295,7 @@ class Supervisor:
             except RanksFailedError as error:
                 self._not_on_the_clock += clock.stepped()
                 return error.failure
-            except _AskerGoneError:
+            except _TechniqueGoneError:
                 return None
 
         result = technique_call.call(

@@ -51,14 +51,14 @@ def call(
 
     def export(checkpoint: str) -> dict[str, Any]:
         # It may call the job's load_model.
-        with _past_the_technique():
+        with _not_through_the_technique():
             (exported,) = launching.launch(
                 _EXPORT, [(data, checkpoint)], on_event=on_event, poll=poll, keep_open=keep_open
             )
         return dict(exported)
 
     try:
-        link = _Here(on_event, launch_ranks, poll)
+        link = _InProcessLink(on_event, launch_ranks, poll)
         return dict(references.resolve(_DRIVE)(link, data, device_ids, deadline, export))
     except _EndedError as ended:
         raise ended.why from None
@@ -66,7 +66,7 @@ def call(
         raise RanksFailedError(failures.describe(error)) from None
 
 
-class _Here:
+class _InProcessLink:
     """What a technique that is called in the supervisor has for a
     :class:`~saturn_airflow.launch.launching.Link`."""
 
@@ -79,14 +79,14 @@ class _Here:
 
     def request(self, what: Any) -> Any:
         """Launch ranks."""
-        with _past_the_technique():
+        with _not_through_the_technique():
             answer = self._launch_ranks(what, lambda: True)
             self._poll()
         return answer
 
     def stop_requested(self) -> bool:
         """Whether the run is to stop."""
-        with _past_the_technique():
+        with _not_through_the_technique():
             return self._poll()
 
 
@@ -99,7 +99,8 @@ class _EndedError(BaseException):
 
 
 @contextlib.contextmanager
-def _past_the_technique() -> Iterator[None]:
+def _not_through_the_technique() -> Iterator[None]:
+    """Errors of the run itself end it: a technique that catches exceptions does not get to see them."""
     try:
         yield
     except Exception as error:

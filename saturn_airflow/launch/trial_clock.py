@@ -6,7 +6,7 @@ import time
 
 # Loading a large model, preparing its memory and compiling it take minutes; how fast it trains is told soon
 # after. So what comes before the first batch is done has this many times the time of what comes after.
-_TO_SET_UP = 5.0
+_SET_UP_FACTOR = 5.0
 
 
 class TrialClock:
@@ -26,7 +26,10 @@ class TrialClock:
         return self._seconds is not None and self._stepped_at is None
 
     def stepped(self) -> float:
-        """A batch is done, or the measurement has ended; the seconds before the first of these, told once."""
+        """A batch is done, or the measurement has ended.
+
+        :returns: the first time the seconds since the launch, later 0.
+        """
         if not self.setting_up:
             return 0.0
         self._stepped_at = time.monotonic()
@@ -38,7 +41,7 @@ class TrialClock:
             return None
         now = time.monotonic()
         if self._stepped_at is None:
-            limit = _TO_SET_UP * self._seconds
+            limit = _SET_UP_FACTOR * self._seconds
             late = now > self._launched + limit
             return f"its first batch was not done within {limit:.0f} s" if late else None
         if now > self._stepped_at + self._seconds:

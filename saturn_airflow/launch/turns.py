@@ -41,7 +41,7 @@ def next_devices(
     """The devices that ``ticket`` may take now, none while it must wait; and, where that is not as it was
     planned, under what.
 
-    :param tickets: of all who wait, first in line first.
+    :param tickets: of all who wait, first in the queue first.
     :param held: by device, who holds it.
     :param overtakes: it is over in no time, and need not wait for the jobs of sweeps that wait before it.
     :param used: by team, what it used of the node's devices before.
@@ -128,5 +128,6 @@ def _holding(held: Mapping[str, Holder]) -> list[Claim]:
 
 
 def _claims(tickets: Iterable[Ticket], held: Mapping[str, Holder]) -> list[Claim]:
+    """The claims of all who hold devices or wait for them."""
     waiting = [other.holder.claim for other in tickets if other.holder.claim is not None]
     return [*_holding(held), *waiting]

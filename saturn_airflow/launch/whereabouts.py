@@ -14,11 +14,11 @@ from saturn_airflow.model.sharing import Pace, seconds_to_leave
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """A job's.
+    """Where a job is.
 
     :param share: of its batches, what has been trained.
     :param status: how its last run ended; None while it is alive, and where there is none.
-    :param given_up: whether nobody goes on from its last run by himself: it has failed for good.
+    :param given_up: whether nobody goes on from its last run by itself: it has failed for good.
     :param place: where it trains; None while it does not.
     :param since: when it got its devices there, in seconds since the epoch.
     :param leaves_in: seconds that it takes to write its checkpoint and leave; None where it has written none.

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saturn_airflow.launch.emitted import Emitted, Told
+from saturn_airflow.launch.emitted import Emitted, Reported
 from saturn_airflow.operators.telling import Teller
 from saturn_airflow.tracking.events import Recorder
 
 
 def test_what_the_docs_ask_for_is_enough_for_all_who_listen() -> None:
-    emitted, told = Emitted(), Told()
+    emitted, told = Emitted(), Reported()
     events = [
         emitted.complete("step", {"step": 1, "loss": np.float32(0.5)}),
         emitted.complete("step", {"step": np.int64(2), "loss": 0.25}),
@@ -27,7 +27,7 @@ def test_what_the_docs_ask_for_is_enough_for_all_who_listen() -> None:
 
     teller, recorder = Teller(Log(), "here"), Recorder()
     for event in events:
-        told.hear(event)
+        told.add(event)
         teller.tell({**event, "time": 1000.0})
         assert recorder.records({**event, "time": 1000.0})
     assert said == ["Step 1 (epoch 0): loss 0.5000", "Epoch 0: eval_loss 0.4000, accuracy 0.9000"]
@@ -50,12 +50,12 @@ def test_the_times_of_steps_say_how_fast_training_was(monkeypatch: pytest.Monkey
 
     def speed(*steps: tuple[int, float], start: int | None = 0) -> dict[str, Any]:
         now[0] = 100.0
-        told = Told()
+        told = Reported()
         if start is not None:
-            told.hear({"event": "start", "step": start})
+            told.add({"event": "start", "step": start})
         for step, at in steps:
             now[0] = at
-            told.hear({"event": "step", "step": step, "epoch": 0, "loss": 1.0})
+            told.add({"event": "step", "step": step, "epoch": 0, "loss": 1.0})
         result = told.result()
         return {
             name: result[name] for name in ("batches", "seconds_per_batch", "setup_seconds") if name in result
