@@ -152,9 +152,10 @@ def killed_once(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def killed_always(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Whoever gets to its fifth batch is killed there."""
-    killed_always.calls = getattr(killed_always, "calls", 0) + 1  # type: ignore[attr-defined]
-    if killed_always.calls == 5:  # type: ignore[attr-defined]
+    """Whoever gets to its fifth batch is killed there; it counts where no checkpoint keeps the count."""
+    calls = int(os.environ.get("SMALL_JOBS_CALLS", "0")) + 1
+    os.environ["SMALL_JOBS_CALLS"] = str(calls)
+    if calls == 5:
         os.kill(os.getpid(), signal.SIGSEGV)
     return squared(outputs, targets)
 
