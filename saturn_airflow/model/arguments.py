@@ -139,7 +139,10 @@ def json_mapping(value: object, what: str) -> dict[str, Any]:
 
 
 def number(value: Any, what: str) -> Any:
-    """``value``, as Python's own where it is a number of numpy's."""
+    """The value of a hyper-parameter, as Python's own number where it is one of numpy's.
+
+    :raises InvalidSweepError: for a template.
+    """
     if isinstance(value, str) and "{{" in value:
         raise InvalidSweepError(
             f"{what} is {value!r}, but hyper-parameters can't be templates; let an upstream task return the "

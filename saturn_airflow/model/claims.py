@@ -16,12 +16,13 @@ from saturn_airflow.model.sharing import Pace, SharedJob, SharedSweep
 CLAIM = "a claim"
 #: What its own node is called in a claim, and its kind of devices: nobody else's claim is of another.
 HERE = "here"
+#: With more teams than this, what somebody wrote is no claim.
 _MOST_TEAMS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One job's, on its node.
+    """The claim of one job on devices of its node.
 
     :param sweep: its sweep, with this job alone. Its strategies' seconds and its place are those of the node
         :data:`HERE`.
@@ -122,6 +123,7 @@ def _pace(data: Any) -> Pace | None:
 
 
 def _check(claim: Claim) -> None:
+    """Raise ValueError for a claim with values that can't be right."""
     (job,) = claim.sweep.jobs
     numbers = [claim.made, claim.sweep.arrived, claim.sweep.alone, claim.sweep.priority]
     numbers += [job.left, job.since, job.setting_up]

@@ -83,7 +83,7 @@ def refused(reason: str) -> str:
 
 
 def _kind(value: Any) -> Any:
-    """A number's sign of life: whether it is 0."""
+    """``value`` with a word in the place of each number: whether it is 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, list):
         return [_kind(item) for item in value]
@@ -91,6 +91,7 @@ def _kind(value: Any) -> Any:
 
 
 def _counting(values: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """``values`` without those that the job declares neutral."""
     return {name: value for name, value in values.items() if name not in job.neutral}
 
 

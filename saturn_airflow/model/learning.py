@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 
-#: Variances of the parts, as shares of the whole.
+#: Variances of the parts, as shares of the whole: of the make, the job, its strategy for that make, the rest.
 MAKE, JOB, STRATEGY, OWN = 0.35, 0.35, 0.15, 0.15
-#: Of a measurement.
+#: Variance of a measurement's error, in the same shares.
 NOISE = 0.005
 
 
@@ -84,6 +84,7 @@ def _latest(seen: Iterable[Seen]) -> list[Seen]:
 
 
 def _make(job: PlannedJob) -> str:
+    """What jobs with equal strategies have in common."""
     return repr([(o.technique, o.devices, sorted(o.seconds.items())) for o in job.options])
 
 

@@ -18,7 +18,11 @@ OUTCOME = "an outcome"
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The strategy and the place that the plan gave the job."""
+    """The strategy and the place that the plan gave the job.
+
+    :param planned_seconds: how long it was to take there.
+    :param kind: of its devices.
+    """
 
     technique: str
     devices: int

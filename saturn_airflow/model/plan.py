@@ -12,7 +12,12 @@ from saturn_airflow.model import formats
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where and when one job runs. Seconds count from the plan's start."""
+    """Where and when one job runs.
+
+    :param devices: how many.
+    :param device_ids: their numbers on the node, from 0.
+    :param start: seconds from the plan's start, as ``end``.
+    """
 
     job: str
     technique: str

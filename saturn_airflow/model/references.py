@@ -198,6 +198,7 @@ def _methods(made: ast.ClassDef) -> dict[str, ast.FunctionDef]:
 
 
 def _taken_by(function: ast.FunctionDef) -> Takes | None:
+    """The arguments that a function takes; None where its source does not tell."""
     takes = function.args
     if function.decorator_list or takes.kwarg or takes.posonlyargs:
         return None

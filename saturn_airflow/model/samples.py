@@ -18,8 +18,8 @@ from saturn_airflow.model.variations import Variations
 
 METHODS = ("random", "sobol")
 _WANTED = "a list of values, uniform(...), loguniform(...), randint(...), or a distribution of scipy.stats"
-#: Points looked at for each job, so that few combinations of values are noticed to be too few.
-_PATIENCE = 64
+#: Points drawn for each job until there are declared to be too few different ones.
+_POINTS_PER_JOB = 64
 
 
 def sample(
@@ -59,7 +59,7 @@ def sample(
     if not ranges:
         raise InvalidSweepError("sample: nothing varies; give ranges, such as lr=loguniform(1e-5, 1e-2)")
     draw = {key: _quantiles(key, given) for key, given in ranges.items()}
-    points = (_random if method == "random" else _sobol)(len(draw), int(seed), n * _PATIENCE)
+    points = (_random if method == "random" else _sobol)(len(draw), int(seed), n * _POINTS_PER_JOB)
     different: dict[str, Job] = {}
     for point in points:
         drawn = {key: plain(quantile(at)) for (key, quantile), at in zip(draw.items(), point, strict=True)}

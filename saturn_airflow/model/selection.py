@@ -26,7 +26,7 @@ Histories = Mapping[str, History]
 
 
 class Selection(Protocol):
-    """A rule."""
+    """A rule that drops jobs."""
 
     def pruned(self, histories: Histories) -> list[str]:
         """Jobs that are not worth training on. Those already dropped are in ``histories`` too."""
@@ -126,7 +126,7 @@ class MedianStopping:
         return found
 
     def next_rung(self, epochs: float) -> float:
-        """None: jobs are judged wherever they are."""
+        """Infinite: there are no rungs, jobs are judged wherever they are."""
         return math.inf
 
 
@@ -163,7 +163,7 @@ class Chosen:
         return sorted(names)
 
     def next_rung(self, epochs: float) -> float:
-        """None: jobs are judged wherever they are."""
+        """Infinite: there are no rungs, jobs are judged wherever they are."""
         return math.inf
 
 

@@ -97,8 +97,8 @@ def _check_numbers(fields: Mapping[str, Any], names: tuple[str, ...], optional: 
 class Pace:
     """How fast a job was seen to train where it runs.
 
-    :param share: of its batches, what it trained
-    :param seconds: in this time, with all that came between them.
+    :param share: the share of its batches that it trained
+    :param seconds: in so many, with all that came between them.
     :param saw_epoch_end: whether an epoch ended in it, and with that what is done at each end.
     """
 
@@ -109,13 +109,14 @@ class Pace:
 
 @dataclass(frozen=True)
 class SharedSweep:
-    """A sweep that is not done.
+    """A sweep that is not done. Times are seconds of one clock, such as that of the epoch.
 
     :param jobs: those that are not done.
-    :param arrived: when.
+    :param arrived: when it began to want devices.
     :param alone: the least seconds it would have taken from then on with the cluster to itself; see
         :func:`least_seconds`.
     :param priority: sweeps of a higher one go first.
+    :param team: whose it is; empty for nobody's.
     :param deadline: when it is to be done.
     :param preempt: whether its running jobs may be stopped at a checkpoint, to go on later or elsewhere.
     """
@@ -245,7 +246,7 @@ class SharingRules:
 
 
 def seconds_to_leave(checkpoint: float, step: float) -> float:
-    """What a job takes from being told to leave until its devices are free.
+    """Seconds that a job takes from being told to leave until its devices are free.
 
     :param checkpoint: seconds that writing one takes.
     :param step: seconds of a training step, at whose end it looks.
@@ -254,7 +255,7 @@ def seconds_to_leave(checkpoint: float, step: float) -> float:
 
 
 def least_seconds(jobs: tuple[PlannedJob, ...], nodes: tuple[Node, ...]) -> float:
-    """What a sweep takes at the least with these nodes to itself: its longest job, or all its device-seconds.
+    """A lower bound of a sweep's seconds with these nodes to itself: its longest job, or its area.
 
     :raises InvalidSweepError: when a job fits on no node.
     """
