@@ -376,7 +376,7 @@ def check_mlflow(deployment: Deployment) -> Iterator[Finding]:
         return
     try:
         client = server.client(uri)
-        with server.answers(), tempfile.TemporaryDirectory() as folder:
+        with server.translated_errors(), tempfile.TemporaryDirectory() as folder:
             experiment = server.experiment_id(uri, "saturn-doctor")
             run = client.create_run(experiment, run_name=f"doctor-{uuid.uuid4().hex[:8]}").info.run_id
             client.log_metric(run, "seconds", time.monotonic() - begin)

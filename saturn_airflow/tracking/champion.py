@@ -25,7 +25,7 @@ def fetch(uri: str, name: str, folder: Path) -> dict[str, Any] | None:
     :raises MlflowAwayError: when MLflow does not answer.
     """
     client = server.client(uri)
-    with server.answers():
+    with server.translated_errors():
         champion = models.version_of(client, name, models.CHAMPION)
         if champion is None:
             return None
@@ -49,7 +49,7 @@ def _download(uri: str, place: str, to: Path) -> bool:
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=to.parent) as folder:
         try:
-            with server.answers(), server.uploading():
+            with server.translated_errors(), server.uploading():
                 listed = artifacts.list_artifacts(artifact_uri=place, tracking_uri=uri)
                 if not {WEIGHTS, _JOB} <= {Path(file.path).name for file in listed}:
                     return False

@@ -76,7 +76,7 @@ def send(uri: str, record: Record) -> None:
         "version.technique": estimate.version,
         **{f"version.{key}": value for key, value in observation["versions"].items()},
     }
-    with server.answers():
+    with server.translated_errors():
         for key in ("technique", "devices", "kind"):
             mlflow.log_param(run_id, key, str(getattr(estimate, key)), synchronous=True)
         mlflow.log_batch(
@@ -120,12 +120,12 @@ def _finite(number: Any) -> float:
 def _make_room(uri: str, run: Run) -> None:
     """Forget the oldest observations beyond those that are kept."""
     mlflow = server.client(uri)
-    with server.answers():
+    with server.translated_errors():
         tags = mlflow.get_run(run.info.run_id).data.tags
     keys = [key for key in tags if key.startswith(OBSERVATION_TAG)]
     for key in sorted(keys, key=lambda key: _time_of(tags[key]))[:-KEPT]:
         try:
-            with server.answers():
+            with server.translated_errors():
                 mlflow.delete_tag(run.info.run_id, key)
         except (RecordRefusedError, RunGoneError):
             pass  # another sweep was quicker

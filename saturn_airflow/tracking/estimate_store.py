@@ -183,7 +183,7 @@ def _runs(uri: str, experiment: str, where: str) -> list[Run]:
     found: list[Run] = []
     token = None
     while True:
-        with server.answers():
+        with server.translated_errors():
             page = server.client(uri).search_runs([experiment], where, max_results=1000, page_token=token)
         found += page
         token = page.token

@@ -29,6 +29,7 @@ RESULT_METRICS = {
     "seconds_per_batch": "mean_seconds_per_batch",
     "spread": "seconds_per_batch_spread",
 }
+#: Milliseconds between two steps of which all metrics are recorded.
 _PAUSE_MS = 1000
 
 
@@ -88,6 +89,10 @@ class Recorder:
         return [{"kind": "tags", "values": values}] if values else []
 
     def _step(self, event: Event, now: int) -> list[dict[str, Any]]:
+        """The record of a step: all of it at most once a second, else its loss alone.
+
+        What was left out of the last one is recorded with the training's end.
+        """
         step = int(event["step"])
         if step <= self.last_step:
             return []
@@ -111,6 +116,7 @@ class Recorder:
         return [{"kind": "metrics", "name": "eval", "step": step, "time": now, "values": values}]
 
     def _logged_by_job(self, event: Event) -> list[dict[str, Any]]:
+        """The records of what the job's own code logged with MLflow."""
         records: list[dict[str, Any]] = []
         if params := parameters.flat(event.get("params") or {}):
             records.append({"kind": "params", "values": params})

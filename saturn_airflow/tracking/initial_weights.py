@@ -35,7 +35,7 @@ def pin(uri: str, init_from: str) -> str | None:
     if source.run is not None:
         client = server.client(uri)
         try:
-            with server.answers():
+            with server.translated_errors():
                 client.get_run(source.run)
         except (RunGoneError, RecordRefusedError):
             return None
@@ -74,10 +74,10 @@ def _download(uri: str, pinned: str, source: Source, folder: str) -> Path:
 
     place = f"runs:/{source.run}/{source.path}"
     if source.run is None:
-        with server.answers():
+        with server.translated_errors():
             place = client.get_model_version_download_uri(str(source.name), str(source.version))
     try:
-        with server.answers(), server.uploading():
+        with server.translated_errors(), server.uploading():
             found = artifacts.download_artifacts(f"{place}/{WEIGHTS}", dst_path=folder, tracking_uri=uri)
     except server.TrackingError as error:
         if _has_weights(uri, place) is False:
@@ -97,7 +97,7 @@ def _has_weights(uri: str, place: str) -> bool | None:
     from mlflow import artifacts
 
     try:
-        with server.answers():
+        with server.translated_errors():
             found = artifacts.list_artifacts(artifact_uri=place, tracking_uri=uri)
     except server.TrackingError:
         return None
@@ -107,7 +107,7 @@ def _has_weights(uri: str, place: str) -> bool | None:
 def _version(uri: str, source: Source) -> Any:
     client, name = server.client(uri), str(source.name)
     try:
-        with server.answers():
+        with server.translated_errors():
             if source.alias is not None:
                 return models.version_of(client, name, source.alias)
             if source.version != "latest":

@@ -69,7 +69,7 @@ def install() -> None:
     mlflow.active_run = fluent.active_run = active_run
 
 
-class _Seen:
+class _Logged:
     """What the job's code has logged so far in this process."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _Seen:
         self.warned: set[str] = set()
 
 
-_seen = _Seen()
+_logged = _Logged()
 # MLflow's own classes are typed here and there.
 _Store: Any = AbstractStore
 _Files: Any = LocalArtifactRepository
@@ -113,7 +113,7 @@ class JobStore(_Store):  # type: ignore[misc]
         """Of the job's run no more than the last value is known here."""
         if run_id != RUN_ID:
             return self._elsewhere().get_metric_history(run_id, metric_key, *paging, **named)
-        last = _seen.metrics.get(metric_key)
+        last = _logged.metrics.get(metric_key)
         return [last] if last is not None else []
 
     def update_run_info(self, run_id: str, run_status: str, end_time: int, run_name: str) -> RunInfo:
@@ -126,9 +126,9 @@ class JobStore(_Store):  # type: ignore[misc]
     ) -> None:
         """Log to the job's run."""
         _check_run(run_id)
-        _seen.metrics.update({metric.key: metric for metric in metrics})
-        _seen.params.update({param.key: str(param.value) for param in params})
-        _seen.tags.update({tag.key: str(tag.value) for tag in tags})
+        _logged.metrics.update({metric.key: metric for metric in metrics})
+        _logged.params.update({param.key: str(param.value) for param in params})
+        _logged.tags.update({tag.key: str(tag.value) for tag in tags})
         told: dict[str, Any] = {}
         if params:
             told["params"] = {param.key: str(param.value) for param in params}
@@ -165,6 +165,8 @@ class JobStore(_Store):  # type: ignore[misc]
 
 
 def _read(name: str) -> Callable[..., Any]:
+    """A method that passes a read on to the store elsewhere."""
+
     def read(self: JobStore, *args: Any, **named: Any) -> Any:
         return getattr(self._elsewhere(), name)(*args, **named)
 
@@ -172,9 +174,11 @@ def _read(name: str) -> Callable[..., Any]:
 
 
 def _not_passed_on(name: str) -> Callable[..., None]:
+    """A method that does nothing, and warns of that once."""
+
     def leave_out(self: JobStore, *args: Any, **named: Any) -> None:
-        if name not in _seen.warned:
-            _seen.warned.add(name)
+        if name not in _logged.warned:
+            _logged.warned.add(name)
             job_log.warn(
                 f"MLflow's {name} in a job's code is not passed on; metrics, parameters, tags and files are"
             )
@@ -182,7 +186,7 @@ def _not_passed_on(name: str) -> Callable[..., None]:
     return leave_out
 
 
-def _complete() -> None:
+def _add_what_stores_have() -> None:
     """Give :class:`JobStore` what MLflow's stores have besides: reads are passed on, the rest is not."""
     for name, value in vars(AbstractStore).items():
         known = name.startswith("_") or name in vars(JobStore) or not callable(value)
@@ -192,7 +196,7 @@ def _complete() -> None:
             setattr(JobStore, name, (_read if name.startswith(_READS) else _not_passed_on)(name))
 
 
-_complete()
+_add_what_stores_have()
 
 
 class JobArtifacts(_Files):  # type: ignore[misc]
@@ -228,14 +232,14 @@ def _the_run() -> Run:
         experiment_id=RUN_ID,
         user_id=getpass.getuser(),
         status=RunStatus.to_string(RunStatus.RUNNING),
-        start_time=_seen.began,
+        start_time=_logged.began,
         end_time=None,
         lifecycle_stage=LifecycleStage.ACTIVE,
         artifact_uri=f"{_SCHEME}:/logged",
     )
-    params = [Param(key, value) for key, value in _seen.params.items()]
-    tags = [RunTag(key, value) for key, value in _seen.tags.items()]
-    return Run(info, RunData(list(_seen.metrics.values()), params, tags))
+    params = [Param(key, value) for key, value in _logged.params.items()]
+    tags = [RunTag(key, value) for key, value in _logged.tags.items()]
+    return Run(info, RunData(list(_logged.metrics.values()), params, tags))
 
 
 def _experiment(name: str) -> Experiment:

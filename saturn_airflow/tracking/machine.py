@@ -19,6 +19,7 @@ SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 INTERVAL = "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
 #: MLflow's UI shows metrics of this prefix apart from the others, under "System metrics".
 PREFIX = "system/"
+#: Between two samples, where MLflow's setting does not say.
 _SECONDS = 10.0
 
 

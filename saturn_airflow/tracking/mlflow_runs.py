@@ -25,6 +25,7 @@ from saturn_airflow.tracking.server import MlflowAwayError
 
 log = logging.getLogger(__name__)
 
+#: Seconds for which MLflow is not asked again where it did not answer.
 _SECONDS_LEFT_ALONE = 30.0
 
 SWEEP_TAG = "saturn.sweep"

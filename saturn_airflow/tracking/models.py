@@ -67,7 +67,7 @@ def log_model(uri: str, run_id: str, path: Path, to: str, inputs: Sequence[Mappi
 
     client = server.client(uri)
     model = Model(artifact_path=to, run_id=run_id, signature=_signature(inputs))
-    with server.answers(), server.uploading(), tempfile.TemporaryDirectory() as folder:
+    with server.translated_errors(), server.uploading(), tempfile.TemporaryDirectory() as folder:
         if (path / _CODE).is_dir():
             pyfunc.add_to_model(model, loader_module=_LOADER, code=_CODE, python_env=_ENVIRONMENT)
             _describe_environment(path, Path(folder))
@@ -121,7 +121,7 @@ def register(
     :raises RecordRefusedError: when it will never have it.
     """
     client = server.client(uri)
-    with server.answers(), contextlib.ExitStack() as held:
+    with server.translated_errors(), contextlib.ExitStack() as held:
         if lock is not None:
             lock.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(server.locked(lock))
@@ -215,7 +215,7 @@ def _trained_run(uri: str, client: MlflowClient, experiment_id: str, record: Map
 def _value_of(client: MlflowClient, version: ModelVersion, metric: str) -> float | None:
     """A version's metric: its run's, or, when that is gone, what was noted when it was registered."""
     try:
-        with server.answers():
+        with server.translated_errors():
             value = client.get_run(version.run_id).data.metrics.get(metric) if version.run_id else None
     except RunGoneError:
         value = None
@@ -241,7 +241,7 @@ def _registered_before(client: MlflowClient, name: str, run_id: str) -> ModelVer
 
 def _get_model(client: MlflowClient, name: str) -> Any:
     try:
-        with server.answers():
+        with server.translated_errors():
             return client.get_registered_model(name)
     except RunGoneError:  # there is none
         return None

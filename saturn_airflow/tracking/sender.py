@@ -145,7 +145,7 @@ class Sender:
             for key, value in record["values"].items()
         ]
         tags = {k: v for record in batch if record["kind"] == "tags" for k, v in record["values"].items()}
-        with server.answers():
+        with server.translated_errors():
             for key, value in tags.items() if len(tags) > _PARAMS_PER_REQUEST else ():
                 mlflow.set_tag(self._run(), key, value)
             mlflow.log_batch(
@@ -199,7 +199,7 @@ class Sender:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         mlflow = server.client(self.uri)
-        with server.answers():
+        with server.translated_errors():
             if datasets := record.get("datasets"):
                 inputs = [
                     DatasetInput(
@@ -227,7 +227,7 @@ class Sender:
 
         mlflow, known = server.client(self.uri), run.data.params
         new = [Param(key, value) for key, value in params.items() if key not in known]
-        with server.answers():
+        with server.translated_errors():
             for start in range(0, len(new), _PARAMS_PER_REQUEST):
                 part = new[start : start + _PARAMS_PER_REQUEST]
                 mlflow.log_batch(run.info.run_id, params=part, synchronous=True)
@@ -235,7 +235,7 @@ class Sender:
         return {key: v for key, v in params.items() if known.get(key, v) != v or tagged.get(key, v) != v}
 
     def _log_params(self, record: Record) -> None:
-        with server.answers():
+        with server.translated_errors():
             run = server.client(self.uri).get_run(self._run())
         if others := self._set_params(run, record["values"]):
             self._log_batch([{"kind": "tags", "values": others}])
@@ -246,7 +246,7 @@ class Sender:
         if not path.exists():
             self.outbox.refuse(record, f"{path} is not there any more")
             return
-        with server.answers(), server.uploading():
+        with server.translated_errors(), server.uploading():
             if record["kind"] == "model":
                 models.log_model(self.uri, self._run(), path, record["to"], record.get("inputs", []))
             elif path.is_dir():
@@ -266,7 +266,7 @@ class Sender:
 
     def _end(self, record: Record) -> None:
         mlflow = server.client(self.uri)
-        with server.answers():
+        with server.translated_errors():
             ended = mlflow.get_run(self._run()).info.end_time
             if ended is None or ended < record["time"]:
                 for key, value in record["tags"].items():

@@ -32,7 +32,7 @@ _NO_CONNECTION = re.compile(
     r"API request to (?P<place>https?://[^/\s]+)\S* failed with exception HTTPS?Connection"
 )
 _import_lock = threading.Lock()
-_here = threading.local()
+_of_thread = threading.local()
 
 
 class TrackingError(SaturnError):
@@ -80,7 +80,7 @@ def client(uri: str) -> MlflowClient:
     import_mlflow()
     from mlflow import MlflowClient
 
-    with answers():
+    with translated_errors():
         if (database := sqlite_file(uri)) is None:
             return MlflowClient(tracking_uri=uri)
         database.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,8 @@ def client(uri: str) -> MlflowClient:
             return MlflowClient(tracking_uri=uri)
 
 
-#: Lets MLflow's UI open the experiment on its runs and charts, not on traces of language models.
+#: Tags of an experiment: they let MLflow's UI open the experiment on its runs and charts, not on traces of
+#: language models.
 _TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 
 
@@ -101,7 +102,7 @@ def experiment_id(uri: str, name: str) -> str:
     :raises MlflowAwayError: when MLflow does not answer.
     """
     mlflow = client(uri)
-    with answers():
+    with translated_errors():
         experiment = mlflow.get_experiment_by_name(name)
         if experiment is None:
             try:
@@ -119,7 +120,7 @@ def experiment_id(uri: str, name: str) -> str:
 
 
 @contextlib.contextmanager
-def answers() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     """Turn what MLflow raises into one of this module's three errors.
 
     :raises MlflowAwayError: no answer, or one that may be another the next time.
@@ -128,7 +129,7 @@ def answers() -> Iterator[None]:
     """
     from mlflow.exceptions import MlflowException
 
-    before, _here.asking = is_asking(), True
+    before, _of_thread.asking = is_asking(), True
     try:
         yield
     except MlflowException as error:
@@ -145,12 +146,16 @@ def answers() -> Iterator[None]:
         # Artifact stores raise what their own libraries raise; all of it may pass.
         raise MlflowAwayError(f"{type(error).__name__}: {_first_line(error)}") from error
     finally:
-        _here.asking = before
+        _of_thread.asking = before
+
+
+#: Its earlier name, for one more release.
+answers = translated_errors
 
 
 def is_asking() -> bool:
-    """Whether it is Saturn itself that this thread calls MLflow for, within :func:`answers`."""
-    return bool(getattr(_here, "asking", False))
+    """Whether it is Saturn itself that this thread calls MLflow for, within :func:`translated_errors`."""
+    return bool(getattr(_of_thread, "asking", False))
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ def running_sweeps(uri: str, experiment: str, dag_id: str) -> list[RunningSweep]
     :raises MlflowAwayError: when MLflow does not answer.
     """
     wanted = f"tags.`{SWEEP_TAG}` != '' AND attributes.status = 'RUNNING'"
-    with server.answers():
+    with server.translated_errors():
         client = server.client(uri)
         there = client.get_experiment_by_name(experiment)
         if there is None:
@@ -61,7 +61,7 @@ def stop_sweep(uri: str, mlflow_run: str, reason: str, folder: str | Path) -> No
     :raises TrackingError: when MLflow does not answer, or refuses.
     """
     tags = {"saturn.status": _STOPPED, "saturn.reason": reason}
-    with server.answers():
+    with server.translated_errors():
         client = server.client(uri)
         own = client.get_run(mlflow_run)
         wanted = f"tags.`mlflow.parentRunId` = '{mlflow_run}' AND attributes.status = 'RUNNING'"

@@ -63,7 +63,7 @@ def one(uri: str, which: str) -> dict[str, Any]:
     :raises MlflowAwayError: when MLflow does not answer.
     """
     run = _find(uri, which)
-    with server.answers():
+    with server.translated_errors():
         children = server.client(uri).search_runs(
             [run.info.experiment_id],
             f"tags.`mlflow.parentRunId` = '{run.info.run_id}'",
@@ -79,7 +79,7 @@ def one(uri: str, which: str) -> dict[str, Any]:
 def _reported(uri: str, run: Run) -> list[dict[str, Any]]:
     """The outcomes of a sweep's jobs in its report; none before there is one."""
     client, run_id = server.client(uri), run.info.run_id
-    with server.answers(), tempfile.TemporaryDirectory() as folder:
+    with server.translated_errors(), tempfile.TemporaryDirectory() as folder:
         if all(file.path != _REPORT for file in client.list_artifacts(run_id)):
             return []
         text = Path(client.download_artifacts(run_id, _REPORT, folder)).read_bytes()
@@ -135,7 +135,7 @@ def _find(uri: str, which: str) -> Run:
 
 def _by_id(uri: str, run_id: str) -> list[Run]:
     try:
-        with server.answers():
+        with server.translated_errors():
             run = server.client(uri).get_run(run_id)
     except (RunGoneError, server.RecordRefusedError):
         return []
@@ -147,7 +147,7 @@ def _sweep_runs(uri: str, limit: int, dag_id: str | None = None) -> list[Run]:
     if dag_id is not None:
         wanted += " AND tags.`airflow.dag_id` = '{}'".format(dag_id.replace("'", ""))
     client = server.client(uri)
-    with server.answers():
+    with server.translated_errors():
         experiments = [
             experiment.experiment_id for experiment in client.search_experiments(max_results=_PAGE)
         ]

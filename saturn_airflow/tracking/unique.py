@@ -24,7 +24,8 @@ KEY_TAG = "saturn.key"
 _CREATOR_TAG = "saturn.creator"
 _DUPLICATE = "(duplicate)"
 _ATTEMPTS = 20
-_GIVE_WAY = 2  # attempts
+#: Attempts in which the run with the smaller id goes first; after these, whoever comes first.
+_GIVE_WAY = 2
 
 
 def find(uri: str, experiment_id: str, key: str, claim: tuple[str, str]) -> Run | None:
@@ -32,7 +33,7 @@ def find(uri: str, experiment_id: str, key: str, claim: tuple[str, str]) -> Run 
 
     :raises MlflowAwayError: when MLflow does not answer.
     """
-    return next((run for run in _all(uri, experiment_id, key) if _claimed(run, claim)), None)
+    return next((run for run in _runs_of(uri, experiment_id, key) if _claimed(run, claim)), None)
 
 
 def find_or_create(
@@ -55,21 +56,21 @@ def find_or_create(
     """
     client = server.client(uri)
     for attempt in range(_ATTEMPTS):
-        there = _all(uri, experiment_id, key)
+        there = _runs_of(uri, experiment_id, key)
         if run := next((run for run in there if _claimed(run, claim)), None):
             return run
         mine = next((run for run in there if _is_left_by(run, claim, creator)), None)
-        with server.answers():
+        with server.translated_errors():
             mine = mine or client.create_run(
                 experiment_id,
                 started,
                 {**tags, KEY_TAG: _digest(key), **({_CREATOR_TAG: creator} if creator else {})},
                 run_name=name or None,
             )
-        others = [run for run in _all(uri, experiment_id, key) if run.info.run_id != mine.info.run_id]
+        others = [run for run in _runs_of(uri, experiment_id, key) if run.info.run_id != mine.info.run_id]
         # Give way at first: two that mark each other's runs get nowhere.
         my_turn = attempt >= _GIVE_WAY or all(mine.info.run_id < other.info.run_id for other in others)
-        if my_turn and all(_discard(uri, other, claim) for other in others) and _set(uri, mine, claim):
+        if my_turn and all(_discard(uri, other, claim) for other in others) and _set_once(uri, mine, claim):
             return _get(uri, mine) or mine
         _delete(uri, mine)
         time.sleep(random.uniform(0.1, 0.3) * (attempt + 1))
@@ -78,15 +79,15 @@ def find_or_create(
 
 def _discard(uri: str, run: Run, claim: tuple[str, str]) -> bool:
     """Mark a run as a duplicate and delete it; False when it is the one that counts."""
-    if not _set(uri, run, (claim[0], _DUPLICATE)):
+    if not _set_once(uri, run, (claim[0], _DUPLICATE)):
         now = _get(uri, run)
         return now is None or not _claimed(now, claim)
     _delete(uri, run)
     return True
 
 
-def _all(uri: str, experiment_id: str, key: str) -> list[Run]:
-    with server.answers():
+def _runs_of(uri: str, experiment_id: str, key: str) -> list[Run]:
+    with server.translated_errors():
         return list(
             server.client(uri).search_runs(
                 [experiment_id],
@@ -101,13 +102,14 @@ def _claimed(run: Run, claim: tuple[str, str]) -> bool:
 
 
 def _is_left_by(run: Run, claim: tuple[str, str], creator: str) -> bool:
+    """Whether ``creator`` made the run before, and MLflow went away before it was claimed."""
     return bool(creator) and run.data.tags.get(_CREATOR_TAG) == creator and claim[0] not in run.data.params
 
 
-def _set(uri: str, run: Run, parameter: tuple[str, str]) -> bool:
+def _set_once(uri: str, run: Run, parameter: tuple[str, str]) -> bool:
     """Set a parameter that may be set only once; False when it has another value or the run was deleted."""
     try:
-        with server.answers():
+        with server.translated_errors():
             server.client(uri).log_param(run.info.run_id, *parameter, synchronous=True)
     except (RecordRefusedError, RunGoneError):
         return False
@@ -116,7 +118,7 @@ def _set(uri: str, run: Run, parameter: tuple[str, str]) -> bool:
 
 def _get(uri: str, run: Run) -> Run | None:
     try:
-        with server.answers():
+        with server.translated_errors():
             found = server.client(uri).get_run(run.info.run_id)
     except RunGoneError:
         return None
@@ -125,7 +127,7 @@ def _get(uri: str, run: Run) -> Run | None:
 
 def _delete(uri: str, run: Run) -> None:
     try:
-        with server.answers():
+        with server.translated_errors():
             server.client(uri).delete_run(run.info.run_id)
     except (RecordRefusedError, RunGoneError):
         pass  # someone else did

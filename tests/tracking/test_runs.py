@@ -131,7 +131,7 @@ def test_tries_while_mlflow_fails_half_way_add_one_run_together(
         raise MlflowAwayError("it answers 500")
 
     with monkeypatch.context() as patch:
-        patch.setattr(unique, "_set", fails)
+        patch.setattr(unique, "_set_once", fails)
         for _ in range(3):
             with pytest.raises(MlflowAwayError):
                 ask()
