@@ -180,7 +180,7 @@ async def static(request: Request, path: str) -> Response:
 
 @app.exception_handler(StarletteHTTPException)
 async def refuse(request: Request, error: StarletteHTTPException) -> Response:
-    """A person without a login is sent to it and told in words of anything else; a script gets JSON."""
+    """Send a person without a login to it, and say anything else in words; a script gets JSON."""
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"detail": error.detail}, error.status_code)
     if error.status_code == 401:
@@ -205,7 +205,7 @@ async def harden(request: Request, call_next: Any) -> Response:
 
 
 def unless_known(request: Request, content: dict[str, Any]) -> Response:
-    """The answer, or that it is the same as before."""
+    """The answer; status 304 (not modified) alone where the browser has it already."""
     tag = changes.etag(content)
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"ETag": tag})
@@ -213,7 +213,10 @@ def unless_known(request: Request, content: dict[str, Any]) -> Response:
 
 
 def answer(content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    """What is to be shown, unless it is more than a browser or the server should hold."""
+    """``content`` as JSON.
+
+    :raises HTTPException: 413 where it is more than a browser or the server should hold.
+    """
     response = JSONResponse(content, headers=headers)
     if len(response.body) > LARGEST:
         size = len(response.body) / 2**20
@@ -235,7 +238,10 @@ def _airflow(request: Request) -> str:
 
 @contextmanager
 def in_words() -> Iterator[None]:
-    """Say in words that XComs can't be shown: whoever may edit them may have changed them to anything."""
+    """Answer 404 in words where XComs can't be shown: who may edit them may have made anything of them.
+
+    :raises HTTPException: 404 in place of any error; one that is raised within goes through.
+    """
     try:
         yield
     except HTTPException:
@@ -247,6 +253,7 @@ def in_words() -> Iterator[None]:
 
 
 def _sweep_of(record: Record | None, sweep: str | None) -> tuple[Record, str]:
+    """The record and the task group of ``sweep``, or of the first one without; 404 where there is none."""
     if record is None:
         raise HTTPException(404, "There is no such DAG run")
     if not record.groups:

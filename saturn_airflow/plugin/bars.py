@@ -11,6 +11,7 @@ from typing import Any
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.plugin.queries import ENDED, NEVER_RAN, PLAN, REPORT, TRAIN, Record, Task
 
+#: States of a train task that has devices, or waits for them.
 GOING = ("running", "deferred")
 #: A node's name and the device's number there.
 Device = tuple[str, int]
@@ -20,10 +21,16 @@ Device = tuple[str, int]
 class Bar:
     """One job in one round: where it was to run, where and when it did. Times are seconds since the epoch.
 
+    :param planned_start: when it was to start by its plan.
     :param superseded_at: when the next round's plan took the place of this one's.
     :param before: the job's bar in an earlier round.
+    :param task: its train task; None where none is known yet.
+    :param outcome: what that task returned of the job; empty as long as it has not.
     :param progress: how far the job has come, as its task told last.
+    :param status: an outcome's, or ``running``, ``waiting``, ``waiting for devices``, ``retrying``,
+        ``skipped``, ``not run`` or ``lost``.
     :param held: seconds it had its devices; less than from start to end where it was interrupted.
+    :param expected_end: when it is expected to end, of one that runs or waits.
     """
 
     round: int
@@ -67,7 +74,7 @@ class Bar:
         return self.status == "running"
 
     def left(self, is_to_stop: bool) -> float | None:
-        """Seconds to the job's last step from when that was told; None where nothing says.
+        """Seconds to the job's last step, from when its progress was told; None where nothing says.
 
         :param is_to_stop: to where it stops in this round instead, if it does.
         """
@@ -164,10 +171,11 @@ def read_rounds(record: Record, group: str, now: float) -> list[Round]:
             told = record.progress.get((bar.task.task_id, bar.task.map_index)) if bar.task else None
             if told is not None and told.attempt == made_at:
                 bar.progress = told.now
+        # In the order of their starts: who waits for a device waits for the bars before it.
         held: set[Device] = set()
         freed: dict[Device, float] = {}
         for bar in bars:
-            _settle(bar, held, freed, record.is_live, now)
+            _find_status(bar, held, freed, record.is_live, now)
             if bar.is_going:
                 held.update(bar.devices)
             if bar.end is not None:
@@ -186,9 +194,9 @@ def read_rounds(record: Record, group: str, now: float) -> list[Round]:
         # It ended while no task followed it, between two rounds.
         if last is not None and last.status in ("going_on", "paused"):
             last.outcome, last.status, last.reason = outcome, outcome["status"], outcome.get("reason")
-            _ran(last)
+            _set_times(last)
     if rounds and record.is_live:
-        _expect(rounds[-1].bars, now)
+        _set_expected_ends(rounds[-1].bars, now)
     return rounds
 
 
@@ -220,8 +228,10 @@ def _outcomes(
             yield outcome["job"], outcome
 
 
-def _settle(bar: Bar, held: set[Device], freed: Mapping[Device, float], is_live: bool, now: float) -> None:
-    """Find out how a bar stands and when it ran.
+def _find_status(
+    bar: Bar, held: set[Device], freed: Mapping[Device, float], is_live: bool, now: float
+) -> None:
+    """Set a bar's status, and when it ran.
 
     :param held: devices on which a bar ahead of this one trains.
     :param freed: when the bars ahead left their devices.
@@ -232,25 +242,27 @@ def _settle(bar: Bar, held: set[Device], freed: Mapping[Device, float], is_live:
             bar.status = "waiting for devices"
             return
         bar.status = "running"
-        bar.start = _start(bar, max([task.start or now, *(freed.get(device, 0.0) for device in bar.devices)]))
+        bar.start = _start_of(
+            bar, max([task.start or now, *(freed.get(device, 0.0) for device in bar.devices)])
+        )
         bar.end = max(now, bar.start)
         bar.held = bar.end - bar.start
     elif outcome and (task is None or task.state in ENDED):
         bar.status, bar.reason = outcome["status"], outcome.get("reason")
-        _ran(bar)
+        _set_times(bar)
     elif task is None or task.state not in ENDED:
         is_again = task is not None and task.state in ("up_for_retry", "up_for_reschedule")
         bar.status = "retrying" if is_again else "waiting" if is_live else "not run"
         bar.reason = outcome.get("reason")
-        _ran(bar)
+        _set_times(bar)
     else:
         skipped = "skipped" if is_live else "not run"
         bar.status = skipped if task.state in NEVER_RAN else "lost"
         bar.reason = None if bar.status == skipped else "its train task left no outcome; the log says why"
 
 
-def _ran(bar: Bar) -> None:
-    """Take over when it had its devices: what its outcome says is of all rounds together."""
+def _set_times(bar: Bar) -> None:
+    """Set when it had its devices, in this round alone: what its outcome says is of all rounds together."""
     if bar.has_run:
         started, end = bar.outcome["started_at"], bar.outcome["ended_at"]
         seconds = bar.outcome.get("actual_seconds", end - started)
@@ -279,7 +291,7 @@ def _cut_interrupted(bars: Sequence[Bar]) -> None:
         bar.start = cut.get(bar.job, bar.start)
 
 
-def _start(bar: Bar, otherwise: float) -> float:
+def _start_of(bar: Bar, otherwise: float) -> float:
     """When a bar that goes on began: in the round before, an earlier try, or ``otherwise``."""
     if bar.before is not None and bar.before.end is not None:
         is_in_place = bar.before.status == "going_on" and bar.before.place == bar.place
@@ -287,8 +299,11 @@ def _start(bar: Bar, otherwise: float) -> float:
     return float(bar.outcome.get("started_at", otherwise))
 
 
-def _expect(bars: Sequence[Bar], now: float) -> None:
-    """When what is left will have ended if all takes as long as planned."""
+def _set_expected_ends(bars: Sequence[Bar], now: float) -> None:
+    """Set when each bar that runs or waits will have ended, if all takes as long as planned.
+
+    :param bars: in the order of their starts; a bar begins once those before it have left its devices.
+    """
     free: dict[Device, float] = {}
     for bar in bars:
         seconds = bar.assignment.seconds

@@ -16,10 +16,10 @@ from saturn_airflow.plugin.web_internals import DagRun, TaskInstance, XComModel
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-#: Seconds after which a page hears all anew, what jobs that train have told too: with hundreds of them there
-#: is always news. In between it reckons on by itself, and hears at once of tasks and jobs that begin or end.
+#: Seconds after which a page gets all anew, what jobs that train have told too: with hundreds of them there
+#: is always news. In between it extrapolates by itself, and gets at once what tasks and jobs begin or end.
 AT_LEAST_EVERY = 10.0
-#: What was written at about the same time may be seen later than its time says.
+#: Seconds: what was written at about the same time may be seen later than its time says.
 _OVERLAP = 10.0
 
 

@@ -23,13 +23,14 @@ from saturn_airflow.sharing.replay import Key
 #: For so many seconds everybody gets the same answer: how far jobs are is read from many files.
 _SECONDS = 10
 _HIDDEN = "another sweep"
-#: Futures that are drawn to tell by when a sweep is done with which odds, and of how many jobs at the most:
-#: somebody waits for the answer.
+#: Futures that are drawn to tell by when a sweep is done, of how many jobs at the most (somebody waits for
+#: the answer), and the probability it is told for.
 _DRAWS, _JOBS, _ODDS = 19, 30, 0.9
 
 DagRunId = tuple[str, str]
 """Ids of a DAG and of its run."""
 Ended = Callable[[Set[DagRunId]], Set[DagRunId]]
+"""Tells which of some DAG runs have ended."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def cluster_page(home: Path, now: float, readable: Collection[str], ended: Ended
     """
     moment = int(now // _SECONDS)
     over = frozenset(ended({(one.dag_id, one.run_id) for one in _active(home, moment)}))
-    active, cluster, plan, by, broken = _state(home, moment, over)
+    active, cluster, plan, by, broken = _read_state(home, moment, over)
     now = cluster.now
     shared = {sweep.name: sweep for sweep in cluster.sweeps}
     names = {one.key: one.key if one.dag_id in readable else _HIDDEN for one in active}
@@ -69,7 +70,7 @@ def cluster_page(home: Path, now: float, readable: Collection[str], ended: Ended
     }
 
 
-class _By(NamedTuple):
+class _DoneBy(NamedTuple):
     """By when sweeps and jobs are done with odds of 90%, in seconds since the epoch."""
 
     sweeps: dict[str, float]
@@ -78,20 +79,22 @@ class _By(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _active(home: Path, moment: int) -> list[ActiveSweep]:
+    """The active sweeps; ``moment`` (tens of seconds since the epoch) makes the answer of before stale."""
     return Ledger(home).sweeps()
 
 
 @lru_cache(maxsize=1)
-def _state(
+def _read_state(
     home: Path, moment: int, over: frozenset[DagRunId]
-) -> tuple[list[ActiveSweep], SharedCluster, StandingPlan, _By, list[Late]]:
+) -> tuple[list[ActiveSweep], SharedCluster, StandingPlan, _DoneBy, list[Late]]:
+    """The active sweeps that are not over, the cluster, its plan, by when all is done, and who is late."""
     active = [one for one in _active(home, moment) if (one.dag_id, one.run_id) not in over]
     cluster, rules = Ledger(home).cluster(active), sharing_rules()
     plan = plan_together(cluster, rules)
-    return active, cluster, plan, _by(cluster, active), late(cluster, rules, plan.sweeps)
+    return active, cluster, plan, _done_by(cluster, active), late(cluster, rules, plan.sweeps)
 
 
-def _by(cluster: SharedCluster, active: list[ActiveSweep]) -> _By:
+def _done_by(cluster: SharedCluster, active: list[ActiveSweep]) -> _DoneBy:
     """By when each sweep and job is done with odds of 90%, where it was told how far estimates were off.
 
     Of others, the errors are taken to be like those of the first that tells.
@@ -100,14 +103,14 @@ def _by(cluster: SharedCluster, active: list[ActiveSweep]) -> _By:
         laws = {one.key: ErrorLaw.from_dict(one.law) for one in active if one.law is not None}
     except ValueError as error:
         log.warning("nothing is said of odds: %s", error)
-        return _By({}, {})
+        return _DoneBy({}, {})
     if not laws or sum(len(sweep.jobs) for sweep in cluster.sweeps) > _JOBS:
-        return _By({}, {})
+        return _DoneBy({}, {})
     every = dict.fromkeys((sweep.name for sweep in cluster.sweeps), next(iter(laws.values()))) | laws
     ends = odds(cluster, sharing_rules(), every, draws=_DRAWS)
     sweeps = {name: found.by(_ODDS) for name, found in ends.sweeps.items() if name in laws}
     jobs = {key: found.by(_ODDS) for key, found in ends.jobs.items() if key[0] in laws}
-    return _By(
+    return _DoneBy(
         {name: by for name, by in sweeps.items() if math.isfinite(by)},
         {key: by for key, by in jobs.items() if math.isfinite(by)},
     )
@@ -129,10 +132,11 @@ def _sweep(
     sweep: SharedSweep,
     cluster: SharedCluster,
     plan: StandingPlan,
-    by: _By,
+    by: _DoneBy,
     names: dict[str, str],
     now: float,
 ) -> dict[str, Any]:
+    """A sweep as the list beside the chart shows it; times are seconds from ``now``."""
     end = plan.sweeps.get(sweep.name)
     told = {
         "runs": sum(job.place is not None for job in sweep.jobs),
@@ -158,7 +162,9 @@ def _sweep(
 def _job(outlook: Outlook, sweep: int, is_hidden: bool, now: float, by: float | None) -> dict[str, Any]:
     """A job as the chart draws it: what it has run so far is actual, what is expected is planned.
 
-    :param by: when it is done with odds of 90%.
+    :param sweep: its sweep's place in the list.
+    :param now: seconds since the epoch; in the answer, times are seconds from it.
+    :param by: when it is done with odds of 90%, in seconds since the epoch.
     """
     bars = []
     for number, stay in enumerate(outlook.expected.stays if outlook.expected else ()):

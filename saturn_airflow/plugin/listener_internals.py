@@ -35,6 +35,7 @@ def keep_what_was(dag_run: Any, own: Sequence[str], behind: Sequence[str], since
 
 
 def _keep(session: Session, dag_run: Any, own: Sequence[str], behind: Sequence[str], since: datetime) -> None:
+    """:func:`keep_what_was` within a savepoint."""
     # Not end_date, which a task that was cleared has from its try before.
     ended = [
         TaskInstance.dag_id == dag_run.dag_id,

@@ -7,15 +7,18 @@ from typing import Any
 
 from saturn_airflow.plugin.overview import sweep_state
 
-#: Of a sweep, what is for reckoning only.
-_READ = ("report", "trials", "tasks", "failed", "pruned", "jobs", "rung", "not_planned")
+#: Keys of a sweep that the list is made from and does not show.
+_NOT_SHOWN = ("report", "trials", "tasks", "failed", "pruned", "jobs", "rung", "not_planned")
 
 
 def listed(sweeps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the list shows of each sweep: how it stands, and ``jobs``, how many of them are what."""
+    """What the list shows of each sweep: its state, and ``jobs``, how many of them have which fate.
+
+    :param sweeps: as :func:`~saturn_airflow.plugin.sweeps.read_sweeps` returns them.
+    """
     return [
         {
-            **{key: value for key, value in sweep.items() if key not in _READ},
+            **{key: value for key, value in sweep.items() if key not in _NOT_SHOWN},
             "state": _state(sweep),
             "jobs": _jobs(sweep),
             "is_comparable": sweep.get("rung") is None,
@@ -25,6 +28,7 @@ def listed(sweeps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _state(sweep: Mapping[str, Any]) -> str:
+    """See :func:`~saturn_airflow.plugin.overview.sweep_state`."""
     has_result = "actual_seconds" in sweep
     return sweep_state(sweep["state"], sweep.get("report"), sweep["trials"], has_result)
 

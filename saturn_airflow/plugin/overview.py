@@ -31,7 +31,7 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
     result = report_of(record, group)
     origin = rounds[0].zero if rounds else record.start or now
     nodes = _nodes(rounds)
-    most = _rounds_most(record, group, rounds)
+    most = _rounds_asked_for(record, group, rounds)
     stages = list(_stages(record, group, most))
     state = sweep_state(record.state, stages[-1]["state"], stages[0]["state"], bool(result))
     return {
@@ -82,7 +82,7 @@ def sweep_state(run: str, report: str | None, trials: str | None, has_result: bo
     return run if run in ("queued", "running") and report not in NEVER_RAN else "cancelled"
 
 
-def _rounds_most(record: Record, group: str, rounds: Sequence[Round]) -> int:
+def _rounds_asked_for(record: Record, group: str, rounds: Sequence[Round]) -> int:
     """How many rounds were asked for; more where the one in reserve was needed."""
     told = rounds[0].values.get("rounds_most") if rounds else None
     return max(len(rounds), int(told or len(record.of(group, PLAN))))
@@ -125,7 +125,7 @@ def _jobs(
                 "actual": sum(held) if (held := [b.held for b in bars if b.held is not None]) else None,
                 "metrics": _metrics(last.outcome, told),
                 "progress": _progress(told, last, origin),
-                **_by(name, rounds[-1], origin),
+                **_promise_of(name, rounds[-1], origin),
                 "task": last.task and _task(last.task),
                 "mlflow": _mlflow(record, [bar.task for bar in reversed(bars) if bar.task]),
             }
@@ -134,12 +134,12 @@ def _jobs(
     for name, status, reason in _left_out(record, group, result):
         if name not in seen:
             seen.add(name)
-            task = _task(_who_says(record, group, name))
+            task = _task(_task_to_read(record, group, name))
             jobs.append({"name": name, "status": status, "reason": reason, "bars": [], "task": task})
     return jobs
 
 
-def _by(job: str, last: Round, origin: float) -> dict[str, float | None]:
+def _promise_of(job: str, last: Round, origin: float) -> dict[str, float | None]:
     """By when a job is done by its last plan, with which odds; None where that promised nothing of it."""
     promise = last.values.get("promise") or {}
     seconds = (promise.get("jobs") or {}).get(job)
@@ -176,7 +176,7 @@ def _progress(told: Mapping[str, Any], last: Bar, origin: float) -> dict[str, An
     return {**{key: told.get(key) for key in shown}, "at": told["time"] - origin, "ends": ends}
 
 
-def _who_says(record: Record, group: str, job: str) -> Task:
+def _task_to_read(record: Record, group: str, job: str) -> Task:
     """The task whose log says most of a job that was not planned: a trial of it that failed, or the plan."""
     trials = [t for t in record.of(group, PROFILE) if (t.name or "").startswith(f"{job} ")]
     trials.sort(key=lambda task: task.state == "failed")
@@ -184,10 +184,12 @@ def _who_says(record: Record, group: str, job: str) -> Task:
 
 
 def _task(task: Task) -> dict[str, Any]:
+    """What a link to the task's log is made of."""
     return {"id": task.task_id, "map_index": task.map_index, "try_number": task.try_number}
 
 
 def _left_out(record: Record, group: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
+    """Jobs that may be in no plan, each with its status and the reason: a job may come more than once."""
     for _, unplanned in record.all_values(record.of(group, PLAN), "unplanned"):
         for entry in unplanned:
             yield entry["job"], "not planned", entry.get("reason")
@@ -227,6 +229,10 @@ def _totals(
     now: float,
     origin: float,
 ) -> dict[str, Any]:
+    """The figures above the chart: what was planned first, what is promised, and what it came to so far.
+
+    :param now: seconds since the epoch, as is ``origin``; in the answer, times are seconds since ``origin``.
+    """
     devices = sum(node["devices"] for node in nodes)
     if not rounds:
         return {"devices": devices}
@@ -305,4 +311,5 @@ def _is_unreadable(record: Record, group: str) -> bool:
 
 
 def _share(part: float, whole: float) -> float | None:
+    """``part / whole``; None of nothing."""
     return part / whole if whole else None

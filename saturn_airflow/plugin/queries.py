@@ -25,9 +25,10 @@ STAGE_OF = {f"{prefix}{stage.title()}Operator": stage for stage in STAGES for pr
 ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 #: Those of tasks that have ended without having run.
 NEVER_RAN = {"upstream_failed", "skipped", "removed"}
+#: Keys of XComs: the link that Airflow keeps of MlflowRunLink, and what train tasks tell while they run.
 MLFLOW_LINK = "_link_MlflowRunLink"
 PROGRESS, LATE = "progress", "late"
-#: What the page shows of all jobs, and what it shows of one.
+#: Keys of the XComs that the page shows of all jobs, and of those it shows of one.
 OVERVIEW = ("plan", "unplanned", "attempt", "outcome", "profiling", LATE, MLFLOW_LINK)
 DETAILS = ("jobs", "choices")
 
@@ -181,6 +182,7 @@ def ended_runs(session: Session, runs: Set[tuple[str, str]]) -> set[tuple[str, s
 
 
 def _missing_pools(session: Session, dag_id: str, run_id: str) -> tuple[str, ...]:
+    """The pools in which tasks of a DAG run wait, and which Airflow does not have."""
     # Airflow starts no task of a pool that it does not have, and says so in the scheduler's log alone.
     rows = session.scalars(
         select(TaskInstance.pool)
@@ -197,6 +199,7 @@ def _missing_pools(session: Session, dag_id: str, run_id: str) -> tuple[str, ...
 
 
 def _progress(session: Session, run: int) -> dict[tuple[str, int], Told]:
+    """What the train tasks of a DAG run told last, by task and map index."""
     # The curves are left in the database: they are most of it, and were mostly seen before.
     # As a number: databases shorten it when they write it as JSON.
     attempt, now = XComModel.value["attempt"].as_float(), XComModel.value["now"]
@@ -209,5 +212,5 @@ def _progress(session: Session, run: int) -> dict[tuple[str, int], Told]:
 
 
 def seconds(moment: datetime | None) -> float | None:
-    """Seconds since the epoch."""
+    """``moment`` in seconds since the epoch."""
     return None if moment is None else moment.timestamp()

@@ -1,4 +1,4 @@
-"""The list of sweeps: what Airflow's database knows of the latest, in four queries."""
+"""The latest sweeps as Airflow's database knows them, read in four queries."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ def read_sweeps(
     """The latest sweeps of the DAGs the user may read, the newest first.
 
     :param dag_id: those of one DAG only. Without it, a DAG counts once a sweep of it has listed its trials.
+    :returns: of each, ``dag_id``, ``run_id``, ``state`` (the run's), ``start`` and ``end`` in seconds since
+        the epoch, ``sweep`` (its task group), ``trials`` and ``report`` (these tasks' states), ``tasks`` (how
+        many train tasks are in which state, by round), and those of ``_FIGURES`` that its tasks have pushed.
     """
     query = (
         select(
@@ -110,10 +113,13 @@ _FIGURES: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
     },
 }
 TaskKey = tuple[str, str, str]
+"""Ids of a DAG, of its run and of a task."""
 Owners = dict[tuple[str, str], list[dict[str, Any]]]
+"""The sweeps of each DAG run, by the ids of the DAG and of the run."""
 
 
 def _owning(owners: Owners, key: TaskKey) -> Iterator[dict[str, Any]]:
+    """The sweeps that a task is of: one, unless a group's name begins with another's and a dot."""
     dag_id, run_id, task_id = key
     for sweep in owners[dag_id, run_id]:
         if task_id.startswith(sweep["sweep"] + "."):
