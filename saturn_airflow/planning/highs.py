@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ class Solver:
     """HiGHS for one model: solved again after rows were added, it goes on from where it was."""
 
     def __init__(self, model: pyo.ConcreteModel) -> None:
+        _open_log()
         self.model = model
         self.highs = Highs()
         self.highs.config.load_solution = False
@@ -87,3 +89,11 @@ class Solver:
         if bound is None or (relaxed and not optimal):
             bound = -math.inf
         return Outcome(objective, bound, infeasible, optimal)
+
+
+def _open_log() -> None:
+    """Have Pyomo log to where this process writes: to it, standard output is what it was at the import, which
+    tasks that are forked later have closed, and Pyomo stops at a closed file."""
+    for handler in logging.getLogger("pyomo").handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream.closed:
+            handler.stream = sys.stdout  # setStream() would flush the closed one

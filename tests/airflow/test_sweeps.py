@@ -233,8 +233,8 @@ def test_a_sweep_that_was_cancelled_goes_on_when_what_failed_is_cleared(deployme
     assert deployment.wait("cancelled_sweep", run_id) == "success"
     result = deployment.airflow.xcom("cancelled_sweep", run_id, "sweep.report")
     assert {job["job"]: job["status"] for job in result["jobs"]} == {
-        "first": "finished",
-        "second": "finished",
+        "a": "finished",
+        "b": "finished",
     }
     assert deployment.airflow.xcom("cancelled_sweep", run_id, "use") == result["best"]["job"]
     assert len(_events(jobs[done], "start")) == 1

@@ -3,16 +3,20 @@
 import dataclasses
 import itertools
 import logging
+import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
+import pyomo.environ as pyo
 import pytest
 from planning_problems import INSTANCES, assert_valid
 
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.problem import Problem
-from saturn_airflow.planning import solve
+from saturn_airflow.planning import highs, solve
+from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.incumbent import SolveProgress
 from saturn_airflow.planning.presenting import baselines
 from saturn_airflow.planning.presenting.explaining import explain
@@ -159,3 +163,18 @@ def test_what_highs_prints_is_in_no_log(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.INFO):
         solve(read("distinct20-2x8"), time_limit=2.0)
     assert caplog.messages == []
+
+
+def test_a_process_with_another_standard_output_than_that_which_imported_pyomo_solves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As tasks do that a worker has forked after its imports."""
+    with Path(os.devnull).open("w") as closed:
+        pass
+    for handler in logging.getLogger("pyomo").handlers:
+        if isinstance(handler, logging.StreamHandler):
+            monkeypatch.setattr(handler, "stream", closed)
+    model = pyo.ConcreteModel()
+    model.x = pyo.Var(bounds=(1, 2))
+    model.least = pyo.Objective(expr=model.x)
+    assert highs.Solver(model).solve(Clock(10)).objective == 1

@@ -103,7 +103,7 @@ def test_queries_do_not_grow_with_the_jobs(site: Any) -> None:
             said.clear()
             assert read_run(session, dag_id, RUN) is not None
             counts.append(len(said))
-        assert counts == [4, 4]
+        assert counts == [5, 5]
         said.clear()
         assert mark(session, "large", RUN, 0.0)
         assert len(said) == 3
