@@ -42,7 +42,8 @@ def read(results: Path) -> list[dict[str, Any]]:
     found = {}
     for line in results.read_text().splitlines() if results.exists() else []:
         row = json.loads(line)
-        found[row["cell"]] = row
+        # Where in torch it came from has paths of the machine.
+        found[row["cell"]] = row | {"why": row["why"].partition("\nTraceback")[0]}
     return [row_of(cell) | found[cell.name] for cell in all_cells() if cell.name in found]
 
 
