@@ -1,7 +1,7 @@
 """The command line: ``saturn plan ...`` and its sisters.
 
-A subcommand is one module of :mod:`saturn_airflow.commands` with ``add(parser)`` and ``run(args) -> int``;
-only the one that is asked for imports the packages it needs.
+A subcommand is one module of :mod:`saturn_airflow.commands` with ``add(parser)`` and ``run(args) -> int``,
+the exit status. Only the one that is asked for is imported, and imports the packages it needs as it runs.
 """
 
 from __future__ import annotations

@@ -178,16 +178,16 @@ def get(name: str) -> BaseTechnique:
     :raises InvalidSweepError: when there is none, or what is found is not one technique.
     """
     if name in _registered:
-        return _made(_registered[name], name)
+        return _instance(_registered[name], name)
     if path := _files().get(name):
-        return _made(_class_in(path), name)
+        return _instance(_class_in(path), name)
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
             technique = point.load()
         except Exception as error:
             raise InvalidSweepError(f"technique {name!r}: {point.value} can't be loaded: {error}") from error
         register(name, technique)
-        return _made(technique, name)
+        return _instance(technique, name)
     raise InvalidSweepError(f"technique {name!r} is not in the library; it has {', '.join(names())}")
 
 
@@ -207,6 +207,7 @@ def why_not(technique: BaseTechnique, job: Job, devices: int) -> str | None:
 
 
 def _files() -> dict[str, Path]:
+    """The files of techniques by name; of two with one name, that of the folder named first."""
     files: dict[str, Path] = {}
     for folder in reversed(folders()):
         files.update({path.stem: path for path in folder.glob("*.py") if not path.name.startswith("_")})
@@ -214,6 +215,10 @@ def _files() -> dict[str, Path]:
 
 
 def _class_in(path: Path) -> type[BaseTechnique]:
+    """The technique that a file defines; the file is imported once in a process.
+
+    :raises InvalidSweepError: when it can't be imported, or does not define exactly one.
+    """
     module_name = f"saturn_airflow_technique_{path.stem}"
     module = sys.modules.get(module_name)
     if module is None or getattr(module, "__file__", None) != str(path):
@@ -244,7 +249,8 @@ def _class_in(path: Path) -> type[BaseTechnique]:
     return classes[0]
 
 
-def _made(technique: type[BaseTechnique], name: str) -> BaseTechnique:
+def _instance(technique: type[BaseTechnique], name: str) -> BaseTechnique:
+    """A new instance that knows the name it was found by."""
     made = technique()
     made.name = name  # type: ignore[misc]
     return made

@@ -49,11 +49,12 @@ _MOVES = {
     ("training", "training.optim"): "alike elementwise group_state mixing optimizers plain_values",
 }
 
-#: By the old module, what was in it and is in another now than the module's other names: ``name:module``.
+#: For an old module, the one name that went to another module than the rest did, and that module.
 _MOVED_APART = {"saturn_airflow.jobs": ("grid", "saturn_airflow.model.grids")}
 
 
 def _names() -> dict[str, str]:
+    """The present name of each module that had another, by that one."""
     names = {}
     for (before, after), modules in _MOVES.items():
         for module in modules.split():
@@ -69,6 +70,7 @@ class _OldNames:
 
     def __init__(self) -> None:
         self.now = _names()
+        #: The specs that modules had before the import system gave them those of this loader.
         self.specs: dict[str, ModuleSpec | None] = {}
 
     def find_spec(

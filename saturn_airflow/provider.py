@@ -8,6 +8,7 @@ from typing import Any
 def _option(
     description: str, example: str, default: str | None = None, type_: str = "string"
 ) -> dict[str, str | None]:
+    """An option in the form of Airflow's ``config`` schema of providers."""
     return {
         "description": description,
         "version_added": "0.1.0",

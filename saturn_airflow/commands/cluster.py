@@ -38,7 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the cluster and keep it up."""
+    """Start the cluster and keep it up until Ctrl-C."""
     import time
 
     from rich.console import Console

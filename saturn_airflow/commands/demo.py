@@ -8,7 +8,7 @@ from pathlib import Path
 
 from saturn_airflow.commands.shared import COMPOSE, add_dags
 
-#: By the demo's own DAGs, the modules that they and their services need, and the extra that brings each.
+#: For each DAG of the demo's own, the modules that it and its services need, and the extra that brings each.
 _NEEDED = {"nightly_retrain": {"torch": "torch", "transformers": "transformers"}}
 _NEEDED["nightly_on_cluster"] = {"celery": "cluster", **_NEEDED["nightly_retrain"]}
 
@@ -37,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo."""
+    """Run the demo; its exit status is 1 where a job failed."""
     from saturn_airflow.demo.demo_services import NO_SCHEDULE, Services
     from saturn_airflow.demo.run import run_demo
     from saturn_airflow.deployment.local import LocalCluster

@@ -48,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def in_words(shown: Mapping[str, Any], now: float) -> str:
-    """What :func:`~saturn_airflow.deployment.device_use.device_use` found as a table for people."""
+    """What :func:`~saturn_airflow.deployment.device_use.device_use` found as a table for people.
+
+    :param now: seconds since the epoch.
+    """
     rows = [["device", "kind", "holder", "for"]]
     for device in shown["devices"]:
         name = device["name"] if device["id"] is None else f"{device['id']}: {device['name']}"
@@ -73,6 +76,7 @@ def in_words(shown: Mapping[str, Any], now: float) -> str:
 
 
 def _announce(args: argparse.Namespace) -> int:
+    """Write this machine down as a node; of GPUs, as many as are visible, and their kind."""
     from saturn_airflow.launch import devices
     from saturn_airflow.model.cluster import Node
     from saturn_airflow.operators.inventory import announce
@@ -100,6 +104,7 @@ def _announce(args: argparse.Namespace) -> int:
 
 
 def _configured_folder() -> Path | None:
+    """``[saturn] leases_folder``; None (the default folder) where Airflow is not installed."""
     try:
         from saturn_airflow.operators.context import leases_folder
     except ModuleNotFoundError:  # a machine with torch alone
@@ -108,6 +113,7 @@ def _configured_folder() -> Path | None:
 
 
 def _named(pid: int) -> str:
+    """A process's id with its program's name."""
     try:
         return f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
     except OSError:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from saturn_airflow.tracking.estimate_store import Known
 
 
-# Verdicts that the table has room to explain.
-_TOLD = (guards.REFUSED, guards.NOT_CHECKED)
+#: Verdicts that the table has room to explain.
+_EXPLAINED = (guards.REFUSED, guards.NOT_CHECKED)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +56,7 @@ def _matches(known: Known, args: argparse.Namespace) -> bool:
 
 
 def _order(known: Known) -> tuple[Any, ...]:
+    """Jobs by name; of each, what works first, the fastest first."""
     e = known.estimate
     return known.job, e.fingerprint, e.kind, e.reason is not None, e.seconds_per_batch, e.technique, e.devices
 
@@ -95,7 +96,7 @@ def _show(found: Sequence[Known], count: int) -> None:
                 f"{e.peak_device_bytes / 2**30:.2f} GiB",
             ]
         verdicts = dict.fromkeys(map(guards.in_words, e.verdicts.values()))
-        note = e.reason or e.stale or next((v for v in verdicts if v.startswith(_TOLD)), "")
+        note = e.reason or e.stale or next((v for v in verdicts if v.startswith(_EXPLAINED)), "")
         table.add_row(
             Text(known.job if known.job != job else ""),
             e.technique,

@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Leave the wish where the train tasks read it."""
+    """Leave the wish in the jobs' folders, where their train tasks read it."""
     from saturn_airflow.launch import restarting
 
     home = args.home or shared.home()

@@ -62,6 +62,7 @@ def uri_of(args: argparse.Namespace) -> str:
 
 
 def _deployments_uri() -> str:
+    """The tracking URI of this deployment's sweeps; without Airflow's configuration, the default one."""
     airflow_home = _airflow_home()
     settings = ("AIRFLOW_CONN_MLFLOW_DEFAULT", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN")
     if (airflow_home / "airflow.cfg").exists() or any(name in os.environ for name in settings):
@@ -102,7 +103,10 @@ def _airflow_home() -> Path:
 
 
 def _tasks_uri() -> str:
-    """The tracking URI as a sweep's tasks find it."""
+    """The tracking URI as a sweep's tasks find it.
+
+    :raises SaturnError: when Airflow's database can't be read.
+    """
     # As Airflow's own `airflow connections` does, to see the connections that its database holds.
     os.environ["_AIRFLOW_PROCESS_CONTEXT"] = "server"
     from sqlalchemy.exc import SQLAlchemyError

@@ -114,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _failure(text: str) -> NodeLoss:
+    """What ``NAME@SHARE`` says."""
     from saturn_airflow.planning.online.simulation import NodeLoss
 
     name, at, share = text.rpartition("@")
@@ -132,6 +133,11 @@ def _rule(name: str | None) -> Rule | None:
 
 
 def _show(problem: Problem, found: Simulation, once: Simulation, known: float) -> None:
+    """Print the rounds as a table, and what they are to be compared with.
+
+    :param once: the simulation with one plan and without selection.
+    :param known: the makespan, in seconds, of a plan made with the actual seconds.
+    """
     from rich.table import Table
 
     from saturn_airflow.planning.presenting.terminal import duration

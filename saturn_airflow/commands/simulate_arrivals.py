@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     found = replay(arrivals, file.nodes, rules, changes=file.changes)
     sweeps = [arrival.sweep for arrival in arrivals]
     if args.json:
-        print(json.dumps(_told(file, sweeps, found)))
+        print(json.dumps(_as_dict(file, sweeps, found)))
     else:
         _show(file, sweeps, found)
     return 0
@@ -59,6 +59,11 @@ def _arrival(sweep: SharedSweep, file: ArrivalsFile, args: argparse.Namespace) -
 
 
 def _rows(sweeps: list[SharedSweep], found: Replay) -> list[dict[str, Any]]:
+    """What became of each sweep; times are seconds since the replay's beginning.
+
+    ``completion`` is the seconds from its arrival to its end, ``stretch`` that by what it takes at least
+    alone.
+    """
     begun: dict[str, float] = {}
     for ran in found.ran:
         begun[ran.sweep] = min(ran.start, begun.get(ran.sweep, ran.start))
@@ -82,7 +87,8 @@ def _rows(sweeps: list[SharedSweep], found: Replay) -> list[dict[str, Any]]:
     return rows
 
 
-def _told(file: ArrivalsFile, sweeps: list[SharedSweep], found: Replay) -> dict[str, Any]:
+def _as_dict(file: ArrivalsFile, sweeps: list[SharedSweep], found: Replay) -> dict[str, Any]:
+    """The replay as JSON-ready data; times are seconds since its beginning."""
     rows = _rows(sweeps, found)
     done = [row["completion"] for row in rows if row["completion"] is not None]
     ran = [{**dataclasses.asdict(r), "place": dataclasses.asdict(r.place)} for r in found.ran]

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         )
         folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         os.environ[job_log.VARIABLE] = str(folder / job_log.FILES)
-        tell = _teller(stack, args, job, devices, folder)
+        tell = _event_handler(stack, args, job, devices, folder)
         try:
             result = _train(stack, request, devices, args.cpu, tell)
         except (DoesNotFit, JobError) as error:
@@ -108,6 +108,10 @@ def _first_weights(stack: contextlib.ExitStack, args: argparse.Namespace, job: J
 
 
 def _checked_devices(args: argparse.Namespace, job: Job) -> int:
+    """How many devices to train on.
+
+    :raises SaturnError: when the technique can't train the job by hand on so many, or a number is below 1.
+    """
     from saturn_airflow import library
 
     technique = library.get(args.technique)
@@ -127,6 +131,7 @@ def _checked_devices(args: argparse.Namespace, job: Job) -> int:
 
 
 def _parameters(text: str) -> dict[str, Any]:
+    """``--parameters`` as an object; another value is refused."""
     try:
         found = json_text.parse(text)
     except ValueError:
@@ -143,6 +148,10 @@ def _train(
     on_cpu: bool,
     tell: Callable[[Event], object],
 ) -> dict[str, Any]:
+    """Train on GPUs that nobody holds, or on CPUs where there are none; what the ranks' end event says.
+
+    :param stack: the GPUs stay leased until it is closed.
+    """
     from saturn_airflow.launch import devices, leases
     from saturn_airflow.operators import context
 
@@ -167,10 +176,10 @@ def _train(
     return by_hand.train(request, count, "cuda" if gpus else "cpu", threads, tell)
 
 
-def _teller(
+def _event_handler(
     stack: contextlib.ExitStack, args: argparse.Namespace, job: Job, devices: int, folder: Path
 ) -> Callable[[Event], object]:
-    """Prints events, and records them where that was asked for."""
+    """What is called with each event: it prints it, and records it in MLflow where that was asked for."""
     from saturn_airflow.launch import handed_over
 
     recorded = _job_run(args, job, devices, folder) if args.experiment else None
@@ -188,6 +197,7 @@ def _teller(
 
 
 def _job_run(args: argparse.Namespace, job: Job, devices: int, folder: Path) -> JobRun:
+    """A new run of the job in MLflow, below a sweep's run of its own."""
     from saturn_airflow import tracking
     from saturn_airflow.operators.context import hide_secrets, mlflow_uri
 

@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Say it."""
+    """Print what is expected of the active sweeps that were asked for."""
     from saturn_airflow.launch.ledger import Ledger
     from saturn_airflow.sharing.deadlines import late
     from saturn_airflow.sharing.forecast import plan_together
@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wanted(active: Sequence[ActiveSweep], dag: str | None, run_id: str | None) -> list[ActiveSweep]:
+    """Those of a DAG and run, of all without; of a DAG that has none, an error says which are there."""
     found = [a for a in active if dag in (None, a.dag_id) and run_id in (None, a.run_id)]
     if dag is not None and not found:
         known = ", ".join(sorted({f"{a.dag_id} ({a.run_id})" for a in active}))
@@ -133,8 +134,12 @@ def _of_deadlines(sweep: str, broken: Sequence[Late]) -> dict[str, Any]:
 def _promised(
     cluster: SharedCluster, rules: SharingRules, active: Sequence[ActiveSweep], mine: ActiveSweep
 ) -> dict[str, float] | None:
-    """By when the sweep is done with which odds, from how far earlier estimates were off; None where too few
-    were told. Of sweeps that tell none, the errors are taken to be like this one's."""
+    """By when the sweep is done with which odds, from how far earlier estimates were off.
+
+    Of sweeps that tell none, the errors are taken to be like this one's.
+
+    :returns: ``odds`` (a share) and ``by`` (seconds since the epoch); None where it tells of no errors.
+    """
     from saturn_airflow.planning.online.error_law import ErrorLaw
     from saturn_airflow.sharing.odds import odds
 
@@ -150,6 +155,7 @@ def _promised(
 
 
 def _job(one: Outlook) -> dict[str, Any]:
+    """A job as JSON-ready data; ``start`` and ``end`` are seconds since the epoch."""
     place = one.place or (one.expected.place if one.expected else None)
     return {
         "job": one.job,
@@ -216,6 +222,7 @@ def _show(sweep: dict[str, Any], now: float) -> None:
 
 
 def _deadlines(sweep: dict[str, Any], now: float) -> list[str]:
+    """Lines on what :func:`_of_deadlines` found."""
     lines = [
         f"it breaks the deadline of {other}, which would be kept without it" for other in sweep["breaks"]
     ]
@@ -227,6 +234,7 @@ def _deadlines(sweep: dict[str, Any], now: float) -> list[str]:
 
 
 def _waiting(job: dict[str, Any], sweep: str, now: float) -> list[str]:
+    """Lines on whom a job waits for."""
     lines = []
     for holder in job["waits_for"]:
         ids = ",".join(map(str, holder["device_ids"]))

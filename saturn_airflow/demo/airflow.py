@@ -11,12 +11,13 @@ import httpx
 
 from saturn_airflow.model.errors import SaturnError
 
-#: Of a request that Airflow could not answer.
+#: How often a request is sent that Airflow answers with an error of its own (status 5xx).
 _TRIES = 10
 
 
 class Airflow:
-    """A client of one Airflow.
+    """A client of one Airflow. Its methods raise ``httpx.HTTPError`` where Airflow refuses or does not
+    answer.
 
     :param login: user and password; None for an Airflow that lets everybody in.
     """

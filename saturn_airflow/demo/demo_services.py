@@ -19,7 +19,8 @@ from saturn_airflow.model.errors import SaturnError
 #: A DAG's first run by its schedule, up to a tenth of its interval late, would come before the demo's own.
 NO_SCHEDULE = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}
 
-#: LocalExecutor forks the scheduler. Celery's worker has :mod:`saturn_airflow.deployment.preload`.
+#: Airflow's ``airflow_local_settings.py``: LocalExecutor's tasks are forks of the scheduler, which imports
+#: once what each would. (Celery's worker has :mod:`saturn_airflow.deployment.preload`.)
 _LOCAL_SETTINGS = """\
 import sys
 
@@ -64,7 +65,10 @@ class Services(LocalServices):
         return self.state / "jobs"
 
     def start(self, timeout: float = 120.0) -> None:
-        """Start everything and wait until it answers, at most ``timeout`` seconds."""
+        """Start everything and wait until it answers.
+
+        :raises SaturnError: when something ends by itself, or does not answer within ``timeout`` seconds.
+        """
         # Databases and logs are in it.
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         store = f"sqlite:///{self.state}/mlflow.db"

@@ -9,13 +9,18 @@ from typing import Any
 
 from saturn_airflow.launch import event_file
 
+#: The stages of a sweep, and the states of Airflow's tasks that have ended.
 STAGES = ("trials", "profile", "plan", "train", "report")
 ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 
 
 @dataclass
 class JobProgress:
-    """One job in training: what its last events say."""
+    """One job in training: what its last events say.
+
+    :param batches: how many it trains for in all, as planned until its run says so itself.
+    :param eta_seconds: seconds that were left when it told its last step.
+    """
 
     name: str
     technique: str
@@ -31,7 +36,12 @@ class JobProgress:
 
 @dataclass
 class SweepProgress:
-    """A sweep's stages, trials and jobs."""
+    """A sweep's stages, trials and jobs.
+
+    :param stages: ``waiting``, ``running``, ``done`` or ``failed`` by stage.
+    :param stage_seconds: how long each stage took that has ended.
+    :param plan: the ``plan`` that the plan task pushed; None before.
+    """
 
     stages: dict[str, str] = field(default_factory=lambda: dict.fromkeys(STAGES, "waiting"))
     stage_seconds: dict[str, float] = field(default_factory=dict)
@@ -62,7 +72,10 @@ def read_stages(progress: SweepProgress, tasks: list[dict[str, Any]], group: str
 
 
 def read_plan(progress: SweepProgress, plan: Mapping[str, Any], entries: list[Mapping[str, Any]]) -> None:
-    """Take over the plan; its jobs are listed in the order of their start."""
+    """Take over the plan.
+
+    :param entries: what the plan task returned: its jobs in the order of their start.
+    """
     progress.plan = plan
     for entry in entries:
         progress.jobs[entry["name"]] = JobProgress(
@@ -75,7 +88,10 @@ def read_plan(progress: SweepProgress, plan: Mapping[str, Any], entries: list[Ma
 
 
 def read_job(job: JobProgress, folder: Path) -> None:
-    """Update one job from the events that its latest run has written."""
+    """Update one job from the events that its latest run has written.
+
+    :param folder: the job's.
+    """
     runs = sorted(file.parent for file in folder.glob(f"runs/*/{event_file.NAME}"))
     for event, _ in event_file.read(runs[-1]) if runs else ():
         if event is None:

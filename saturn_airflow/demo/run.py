@@ -58,6 +58,7 @@ def run_demo(services: LocalServices, dag_id: str, keep: bool = False) -> int:
 
 
 def _run_sweep(services: LocalServices, dag_id: str, console: Console) -> int:
+    """Run the DAG once, show its progress and its result; the exit status."""
     airflow = Airflow(services.airflow_url, services.login)
     with console.status("Airflow is parsing the DAGs ..."):
         airflow.wait_for_dag(dag_id)
@@ -113,6 +114,10 @@ def _run_sweep(services: LocalServices, dag_id: str, console: Console) -> int:
 
 
 def _update(progress: SweepProgress, airflow: Airflow, sweeps: Path, dag_id: str, run_id: str) -> None:
+    """Read anew how far the sweep is.
+
+    :param sweeps: the folder of all sweeps' files.
+    """
     read_stages(progress, airflow.tasks(dag_id, run_id), GROUP)
     if progress.plan is None and progress.stages["plan"] == "done":
         plan = airflow.xcom(dag_id, run_id, f"{GROUP}.plan", "plan")
@@ -126,6 +131,10 @@ def _update(progress: SweepProgress, airflow: Airflow, sweeps: Path, dag_id: str
 
 
 def _time_stages(progress: SweepProgress, started: dict[str, float], console: Console) -> None:
+    """Note how long stages took, and print them where the output is no terminal.
+
+    :param started: when each stage was first seen to run, on the monotonic clock; this adds to it.
+    """
     for stage, state in progress.stages.items():
         if state != "waiting" and stage not in started:
             started[stage] = time.monotonic()

@@ -18,7 +18,10 @@ _JOB_STYLES = {"finished": "green", "running": "cyan", "waiting": "yellow", "que
 
 
 def live(progress: SweepProgress, seconds: float) -> RenderableType:
-    """The whole picture while the sweep runs."""
+    """The whole picture while the sweep runs.
+
+    :param seconds: since it was triggered.
+    """
     parts: list[RenderableType] = [_stages(progress, seconds)]
     if progress.stages["profile"] == "running" and progress.trials_all:
         parts.append(_trials(progress))

@@ -192,6 +192,10 @@ def check_workers(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _ask_workers(deployment: Deployment) -> None:
+    """Fill in what Celery's workers say: their queues, their slots, and the surveys of nodes.
+
+    Raises whatever the broker's client does where the broker does not answer.
+    """
     from saturn_airflow.deployment.remote import COMMAND
     from saturn_airflow.operators.airflow_internals import celery_app
 
@@ -280,11 +284,15 @@ def check_nodes(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _public(version: str) -> str:
+    """The public part of a version (PEP 440), without the build's local label."""
     return version.partition("+")[0]
 
 
 def _no_cuda(torch: str, cuda: Mapping[str, str | None]) -> tuple[str, str] | None:
-    """Why this build of torch can't use the GPUs there, and the fix; None where it can."""
+    """Why this build of torch can't use the GPUs there, and the fix; None where it can.
+
+    :param cuda: of a survey: ``torch``, the version it was built for, and ``driver``, the newest that runs.
+    """
     if not cuda:
         return None
     built, driver = cuda["torch"], cuda["driver"]

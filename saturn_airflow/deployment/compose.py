@@ -105,7 +105,7 @@ def interpolate(value: Any, variables: Mapping[str, str]) -> Any:
 
 
 def seconds(text: str) -> float:
-    """``1m30s`` as seconds."""
+    """A duration of a compose file, such as ``1m30s``, as seconds; 0 of what is none."""
     parts = re.findall(r"([\d.]+)(us|ms|s|m|h)", text)
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 

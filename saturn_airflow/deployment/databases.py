@@ -16,7 +16,8 @@ from typing import Any
 #: Airflow's own, that of Celery's results, and MLflow's; each is named as its user is.
 NAMES = ("airflow", "celery", "mlflow")
 
-# Sequences that belong to a column follow its table.
+# Statements that hand what a database has to %(user)s: tables and views, sequences, and enumerations. A
+# sequence that belongs to a column follows its table, and can't be handed over by itself.
 _OF_OTHERS = """
 SELECT format('ALTER TABLE %%s OWNER TO %%I', oid::regclass, %(user)s) FROM pg_class
 WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v', 'm')

@@ -16,8 +16,8 @@ def device_use(folder: Path | None) -> dict[str, Any]:
 
     :param folder: of the device locks; None for the default.
     :returns: ``devices`` (name, id of a GPU on this machine, kind, holder, strangers: ids of processes on it
-        that are not its holder's), ``waiters``, and ``ignored``: what is in the folder
-        and is no lease; times are seconds since the epoch.
+        that are not its holder's), ``waiters``, and ``ignored``: what is in the folder and is no lease; times
+        are seconds since the epoch.
     """
     held, processes = leases.holders(folder), devices.gpu_processes()
     gpus = devices.gpus()
@@ -50,6 +50,7 @@ def _as_dict(holder: Holder | None) -> dict[str, Any] | None:
 
 
 def _session(pid: int) -> int | None:
+    """The id of a process's session; all that a supervisor starts stays in the supervisor's."""
     try:
         return os.getsid(pid)
     except OSError:  # it is gone, or in another container

@@ -31,6 +31,8 @@ class Finding:
 class Deployment:
     """What all checks look at; filled by the first of them.
 
+    :ivar cluster: the nodes that are configured or announced; None where there are none.
+    :ivar celery: whether tasks run on Celery's workers.
     :ivar workers: the queues of each Celery worker, by the worker's name.
     :ivar pools: how many tasks each worker runs at once.
     :ivar nodes: the survey of each node whose worker answered, by the node's name.

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from saturn_airflow.deployment.findings import Deployment, Finding
 from saturn_airflow.model.cluster import Cluster, Node
 
-#: Seconds. Redis loses what it hands to a worker in the instant of its kill; only a timeout tells Airflow.
+#: Seconds after which a lost message should be noticed. Redis loses what it hands to a worker in the instant
+#: that the worker is killed; only a timeout tells Airflow.
 LONGEST_LOST = 120.0
 #: Seconds that a node may take to come back, at least.
 SHORTEST_AWAY = 600.0
@@ -28,6 +29,7 @@ def tasks_of(node: Node) -> int:
 
 
 def _low_limits(deployment: Deployment, cluster: Cluster) -> Iterator[Finding]:
+    """What is too low for a sweep over all nodes: of workers, of Airflow, of Celery."""
     from airflow.sdk import conf
 
     for node in cluster:
@@ -67,6 +69,8 @@ def _lost_messages(deployment: Deployment) -> Iterator[Finding]:
         yield Finding("limits", "warning", text, fix)
     if not conf.get("celery", "broker_url", fallback="").startswith(("redis", "sentinel")):
         return
+    # Airflow looks every `looks` seconds for tasks that have been queued for `waits`, and queues each again
+    # `again` times before it fails.
     waits = conf.getfloat("scheduler", "task_queued_timeout", fallback=600.0)
     looks = conf.getfloat("scheduler", "task_queued_timeout_check_interval", fallback=120.0)
     again = conf.getint("scheduler", "num_stuck_in_queued_retries", fallback=2)

@@ -123,10 +123,10 @@ class LocalCluster(LocalServices):
         :raises SaturnError: when a program is not installed that they need, when one fails, or when they are
             not ready within ``timeout`` seconds.
         """
-        self._be_complete()
+        self._require_programs()
         for folder in self._folders.values():
             folder.mkdir(parents=True, exist_ok=True)
-        self._be_alone()
+        self._lock_folder()
         deadline = time.monotonic() + timeout
         waiting = dict(self.services)
         checks: dict[str, subprocess.Popen[bytes]] = {}
@@ -135,7 +135,7 @@ class LocalCluster(LocalServices):
             for service in [s for s in waiting.values() if self._may_start(s)]:
                 self._launch(waiting.pop(service.name))
             for name in set(self.services) - set(waiting) - self._ready:
-                self._look(self.services[name], checks, checked)
+                self._note_if_ready(self.services[name], checks, checked)
             self.check()
             if time.monotonic() > deadline:
                 late = sorted(set(self.services) - self._ready)
@@ -185,14 +185,15 @@ class LocalCluster(LocalServices):
             self._lock.close()
             self._lock = None
 
-    def _be_complete(self) -> None:
+    def _require_programs(self) -> None:
+        """Refuse to start where a program is missing that a service runs."""
         if missing := " ".join(missing_packages(self.services.values(), _path())):
             raise SaturnError(
                 f"this machine lacks {missing} for a cluster of its own; "
                 f"on Debian and Ubuntu: sudo apt-get install {missing}"
             )
 
-    def _be_alone(self) -> None:
+    def _lock_folder(self) -> None:
         """Refuse to share the folder with another cluster; end what a killed one left behind."""
         self._lock = (self.state / "lock").open("wb")
         try:
@@ -205,6 +206,7 @@ class LocalCluster(LocalServices):
             self.processes.end_marked(name)
 
     def _may_start(self, service: Service) -> bool:
+        """Whether what a service depends on is as far as it asks for."""
         started = set(self.processes.running())
         return all(
             name in (started if condition == "service_started" else self._ready)
@@ -223,10 +225,16 @@ class LocalCluster(LocalServices):
         once = service.healthcheck is None
         self.processes.launch(service.name, command, environment, self.state / "airflow", once)
 
-    def _look(
+    def _note_if_ready(
         self, service: Service, checks: dict[str, subprocess.Popen[bytes]], checked: dict[str, float]
     ) -> None:
-        """Note whether a started service is ready, without waiting for its health check to end."""
+        """Note whether a started service is ready, without waiting for its health check to end.
+
+        A service without one is ready when it has ended well: it does its work once.
+
+        :param checks: the health checks that run, by service.
+        :param checked: when the last one of each ended, on the monotonic clock.
+        """
         name = service.name
         if service.healthcheck is None:
             if self.processes.ended(name) is not None:
@@ -256,6 +264,7 @@ class LocalCluster(LocalServices):
         return self._start_check(service).wait() == 0
 
     def _volume(self, source: str) -> Path:
+        """The folder here of a volume, or of a path that is relative to the compose file."""
         if source.startswith((".", "/")):
             return (self._compose.parent / source).resolve()
         return self.state / "volumes" / source
@@ -270,7 +279,7 @@ class LocalCluster(LocalServices):
 def secrets_of(path: Path) -> dict[str, str]:
     """The secrets kept in ``path``, to which those are added that are not there yet.
 
-    :return: by the names of the compose file's variables.
+    :returns: by the names of the compose file's variables.
     """
     # What else is in it, such as logs and Airflow's files, is nobody else's either.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -330,6 +339,7 @@ def _prepare_postgres(service: Service, environment: Mapping[str, str]) -> tuple
 
 
 def _feed(command: tuple[str, ...], text: str, environment: Mapping[str, str]) -> None:
+    """Run a command with ``text`` as its input; its output is the error where it fails."""
     done = subprocess.run(
         command, input=text, env=dict(environment), cwd="/", text=True, capture_output=True, check=False
     )

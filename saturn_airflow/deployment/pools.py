@@ -85,6 +85,10 @@ def _check_short_pool(there: Mapping[str, int], deployment: Deployment) -> Itera
 
 
 def _check_pool(node: Node, there: Mapping[str, int], deployment: Deployment) -> Iterator[Finding]:
+    """What is wrong with a node's pool.
+
+    :param there: the slots of each pool that Airflow has.
+    """
     size, slots, named = there.get(node.queue), deployment.slots(node.queue), pool_of(node) is not None
     if size is None:
         what = "its tasks name one, and never start" if named else "tasks may be lost in its queue"

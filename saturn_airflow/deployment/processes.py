@@ -195,6 +195,7 @@ class Processes:
             time.sleep(0.05)
 
     def _mark(self, name: str) -> str:
+        """What :data:`MARK` is set to for a service: no other folder's services have the same."""
         return str(self.logs.resolve() / name)
 
 
@@ -202,6 +203,8 @@ def free_port(usual: int) -> int:
     """``usual`` when nobody listens there, else a port the system chooses.
 
     No other process that asks here gets it while this one lives: its service may take a minute to listen.
+
+    :raises SaturnError: when none of twenty that the system chooses is free of such claims.
     """
     for port in (usual, *[0] * 20):
         with socket.socket() as probe:
@@ -219,6 +222,7 @@ _claims: dict[int, socket.socket] = {}
 
 
 def _reserve(port: int) -> bool:
+    """Claim a port by an abstract Unix socket's name (Linux); False where a process has it, this one too."""
     if port in _claims:
         return False
     claim = socket.socket(socket.AF_UNIX)
@@ -262,6 +266,7 @@ def _identity(pid: int) -> str | None:
 
 
 def _with_environment(entry: str) -> Iterator[int]:
+    """Ids of live processes that were started with ``NAME=value`` in their environment; never this one."""
     wanted = entry.encode()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():

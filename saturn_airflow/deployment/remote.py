@@ -17,6 +17,7 @@ from celery.worker.control import inspect_command
 import saturn_airflow.deployment.taking_over  # noqa: F401
 
 COMMAND = "saturn_survey"
+#: Seconds after which the worker says that it has no answer: those who ask wait 10.
 _ANSWER_SECONDS = 8.0
 
 

@@ -20,6 +20,12 @@ _MOST = 11
 
 @dataclass
 class _State:
+    """How a service fares; times are of the monotonic clock.
+
+    :param due_at: when it is to be started again; None while it runs.
+    :param in_a_row: how often it ended without getting well before.
+    """
+
     started_at: float
     due_at: float | None = None
     in_a_row: int = 0
@@ -55,6 +61,7 @@ class Restarts:
         self._processes.check(spared=self._states)
 
     def _note_end(self, name: str, state: _State, status: int) -> None:
+        """Set when a service that ended is started again; give up on one that has too often."""
         now = time.monotonic()
         state.in_a_row = 1 if now - state.started_at >= _WELL_AFTER else state.in_a_row + 1
         if state.in_a_row > _MOST:

@@ -22,6 +22,7 @@ from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.folders import slug
 
 PACKAGES = ("saturn-airflow", "apache-airflow", "celery", "mlflow", "torch")
+#: Seconds within which an address answers, or counts as out of reach.
 _ANSWER_SECONDS = 3.0
 
 
@@ -31,12 +32,13 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
     :param name: what its mark is called: the Celery worker's name, or the node's.
     :param mark: the mark's contents.
     :param mlflow: an address of the MLflow server to try; None for the one that is configured here.
-    :return: ``versions``, ``home`` (folder, its storage, free bytes, an error where it can't be
-        written), ``marks`` (names whose marks are seen, with their contents), ``devices`` and ``waiters`` (as
-        `saturn devices` has them), ``gpus`` (product names of those it may use), ``orphans`` (devices held
-        for a process that is gone), ``cuda`` (the version that torch was built for, and the newest that the
-        driver runs; None where there is none), ``reach`` (an error, or None, by address). Times are seconds
-        since the epoch.
+    :returns: ``name``, ``versions``, ``home`` (folder, its file system, free bytes, an error where it can't
+        be written), ``marks`` (names whose marks are seen, with their contents), ``leases`` (the folder of
+        device locks, its file system, an error where it can't be read), ``devices``, ``waiters`` and
+        ``ignored`` (as `saturn devices` has them), ``gpus`` (product names of those it may use), ``orphans``
+        (devices held for a process that is gone), ``cuda`` (the version that torch was built for, and the
+        newest that the driver runs; None where there is none), ``reach`` (an error, or None, by address).
+        Times are seconds since the epoch.
     """
     from saturn_airflow.deployment.device_use import device_use
     from saturn_airflow.launch import devices
@@ -144,6 +146,7 @@ def storage(path: Path) -> str:
 
 
 def _home(home: Path, name: str, mark: str) -> dict[str, Any]:
+    """What :func:`survey` says of the folder of checkpoints, once the mark is left there."""
     found: dict[str, Any] = {"folder": str(home), "storage": storage(home), "error": None, "mark": None}
     try:
         leave_mark(home, name, mark)
@@ -167,6 +170,7 @@ def _orphans(devices: list[dict[str, Any]], leases: Path) -> list[dict[str, Any]
 
 
 def _having_open(path: Path) -> list[int]:
+    """Ids of the processes that have a file open, as far as this user may look."""
     target = os.stat(path)
     found = []
     for process in Path("/proc").iterdir():

@@ -29,7 +29,7 @@ from celery import Celery, states
 from celery.signals import celeryd_after_setup
 
 log = logging.getLogger(__name__)
-# Workers import this before they take anything.
+# Workers import this before they take anything: what was taken before is the dead worker's.
 _BEGAN = time.time()
 
 
