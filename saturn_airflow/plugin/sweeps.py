@@ -26,6 +26,42 @@ def read_sweeps(
         the epoch, ``sweep`` (its task group), ``trials`` and ``report`` (these tasks' states), ``tasks`` (how
         many train tasks are in which state, by round), and those of ``_FIGURES`` that its tasks have pushed.
     """
+    sweeps = [
+        {
+            "dag_id": row[0],
+            "run_id": row[1],
+            "state": str(row[2]),
+            "start": seconds(row[3]),
+            "end": seconds(row[4]),
+            "sweep": row[5].removesuffix(".trials"),
+            "trials": row[6],
+            "tasks": {},
+        }
+        for row in session.execute(readable.to_orm(_latest(dag_id, limit)))
+    ]
+    if not sweeps:
+        return []
+    owners: Owners = {}
+    for sweep in sweeps:
+        owners.setdefault((sweep["dag_id"], sweep["run_id"]), []).append(sweep)
+    for key, is_report, state, count in _states(session, owners):
+        for sweep in _owning(owners, key):
+            if is_report:
+                sweep["report"] = state
+            else:
+                train = key[2].removeprefix(sweep["sweep"] + ".")
+                round = train.partition(".")[0] if train.startswith("round_") else ""
+                states = sweep["tasks"].setdefault(round, {})
+                states[state] = states.get(state, 0) + count
+    for key, figures in _figures(session, owners):
+        for sweep in _owning(owners, key):
+            # The first round's plan is what the sweep was planned to take.
+            sweep.update({name: value for name, value in figures.items() if name not in sweep})
+    return sweeps
+
+
+def _latest(dag_id: str | None, limit: int) -> Any:
+    """Asks for the latest DAG runs with a sweep, and for how far the task is that begins it."""
     query = (
         select(
             DagRun.dag_id,
@@ -47,38 +83,7 @@ def read_sweeps(
         query = query.where(DagRun.dag_id.in_(having))
     else:
         query = query.where(DagRun.dag_id == dag_id)
-    sweeps = [
-        {
-            "dag_id": row[0],
-            "run_id": row[1],
-            "state": str(row[2]),
-            "start": seconds(row[3]),
-            "end": seconds(row[4]),
-            "sweep": row[5].removesuffix(".trials"),
-            "trials": row[6],
-            "tasks": {},
-        }
-        for row in session.execute(readable.to_orm(query))
-    ]
-    if not sweeps:
-        return []
-    owners: Owners = {}
-    for sweep in sweeps:
-        owners.setdefault((sweep["dag_id"], sweep["run_id"]), []).append(sweep)
-    for key, is_report, state, count in _states(session, owners):
-        for sweep in _owning(owners, key):
-            if is_report:
-                sweep["report"] = state
-            else:
-                train = key[2].removeprefix(sweep["sweep"] + ".")
-                round = train.partition(".")[0] if train.startswith("round_") else ""
-                states = sweep["tasks"].setdefault(round, {})
-                states[state] = states.get(state, 0) + count
-    for key, figures in _figures(session, owners):
-        for sweep in _owning(owners, key):
-            # The first round's plan is what the sweep was planned to take.
-            sweep.update({name: value for name, value in figures.items() if name not in sweep})
-    return sweeps
+    return query
 
 
 def _is_number(value: Any) -> bool:

@@ -124,7 +124,9 @@ class Checkpoints:
             tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
         about = About.of(state)
         extra = copy.deepcopy(dict(extra))
-        beside = self._beside and (self._ranks.device.type != "cuda" or lie_on_device(tensors))
+        beside = self._beside
+        if beside and self._ranks.device.type == "cuda":
+            beside = not self._ranks.any(not lie_on_device(tensors))
         if beside:
             tensors = self._staging.copies(own_part(tensors, self._ranks.rank, self._shared.everyones))
 

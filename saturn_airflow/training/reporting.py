@@ -67,10 +67,13 @@ def result(
 
 def _bytes_with_checkpoint(training: BaseTraining) -> int:
     """Bytes of the host's memory now, with the copies that checkpoints are written from: no trial has any."""
-    tensors = storing.apart({**training.state.model_tensors(), **training.state.optimizer_tensors()})
-    if training.ranks.device.type != "cuda" or not lie_on_device(tensors):
+    ranks = training.ranks
+    if ranks.device.type != "cuda":
         return 0
-    return memory.host_bytes() + room_for(own_part(tensors, training.ranks.rank, training.ranks.everyones))
+    tensors = storing.apart({**training.state.model_tensors(), **training.state.optimizer_tensors()})
+    if ranks.any(not lie_on_device(tensors)):
+        return 0
+    return memory.host_bytes() + room_for(own_part(tensors, ranks.rank, ranks.everyones))
 
 
 def check_is_number(training: BaseTraining, loss: float, batch: GlobalBatch) -> None:

@@ -84,8 +84,8 @@ CASES: dict[str, Case] = {
     ),
     "objects in objects": Case("odd:holding", ((FSDP,),)),
     "blocks twice": Case("odd:again", ((DDP,), (FSDP,), (FSDP3,), (AT_ONCE,))),
-    "blocks twice, some skipped": Case("odd:skipping_again", ((FSDP,), (FSDP3,))),
-    "three views": Case("odd:viewed", ((FSDP,), (FSDP3,)), accumulate=2),
+    "blocks twice, some skipped": Case("block_orders:skipping_again", ((FSDP,), (FSDP3,))),
+    "three views": Case("block_orders:viewed", ((FSDP,), (FSDP3,)), accumulate=2),
     "a norm of heads": Case("odd:headed", ((TENSOR,), (TENSOR, DDP), (FSDP, TENSOR)), clip=0.1, accumulate=2),
 }
 SPARSE = (SINGLE, DDP, SPILL, PIPELINE)
@@ -379,8 +379,8 @@ def test_what_devices_cannot_have_in_parts_is_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("odd:turned", r"device \d computes .* while device \d computes"),
-        ("odd:weighed", r"device \d computes .* while device \d computes"),
+        ("block_orders:turned", r"device \d computes .* while device \d computes"),
+        ("block_orders:weighed", r"device \d computes .* while device \d computes"),
     ],
 )
 def test_fsdp_refuses_where_devices_would_exchange_other_things(

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import own_step_jobs
+import own_step_loops
 import pytest
 import torch
 from test_loop import Told, launch, request, steps, try_each
@@ -28,11 +29,11 @@ pytestmark = pytest.mark.ranks
 
 EPOCHS = 3
 MODELS = {
-    "GAN": own_step_jobs.gan,
-    "Distillation": own_step_jobs.distillation,
-    "EMA": own_step_jobs.ema,
-    "MoCo": own_step_jobs.moco,
-    "Accumulating": own_step_jobs.accumulating,
+    "GAN": own_step_loops.gan,
+    "Distillation": own_step_loops.distillation,
+    "EMA": own_step_loops.ema,
+    "MoCo": own_step_loops.moco,
+    "Accumulating": own_step_loops.accumulating,
 }
 
 
@@ -161,7 +162,7 @@ def test_what_can_not_be_is_said(tmp_path: Path, model: str, fields: dict[str, A
 def test_optimizers_with_closures_are_trained_on_one_device(tmp_path: Path) -> None:
     first = launch([request(job("Closing"), tmp_path / "one")], stop_after=4)[0][0]
     assert first["result"]["status"] == "stopped"
-    model, losses = own_step_jobs.by_itself(own_step_jobs.Closing(), EPOCHS)
+    model, losses = own_step_loops.by_itself(own_step_jobs.Closing(), EPOCHS)
     (told,) = launch([request(job("Closing"), tmp_path / "one")])[0]
     assert steps(told) == pytest.approx(losses[4:], abs=1e-12)
     assert off(tmp_path / "one", model) < 1e-11
@@ -172,7 +173,7 @@ def test_optimizers_with_closures_are_trained_on_one_device(tmp_path: Path) -> N
 
 def test_what_a_model_says_of_its_objects_is_kept(tmp_path: Path) -> None:
     launch([request(job("Scaling"), tmp_path, "ddp")], 2, stop_after=4)
-    model, losses = own_step_jobs.by_itself(own_step_jobs.Scaling(), EPOCHS)
+    model, losses = own_step_loops.by_itself(own_step_jobs.Scaling(), EPOCHS)
     (told,) = launch([request(job("Scaling"), tmp_path)])[0]
     assert steps(told) == pytest.approx(losses[4:], abs=1e-12)
     assert off(tmp_path, model) < 1e-11
@@ -250,7 +251,7 @@ def test_what_ranks_refuse_of_own_steps_would_be_another_result_or_a_lost_job(tm
     requests = [request(local, tmp_path, "ddp"), request(job("Sparse"), technique="ddp")]
     kept, sparse = ranks_module.launch(train_unrefused, requests, size=2)[0]
     # The queue has what the first rank found.
-    model, _ = own_step_jobs.moco(EPOCHS)
+    model, _ = own_step_loops.moco(EPOCHS)
     assert kept["result"]["status"] == "finished"
     assert off(tmp_path, model) > 1e-2
     # The job's own code would be blamed, and no other technique tried.

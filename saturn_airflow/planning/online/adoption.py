@@ -141,8 +141,7 @@ def decide(
         rest = keep_places(rest, later, then.situation.running)
         return min(end, ends + execute(later, rest, then.situation, checkpoint=checkpoint).end)
 
-    # ``won`` is what a candidate has to come below: the plan that stands less the least win, then the best so
-    # far.
+    # ``won``: what a candidate must come below, the standing plan less the least win, then the best so far.
     otherwise = math.inf if plan is None else expected(plan)
     best = plan if math.isfinite(otherwise) else None
     won = otherwise - max(least_seconds, otherwise * least_win) if best else math.inf
@@ -152,11 +151,9 @@ def decide(
             best, won = candidate, value
     assert best is not None
     run = execute(problem, best, situation, checkpoint=checkpoint)
-    if best is plan:
-        won = otherwise
-    return Adoption(
-        _from_now(new, run, effort.cost(problem, run)), best is not plan, won, otherwise, run.moved, ends
-    )
+    cost = otherwise if best is plan else won
+    new = _from_now(new, run, effort.cost(problem, run))
+    return Adoption(new, best is not plan, cost, otherwise, run.moved, ends)
 
 
 def _from_now(new: Plan, run: Execution, cost: float) -> Plan:
