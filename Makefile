@@ -54,11 +54,11 @@ test-families: install
 test-cuda: install
 	$(BIN)/python -m pytest -m cuda
 
-# No Airflow services, no ranks.
+# No Airflow services, no ranks, and nothing that takes more than a moment: about a minute of two cores.
 test-fast: install
-	$(BIN)/python -m pytest -n auto -m "not services and not ranks"
+	$(BIN)/python -m pytest -n auto -m "not services and not ranks and not slow"
 
-# Which lines of the package those tests run. Not in `make test`: on Python 3.11 tracing costs a third of the CPU time, and
+# Which lines of the package the tests without services and ranks run. Not in `make test`: on Python 3.11 tracing costs a third of the CPU time, and
 # what runs in ranks and services of their own is not seen.
 coverage: install
 	$(BIN)/python -m pytest -n auto -m "not services and not ranks" --cov saturn_airflow --cov-report term:skip-covered

@@ -65,6 +65,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_latest_sweeps_come_first(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "sweeps", "--uri", uri)
     assert out.index("nightly/tue/sweep") < out.index("nightly/mon/sweep")
@@ -189,6 +190,7 @@ def test_tab_completes(typed: str, expected: set[str], tmp_path: Path) -> None:
     assert {word.strip() for word in answer.read_text().split("\n")} == expected
 
 
+@pytest.mark.slow
 def test_colours_are_for_terminals(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b[" not in printed(capsys, "sweeps", "--uri", uri)
     assert "\x1b[31m" in saturn("sweeps", "--uri", uri, FORCE_COLOR="1", TERM="xterm").stdout

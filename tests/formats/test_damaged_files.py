@@ -54,6 +54,7 @@ def test_what_is_whole_is_read(tmp_path: Path) -> None:
     assert ArrivalsFile.read(tmp_path / "arrivals.json").sweeps
 
 
+@pytest.mark.slow
 @fuzz(SPEC)
 def test_spec_of_a_run(content: bytes) -> None:
     with one_message("spec") as folder:
@@ -70,6 +71,7 @@ EVENTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @fuzz(EVENTS[2])
 def test_events(content: bytes) -> None:
     lines = [json.dumps({**event, "time": 1.0 * n}).encode() for n, event in enumerate(EVENTS)]
@@ -345,6 +347,7 @@ def test_notes_of_services(content: bytes) -> None:
         Processes(folder).end_marked("redis")
 
 
+@pytest.mark.slow
 @fuzz({"services": {"a": {"image": "i:1", "command": ["c"], "healthcheck": {"test": ["CMD", "x"]}}}})
 def test_a_compose_file(content: bytes) -> None:
     with one_message("compose") as folder:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import odd_models
+import pytest
 import torch
 from checking import job
 
 from saturn_airflow.training.guarding.users_state import UsersState
 
 
+@pytest.mark.slow
 def test_what_torch_compile_keeps_in_a_module_stays() -> None:
     model = odd_models.Blocks(odd_models.CompilesAPart())
     vectors = torch.ones(2, 6)

@@ -20,6 +20,8 @@ from saturn_airflow.deployment.local import LocalCluster
 from saturn_airflow.deployment.processes import Processes, free_port
 from saturn_airflow.model.errors import SaturnError
 
+pytestmark = pytest.mark.slow
+
 DEPLOYMENT = Path(__file__).resolve().parents[2] / "docker" / "compose.yaml"
 SATURN = str(Path(sys.executable).parent / "saturn")
 COMPOSE = """

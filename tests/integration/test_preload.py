@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 LOOK = """
 import gc, json, os, sys, threading
 from types import SimpleNamespace

@@ -52,6 +52,7 @@ def test_an_old_name_can_be_run() -> None:
     assert "sys.argv[1]" in ended.stderr
 
 
+@pytest.mark.slow
 def test_new_names_warn_of_nothing() -> None:
     modules = ("planning.planner", "operators.sweep", "training.loop", "launch.runs")
     code = "import " + ", ".join(f"saturn_airflow.{module}" for module in modules)

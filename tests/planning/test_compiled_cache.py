@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """
 from typing import NamedTuple
 from saturn_airflow.planning.compiled import compiled

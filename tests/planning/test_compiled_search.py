@@ -23,6 +23,8 @@ from saturn_airflow.planning.instances.arrays import Ints, merged, modes_of
 from saturn_airflow.planning.instances.instance import Instance, group
 from saturn_airflow.planning.instances.schedule import makespan as ends_at
 
+pytestmark = pytest.mark.slow
+
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 

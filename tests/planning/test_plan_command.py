@@ -10,6 +10,8 @@ from planning_problems import INSTANCES
 
 from saturn_airflow.cli import main
 
+pytestmark = pytest.mark.slow
+
 FILE = str(INSTANCES / "txt-2x8.json")
 
 

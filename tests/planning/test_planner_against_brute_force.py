@@ -23,6 +23,8 @@ from saturn_airflow.planning.lower_bounds.destructive import Answer, Refuter, le
 from saturn_airflow.planning.lower_bounds.relaxation import bound
 from saturn_airflow.planning.presenting import baselines
 
+pytestmark = pytest.mark.slow
+
 CLOSE = 1 + 1e-6
 slow = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 quick = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

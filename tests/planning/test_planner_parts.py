@@ -108,6 +108,7 @@ def test_colouring_gives_each_job_devices_of_its_own(
                 assert not set(own) & set(other)
 
 
+@pytest.mark.slow
 @some
 @given(problems(most_jobs=4), st.floats(0.8, 1.2))
 def test_exact_finds_a_schedule_where_there_is_one_and_only_there(problem: Problem, share: float) -> None:
@@ -121,6 +122,7 @@ def test_exact_finds_a_schedule_where_there_is_one_and_only_there(problem: Probl
         assert_valid(problem, as_plan(instance, found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "shortest"), [("txt-1x8", 83054), ("img-2x8", 44551), ("img-8-4-4", 44617)])
 def test_exact_settles_the_paper_workloads_to_the_second(name: str, shortest: float) -> None:
     instance = group(Problem.read(INSTANCES / f"{name}.json"))
@@ -207,6 +209,7 @@ def twelve_jobs() -> Problem:
     return Problem.from_dict({"name": "twelve", "nodes": nodes, "jobs": jobs})
 
 
+@pytest.mark.slow
 def test_every_search_improves_on_list_scheduling() -> None:
     problem = twelve_jobs()
     instance = group(problem)

@@ -21,6 +21,8 @@ from saturn_airflow.planning.incumbent import SolveProgress
 from saturn_airflow.planning.presenting import baselines
 from saturn_airflow.planning.presenting.explaining import explain
 
+pytestmark = pytest.mark.slow
+
 NAMES = sorted(path.stem for path in INSTANCES.glob("*.json"))
 
 

@@ -67,6 +67,7 @@ def choice_of(session: Session) -> Any:
     return plugin.answer(job_choice(record, "sweep", "a") or {})
 
 
+@pytest.mark.slow
 def test_tasks_that_wait_for_a_pool_that_airflow_does_not_have_are_told_of(session: Session) -> None:
     """Somebody deleted it: Airflow starts none of them, and says so in the scheduler's log alone."""
     trains = (TaskInstance.dag_id == "edited", TaskInstance.task_id.startswith("sweep.train"))
@@ -86,6 +87,7 @@ def test_tasks_that_wait_for_a_pool_that_airflow_does_not_have_are_told_of(sessi
     assert ended == [], "what has ended waits for no pool"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_list_is_there_for_all_others(session: Session, data: st.DataObject) -> None:

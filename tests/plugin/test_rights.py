@@ -108,6 +108,7 @@ def test_with_all_rights_the_pages_are_there(manager: Any) -> None:
 ODD = ("%00", "..%2f..%2fetc%2fpasswd", "a" * 5000, "%ff%fe", "%0d%0aSet-Cookie:x=1", "-rf", "%3Cb%3E")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(set(routes()) - FOR_ALL_WHO_ARE_IN))
 def test_odd_questions_are_answered(manager: Any, path: Any) -> None:
     """Half characters, numbers that are none, long names: each is answered, none fails the server."""

@@ -88,6 +88,7 @@ def key_of(trial: Trial) -> Key:
     return Key(trial.fingerprint, trial.technique, trial.devices, "cpu")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(grids)
 def test_exactly_the_bad_jobs_fail(grid: list[tuple[float, str, int, str]]) -> None:

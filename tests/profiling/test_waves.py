@@ -18,6 +18,8 @@ from saturn_airflow.profiling.knowledge import Knowledge
 from saturn_airflow.profiling.options import still_known
 from saturn_airflow.profiling.trials import strategies, trials_of
 
+pytestmark = pytest.mark.slow
+
 TECHNIQUES = ["even", "frugal", "wide"]
 Trial = Callable[[Key, Knowledge], Estimate]
 

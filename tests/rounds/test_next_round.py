@@ -124,6 +124,7 @@ def test_the_last_round_trains_to_the_end_whatever_the_policy() -> None:
     assert planned(stand)[0].adoption.length == math.inf
 
 
+@pytest.mark.slow
 def test_at_a_boundary_jobs_that_train_stay_and_what_is_done_is_left_out(tmp_path: Path) -> None:
     first = beginning()
     _, (one, two, three) = planned(first)
@@ -165,6 +166,7 @@ def test_a_job_that_finished_after_its_task_was_lost_is_concluded_by_this_round(
     assert next_round.who_goes_on(concluded).unfollowed == ()
 
 
+@pytest.mark.slow
 def test_a_selection_drops_the_worst_with_what_it_had() -> None:
     rule = MedianStopping("epoch_loss", min_jobs=1)
     history = {name: {"epoch_loss": {1.0: loss}} for name, loss in zip(JOBS, (0.1, 0.2, 9.0), strict=True)}
@@ -191,6 +193,7 @@ def test_jobs_that_end_before_the_first_rung_are_told() -> None:
     assert "its data has no length" in next_round.who_goes_on(unknown).warnings[0]
 
 
+@pytest.mark.slow
 def test_jobs_train_to_the_next_rung_and_those_at_it_wait() -> None:
     stand = beginning(selection=SuccessiveHalving("epoch_loss"))
     going = next_round.who_goes_on(stand)
@@ -240,6 +243,7 @@ def test_a_deadline_that_cannot_be_met_says_why() -> None:
     assert "planning ends 1 s after it" in str(planned(stand, 0.0)[0].missed)
 
 
+@pytest.mark.slow
 def test_nothing_of_airflow_is_needed() -> None:
     code = (
         "import sys; import saturn_airflow.deciding.next_round;"

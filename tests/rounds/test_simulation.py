@@ -40,6 +40,7 @@ def assert_sound(found: Any, jobs: Any) -> None:
             assert one[1] <= two[0] + 1e-6 * found.makespan
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     problems(releases=False, busy=False),
@@ -73,6 +74,7 @@ def test_what_a_lost_node_ran_is_trained_elsewhere(problem: Any, rounds: Any, se
     assert all(s.start <= found.planned * share * (1 + 1e-9) for s in lost)
 
 
+@pytest.mark.slow
 def test_a_seed_always_gives_the_same_simulation() -> None:
     one, two = (simulate(TXT, rounds=Rounds(most=4), seed=5, time_limit=QUICK) for _ in range(2))
     other = simulate(TXT, rounds=Rounds(most=4), seed=6, time_limit=QUICK)
@@ -80,6 +82,7 @@ def test_a_seed_always_gives_the_same_simulation() -> None:
     assert one.to_dict() != other.to_dict()
 
 
+@pytest.mark.slow
 def test_rounds_win_back_what_wrong_estimates_cost() -> None:
     seeds = range(5)
     known = [clairvoyant(TXT, noise=0.2, seed=seed, shape="job", time_limit=QUICK) for seed in seeds]
@@ -95,6 +98,7 @@ def test_rounds_win_back_what_wrong_estimates_cost() -> None:
     assert four < 1.05
 
 
+@pytest.mark.slow
 def test_with_right_estimates_rounds_cost_nothing() -> None:
     for seed in range(3):
         once = simulate(TXT, rounds=Rounds(most=1), noise=0.0, seed=seed, time_limit=QUICK)

@@ -70,6 +70,7 @@ def staying(waiting: Any, moved: Any = (), **changed: Any) -> Any:
     return next_round.staying([entry], so_far, Adoption(PLAN, True, 0.0, 0.0, moved, math.inf))
 
 
+@pytest.mark.slow
 def test_who_waits_behind_one_that_stays_keeps_its_place_in_the_line(waiting: Any) -> None:
     assert waiting.alive
     assert not waiting.training

@@ -200,6 +200,7 @@ def test_a_folder_that_cannot_be_used_ends_no_training(tmp_path: Path) -> None:
         assert not stay.asked()
 
 
+@pytest.mark.slow
 def test_who_is_held_up_inside_the_folder_holds_up_no_training(tmp_path: Path) -> None:
     """Stopped by a signal, not killed: then the kernel would let go of the lock."""
     mine = replace(claim("a", "long", {("single", 4): (9000.0, 5.0)}, team="x"), shares={"x": 0.5})
@@ -310,6 +311,7 @@ def test_what_is_no_claim_is_taken_for_none(tmp_path: Path) -> None:
     assert Claim.from_dict(mine.to_dict()) == mine
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_all_run_at_last_and_none_beside_another_on_a_device(tmp_path: Path, data: st.DataObject) -> None:

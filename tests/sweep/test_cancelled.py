@@ -14,6 +14,8 @@ from saturn_airflow.operators.cancelled import end_with_dag_run
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.tracking.server import client
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = SweepSettings(cluster=Cluster(Node("a", devices=1, kind="cpu")), group="sweep")
 
 

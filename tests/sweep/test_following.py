@@ -18,6 +18,8 @@ from airflow.sdk.execution_time import supervisor
 from saturn_airflow.operators import following
 from saturn_airflow.operators.following import FollowingOperator
 
+pytestmark = pytest.mark.slow
+
 WANTED = {"running", "queued", "scheduled", "up_for_retry", "up_for_reschedule", "deferred", None}
 STATES = [None, *(state.value for state in TaskInstanceState)]
 

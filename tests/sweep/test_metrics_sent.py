@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # Begins as Airflow's process of a task does.
 TASK = """
 from airflow.sdk.observability.metrics import stats_utils

@@ -24,6 +24,8 @@ from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
 from saturn_airflow.planning.online.execution import Situation
 from saturn_airflow.planning.warming import warm
 
+pytestmark = pytest.mark.slow
+
 NODE = Node("n", 2, "cpu")
 
 

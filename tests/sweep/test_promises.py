@@ -86,6 +86,7 @@ def estimates(source: Source) -> list[Estimate]:
     return [Estimate(fingerprint="f", technique="single", devices=1, kind="cpu", source=source)]
 
 
+@pytest.mark.slow
 def test_later_nights_know_the_errors_of_those_that_were_estimated_alike(tmp_path: Path) -> None:
     uri = sweep_with_errors(tmp_path, "nightly", "mon", True, [2.0, 2.2, 1.9])
 
@@ -109,6 +110,7 @@ def test_later_nights_know_the_errors_of_those_that_were_estimated_alike(tmp_pat
     assert other.errors == 6
 
 
+@pytest.mark.slow
 def test_damaged_errors_are_left_out_and_more_than_fit_are_not_kept(tmp_path: Path) -> None:
     uri = sweep_with_errors(tmp_path, "nightly", "mon", False, [1.5] * 400)
     for number, text in enumerate(["{", "[]", '{"fresh":true,"nodes":[],"errors":[[0,0.1,0]]}']):

@@ -51,6 +51,7 @@ def test_names_are_shown_as_they_are(name: str) -> None:
         assert chart.draw(plan(job), "png").startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_large_plan_stays_a_picture_one_can_look_at() -> None:
     nodes = [Node(f"gpu-{n:02}", 8) for n in range(32)]
     jobs = [

@@ -45,6 +45,7 @@ def runs(uri: str, fingerprint: str) -> list[Any]:
     return list(server.client(uri).search_runs([experiment], f"params.fingerprint = '{fingerprint}'"))
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_found_again(uri: str, mark: str, tmp_path: Path) -> None:
     began = time.time()
     measured = [
@@ -181,6 +182,7 @@ def test_the_retry_of_a_task_adds_nothing(embedded_uri: str, mark: str, tmp_path
     assert found.batches == 20
 
 
+@pytest.mark.slow
 def test_the_oldest_observations_make_room(embedded_uri: str, mark: str, tmp_path: Path) -> None:
     for n in range(estimate_observations.KEPT + 3):
         estimate_store.record(embedded_uri, [estimate(mark, batches=1, seconds_per_batch=float(n))], tmp_path)
@@ -199,6 +201,7 @@ def update_again_and_again(uri: str, fingerprint: str, folder: Path) -> None:
         assert estimate_store.update(uri, [seen], folder, patience=60)
 
 
+@pytest.mark.slow
 def test_two_sweeps_that_update_the_same_estimate_lose_nothing(uri: str, mark: str, tmp_path: Path) -> None:
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["mlflow", "mlflow.store.tracking.sqlalchemy_store"])

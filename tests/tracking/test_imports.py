@@ -4,6 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def run(code: str, **env: str) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}

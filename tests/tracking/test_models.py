@@ -54,6 +54,7 @@ def best(job: str, value: float) -> dict[str, Any]:
     return {"job": job, "metric": "eval_loss", "value": value}
 
 
+@pytest.mark.slow
 def test_only_what_beats_the_champion_is_registered(uri: str, name: str, tmp_path: Path) -> None:
     first = sweep_of(uri, tmp_path / "1", a=0.5).register(name, best("a", 0.5))
     assert (first["version"], first["champion"]) == ("1", None)
@@ -73,6 +74,7 @@ def test_only_what_beats_the_champion_is_registered(uri: str, name: str, tmp_pat
     assert run.data.metrics["eval_loss"] == 0.4
 
 
+@pytest.mark.slow
 def test_where_larger_is_better_the_larger_wins(embedded_uri: str, name: str, tmp_path: Path) -> None:
     sweep_of(embedded_uri, tmp_path / "1", a=0.5).register(name, best("a", 0.5), "max")
     assert (
@@ -83,6 +85,7 @@ def test_where_larger_is_better_the_larger_wins(embedded_uri: str, name: str, tm
     )
 
 
+@pytest.mark.slow
 def test_a_challenger_is_measured_against_the_champion_and_leaves_it(
     embedded_uri: str, name: str, tmp_path: Path
 ) -> None:
@@ -108,6 +111,7 @@ def test_a_champion_without_the_metric_stays(embedded_uri: str, name: str, tmp_p
     assert "has no epoch_loss" in other["reason"]
 
 
+@pytest.mark.slow
 def test_what_counts_is_the_champions_score_on_tonights_data(
     embedded_uri: str, name: str, tmp_path: Path
 ) -> None:
@@ -134,6 +138,7 @@ def test_what_counts_is_the_champions_score_on_tonights_data(
     assert (late["version"], late["champion"]) == ("3", {"version": "2", "value": 0.6, "scored": False})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_a_champion_without_a_number_is_beaten_by_every_number(
     mode: str, embedded_uri: str, name: str, tmp_path: Path
@@ -152,6 +157,7 @@ def test_a_champion_without_a_number_is_beaten_by_every_number(
         assert more["version"] == str(night), more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False], ids=["with a lock", "of two deployments"])
 def test_of_two_that_register_at_once_the_better_is_the_champion(
     embedded_uri: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
@@ -189,6 +195,7 @@ def test_of_two_that_register_at_once_the_better_is_the_champion(
         assert len(client(embedded_uri).search_model_versions(f"name = '{name}'")) == 1
 
 
+@pytest.mark.slow
 def test_a_champion_whose_run_is_gone_is_measured_by_its_tags(
     embedded_uri: str, name: str, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_retries_and_later_tasks_find_the_same_runs(uri: str, tmp_path: Path) ->
         job.close()
 
 
+@pytest.mark.slow
 def test_a_run_whose_creator_died_before_it_counted_is_replaced(uri: str, tmp_path: Path) -> None:
     sweep = open_sweep(uri, tmp_path)
     run = client(uri).get_run(sweep.id)
@@ -432,6 +433,7 @@ def test_the_url_is_the_page_of_the_run(shared_server: Any, tmp_path: Path) -> N
     assert not any("secret" in text for text in written)
 
 
+@pytest.mark.slow
 def test_an_embedded_store_has_no_page_and_its_artifacts_lie_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

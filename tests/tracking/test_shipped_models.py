@@ -20,6 +20,8 @@ from saturn_airflow import tracking
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import exports, model_code
 
+pytestmark = pytest.mark.slow
+
 FILES = {
     "acme/__init__.py": "",
     "acme/models.py": "import json\nfrom pathlib import Path\nfrom . import layers\n"

@@ -37,6 +37,8 @@ from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.load_data import load_data
 from saturn_airflow.training.tables import Table
 
+pytestmark = pytest.mark.slow
+
 SIZE, BATCH, EPOCHS = 7, 3, 3
 
 

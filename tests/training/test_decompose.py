@@ -160,6 +160,7 @@ def cut(
     return float(news[0] / news[1]), gradients
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     names=st.lists(st.sampled_from(list(TERMS)), min_size=1, max_size=3, unique=True),

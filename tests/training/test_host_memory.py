@@ -65,6 +65,7 @@ def test_pages_that_processes_share_count_once(family: object) -> None:
     assert "may have 150.0 MB" in str(Watch(lambda: pids, "150 MB", 1.0).look())
 
 
+@pytest.mark.slow
 def test_what_helpers_hold_counts(family: object) -> None:
     pids = family(1, helpers=3, each=100)  # type: ignore[operator]
     assert Watch(lambda: pids[:2], "250 MB", 1.0).look() is None
@@ -76,6 +77,7 @@ def test_no_limit_is_no_limit_and_who_has_ended_uses_nothing(family: object) -> 
     assert Watch(lambda: [2**22 + 1], "1 kB", 1.0).look() is None
 
 
+@pytest.mark.slow
 def test_where_the_machine_is_full_who_is_beyond_its_share_ends(
     family: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +91,7 @@ def test_where_the_machine_is_full_who_is_beyond_its_share_ends(
     assert Watch(lambda: pids, "0.9", 0.05).look() is None, "nobody else wants the memory"
 
 
+@pytest.mark.slow
 def test_of_two_beyond_their_shares_the_greedier_ends_first(
     family: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +114,7 @@ def test_the_limits_of_a_container_count(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(host_memory._groups(tmp_path)) == [(4 * GB, 2 * GB)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_job_that_takes_too_much_fails_and_its_sibling_trains_on(tmp_path: Path, workers: int) -> None:
     job = dataclasses.replace(

@@ -103,6 +103,7 @@ def test_one_who_wants_any_keeps_no_more_than_it_needs(tmp_path: Path) -> None:
         lease.release()
 
 
+@pytest.mark.slow
 def test_waiters_are_served_in_the_plans_order(tmp_path: Path) -> None:
     served: list[int] = []
 
@@ -170,6 +171,7 @@ def test_who_inherits_a_lease_holds_it(tmp_path: Path) -> None:
         leases.acquire(["a"], "next", folder=tmp_path).release()
 
 
+@pytest.mark.slow
 def test_many_processes_and_some_killed_never_share_a_device(tmp_path: Path) -> None:
     """Twelve processes take random sets of five devices; thirty of them are killed at random moments."""
     rng = random.Random(5)

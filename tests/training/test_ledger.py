@@ -233,6 +233,7 @@ def test_where_a_job_is_is_what_was_said_last(tmp_path: Path) -> None:
         assert whereabouts.of(tmp_path) == now
 
 
+@pytest.mark.slow
 def test_a_planner_that_is_killed_while_it_writes_leaves_what_was_there(tmp_path: Path) -> None:
     jobs = [f"job-{number}" for number in range(400)]
     ledger, sweep = Ledger(tmp_path), active("nightly", *jobs)

@@ -11,6 +11,8 @@ import torch
 
 from saturn_airflow.training import memory
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("shown", "beside"), [(True, 0), (False, 3 << 30)])
 def test_what_is_pinned_counts_once(shown: bool, beside: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ from saturn_airflow.parallelism.spilling import Spilled
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 STEPS, MICRO_BATCHES = 3, 2
 X = torch.randn(STEPS, MICRO_BATCHES, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(5) % 3

@@ -29,6 +29,8 @@ from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.model_attributes import ModelAttributes
 from saturn_airflow.training.ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, STEPS = 20, 3
 
 

@@ -205,6 +205,7 @@ WORKS += ["decides", "trained extra", "keyword", "tuple", "same twice", "from th
 WORKS += ["catches everything"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("special", WORKS)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_stages_compute_what_the_model_computes(special: str, count: int) -> None:
@@ -402,6 +403,7 @@ class Layers(nn.Module):
         return self.last(x).square().mean()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_random_models_are_exact_or_refused(data: st.DataObject) -> None:

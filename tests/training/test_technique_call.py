@@ -44,6 +44,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
     return call
 
 
+@pytest.mark.slow
 def test_where_ranks_fail_it_goes_on_with_what_else_it_has(call: Callable[..., Any]) -> None:
     with pytest.raises(RanksFailedError, match="no room"):
         call(lambda: False)

@@ -18,6 +18,8 @@ from saturn_airflow.training.guarding import guarded
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 Told = dict[str, Any]
 
 
