@@ -29,11 +29,13 @@ class DDP(BaseTechnique):
     holds_own_steps = True
 
     def why_not(self, job: Job, devices: int) -> str | None:
+        """On one device it is ``single``; jobs that couple the samples of a batch can't be cut."""
         if job.couples_batch:
             return f"{self.name} cuts batches, and this job couples their samples (couples_batch=True)"
         return "on one device ddp does what single does" if devices == 1 else None
 
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        """Measure it plainly, and with ``recompute`` where that does not fit."""
         from saturn_airflow.training.searching import first_that_fits, refuse_hopeless
 
         # To recompute saves memory and costs time: it is only measured where the rest does not fit.
@@ -48,6 +50,8 @@ class DDP(BaseTechnique):
         own_step: bool = False,
         **parameters: Any,
     ) -> Any:
+        """Wrap the model in torch's DDP; for steps of a job's own, average gradients after each backward
+        pass."""
         from torch.nn.parallel import DistributedDataParallel
 
         from saturn_airflow.parallelism.batch_norm import share_batch_norm

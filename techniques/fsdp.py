@@ -30,14 +30,20 @@ class FSDP(BaseTechnique):
     """
 
     def why_not(self, job: Job, devices: int) -> str | None:
+        """It shares batches among devices: not for one device, nor for jobs that couple the samples of a
+        batch."""
         if job.couples_batch:
             return f"{self.name} cuts batches, and this job couples their samples (couples_batch=True)"
         return "on one device fsdp has nobody to share the model with" if devices == 1 else None
 
     def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:
+        """Without and with ``keep_gathered``."""
         return [{}, {"keep_gathered": True}]
 
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        """Measure the fast variants, then those that save memory, where the ones before do not fit.
+
+        Where ranks compute blocks in different orders, all is tried anew with ``by_block=False``."""
         from saturn_airflow.launch.failures import RanksFailedError
         from saturn_airflow.parallelism.sharding import FIX
         from saturn_airflow.training.searching import first_that_fits
@@ -65,6 +71,7 @@ class FSDP(BaseTechnique):
         by_block: bool = True,
         **parameters: Any,
     ) -> Parallel:
+        """Apply ``fully_shard`` to each block, and to the rest as one unit."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 

@@ -34,9 +34,11 @@ class Pipeline(BaseTechnique):
     version = "2"
 
     def why_not(self, job: Job, devices: int) -> str | None:
+        """On one device there would be one stage."""
         return "on one device pipeline has one stage" if devices == 1 else None
 
     def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:
+        """1F1B with 2, 4 and 1 micro-batches a device, then GPipe with 2."""
         if job.couples_batch:
             return [{"schedule": "1f1b", "micro_batches": 1}]
         most = max(1, (job.hparams.batch_size or 4 * devices) // job.hparams.accumulate)
@@ -48,6 +50,7 @@ class Pipeline(BaseTechnique):
         ]
 
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        """Measure the candidates, then the likeliest two with ``recompute`` where none fits."""
         from saturn_airflow.training.searching import first_that_fits
 
         plain = self.candidates(job, len(devices))
@@ -65,6 +68,7 @@ class Pipeline(BaseTechnique):
         cuts: Sequence[int] | None = None,
         **parameters: Any,
     ) -> Parallel:
+        """Run this rank's stage; a first micro-batch decides the cuts if they are not given."""
         from saturn_airflow.parallelism.blocks import recompute_blocks
         from saturn_airflow.parallelism.pipelines import Pipelined
         from saturn_airflow.parallelism.unsupported import refuse_batch_norm, refuse_scripted

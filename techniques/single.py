@@ -26,9 +26,11 @@ class Single(BaseTechnique):
     holds_trainers = True
 
     def why_not(self, job: Job, devices: int) -> str | None:
+        """It uses one device."""
         return None if devices == 1 else "single uses one device"
 
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        """Measure it plainly, and with ``recompute`` where that does not fit."""
         from saturn_airflow.training.searching import first_that_fits, refuse_hopeless
 
         if job.trainer:  # whose arguments say whether to recompute
@@ -40,6 +42,7 @@ class Single(BaseTechnique):
     def parallelize(
         self, model: nn.Module, ranks: Ranks, recompute: bool = False, **parameters: Any
     ) -> nn.Module:
+        """Put the model on the device."""
         from saturn_airflow.launch.request import DoesNotFit
         from saturn_airflow.parallelism.blocks import recompute_blocks
 

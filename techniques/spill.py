@@ -33,15 +33,20 @@ class Spill(BaseTechnique):
     """
 
     def why_not(self, job: Job, devices: int) -> str | None:
+        """It uses one device."""
         return None if devices == 1 else "spill uses one device"
 
     def spares_memory(self, parameters: Parameters) -> bool:
+        """Always: that is what it is for."""
         return True
 
     def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:
+        """Two and four blocks on the device at once."""
         return [{"resident": 2}, {"resident": 4}]
 
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        """Measure the candidates, then the faster with as many blocks staying as the memory seems to have
+        room for."""
         from saturn_airflow.launch.failures import RanksFailedError
         from saturn_airflow.training.searching import how_many_stay
 
@@ -66,6 +71,7 @@ class Spill(BaseTechnique):
         stay: int = 0,
         **parameters: Any,
     ) -> Parallel:
+        """Move the blocks' weights to the host's memory, and stream them through the device."""
         from saturn_airflow.launch.request import DoesNotFit
         from saturn_airflow.parallelism.spilling import Spilled
 

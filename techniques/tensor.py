@@ -53,15 +53,21 @@ class Tensor(BaseTechnique):
     """Torch's tensor parallelism with the model's own plan."""
 
     def why_not(self, job: Job, devices: int) -> str | None:
+        """On one device there is nothing to cut."""
         return "on one device tensor has nothing to cut" if devices == 1 else None
 
     def search(self, job: Job, devices: Sequence[int], session: Session) -> tuple[Parameters, float]:
+        """Measure it once: it has no parameters."""
         from saturn_airflow.training.searching import refuse_hopeless
 
         refuse_hopeless(self.name, {}, job, len(devices), session)
         return super().search(job, devices, session)
 
     def parallelize(self, model: nn.Module, ranks: Ranks, **parameters: Any) -> Parallel:
+        """Cut the matrices that the model's plan names, and spread its experts.
+
+        :raises DoesNotFit: when the model has no plan, or its sizes can't be divided by the devices.
+        """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

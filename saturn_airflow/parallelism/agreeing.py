@@ -17,7 +17,9 @@ import torch.distributed as dist
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.training.ranks import Ranks
 
-_SLOTS = 4096  # far more than one rank can be ahead of another
+# Exchanges that each rank's notes have room for: far more than one rank can be ahead of another.
+_SLOTS = 4096
+# More names than any model has; a note is the number of the exchange times this, plus its name's code.
 _CODES = 2**20
 
 
@@ -41,6 +43,8 @@ class Agreement:
 
         :raises DoesNotFit: when another rank exchanges something else.
         """
+        # Number and name are one word of memory, so that nobody reads half a note. A note of another number
+        # is that of a rank that is behind or ahead, with which this exchange is compared when it gets there.
         self._count += 1
         own = self._notes[self._ranks.rank]
         own[self._count % _SLOTS] = self._count * _CODES + self._codes[name]

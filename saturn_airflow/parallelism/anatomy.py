@@ -94,15 +94,15 @@ def examine(model: nn.Module, run: Callable[[], Any], device: torch.device) -> A
 def _examined(
     model: nn.Module, blocks: Sequence[Block], run: Callable[[], Any], device: torch.device
 ) -> Anatomy:
-    state = _state(model)
-    in_blocks = {tensor for _, block in blocks for tensor in _tensors(block)}
-    others = [tensor for tensor in _tensors(model) if tensor not in in_blocks]
+    state = _buffer_versions(model)
+    in_blocks = {tensor for _, block in blocks for tensor in _parameters_and_buffers(block)}
+    others = [tensor for tensor in _parameters_and_buffers(model) if tensor not in in_blocks]
     try:
-        with torch.no_grad(), _moved(others, device):
-            found = _look(model, blocks, run, device)
+        with torch.no_grad(), _moved_to(others, device):
+            found = _follow_one_pass(model, blocks, run, device)
             if found.ties:
                 # What a block put into a cache, for good, and others found there is no tie.
-                found = _look(model, blocks, run, device)
+                found = _follow_one_pass(model, blocks, run, device)
     except DoesNotFit:
         raise
     except Exception as error:
@@ -114,7 +114,7 @@ def _examined(
         if "TensorWrapper" in reason or "functorch" in reason:
             raise DoesNotFit("the model transforms what computes its blocks, by torch.func") from error
         raise DoesNotFit(f"the model can't be run on a micro-batch alone: {reason}") from error
-    if changed := [name for name, kept in _state(model).items() if state.get(name, kept) != kept]:
+    if changed := [name for name, kept in _buffer_versions(model).items() if state.get(name, kept) != kept]:
         raise DoesNotFit(
             f"{changed[0]} changes in every forward pass, of which pipeline makes one for each of "
             "its micro-batches"
@@ -122,7 +122,9 @@ def _examined(
     return found
 
 
-def _look(model: nn.Module, blocks: Sequence[Block], run: Callable[[], Any], device: torch.device) -> Anatomy:
+def _follow_one_pass(
+    model: nn.Module, blocks: Sequence[Block], run: Callable[[], Any], device: torch.device
+) -> Anatomy:
     examination = _Examination(model, blocks, device)
     with examination.follow, examination.watching():
         loss = run()
@@ -170,7 +172,7 @@ class _Examination:
                 f"but {called}; if it leaves out blocks by chance (LayerDrop), switch that off"
             )
         self._note_work()
-        self._use(self.follow.of(loss), last, "what comes after the blocks")
+        self._note_use(self.follow.of(loss), last, "what comes after the blocks")
         seen = set().union(*found.needs)
         found.everywhere |= {p for p in self._parameters if p not in seen}
         return found
@@ -183,48 +185,48 @@ class _Examination:
             return own(*args, **kwargs)  # it will be refused
         follow, name = self.follow, self._found.blocks[index][0]
         self._note_work()
-        self._look(index)
+        self._note_decisions(index)
         leaves, spec = _pytree.tree_flatten((args, kwargs))
         sent = []
-        itself = self._bit(index)
+        own_bit = self._block_bit(index)
         for number, leaf in enumerate(leaves):
             sources = follow.of(leaf)
-            if not self._blocks(sources):
+            if not self._blocks_in(sources):
                 # Computed by every stage from the inputs, and the parameters that it takes.
-                self._use(sources, index, f"block {name!r}")
+                self._note_use(sources, index, f"block {name!r}")
                 continue
-            self._use(sources, index - 1, f"block {name!r}")
+            self._note_use(sources, index - 1, f"block {name!r}")
             sent.append(number)
             leaves[number] = leaf.clone()
-            follow.mark(leaves[number], itself)
+            follow.mark(leaves[number], own_bit)
         self._found.arguments.append(Arguments(spec, tuple(sent)))
         args, kwargs = _pytree.tree_unflatten(leaves, spec)
-        follow.inside, follow.read = itself, 0
-        with _moved(_tensors(block), self._device):
+        follow.inside, follow.read = own_bit, 0
+        with _moved_to(_parameters_and_buffers(block), self._device):
             output = own(*args, **kwargs)
         follow.inside = 0
-        self._use(follow.read, index, f"block {name!r}")
-        return _pytree.tree_map_only(torch.Tensor, functools.partial(self._fresh, itself), output)
+        self._note_use(follow.read, index, f"block {name!r}")
+        return _pytree.tree_map_only(torch.Tensor, functools.partial(self._marked_copy, own_bit), output)
 
-    def _fresh(self, sources: Sources, tensor: torch.Tensor) -> torch.Tensor:
+    def _marked_copy(self, sources: Sources, tensor: torch.Tensor) -> torch.Tensor:
         fresh = tensor.clone()
         self.follow.mark(fresh, sources)
         return fresh
 
-    def _look(self, following: int) -> None:
+    def _note_decisions(self, following: int) -> None:
         """Note what decided by its value what the model does before block ``following``."""
         looked_at, self.follow.looked_at = self.follow.looked_at, 0
-        self._found.everywhere |= self._parameters_of(looked_at)
+        self._found.everywhere |= self._parameters_in(looked_at)
         last = len(self._found.blocks) - 1
-        if blocks := self._blocks(looked_at):
+        if blocks := self._blocks_in(looked_at):
             name = self._found.blocks[following][0]
             why = f"what the model does before block {name!r} depends on values that"
             self._found.ties.append(TiedBlocks(min(blocks), last, why))
 
-    def _use(self, sources: Sources, at: int, what: str) -> None:
+    def _note_use(self, sources: Sources, at: int, what: str) -> None:
         """Note that ``what``, computed by the stage of block ``at``, was computed from ``sources``."""
-        self._found.needs[max(at, 0)] |= self._parameters_of(sources)
-        blocks = self._blocks(sources)
+        self._found.needs[max(at, 0)] |= self._parameters_in(sources)
+        blocks = self._blocks_in(sources)
         if blocks and min(blocks) < at:
             self._found.ties.append(TiedBlocks(min(blocks), at, f"{what} uses what"))
 
@@ -232,17 +234,17 @@ class _Examination:
         self._found.work.append(self.follow.work)
         self.follow.work = 0
 
-    def _bit(self, index: int) -> Sources:
+    def _block_bit(self, index: int) -> Sources:
         return 1 << (len(self._parameters) + index)
 
-    def _parameters_of(self, sources: Sources) -> set[nn.Parameter]:
+    def _parameters_in(self, sources: Sources) -> set[nn.Parameter]:
         return {p for number, p in enumerate(self._parameters) if sources >> number & 1}
 
-    def _blocks(self, sources: Sources) -> list[int]:
-        return [index for index in range(len(self._found.blocks)) if sources & self._bit(index)]
+    def _blocks_in(self, sources: Sources) -> list[int]:
+        return [index for index in range(len(self._found.blocks)) if sources & self._block_bit(index)]
 
 
-def _state(model: nn.Module) -> dict[str, tuple[int, int]]:
+def _buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Which tensors the saved buffers are, and how often buffers and frozen parameters were written to."""
     saved = set(model.state_dict(keep_vars=True))
     state = {
@@ -253,12 +255,12 @@ def _state(model: nn.Module) -> dict[str, tuple[int, int]]:
     return state | {f"parameter {name!r}": (0, p._version) for name, p in frozen.items()}
 
 
-def _tensors(module: nn.Module) -> list[torch.Tensor]:
+def _parameters_and_buffers(module: nn.Module) -> list[torch.Tensor]:
     return [*parameters_of(module), *module.buffers()]
 
 
 @contextmanager
-def _moved(tensors: Iterable[torch.Tensor], device: torch.device) -> Iterator[None]:
+def _moved_to(tensors: Iterable[torch.Tensor], device: torch.device) -> Iterator[None]:
     """Have tensors on ``device`` for a while."""
     held = [(tensor, tensor.data) for tensor in tensors]
     try:

@@ -248,6 +248,10 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # With the normalised input n and means over the whole batch, the gradient g of what comes out gives
+        # inverse * weight * (g - mean(g) - n * mean(g * n)) for the input. Each rank's g is of its own loss,
+        # and is multiplied by ``loss_weight`` only after the backward pass: so every rank's sums are
+        # multiplied by its weight here, and their total is divided by this rank's, which it gets again later.
         x, weight, mean, inverse, count = ctx.saved_tensors
         gradient = gradient.to(mean.dtype) if ctx.counts else torch.zeros_like(gradient, dtype=mean.dtype)
         normalised = (x - _per_channel(mean, x)) * _per_channel(inverse, x)

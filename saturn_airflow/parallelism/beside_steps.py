@@ -28,7 +28,8 @@ from saturn_airflow.parallelism.parallel import multiply
 from saturn_airflow.parallelism.transfers import Transfers
 from saturn_airflow.training.optim.in_parts import InParts
 
-_WATCHED = 2  # forward passes
+# Forward passes that are watched: in the first, models may still set themselves up.
+_WATCHED = 2
 
 
 class BesideSteps:
@@ -64,9 +65,9 @@ class BesideSteps:
         self._sums += torch.stack(parts)
         if not last:
             return None
-        at_home = self._transfers.buffer(self._sums.nbytes).view(torch.float64)
-        ticket = self._transfers.to_host([self._sums], [at_home])
-        return functools.partial(self._step_on, self._parts, at_home, ticket, batch_samples)
+        in_host = self._transfers.buffer(self._sums.nbytes).view(torch.float64)
+        ticket = self._transfers.to_host([self._sums], [in_host])
+        return functools.partial(self._step_on, self._parts, in_host, ticket, batch_samples)
 
     def watching(self, weights: Sequence[nn.Parameter]) -> AbstractContextManager[Any]:
         """Around a forward pass: whether anything but the streams uses ``weights``."""
@@ -87,9 +88,9 @@ class BesideSteps:
         if hooked or self._read_otherwise or self._watched < _WATCHED or not self._possible(optimizer):
             return None
         assert self._parts is not None
-        at_home = self._transfers.buffer(factor.nbytes).view(torch.float64)
-        ticket = self._transfers.to_host([factor.reshape(1)], [at_home])
-        return functools.partial(self._prepare, self._parts, at_home, ticket)
+        in_host = self._transfers.buffer(factor.nbytes).view(torch.float64)
+        ticket = self._transfers.to_host([factor.reshape(1)], [in_host])
+        return functools.partial(self._prepare, self._parts, in_host, ticket)
 
     def _prepare(
         self, parts: InParts, factor: torch.Tensor, ticket: Any, parameters: Sequence[nn.Parameter]

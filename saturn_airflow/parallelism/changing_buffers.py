@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.jobs import AS_MICRO_BATCHES, Job
 from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.optim.plain_values import equal_tensors
 
 _SAMPLED = 256  # numbers of each buffer that ranks compare
 
@@ -60,7 +61,7 @@ class ChangingBuffers:
 
     def _compare_passes(self, first: dict[str, torch.Tensor], now: dict[str, torch.Tensor]) -> None:
         for name, buffer in first.items():
-            if name in now and buffer.shape == now[name].shape and not _same(buffer, now[name]):
+            if name in now and buffer.shape == now[name].shape and not equal_tensors(buffer, now[name]):
                 raise DoesNotFit(
                     f"buffer {name!r} changes in every forward pass, of which accumulate makes several for "
                     f"each batch; set accumulate to 1, freeze what changes it, {AS_MICRO_BATCHES}"
@@ -80,11 +81,6 @@ class ChangingBuffers:
                         "device sees, of which each has a share of the batch, or is drawn at random; train "
                         "on one device, or under a technique that does not share batches"
                     )
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    # NaN equals NaN here.
-    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _sample(buffer: torch.Tensor) -> list[float]:

@@ -45,8 +45,8 @@ class ModuleState:
         memo: dict[int, Any] = {}
         self._entries = [copied(_entries(holder), memo) for holder in self._holders()]
         self._generators = _generators()
-        self._says = [module for module in self._modules if says_its_state(module)]
-        self._said = self._what_is_said()
+        self._with_extra_state = [module for module in self._modules if has_extra_state(module)]
+        self._extra_states = self._get_extra_states()
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
@@ -57,12 +57,12 @@ class ModuleState:
         """
         now = [_entries(holder) for holder in self._holders()]
         hooks = [(held, tuple(held)) for held in self._hooks()]
-        generators, said = _generators(), self._what_is_said()
+        generators, extra_states = _generators(), self._get_extra_states()
         memo: dict[int, Any] = {}
         try:
             for holder, entries in zip(self._holders(), self._entries, strict=True):
                 _replace(holder, copied(entries, memo))
-            self._say(self._said)
+            self._set_extra_states(self._extra_states)
             _set_generators(self._generators)
             yield
         finally:
@@ -71,14 +71,14 @@ class ModuleState:
             for held, before in hooks:
                 for key in held.keys() - before if len(held) > len(before) else ():
                     del held[key]
-            self._say(said)
+            self._set_extra_states(extra_states)
             _set_generators(generators)
 
-    def _what_is_said(self) -> list[Any]:
-        return [plain_values.encode(module.get_extra_state(), "it") for module in self._says]
+    def _get_extra_states(self) -> list[Any]:
+        return [plain_values.encode(module.get_extra_state(), "it") for module in self._with_extra_state]
 
-    def _say(self, said: Iterable[Any]) -> None:
-        for module, state in zip(self._says, said, strict=True):
+    def _set_extra_states(self, states: Iterable[Any]) -> None:
+        for module, state in zip(self._with_extra_state, states, strict=True):
             module.set_extra_state(plain_values.decode(state))
 
     def _holders(self) -> Iterator[dict[str, Any]]:
@@ -94,7 +94,7 @@ class ModuleState:
             yield module._backward_hooks
 
 
-def says_its_state(module: nn.Module) -> bool:
+def has_extra_state(module: nn.Module) -> bool:
     """Whether a module tells by ``get_extra_state`` what it keeps, in numbers or other plain values."""
     if type(module).get_extra_state is nn.Module.get_extra_state:
         return False

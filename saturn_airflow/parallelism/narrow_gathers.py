@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from saturn_airflow.parallelism.narrow_weights import narrow_weights
+from saturn_airflow.parallelism.narrow_weights import WithoutHooks, autocast_dtype, narrow_weights
 from saturn_airflow.parallelism.recomputation import Compute
 from saturn_airflow.training.ranks import Ranks
 
@@ -48,7 +48,7 @@ class NarrowGathers:
     def begin(self) -> None:
         """Before a forward pass of all units: gather in the format that it computes in."""
         self._called.clear()
-        lower = _lower(self._ranks.device)
+        lower = autocast_dtype(self._ranks.device.type)
         self._has_lowered = self._has_lowered or lower is not None
         if lower == self._lower or not self.parameters:
             return
@@ -101,14 +101,14 @@ class NarrowGathers:
                 there = [dict(unit.named_parameters())[name].detach() for name in names]
                 weights = [w.to(lower) if n else w for w, n in zip(there, narrow, strict=True)]
                 look(weights)
-                given = {f"unit.{name}": w for name, w in zip(names, weights, strict=True)}
-                return functional_call(_Bare(unit, own), given, args, kwargs)
+                given = {f"block.{name}": w for name, w in zip(names, weights, strict=True)}
+                return functional_call(WithoutHooks(unit, own), given, args, kwargs)
 
             return compute
 
         @functools.wraps(own)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            lower = _lower(self._ranks.device)
+            lower = autocast_dtype(self._ranks.device.type)
             looks = index not in self._found or index in self._called
             self._called.add(index)
             if looks and not self._agreed and torch.is_grad_enabled():
@@ -124,21 +124,3 @@ class NarrowGathers:
             return own(*args, **kwargs)
 
         return forward
-
-
-class _Bare(nn.Module):
-    """A unit without the hooks around its forward pass, which are FSDP's."""
-
-    def __init__(self, unit: nn.Module, own: Compute) -> None:
-        super().__init__()
-        self.unit = unit
-        self._own = own
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._own(*args, **kwargs)
-
-
-def _lower(device: torch.device) -> torch.dtype | None:
-    """The format that is computed in, where that is not the weights'."""
-    on = torch.is_autocast_enabled(device.type)
-    return torch.get_autocast_dtype(device.type) if on else None

@@ -15,7 +15,9 @@ from torch import nn
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from saturn_airflow.parallelism.recomputation import Call, Compute, tensors_in
+from saturn_airflow.parallelism.recomputation import Call, Compute
+from saturn_airflow.training.nested import tensors_in
+from saturn_airflow.training.optim.plain_values import equal_tensors
 
 _CAST = torch.ops.aten._to_copy.default
 
@@ -89,10 +91,24 @@ class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _same(one: Any, other: Any) -> bool:
     mine, others = list(tensors_in(one)), list(tensors_in(other))
-    return len(mine) == len(others) and all(map(_equal, mine, others))
+    return len(mine) == len(others) and all(map(equal_tensors, mine, others))
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+class WithoutHooks(nn.Module):
+    """A block without the hooks around its forward pass, for ``functional_call`` inside of these hooks.
+
+    :param own: its forward pass.
+    """
+
+    def __init__(self, block: nn.Module, own: Compute) -> None:
+        super().__init__()
+        self.block = block
+        self._own = own
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._own(*args, **kwargs)
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The format that is computed in, where that is not the weights'."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None

@@ -40,32 +40,32 @@ class Neighbours:
         self._ranks = ranks
         self._forward_group, self._backward_group = (dist.new_group(everyone) for _ in range(2))
         self._under_way: list[tuple[Any, torch.Tensor]] = []
-        self._told: bytes = b""
-        self._heard: tuple[list[_Label], list[Any]] = ([], [])
+        self._sent_labels: bytes = b""
+        self._received_labels: tuple[list[_Label], list[Any]] = ([], [])
 
-    def send_on(self, stage_outputs: StageOutputs) -> None:
+    def send_forward(self, stage_outputs: StageOutputs) -> None:
         """Send them to the stage after this one."""
         labels = [_label(tensor) for tensor in stage_outputs.tensors]
-        told = pickle.dumps((labels, stage_outputs.returned))
-        news = told if told != self._told else b""
-        self._told = told
+        encoded = pickle.dumps((labels, stage_outputs.returned))
+        message = encoded if encoded != self._sent_labels else b""
+        self._sent_labels = encoded
         to, group = self._ranks.rank + 1, self._forward_group
-        self._send(torch.tensor([len(news)]), to, group)
-        if news:
-            self._send(torch.frombuffer(bytearray(news), dtype=torch.uint8), to, group)
+        self._send(torch.tensor([len(message)]), to, group)
+        if message:
+            self._send(torch.frombuffer(bytearray(message), dtype=torch.uint8), to, group)
         for tensor, label in zip(stage_outputs.tensors, labels, strict=True):
             self._send(tensor.detach().permute(label.order), to, group)
 
-    def receive(self) -> StageOutputs:
+    def receive_forward(self) -> StageOutputs:
         """What the stage before this one sends; those of its tensors that have a gradient there get one."""
         before, group = self._ranks.rank - 1, self._forward_group
         size = torch.empty(1, dtype=torch.int64)
         dist.recv(size, before, group=group)
         if size.item():
-            news = torch.empty(int(size.item()), dtype=torch.uint8)
-            dist.recv(news, before, group=group)
-            self._heard = pickle.loads(news.numpy().tobytes())
-        labels, returned = self._heard
+            message = torch.empty(int(size.item()), dtype=torch.uint8)
+            dist.recv(message, before, group=group)
+            self._received_labels = pickle.loads(message.numpy().tobytes())
+        labels, returned = self._received_labels
         tensors = []
         for label in labels:
             permuted = self._receive([label.shape[d] for d in label.order], label.dtype, before, group)
@@ -74,9 +74,9 @@ class Neighbours:
             tensors.append(permuted.permute(back).requires_grad_(wanted))
         return StageOutputs(tensors, list(returned))
 
-    def send_back(self, entered: Sequence[torch.Tensor]) -> None:
-        """Send the gradients of what :meth:`receive` returned, as far as they were wanted."""
-        gradients = [tensor.grad for tensor in entered if tensor.requires_grad]
+    def send_backward(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Send the gradients of what :meth:`receive_forward` returned, as far as they were wanted."""
+        gradients = [tensor.grad for tensor in inputs if tensor.requires_grad]
         if gradients:
             to, group = self._ranks.rank - 1, self._backward_group
             self._send(torch.tensor([gradient is not None for gradient in gradients]), to, group)
@@ -84,12 +84,12 @@ class Neighbours:
                 if gradient is not None:
                     self._send(gradient, to, group)
 
-    def receive_back(self, left: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The gradients of ``left``, what was sent on; None where there are none."""
+    def receive_backward(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The gradients of ``outputs``, what was sent on; None where there are none."""
         after, group = self._ranks.rank + 1, self._backward_group
-        wanted = [tensor.requires_grad for tensor in left]
+        wanted = [tensor.requires_grad for tensor in outputs]
         if not any(wanted):
-            return [None] * len(left)
+            return [None] * len(outputs)
         are_there = torch.empty(sum(wanted), dtype=torch.bool)
         dist.recv(are_there, after, group=group)
         answers = iter(are_there.tolist())
@@ -97,7 +97,7 @@ class Neighbours:
             self._receive(tensor.shape, tensor.dtype, after, group)
             if tensor.requires_grad and next(answers)
             else None
-            for tensor in left
+            for tensor in outputs
         ]
 
     @contextmanager

@@ -101,7 +101,7 @@ class Parallel:
         prepared, count = objective.prepare(batch, samples)
         self._tell_norms(samples)
         with self._gradient_sync(last):
-            with self._whose_fault():
+            with self._blame_the_model():
                 total, over = objective(self.module, prepared, count)
             self.run_backward(total * (scale * self.shares), samples, last)
         return self._part(total.detach()), self._part(over)
@@ -110,7 +110,7 @@ class Parallel:
         """This rank's part of the summed loss of a micro-batch and of what it is a sum over."""
         prepared, count = objective.prepare(batch, samples)
         self._tell_norms(samples)
-        with self._whose_fault():
+        with self._blame_the_model():
             total, over = objective(self.module, prepared, count)
         return self._part(total), self._part(over)
 
@@ -189,7 +189,7 @@ class Parallel:
     def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def _whose_fault(self) -> AbstractContextManager[Any]:
+    def _blame_the_model(self) -> AbstractContextManager[Any]:
         """On one device the model runs as the user wrote it; on several an error may come from the others."""
         return of_the_job("the model") if self.ranks.size == 1 else nullcontext()
 

@@ -69,9 +69,14 @@ class Pipelined(Parallel):
         self._stage = Stage(self.model, found, own, keep, self.ranks.device)
 
     def backward(self, objective: Objective, batch: Any, samples: int, scale: float, last: bool) -> Pair:
-        news = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
+        """Run the schedule over the pieces of a micro-batch; only the last stage returns sums that are not
+        0."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         pieces = self._numbered(objective, batch, samples)
         running: deque[tuple[StageOutputs, Any]] = deque()
+        # GPipe runs all pieces forward before the first goes backward. With 1F1B a stage has no more under
+        # way than there are stages from it to the last; then each further one waits for the oldest to go
+        # backward.
         ahead = len(pieces)
         if self._schedule == "1f1b":
             ahead = min(ahead, self.ranks.size - self.ranks.rank)
@@ -82,22 +87,23 @@ class Pipelined(Parallel):
                 arrived, result = self._forward(objective, *piece)
                 if self._is_last:
                     total, over = result
-                    news.add_(torch.stack([total.detach().to(news), over.to(news)]))
+                    sums.add_(torch.stack([total.detach().to(sums), over.to(sums)]))
                     result = total * scale
                 running.append((arrived, result))
             while running:
                 self._backward(*running.popleft())
-        return news[0], news[1]
+        return sums[0], sums[1]
 
     def evaluate(self, objective: Objective, batch: Any, samples: int) -> Pair:
-        news = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
+        """Run all pieces forward, one after the other; only the last stage returns sums that are not 0."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         with self._neighbours.sending():
             for piece in self._numbered(objective, batch, samples):
                 _, result = self._forward(objective, *piece)
                 if self._is_last:
                     total, over = result
-                    news += torch.stack([total.to(news), over.to(news)])
-        return news[0], news[1]
+                    sums += torch.stack([total.to(sums), over.to(sums)])
+        return sums[0], sums[1]
 
     def finish_gradients(self) -> None:
         """Add up the gradients of parameters that several stages have."""
@@ -128,7 +134,7 @@ class Pipelined(Parallel):
     ) -> tuple[StageOutputs, Any]:
         """What arrived for a piece, and what this stage makes of it: outputs, sent on, or the loss."""
         prepared, count = objective.prepare(piece, samples)
-        arrived = self._neighbours.receive() if self.ranks.rank else StageOutputs()
+        arrived = self._neighbours.receive_forward() if self.ranks.rank else StageOutputs()
         # Gradients stay with what arrived, whatever the model does with its tensors in place.
         copies = [tensor.clone() if tensor.requires_grad else tensor for tensor in arrived.tensors]
         given = StageOutputs(copies, arrived.returned)
@@ -140,18 +146,18 @@ class Pipelined(Parallel):
             except JobError as error:
                 raise DoesNotFit(f"on a micro-batch of {samples} samples {error}") from error
         result = self._stage.run(lambda: objective.run(self.module, prepared), position, given)
-        self._neighbours.send_on(result)
+        self._neighbours.send_forward(result)
         return arrived, result
 
     def _backward(self, arrived: StageOutputs, result: Any) -> None:
         if self._is_last:
             result.backward()
         else:
-            gradients = self._neighbours.receive_back(result.tensors)
+            gradients = self._neighbours.receive_backward(result.tensors)
             pairs = [(t, g) for t, g in zip(result.tensors, gradients, strict=True) if g is not None]
             if pairs:
                 torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
-        self._neighbours.send_back(arrived.tensors)
+        self._neighbours.send_backward(arrived.tensors)
 
 
 class _Common:

@@ -8,10 +8,8 @@ once: where the second result is another one, the block is refused.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +20,8 @@ from saturn_airflow.launch import job_log
 from saturn_airflow.launch.failures import is_out_of_memory
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.module_state import ModuleState, copied, parameters_of
+from saturn_airflow.training.nested import tensors_in
+from saturn_airflow.training.optim.plain_values import equal_tensors
 
 Compute = Callable[..., Any]
 Versions = Sequence[tuple[torch.Tensor, int]]
@@ -132,21 +132,6 @@ class Call:
         )
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested containers, and in the attributes of an object that holds results."""
-    if isinstance(value, torch.Tensor):
-        yield value
-        return
-    if isinstance(value, Mapping):
-        parts: Iterable[Any] = value.values()
-    elif isinstance(value, list | tuple | set | deque):
-        parts = value
-    else:
-        parts = vars(value).values() if dataclasses.is_dataclass(value) else ()
-    for part in parts:
-        yield from tensors_in(part)
-
-
 def _versions(tensors: Iterable[torch.Tensor]) -> Versions:
     return [(tensor, _version(tensor)) for tensor in tensors]
 
@@ -161,8 +146,7 @@ def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     one, other = one.detach(), other.detach()
     if one.device.type == "cpu" or not one.is_floating_point():
-        # NaN equals NaN here.
-        return bool(((one == other) | ((one != one) & (other != other))).all())
+        return equal_tensors(one, other)
     roundings = _ROUNDINGS.get(one.dtype, _ROUNDINGS_OF_OTHERS)
     largest = float(one.abs().nan_to_num().max()) if one.numel() else 0.0
     return torch.allclose(

@@ -23,26 +23,36 @@ class Replicated(Parallel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._found: set[str] = set()
+        self._have_gradient: set[str] = set()
 
     def missing_gradients(self) -> int:
-        return len(self.trainable()) - len(self._found)
+        """Those of this rank alone, before DDP put in the others': of a rank without samples, from earlier
+        micro-batches."""
+        return len(self.trainable()) - len(self._have_gradient)
 
     def finish_gradients(self) -> None:
+        """Remove the zeros that DDP put where no rank computed a gradient."""
         if self.gradients_missing:
-            forget_missing(self.trainable(), self._found, self.ranks.device)
+            forget_missing(self.trainable(), self._have_gradient, self.ranks.device)
 
     def run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
+        """Run the backward pass, and note which gradients are this rank's own before DDP averages them.
+
+        :raises DoesNotFit: for reentrant checkpoints and for sparse gradients, which DDP can't exchange.
+        """
         trainable = self.trainable()
         before = self._with_gradient()
 
         def note() -> None:
             # Called when the backward pass is over, but before DDP has put in gradients of the others.
-            self._found = self._with_gradient() if samples else before
+            self._have_gradient = self._with_gradient() if samples else before
 
+        # DDP's hook on a parameter is called once the parameter's place in the graph was reached, also where
+        # no gradient arrived there. So a zero that all take part in is added to the loss.
         parameters = list(trainable.values())
-        with _told_plainly():
-            (loss + _TakePart.apply(note, loss.detach(), *parameters)).backward()  # type: ignore[no-untyped-call]
+        with _translated_errors():
+            (loss + _ZeroOfAll.apply(note, loss.detach(), *parameters)).backward()  # type: ignore[no-untyped-call]
+        # The gradients of a sample that stands in are zeros that must not look like gradients of a later one.
         if not samples and not last:
             for name, parameter in trainable.items():
                 if name not in before:
@@ -57,7 +67,7 @@ class Replicated(Parallel):
 
 
 @contextmanager
-def _told_plainly() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     """DDP exchanges each gradient once, and sparse ones of embeddings that nothing else uses, if it can."""
     try:
         yield
@@ -76,7 +86,7 @@ def _told_plainly() -> Iterator[None]:
         ) from error
 
 
-class _TakePart(torch.autograd.Function):
+class _ZeroOfAll(torch.autograd.Function):
     """A zero that parameters take part in, without getting a gradient from it."""
 
     @staticmethod

@@ -31,14 +31,14 @@ from saturn_airflow.parallelism.missing import forget_missing
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.narrow_gathers import NarrowGathers
 from saturn_airflow.parallelism.parallel import Kernels, Parallel
-from saturn_airflow.parallelism.recomputation import tensors_in
 from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.nested import tensors_in
 from saturn_airflow.training.ranks import Ranks
 
 FIX = "use fsdp's parameter by_block=False, which gathers all of the model at once, or another technique"
-_DONE = "nothing more"
+_PASS_DONE = "nothing more"
 # What torch says when FSDP is used as it can't be, and what that means.
-_TELLING = {
+_MEANINGS = {
     "mixed torch.Tensor and DTensor": (
         "weights are used outside of the forward pass that FSDP has gathered them for"
     ),
@@ -105,40 +105,47 @@ class Sharded(Parallel):
         module.set_reduce_scatter_unused_params(True)
         self._whole = [p for name, p in self.trainable().items() if name in set(whole)]
         self._name_of = {p: name for name, p in self.trainable().items()}
-        self._found: set[str] = set()
-        self._kept: set[str] | None = None
+        self._have_gradient: set[str] = set()
+        self._had_gradient: set[str] | None = None
         self._reduced = 0
         self._in_backward = False
         self._fix = FIX if units else "use another technique"
         self._gathers = NarrowGathers(units, ranks)
-        self._visits = _Visits(module, units, self._gathers.begin)
+        self._calls = _CallsInOrder(module, units, self._gathers.begin)
         names = [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
         codes = [name or "what is outside of the blocks" for name in names]
-        told = [f"block {name!r}" if name else "the model" for name in names]
+        descriptions = [f"block {name!r}" if name else "the model" for name in names]
         exchanged = [f"{code}{what}" for code in codes for what in ("", " (backward)")]
-        self._agreement = Agreement([*exchanged, _DONE], ranks, FIX)
-        for name, code, what in zip(names, codes, told, strict=True):
+        self._agreement = Agreement([*exchanged, _PASS_DONE], ranks, FIX)
+        for name, code, what in zip(names, codes, descriptions, strict=True):
             self._watch(module.get_submodule(name), code, what)
 
     def missing_gradients(self) -> int:
-        self._found |= {self._name_of[p] for p in self._whole if p.grad is not None}
-        return len(self._name_of) - len(self._found)
+        """Those of this rank alone, as FSDP was about to reduce them."""
+        self._have_gradient |= {self._name_of[p] for p in self._whole if p.grad is not None}
+        return len(self._name_of) - len(self._have_gradient)
 
     def finish_gradients(self) -> None:
+        """Average the gradients of what is not sharded, and remove the zeros of those that no rank
+        computed."""
         for parameter in self._whole:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad)
             parameter.grad /= self.shares
         if self.gradients_missing:
-            forget_missing(self.trainable(), self._found, self.ranks.device)
-        self._found = set()
+            forget_missing(self.trainable(), self._have_gradient, self.ranks.device)
+        self._have_gradient = set()
         self._gathers.agree()
 
     def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-        with self._told_plainly():
+        """As on one device; every rank calls this together, with or without samples of its own.
+
+        :raises DoesNotFit: when ranks gather different units.
+        """
+        with self._translated_errors():
             parts = super().evaluate(objective, batch, samples)
-        self._agreement.note(_DONE)
+        self._agreement.note(_PASS_DONE)
         return parts
 
     def finish_evaluating(self) -> None:
@@ -148,14 +155,18 @@ class Sharded(Parallel):
                 module.reshard()
 
     def run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
-        self._kept = None if samples else self._with_gradient()
+        """Run the backward pass; every rank calls this together.
+
+        :raises DoesNotFit: when ranks reduce different units, or FSDP did not hear of the backward pass.
+        """
+        self._had_gradient = None if samples else self._with_gradient()
         self._reduced = 0
         self._in_backward = True
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         finally:
             self._in_backward = False
-        self._agreement.note(_DONE)
+        self._agreement.note(_PASS_DONE)
         if not self._reduced:
             raise DoesNotFit(
                 "no gradient reached the model's outputs, which FSDP only finds in tensors, tuples, lists, "
@@ -166,11 +177,11 @@ class Sharded(Parallel):
     def _gradient_sync(self, last: bool) -> Iterator[None]:
         assert isinstance(self.module, FSDPModule)
         self.module.set_requires_gradient_sync(last)
-        with self._told_plainly():
+        with self._translated_errors():
             yield
 
     @contextmanager
-    def _told_plainly(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except (RuntimeError, JobError) as error:
@@ -179,7 +190,7 @@ class Sharded(Parallel):
                     "a parameter gets sparse gradients, which FSDP can't exchange; "
                     "use sparse=False, or another technique"
                 ) from error
-            for words, meaning in _TELLING.items():
+            for words, meaning in _MEANINGS.items():
                 if words in str(error):
                     raise DoesNotFit(f"{meaning}; {self._fix}") from error
             raise
@@ -189,12 +200,13 @@ class Sharded(Parallel):
         assert isinstance(unit, FSDPModule)
         unit.set_custom_all_gather(_Gather(functools.partial(self._agreement.note, name)))
         unit.set_custom_reduce_scatter(_Reduce(functools.partial(self._agreement.note, f"{name} (backward)")))
+        # FSDP has no hooks for these two moments, so its own methods are wrapped.
         for group in unit._get_fsdp_state()._fsdp_param_groups:
             group.pre_backward = functools.partial(self._pre_backward, what, group.pre_backward)  # type: ignore[method-assign]
             group.post_backward = functools.partial(self._post_backward, group, group.post_backward)  # type: ignore[method-assign]
-        unit.register_forward_hook(_opened, prepend=True)
-        unit.register_forward_hook(functools.partial(_look_at_output, what))
-        unit.register_forward_hook(_closed)
+        unit.register_forward_hook(_unpack_objects, prepend=True)
+        unit.register_forward_hook(functools.partial(_check_output, what))
+        unit.register_forward_hook(_repack_objects)
 
     def _pre_backward(self, what: str, then: Callable[..., None], *unused: Any) -> None:
         if not self._in_backward:
@@ -208,8 +220,8 @@ class Sharded(Parallel):
         for parameter in group.fsdp_params:
             if (name := self._name_of.get(parameter.sharded_param)) is None or not _has_gradient(parameter):
                 continue
-            if self._kept is None or name in self._kept:
-                self._found.add(name)
+            if self._had_gradient is None or name in self._had_gradient:
+                self._have_gradient.add(name)
             elif not group.reduce_grads:
                 # A sample that counts as nothing gave it; nobody has asked for it.
                 parameter.unsharded_param.grad = None
@@ -229,7 +241,7 @@ class Sharded(Parallel):
         }
 
 
-def _look_at_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
+def _check_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
     """Refuse an output of which FSDP finds no tensor: it would not hear of the backward pass.
 
     Without this, weights that are freed by then would be found missing there, and something else blamed.
@@ -237,7 +249,7 @@ def _look_at_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
     :raises DoesNotFit: for an object that holds all there are, and for weights that are given back by now.
     """
     leaves = _pytree.tree_leaves(output)
-    if any(isinstance(leaf, torch.Tensor) and leaf.numel() and _is_given_back(leaf) for leaf in leaves):
+    if any(isinstance(leaf, torch.Tensor) and leaf.numel() and _is_freed(leaf) for leaf in leaves):
         raise DoesNotFit(
             f"the forward pass of {what} returns one of its weights, which FSDP has given back by then; "
             "return a copy (weight.clone()), or use another technique"
@@ -253,35 +265,35 @@ def _look_at_output(what: str, unit: nn.Module, args: Any, output: Any) -> None:
             )
 
 
-class _Closing:
-    """How an output is put together again from what :func:`_opened` made of it."""
+class _Packing:
+    """How an output is put together again from what :func:`_unpack_objects` made of it."""
 
     def __init__(self, structure: Any, objects: dict[int, Any]) -> None:
         self.structure = structure
         self.objects = objects
 
 
-def _opened(unit: nn.Module, args: Any, output: Any) -> Any:
+def _unpack_objects(unit: nn.Module, args: Any, output: Any) -> Any:
     """An output with dictionaries in the place of objects that hold tensors, which FSDP looks into."""
     leaves, structure = _pytree.tree_flatten(output)
     objects = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
     objects = {i: leaf for i, leaf in objects.items() if hasattr(leaf, "__dict__") and _holds_tensors(leaf)}
     if not objects:
         return output
-    opened = [vars(leaf) if place in objects else leaf for place, leaf in enumerate(leaves)]
-    return opened, _Closing(structure, objects)
+    unpacked = [vars(leaf) if place in objects else leaf for place, leaf in enumerate(leaves)]
+    return unpacked, _Packing(structure, objects)
 
 
-def _closed(unit: nn.Module, args: Any, output: Any) -> Any:
+def _repack_objects(unit: nn.Module, args: Any, output: Any) -> Any:
     """The output that was opened, with the tensors that FSDP has made of its own."""
-    if not (isinstance(output, tuple) and output and isinstance(output[-1], _Closing)):
+    if not (isinstance(output, tuple) and output and isinstance(output[-1], _Packing)):
         return output
-    leaves, closing = output
-    for place, given in closing.objects.items():
-        closed = copy.copy(given)
-        vars(closed).update(leaves[place])
-        leaves[place] = closed
-    return _pytree.tree_unflatten(leaves, closing.structure)
+    leaves, packing = output
+    for place, given in packing.objects.items():
+        repacked = copy.copy(given)
+        vars(repacked).update(leaves[place])
+        leaves[place] = repacked
+    return _pytree.tree_unflatten(leaves, packing.structure)
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -289,7 +301,7 @@ def _holds_tensors(value: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
-def _is_given_back(tensor: torch.Tensor) -> bool:
+def _is_freed(tensor: torch.Tensor) -> bool:
     try:
         return tensor.layout == torch.strided and tensor.untyped_storage().size() == 0
     except (NotImplementedError, RuntimeError):  # torch.func's tensors have none of their own
@@ -302,7 +314,7 @@ def _has_gradient(parameter: Any) -> bool:
     return hasattr(parameter, "_unsharded_param") and parameter.unsharded_param.grad is not None
 
 
-class _Visits:
+class _CallsInOrder:
     """Sees to it that each forward of ``root`` calls each of ``units`` in order, once or several times.
 
     :param begin: called before each.
@@ -314,34 +326,34 @@ class _Visits:
         self._next = 0
         self._running = False
         if units:
-            root.register_forward_pre_hook(self._begin, prepend=True)
-            root.register_forward_hook(self._end, prepend=True)
+            root.register_forward_pre_hook(self._before_pass, prepend=True)
+            root.register_forward_hook(self._after_pass, prepend=True)
         for index, unit in enumerate(units):
             unit.register_forward_pre_hook(
-                functools.partial(self._arrive, index), prepend=True, with_kwargs=True
+                functools.partial(self._before_unit, index), prepend=True, with_kwargs=True
             )
 
-    def _begin(self, *unused: Any) -> None:
+    def _before_pass(self, *unused: Any) -> None:
         self._next, self._running = 0, True
         self._at_begin()
 
-    def _arrive(self, index: int, unit: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _before_unit(self, index: int, unit: nn.Module, args: Any, kwargs: Any) -> Any:
         if not self._running:  # in the backward pass, where activations are computed again
             return None
         ahead: Sequence[int] = range(self._next, index)
         if index < self._next:
-            # The blocks are gone through once more: ranks that skip some still call the others in one order.
+            # The model goes through its blocks once more: ranks that skip some still call all in one order.
             ahead = [*range(self._next, len(self._units)), *range(index)]
-        passed = self._pass(ahead, (args, kwargs))
+        passed = self._pass_through(ahead, (args, kwargs))
         self._next = index + 1
         return passed
 
-    def _end(self, root: nn.Module, args: Any, output: Any) -> Any:
-        output = self._pass(range(self._next, len(self._units)), output)
+    def _after_pass(self, root: nn.Module, args: Any, output: Any) -> Any:
+        output = self._pass_through(range(self._next, len(self._units)), output)
         self._running = False
         return output
 
-    def _pass(self, indices: Sequence[int], values: Any) -> Any:
+    def _pass_through(self, indices: Sequence[int], values: Any) -> Any:
         """``values`` after having gone through units that leave them as they are."""
         if not indices:
             return values
@@ -351,19 +363,19 @@ class _Visits:
         if not through:
             raise DoesNotFit(f"the model passes over a block where no floating-point tensor is; {FIX}")
         for index in indices:
-            passed = self._call(self._units[index], [leaves[i] for i in through])
+            passed = self._call_as_identity(self._units[index], [leaves[i] for i in through])
             for i, tensor in zip(through, passed, strict=True):
                 # FSDP marks the tensors that it is given; the one after this unit gets others.
                 leaves[i] = tensor.view_as(tensor)
         return _pytree.tree_unflatten(leaves, structure)
 
-    def _call(self, unit: nn.Module, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def _call_as_identity(self, unit: nn.Module, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         own = unit.__dict__.get("forward")
 
-        def hand_on(*tensors: torch.Tensor) -> Any:
-            return _HandOn.apply(len(tensors), *tensors, *parameters_of(unit))  # type: ignore[no-untyped-call]
+        def identity(*tensors: torch.Tensor) -> Any:
+            return _Identity.apply(len(tensors), *tensors, *parameters_of(unit))  # type: ignore[no-untyped-call]
 
-        self._running, unit.forward = False, hand_on
+        self._running, unit.forward = False, identity
         try:
             passed: tuple[torch.Tensor, ...] = unit(*tensors)
         finally:
@@ -375,7 +387,7 @@ class _Visits:
         return passed
 
 
-class _HandOn(torch.autograd.Function):
+class _Identity(torch.autograd.Function):
     """The tensors as they are; what needs gradients after them is what would if the unit were computed."""
 
     @staticmethod
@@ -402,11 +414,11 @@ class _Noted:
 
 
 class _Gather(_Noted, DefaultAllGather):
-    pass
+    """A gather of a unit's weights that is noted."""
 
 
 class _Reduce(_Noted, DefaultReduceScatter):
-    pass
+    """A reduction of a unit's gradients that is noted."""
 
 
 def _is_floating(leaf: Any) -> bool:

@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
+
+from saturn_airflow.training.nested import tensors_in
 
 _DRAWS = (torch.ops.aten.rand.default, torch.ops.aten.rand.generator)
 
@@ -57,6 +58,8 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # What an operation returns, in memory of its own, or writes to was computed from all that it was
+        # given.
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func in _DRAWS and not result.ndim and not self.inside:
@@ -75,13 +78,6 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def tensors_in(data: Any) -> list[torch.Tensor]:
-    """The tensors in mappings, lists, tuples and whatever else torch knows as a container."""
-    if isinstance(data, torch.Tensor):
-        return [data]
-    return [leaf for leaf in _pytree.tree_leaves(data) if isinstance(leaf, torch.Tensor)]
-
-
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.is_mutable:
@@ -90,7 +86,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tor
     for number, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             written.append(args[number] if number < len(args) else kwargs.get(argument.name))
-    return tensors_in(written)
+    return list(tensors_in(written))
 
 
 def _work(func: Any, args: Any, kwargs: Any, result: Any) -> int:

@@ -18,7 +18,7 @@ from saturn_airflow.parallelism.beside_steps import BesideSteps
 from saturn_airflow.parallelism.block_stream import BlockStream, Weights, is_plain
 from saturn_airflow.parallelism.blocks import blocks_to_run, own_forward
 from saturn_airflow.parallelism.module_state import parameters_of
-from saturn_airflow.parallelism.narrow_weights import narrow_weights
+from saturn_airflow.parallelism.narrow_weights import WithoutHooks, autocast_dtype, narrow_weights
 from saturn_airflow.parallelism.parallel import Parallel, multiply
 from saturn_airflow.parallelism.recomputation import Compute, recomputed
 from saturn_airflow.parallelism.transfers import Transfers, on
@@ -52,13 +52,13 @@ class Spilled(Parallel):
         blocks = blocks_to_run(model)
         if not blocks:
             raise DoesNotFit("the model has no repeated blocks that could be spilled")
-        staying, blocks = _parted(model, blocks, stay)
-        shared = _shared(model, blocks)
+        staying, blocks = _split_blocks(model, blocks, stay)
+        shared = _shared_weights(model, blocks)
         _refuse_hooks(blocks, shared)
         outside = [*_named_outside(model, blocks), *shared]
         spilled = {p for _, block in blocks for p in parameters_of(block) if p not in shared}
         super().__init__(model, ranks)
-        home = _Home(folder)
+        host = _HostStore(folder)
         for parameter in outside:
             parameter.data = parameter.data.to(ranks.device)
         moved = {buffer: buffer.to(ranks.device) for buffer in model.buffers()}
@@ -67,13 +67,13 @@ class Spilled(Parallel):
                 if buffer is not None:
                     module._buffers[name] = moved[buffer]
         for parameter in spilled:
-            parameter.data = home.place(parameter.data)
-        weights = [tuple(_own(block, shared)) for _, block in blocks]
+            parameter.data = host.place(parameter.data)
+        weights = [tuple(_own_weights(block, shared)) for _, block in blocks]
         transfers = on(ranks.device) if transfers is None else transfers
-        self._stream = BlockStream(weights, resident, transfers, home.empty_like)
+        self._stream = BlockStream(weights, resident, transfers, host.empty_like)
         self._steps = BesideSteps(model, ranks.device, transfers)
-        self._at_home = list(spilled)
-        self._then: torch.optim.Optimizer | None = None
+        self._spilled = list(spilled)
+        self._next_optimizer: torch.optim.Optimizer | None = None
         self._uses = [0] * len(blocks)
         for name, block in staying:
             block.forward = recomputed(name, block, own_forward(block))
@@ -82,14 +82,19 @@ class Spilled(Parallel):
             block.forward = self._counted(index, recomputed(name, block, compute))
 
     def step_beside(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have blocks stepped on in the backward pass, as soon as their gradients are complete."""
         self._steps.begin(optimizer)
 
     def backward(
         self, objective: Objective, batch: Any, samples: int, scale: float, last: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stream the blocks through the device, forward and then in the opposite order.
+
+        :raises DoesNotFit: when something outside of the blocks uses their weights.
+        """
         prepared, count = objective.prepare(batch, samples)
         self._stream.direction, self._uses = 1, [0] * len(self._uses)
-        with self._whose_fault(), _at_home(), self._steps.watching(self._at_home):
+        with self._blame_the_model(), _translated_errors(), self._steps.watching(self._spilled):
             total, over = objective(self.module, prepared, count)
         parts = self._part(total.detach()), self._part(over)
         if step_on := self._steps.of_micro_batch(parts, objective.batch_samples, last=last):
@@ -99,33 +104,41 @@ class Spilled(Parallel):
         return parts
 
     def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stream the blocks through the device once."""
         self._stream.direction = 1
         return super().evaluate(objective, batch, samples)
 
     def finish_gradients(self) -> None:
+        """Wait until all gradients are in the host's memory, and the steps that were taken on blocks are
+        done."""
         self._stream.finish()
         self._steps.end()
 
     def drop_gradients(self) -> None:
+        """Forget all gradients, and begin with the steps that :meth:`clip_gradients` prepared on them."""
         # Where a loss was no number, nobody has waited for them.
         self.finish_gradients()
         super().drop_gradients()
         self._stream.begin_steps()
 
     def step_later(self, optimizer: torch.optim.Optimizer) -> None:
-        self._then = optimizer
+        """Remember who steps next: :meth:`clip_gradients` may leave steps on blocks to the next forward
+        pass."""
+        self._next_optimizer = optimizer
 
     def clip_gradients(self, max_norm: float) -> None:
+        """Scale gradients on the device down at once, and those of blocks just before the step on each."""
         gradients = self._gradients()
         factor = self._clipping(gradients, max_norm)
-        then, self._then = self._then, None
-        if then is not None and all(map(is_plain, gradients)):
-            prepare = self._steps.of_clipped(then, factor)
+        optimizer, self._next_optimizer = self._next_optimizer, None
+        if optimizer is not None and all(map(is_plain, gradients)):
+            prepare = self._steps.of_clipped(optimizer, factor)
             if prepare is not None:
                 self._stream.step_later(prepare)
         multiply(self._gradients(), factor)
 
     def complete_steps(self) -> None:
+        """Wait for the steps on blocks that were left to the next forward pass."""
         self._stream.complete_steps()
 
     def finish_evaluating(self) -> None:
@@ -146,7 +159,7 @@ class Spilled(Parallel):
 
 
 @contextmanager
-def _at_home() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     """Around a forward pass, in which only the blocks themselves find their weights on the device."""
     try:
         yield
@@ -159,17 +172,18 @@ def _at_home() -> Iterator[None]:
         ) from error
 
 
-class _Home:
+class _HostStore:
     """Where spilled tensors live: in memory, or in files."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` at home."""
+        """``tensor`` in the host's memory, or in a file."""
         return tensor.to("cpu") if self._folder is None else self.empty_like(tensor).copy_(tensor)
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory for a tensor of this shape and format; a file has no name, and goes with the tensor."""
         if self._folder is None:
             return torch.empty_like(tensor, device="cpu")
         # The file has no name any more once it is open, so it goes when the tensor goes.
@@ -180,7 +194,7 @@ class _Home:
 
 
 class _Fetch(torch.autograd.Function):
-    """From weights at home to copies on the device, and from the copies' gradients to gradients at home."""
+    """From weights in the host's memory to copies on the device; gradients go the other way."""
 
     @staticmethod
     def forward(
@@ -200,18 +214,6 @@ class _Fetch(torch.autograd.Function):
         return (None, None, None, *(None for _ in gradients))
 
 
-class _Bare(nn.Module):
-    """A block without the hooks that run around its forward pass: they run outside of this."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-        self.own_forward = own_forward(block)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.own_forward(*args, **kwargs)
-
-
 def _streamed(
     name: str,
     block: nn.Module,
@@ -222,8 +224,8 @@ def _streamed(
 ) -> Compute:
     """The forward pass of ``block`` with fetched weights, except for those that are ``shared``."""
     compiled = block._compiled_call_impl is not None
-    bare = _Bare(block)
-    own = _own(bare, shared)
+    bare = WithoutHooks(block, own_forward(block))
+    own = _own_weights(bare, shared)
     names, weights = list(own.values()), tuple(own)
 
     def compute(
@@ -231,7 +233,7 @@ def _streamed(
         kwargs: dict[str, Any],
         look: Callable[[Weights], object] = lambda fetched: None,
     ) -> Any:
-        fetched = _Fetch.apply(stream, index, _lower(device_type), *weights)  # type: ignore[no-untyped-call]
+        fetched = _Fetch.apply(stream, index, autocast_dtype(device_type), *weights)  # type: ignore[no-untyped-call]
         look(fetched)
         versions = [weight._version for weight in fetched]
         result = functional_call(bare, dict(zip(names, fetched, strict=True)), args, kwargs)
@@ -247,7 +249,7 @@ def _streamed(
 
     @functools.wraps(block.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        lower = _lower(device_type)
+        lower = autocast_dtype(device_type)
         # Where gradients are wanted, what a block does to its inputs is noticed.
         if lower is not None and index not in stream.narrow and not compiled and torch.is_grad_enabled():
             found = narrow_weights(name, block, len(weights), lower, variant, args, kwargs)
@@ -267,12 +269,7 @@ def _check_unchanged(block: str, names: Sequence[str], fetched: Weights, version
             )
 
 
-def _lower(device_type: str) -> torch.dtype | None:
-    """The format that is computed in, where that is not the weights'."""
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-
-
-def _parted(
+def _split_blocks(
     model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], stay: int
 ) -> tuple[list[tuple[str, nn.Module]], list[tuple[str, nn.Module]]]:
     """The blocks that stay on the device, and those that have weights to stream.
@@ -281,14 +278,14 @@ def _parted(
     :raises DoesNotFit: when none is left.
     """
     stay = min(stay, len(blocks) - 1)
-    shared = _shared(model, blocks[stay:])
-    streamed = [(name, block) for name, block in blocks[stay:] if _own(block, shared)]
+    shared = _shared_weights(model, blocks[stay:])
+    streamed = [(name, block) for name, block in blocks[stay:] if _own_weights(block, shared)]
     if not streamed:
         raise DoesNotFit("the model's blocks share all of their weights, so none could be spilled")
     return [one for one in blocks if one not in streamed], streamed
 
 
-def _shared(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> dict[nn.Parameter, None]:
+def _shared_weights(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> dict[nn.Parameter, None]:
     """Those of the blocks' weights that another block has as well, or something outside of them."""
     outside = set(_named_outside(model, blocks))
     holders = Counter(p for _, block in blocks for p in set(parameters_of(block)))
@@ -297,14 +294,14 @@ def _shared(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> dict[n
     )
 
 
-def _own(module: nn.Module, shared: Collection[nn.Parameter]) -> dict[nn.Parameter, str]:
+def _own_weights(module: nn.Module, shared: Collection[nn.Parameter]) -> dict[nn.Parameter, str]:
     """The weights of ``module`` that are not ``shared``, with their names."""
     return {p: name for name, p in nn.Module.named_parameters(module) if p not in shared}
 
 
 def _refuse_hooks(blocks: Sequence[tuple[str, nn.Module]], shared: Collection[nn.Parameter]) -> None:
     for block_name, block in blocks:
-        for parameter, name in _own(block, shared).items():
+        for parameter, name in _own_weights(block, shared).items():
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                 raise DoesNotFit(
                     f"parameter {f'{block_name}.{name}'!r} has a hook on its gradient, which spill does not "

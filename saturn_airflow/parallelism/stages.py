@@ -91,6 +91,7 @@ def balance(before: float, blocks: Sequence[float], places: Sequence[int], stage
     def size(start: int, end: int) -> float:
         return sums[end] - sums[start] + before * (start == 0)
 
+    # Linear partition by dynamic programming: one stage more in each turn of the loop.
     # best[end]: the largest stage and the cuts, when the stages so far hold the blocks up to end.
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for stage in range(stages):

@@ -50,6 +50,10 @@ class TensorCut(Parallel):
         self._undecided: dict[str, nn.Parameter] = {}
 
     def prepare(self, objective: Objective, batch: Any, samples: int) -> None:
+        """Find out which gradients of whole parameters are partial, in one backward pass with random weights.
+
+        :raises DoesNotFit: when a gradient is neither the same on all ranks nor a part of one.
+        """
         if self.ranks.size == 1:
             return
         whole = {name: p for name, p in self.trainable().items() if not isinstance(p, DTensor)}
@@ -67,6 +71,11 @@ class TensorCut(Parallel):
         self._undecided = {name: p for name, p in whole.items() if name not in verdicts}
 
     def finish_gradients(self) -> None:
+        """Add up partial gradients over the ranks.
+
+        :raises DoesNotFit: when a parameter has its first gradient only now, so that nobody knows which
+            kind it is.
+        """
         self._check_decided()
         for parameter in self._partial:
             if parameter.grad is not None:

@@ -73,7 +73,7 @@ class Done:
 
 
 class AtOnce:
-    """Where the device's memory is the host's: whatever is asked is done by then."""
+    """The :class:`Transfers` where the device's memory is the host's: all is done when a method returns."""
 
     staged = False
 
@@ -101,7 +101,8 @@ class AtOnce:
 
 
 class OnStreams:
-    """On a GPU: a stream for each direction, pinned buffers, and a thread for each lane."""
+    """The :class:`Transfers` of a GPU: a stream for each direction, pinned buffers, a thread for each
+    lane."""
 
     staged = True
 

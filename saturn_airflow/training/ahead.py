@@ -11,6 +11,7 @@ from saturn_airflow.launch import job_log
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import precision
 from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.nested import map_tensors
 
 
 def pays(job: Job, device: torch.device) -> bool:
@@ -88,4 +89,4 @@ class PlacedAhead:
             tensor.record_stream(compute)
             return tensor
 
-        return precision.map_tensors(used, placed)
+        return map_tensors(used, placed)

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.training.precision import map_parts
+from saturn_airflow.training.nested import map_parts
 
 Path = tuple[Any, ...]
 

@@ -19,8 +19,9 @@ from torch.utils.data import (
 )
 
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training import precision, rng
+from saturn_airflow.training import rng
 from saturn_airflow.training.data_state import DataState
+from saturn_airflow.training.nested import map_parts
 from saturn_airflow.training.optim import plain_values
 from saturn_airflow.training.seeded_samples import SeededOrder, SeededSamples
 
@@ -102,8 +103,8 @@ def _may_change_dataset(worker_init: Any) -> bool:
 def alike(one: Any, other: Any) -> bool:
     """Whether two samples are the same, as far as one can see."""
     parts: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
-    precision.map_parts(parts[0].setdefault, one)
-    precision.map_parts(parts[1].setdefault, other)
+    map_parts(parts[0].setdefault, one)
+    map_parts(parts[1].setdefault, other)
     return parts[0].keys() == parts[1].keys() and all(
         _same(part, parts[1][path]) for path, part in parts[0].items()
     )

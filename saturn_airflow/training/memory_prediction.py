@@ -27,6 +27,7 @@ from saturn_airflow.training.attention_stand_in import lean_attention
 from saturn_airflow.training.batches import Cut, Position
 from saturn_airflow.training.load_data import load_data
 from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.nested import map_tensors
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.ranks import Ranks
 
@@ -73,7 +74,7 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
     with data.aside():
         batch = next(data.batches(Position(), cut, 1))
     prepared, count = objective.prepare(batch.micro_batches[0].data, max(1, batch.micro_batches[0].samples))
-    fake_batch = precision.map_tensors(mode.from_tensor, prepared)
+    fake_batch = map_tensors(mode.from_tensor, prepared)
     tracker = MemTracker()
     tracker.track_external(adapted.module, optimizer)
     with mode, tracker, lean_attention():

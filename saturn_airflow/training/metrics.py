@@ -19,8 +19,8 @@ from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.metrics import PART
-from saturn_airflow.training import precision
 from saturn_airflow.training.losses import means
+from saturn_airflow.training.nested import map_tensors
 from saturn_airflow.training.ranks import Ranks
 
 _FUNCTION = (
@@ -81,12 +81,12 @@ class Metrics:
             return
         seen, self._waiting = self._waiting, []
         if self._shares > 1:
-            here = (self._share, precision.map_tensors(lambda tensor: tensor.detach().cpu(), seen))
+            here = (self._share, map_tensors(lambda tensor: tensor.detach().cpu(), seen))
             everyones: list[Any] | None = [None] * self._ranks.size if self._ranks.is_first else None
             dist.gather_object(here, everyones)
             by_share = _first_that_saw(everyones or [])
             seen = [pair for share in sorted(by_share) for pair in by_share[share]]
-            seen = precision.map_tensors(lambda tensor: tensor.to(self._ranks.device), seen)
+            seen = map_tensors(lambda tensor: tensor.to(self._ranks.device), seen)
         for pair in seen:
             for metric in self._objects.values():
                 metric.see(*pair)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.parallelism.module_state import copied, says_its_state
+from saturn_airflow.parallelism.module_state import copied, has_extra_state
 from saturn_airflow.training import of_all_ranks
 from saturn_airflow.training.optim import own_classes, plain_values
 
@@ -121,7 +121,7 @@ class ModelAttributes:
         return {
             prefix: plain_values.encode(module.get_extra_state(), "it")
             for prefix, module in self._model.named_modules()
-            if says_its_state(module)
+            if has_extra_state(module)
         }
 
     def _encoded_objects(self) -> Attributes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+
+from saturn_airflow.training.nested import map_tensors
 
 
 def exact(precision: str) -> str:
@@ -63,49 +63,3 @@ def place(data: Any, device: torch.device, precision: str) -> Any:
         return tensor.to(device, torch.float64 if wider else tensor.dtype, non_blocking=True)
 
     return map_tensors(move, data)
-
-
-def map_tensors(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
-    """``data`` with ``function`` applied to each tensor in its mappings, sequences and dataclasses."""
-    return map_parts(lambda path, part: function(part) if isinstance(part, torch.Tensor) else part, data)
-
-
-def map_parts(
-    function: Callable[[tuple[Any, ...], Any], Any],
-    data: Any,
-    path: tuple[Any, ...] = (),
-    stop: Callable[[tuple[Any, ...]], bool] = lambda path: False,
-) -> Any:
-    """``data`` with ``function(path, part)`` in the place of all that is no container.
-
-    :param path: where ``data`` lies: the keys, positions and field names that lead there.
-    :param stop: says of the path of a container that it is a part like others.
-    """
-
-    def inner(key: Any, value: Any) -> Any:
-        return map_parts(function, value, (*path, key), stop)
-
-    if isinstance(data, torch.Tensor) or stop(path):
-        return function(path, data)
-    if isinstance(data, Mapping):
-        return _like(data, {key: inner(key, value) for key, value in data.items()})
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*map(inner, data._fields, data))
-    if isinstance(data, list | tuple):
-        return type(data)(inner(index, value) for index, value in enumerate(data))
-    if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        changed = copy.copy(data)
-        for field in dataclasses.fields(data):
-            object.__setattr__(changed, field.name, inner(field.name, getattr(data, field.name)))
-        return changed
-    return function(path, data)
-
-
-def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """``values`` as a mapping of the same kind, such as Hugging Face's BatchEncoding, where it is made so."""
-    if type(mapping) is dict:
-        return values
-    try:
-        return type(mapping)(values)  # type: ignore[call-arg]
-    except TypeError:
-        return values

@@ -17,11 +17,12 @@ from torch.utils.data import DataLoader
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import layout as layouts
-from saturn_airflow.training import precision, rng
+from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, itself
 from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.layout import Layout, MicroBatch
 from saturn_airflow.training.loaders import alike, any_sample, changes_batches, set_epoch
+from saturn_airflow.training.nested import map_parts
 from saturn_airflow.training.without_group import without_group
 
 _NOTHING = object()
@@ -268,7 +269,7 @@ def _kept(data: Any) -> Any:
             return part.clone()
         return part.copy() if isinstance(part, np.ndarray) else part
 
-    return precision.map_parts(copied, data)
+    return map_parts(copied, data)
 
 
 def _is_as(kept: Any, data: Any) -> bool:

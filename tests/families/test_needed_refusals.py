@@ -34,7 +34,7 @@ _PACKAGE = "saturn_airflow."
 LOST, BLAMED = "the loss became no number", "the job's own code is blamed, and nothing more is tried"
 BY_PARTS = {"training.losses.decompose.find_rule": lambda *args, **kwargs: SAMPLES}
 BY_BUFFERS = {"parallelism.changing_buffers.ChangingBuffers.look": lambda self, *, last: None}
-BY_STATE = {"parallelism.anatomy._state": lambda model: {}}
+BY_STATE = {"parallelism.anatomy._buffer_versions": lambda model: {}}
 
 
 class ClipsParts(torch.optim.SGD):
@@ -85,8 +85,8 @@ TWICE = {
     "parallelism.recomputation.Call.check": allow,
 }
 AS_THEY_COME = {
-    "parallelism.sharding._Visits._arrive": allow,
-    "parallelism.sharding._Visits._end": allow,
+    "parallelism.sharding._CallsInOrder._before_unit": allow,
+    "parallelism.sharding._CallsInOrder._after_pass": allow,
     "parallelism.agreeing.Agreement._compare": allow,
 }
 

@@ -181,4 +181,4 @@ def test_what_a_block_returns_comes_out_of_fsdps_hooks_as_it_was() -> None:
     block = torch.nn.Identity()
     outputs: tuple[Any, ...] = ((), (1,), [], {}, None)
     for output in outputs:
-        assert sharding._closed(block, (), sharding._opened(block, (), output)) == output
+        assert sharding._repack_objects(block, (), sharding._unpack_objects(block, (), output)) == output

@@ -75,7 +75,7 @@ def test_at_most_so_many_blocks_are_on_the_device(
     def count(self: Any, index: int, dtypes: Any) -> Any:
         fetched[0] += 1
         started = start(self, index, dtypes)
-        most[0] = max(most[0], len(self._here) + 1)
+        most[0] = max(most[0], len(self._on_device) + 1)
         return started
 
     monkeypatch.setattr(block_stream.BlockStream, "_start", count)
@@ -86,7 +86,7 @@ def test_at_most_so_many_blocks_are_on_the_device(
     # Forward and backward fetch every block once; what is still there is not fetched again.
     assert fetched[0] == 2 * 6 - min(resident, 6)
     spilled.finish_gradients()
-    assert not spilled._stream._here
+    assert not spilled._stream._on_device
 
 
 def test_trains_with_dropout_as_if_not_spilled(ranks: Ranks) -> None:

@@ -27,6 +27,8 @@ from saturn_airflow.parallelism.transfers import Buffers, Done
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 6
 
 
@@ -192,7 +194,7 @@ def forget_to_wait(what: str, monkeypatch: pytest.MonkeyPatch) -> str:
             Buffers, "give_back", lambda self, buffer, _: give_back(self, buffer, lambda: None)
         )
     if what == "for what is to be added":
-        monkeypatch.setattr(BlockStream, "finish", lambda self: self._here.clear())
+        monkeypatch.setattr(BlockStream, "finish", lambda self: self._on_device.clear())
     if what == "before a step":
         begin = WorstOrder.begin
 

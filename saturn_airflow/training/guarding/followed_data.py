@@ -10,9 +10,9 @@ import torch
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training import precision
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
 from saturn_airflow.training.loaders import alike
+from saturn_airflow.training.nested import map_tensors
 
 
 class FollowedData:
@@ -27,7 +27,7 @@ class FollowedData:
         self._job, self._data, self._sizes, self._cut = job, data, sizes, cut
         self._numbers = set(batches)
         self._changed = data.watched()
-        self._given = precision.map_tensors(torch.clone, _parts(batches))
+        self._given = map_tensors(torch.clone, _parts(batches))
 
     def refuse_what_training_changes(self) -> None:
         """Fetch the batches anew where steps have changed what the data look at.

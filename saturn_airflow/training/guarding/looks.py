@@ -39,6 +39,7 @@ from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import put_into_functions
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.loading import load_model
+from saturn_airflow.training.nested import map_tensors
 from saturn_airflow.training.without_group import without_group
 
 # The share of a training's steps that all looks together may take as long as.
@@ -352,7 +353,7 @@ def can_differ(parallel: Parallel, job: Job, technique: str, parameters: Any) ->
 
 def _copied(data: Any) -> Any:
     """A batch, which a model or a loss may change in place, before the step itself."""
-    return precision.map_tensors(torch.clone, data)
+    return map_tensors(torch.clone, data)
 
 
 def _available_bytes() -> int:

@@ -24,6 +24,7 @@ from saturn_airflow.training.batches import Data
 from saturn_airflow.training.layout import MicroBatch, of_batch
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.rules import SAMPLES, Heard, Rule
+from saturn_airflow.training.nested import tensors_in
 
 
 class Objective:
@@ -287,16 +288,9 @@ class _Nothing(torch.autograd.Function):
 
 def _behind(loss: torch.Tensor, outputs: Any) -> list[torch.Tensor]:
     """The outputs that a loss is computed from, or the loss itself where it depends on anything else."""
-    found: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.grad_fn is not None:
-            found.append(tensor)
-        return tensor
-
     data = vars(outputs) if hasattr(outputs, "__dict__") and not isinstance(outputs, Mapping) else outputs
-    precision.map_tensors(note, outputs if isinstance(outputs, torch.Tensor) else data)
-    nodes: dict[Any, torch.Tensor] = {tensor.grad_fn: tensor for tensor in found}
+    found = tensors_in(outputs if isinstance(outputs, torch.Tensor) else data)
+    nodes: dict[Any, torch.Tensor] = {t.grad_fn: t for t in found if t.grad_fn is not None}
     used: list[torch.Tensor] = []
     seen = {loss.grad_fn}
     waiting: list[Any] = [loss.grad_fn]

@@ -427,8 +427,7 @@ def is_of_the_first_format(encoded: Any) -> bool:
 def equal(one: Any, other: Any) -> bool:
     """Whether two values are the same, tensors compared element by element; NaN is the same as NaN."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        same_kind = one.shape == other.shape and one.dtype == other.dtype
-        return same_kind and _equal_tensors(one.cpu(), other.cpu())
+        return equal_tensors(one.cpu(), other.cpu())
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         numbers = one.dtype.kind in "fc"
         return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=numbers)
@@ -451,7 +450,10 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
+def equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors on one device have the same shape, format and numbers; NaN is the same as NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
     if torch.equal(one, other):
         return True
     if not (one.is_floating_point() or one.is_complex()) or one.layout != torch.strided:

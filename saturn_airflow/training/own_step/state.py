@@ -11,7 +11,7 @@ from torch import nn
 
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.parallelism.module_state import says_its_state
+from saturn_airflow.parallelism.module_state import has_extra_state
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import storing
 from saturn_airflow.training.job_globals import JobGlobals
@@ -179,7 +179,7 @@ class _Strict(ModelAttributes):
         modules = dict(self._model.named_modules())
         for name, own in now.items():
             for key, value in own.items():
-                if says_its_state(modules[name]) and not isinstance(vars(modules[name])[key], _PLAIN):
+                if has_extra_state(modules[name]) and not isinstance(vars(modules[name])[key], _PLAIN):
                     continue  # an object, of which the module says what it keeps
                 before = self._at_first.get(name, {})
                 same = key in before and _same(before[key], value)
