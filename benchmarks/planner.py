@@ -4,6 +4,8 @@
     python benchmarks/planner.py --random 1024 128     # jobs, nodes of 8; results in planner_random.json
     python benchmarks/planner.py --busy                # half of all devices have jobs of others at first;
                                                        # results in planner_busy.json
+    python benchmarks/planner.py --by-processes 1 2    # saturn alone, with one process and with two;
+                                                       # results in planner_processes.json
 
 Both get whole processes: starting Python, importing and building the model count in the time. Every plan
 goes through ``plan_checker``. Results are merged into ``benchmarks/results/planner.json``, so that it can be
@@ -44,14 +46,21 @@ def main() -> int:
         "--random", nargs=2, type=int, metavar=("JOBS", "NODES"), help="a problem drawn with a seed"
     )
     parser.add_argument("--busy", action="store_true", help="other jobs run on half of all devices at first")
+    parser.add_argument("--by-processes", nargs="*", type=int, help="compare saturn with itself")
     parser.add_argument("--cp-sat", nargs=3, metavar=("FILE", "SECONDS", "WORKERS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cp_sat:
         print(json.dumps(cp_sat(json.loads(Path(args.cp_sat[0]).read_text()), *map(float, args.cp_sat[1:]))))
         return 0
+    found: dict[str, Any]
+    if args.by_processes:
+        names = args.instances or sorted(path.stem for path in (HERE / "instances").glob("*.json"))
+        found = {"machine": machine(args.note), "rows": by_processes(names, args.limits, args.by_processes)}
+        RESULTS.with_name("planner_processes.json").write_text(json.dumps(found, indent=1) + "\n")
+        return 0
     if args.random:
         problem = random_problem(*args.random)
-        found: dict[str, Any] = {"machine": machine(args.note), "rows": []}
+        found = {"machine": machine(args.note), "rows": []}
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{problem['name']}.json"
             file.write_text(json.dumps(problem))
@@ -130,10 +139,27 @@ def measure_instance(name: str, limit: float, processes: int, *, busy: bool) -> 
         return measure(own, limit, processes)
 
 
+def by_processes(names: list[str], limits: list[float], counts: list[int]) -> list[dict[str, Any]]:
+    """Each instance under each limit by saturn alone, with each of these counts of processes in turn."""
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        file = HERE / "instances" / f"{name}.json"
+        for limit in limits:
+            found = {str(count): run(saturn_command(file, limit, count), file) for count in counts}
+            rows.append({"instance": name, "limit": limit, "by_processes": found})
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def saturn_command(file: Path, limit: float, processes: int) -> list[str]:
+    """The command that plans ``file`` within ``limit`` seconds."""
+    command = [sys.executable, "-m", "saturn_airflow.cli", "plan", str(file), "--json"]
+    return [*command, "--time-limit", str(limit), "--processes", str(processes)]
+
+
 def measure(file: Path, limit: float, processes: int) -> dict[str, Any]:
     """One problem under one limit, by both."""
-    saturn = [sys.executable, "-m", "saturn_airflow.cli", "plan", str(file), "--json"]
-    saturn += ["--time-limit", str(limit), "--processes", str(processes)]
+    saturn = saturn_command(file, limit, processes)
     other = [sys.executable, __file__, "--cp-sat", str(file), str(limit), str(processes)]
     return {
         "instance": file.stem,
