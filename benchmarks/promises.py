@@ -44,7 +44,7 @@ from saturn_airflow.planning.online.ends import Ends, at_pace, ends_of
 from saturn_airflow.planning.online.error_law import ErrorLaw, Parts, fit
 from saturn_airflow.planning.online.execution import Situation, execute
 from saturn_airflow.planning.planner import solve
-from saturn_airflow.sharing.odds import odds
+from saturn_airflow.sharing.drawn_futures import odds
 from saturn_airflow.sharing.replay import replay
 
 NODES = (Node("a", 4, "gpu"), Node("b", 4, "gpu"))

@@ -14,7 +14,7 @@ from saturn_airflow.model.grids import grid
 from saturn_airflow.model.hparams import HParams
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.rounds import Rounds
-from saturn_airflow.model.samples import loguniform, randint, sample, uniform
+from saturn_airflow.model.sampling import loguniform, randint, sample, uniform
 from saturn_airflow.model.secrets import Secret
 from saturn_airflow.model.selection import MedianStopping, SuccessiveHalving
 from saturn_airflow.moved import understand_old_names

@@ -17,6 +17,7 @@ _MOVES = {
         " rounds selection"
     ),
     ("", "operators"): "graph round_graph sweep",
+    ("commands", "commands"): "shared:command_line",
     ("operators", "operators"): (
         "inside:airflow_internals plan:plan_task profile:profile_task report:report_task train:train_task"
         " trials:trials_task waves:wave_tasks"
@@ -34,7 +35,7 @@ _MOVES = {
         "baselines explaining reading:plan_files showing:terminal upstream:paper_milp"
     ),
     ("plugin", "plugin"): "inside:web_internals reading:queries",
-    ("tracking", "tracking"): "estimates:estimate_store runs:mlflow_runs",
+    ("tracking", "tracking"): "estimates:estimate_store runs:mlflow_runs sweeps:sweep_runs",
     ("training", "launch"): (
         "devices failures fork_server forked launching leases progress request restarting run_spec runs"
         " supervisor users_code warm warm_server"

@@ -6,7 +6,7 @@ import argparse
 from contextlib import suppress
 from pathlib import Path
 
-from saturn_airflow.commands.shared import COMPOSE, add_dags
+from saturn_airflow.commands.command_line import COMPOSE, add_dags
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 from pathlib import Path
 
-from saturn_airflow.commands.shared import COMPOSE, add_dags
+from saturn_airflow.commands.command_line import COMPOSE, add_dags
 
 #: For each DAG of the demo's own, the modules that it and its services need, and the extra that brings each.
 _NEEDED = {"nightly_retrain": {"torch": "torch", "transformers": "transformers"}}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.commands import shared
+from saturn_airflow.commands import command_line
 from saturn_airflow.model import guards
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--failed", action="store_true", help="only of strategies that can't run, with the reason"
     )
     parser.add_argument("--json", action="store_true", help="print them as JSON")
-    shared.add_uri(parser)
+    command_line.add_uri(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the estimates that match."""
     from saturn_airflow import tracking
 
-    known = tracking.estimate_store.everything(shared.uri_of(args))
+    known = tracking.estimate_store.everything(command_line.uri_of(args))
     found = sorted(filter(lambda k: _matches(k, args), known), key=_order)
     if args.json:
         print(json.dumps([_row(k) for k in found], indent=2))
@@ -109,7 +109,7 @@ def _show(found: Sequence[Known], count: int) -> None:
             style="dim" if not e.works else "yellow" if e.stale else None,
         )
         job = known.job
-    console = shared.console()
+    console = command_line.console()
     if found:
         console.print(table)
     console.print(

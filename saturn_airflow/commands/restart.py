@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from saturn_airflow.commands import shared
+from saturn_airflow.commands import command_line
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.folders import slug
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Leave the wish in the jobs' folders, where their train tasks read it."""
     from saturn_airflow.launch import restarting
 
-    home = args.home or shared.home()
+    home = args.home or command_line.home()
     sweeps = home / "sweeps" / slug(args.dag) / slug(args.run)
     if not sweeps.is_dir():
         raise SaturnError(

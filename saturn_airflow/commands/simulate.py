@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.commands import shared
+from saturn_airflow.commands import command_line
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.rounds import Rounds
@@ -142,7 +142,7 @@ def _show(problem: Problem, found: Simulation, once: Simulation, known: float) -
 
     from saturn_airflow.planning.presenting.terminal import duration
 
-    console = shared.console()
+    console = command_line.console()
     table = Table(title=f"Rounds of {problem.name}", title_justify="left")
     table.add_column("round", justify="right")
     table.add_column("begins", justify="right")

@@ -8,7 +8,7 @@ import json
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.commands import shared
+from saturn_airflow.commands import command_line
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.sharing import SharingRules, least_seconds
@@ -107,7 +107,7 @@ def _show(file: ArrivalsFile, sweeps: list[SharedSweep], found: Replay) -> None:
 
     from saturn_airflow.planning.presenting.terminal import duration
 
-    console = shared.console()
+    console = command_line.console()
     table = Table(title=f"Sweeps of {file.name}", title_justify="left")
     table.add_column("sweep")
     table.add_column("team")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.commands import shared
+from saturn_airflow.commands import command_line
 from saturn_airflow.model.errors import SaturnError
 
 if TYPE_CHECKING:
@@ -38,20 +38,20 @@ def _options(parser: argparse.ArgumentParser, default: Any = None, listing: bool
         limit = 20 if default is None else default
         parser.add_argument("--limit", type=int, metavar="N", default=limit, help="how many at the most (20)")
     parser.add_argument("--json", action="store_true", default=default or False, help="print it as JSON")
-    shared.add_uri(parser, default)
+    command_line.add_uri(parser, default)
 
 
 def run(args: argparse.Namespace) -> int:
     """List, or show one."""
-    from saturn_airflow.tracking import sweeps
+    from saturn_airflow.tracking import sweep_runs
 
-    uri = shared.uri_of(args)
+    uri = command_line.uri_of(args)
     if args.action == "show":
-        found: Any = sweeps.one(uri, args.sweep)
+        found: Any = sweep_runs.one(uri, args.sweep)
     else:
         if args.limit < 1:
             raise SaturnError(f"--limit {args.limit}: give a number of at least 1")
-        found = sweeps.recent(uri, args.limit, args.dag)
+        found = sweep_runs.recent(uri, args.limit, args.dag)
     if args.json:
         print(json.dumps(found, indent=2))
     elif args.action == "show":
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(found: Sequence[Mapping[str, Any]]) -> None:
-    console = shared.console()
+    console = command_line.console()
     if not found:
         console.print("MLflow knows no sweep.")
         return
@@ -87,7 +87,7 @@ def _list(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show(sweep: Mapping[str, Any]) -> None:
-    console = shared.console()
+    console = command_line.console()
     columns = ("job", "status", "technique", "devices", "node", "planned", "actual", "loss", "eval loss")
     own = list(dict.fromkeys(name for job in sweep["jobs"] for name in job["metrics"]))
     rows = [

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saturn_airflow.commands import shared
+from saturn_airflow.commands import command_line
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.settings import PROMISED
 
 if TYPE_CHECKING:
     from saturn_airflow.model.active_sweep import ActiveSweep
     from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
-    from saturn_airflow.sharing.deadlines import Late
+    from saturn_airflow.sharing.broken_deadlines import Late
     from saturn_airflow.sharing.forecast import StandingPlan
     from saturn_airflow.sharing.outlook import Outlook
 
@@ -46,12 +46,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what is expected of the active sweeps that were asked for."""
     from saturn_airflow.launch.ledger import Ledger
-    from saturn_airflow.sharing.deadlines import late
+    from saturn_airflow.sharing.broken_deadlines import late
     from saturn_airflow.sharing.forecast import plan_together
 
-    ledger = Ledger(args.home or shared.home())
+    ledger = Ledger(args.home or command_line.home())
     active = ledger.sweeps()
-    cluster, rules = ledger.cluster(active), shared.sharing_rules()
+    cluster, rules = ledger.cluster(active), command_line.sharing_rules()
     plan = plan_together(cluster, rules)
     wanted = _wanted(active, args.dag, args.run)
     left = {sweep.name: sweep for sweep in cluster.sweeps}
@@ -141,7 +141,7 @@ def _promised(
     :returns: ``odds`` (a share) and ``by`` (seconds since the epoch); None where it tells of no errors.
     """
     from saturn_airflow.planning.online.error_law import ErrorLaw
-    from saturn_airflow.sharing.odds import odds
+    from saturn_airflow.sharing.drawn_futures import odds
 
     if mine.law is None:
         return None
@@ -174,7 +174,7 @@ def _list(found: Sequence[dict[str, Any]]) -> None:
     from rich import box
     from rich.table import Table
 
-    console = shared.console()
+    console = command_line.console()
     if not found:
         console.print("No sweep is planned and not done.")
         return
@@ -193,7 +193,7 @@ def _show(sweep: dict[str, Any], now: float) -> None:
     from rich import box
     from rich.table import Table
 
-    console = shared.console()
+    console = command_line.console()
     gives_way = ", its jobs may give way" if sweep["preempt"] else ""
     promised = sweep["promised"]
     with_odds = f", with {promised['odds']:.0%} by {_at(promised['by'], now)}" if promised else ""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from saturn_airflow.deciding import odds
+from saturn_airflow.deciding import plans_with_odds
 from saturn_airflow.deciding.entering import entries, strategies
 from saturn_airflow.launch.progress import Progress
 from saturn_airflow.model import selection
@@ -225,7 +225,7 @@ def decide_round(stand: Stand, problem: Problem, situation: Situation, seconds: 
     # Where jobs wait for each other at a rung, that is what ends a round.
     whole = stand.is_last or _waits_at_rungs(settings)
     time_limit = settings.planning_seconds / (1 if whole else _SEARCHES)
-    time_limit /= 1 if settings.confidence is None else odds.SEARCHES
+    time_limit /= 1 if settings.confidence is None else plans_with_odds.SEARCHES
     checkpoint = 0.0 if stand.plan is None else _checkpoint_seconds(stand.progress)
 
     def adopt(objective: str, deadline: float | None) -> Adoption:
@@ -326,7 +326,7 @@ def _ends(
 
 
 def _in_time(
-    make: odds.Make,
+    make: plans_with_odds.Make,
     settings: SweepSettings,
     seconds: float | None,
     ends: Callable[[Adoption], PlanEnds] | None,
@@ -344,7 +344,7 @@ def _in_time(
         if left <= 0:
             raise MissedDeadlineError(f"planning ends {-left:.0f} s after it")
         if settings.confidence is not None:
-            return odds.in_time_with_odds(make, ends, left, settings.confidence)
+            return plans_with_odds.in_time_with_odds(make, ends, left, settings.confidence)
         return make(settings.objective, left), None
     except MissedDeadlineError as error:
         return make(MAKESPAN, None), str(error)

@@ -32,7 +32,7 @@ from saturn_airflow.deployment.compose import Service, load
 from saturn_airflow.deployment.databases import NAMES
 from saturn_airflow.deployment.packages import missing_packages
 from saturn_airflow.deployment.processes import HOST, free_port
-from saturn_airflow.deployment.restarts import Restarts
+from saturn_airflow.deployment.restart_policy import RestartPolicy
 from saturn_airflow.deployment.services import LocalServices
 from saturn_airflow.model.errors import SaturnError
 
@@ -166,13 +166,13 @@ class LocalCluster(LocalServices):
         if wait:
             self.wait_ready(name)
 
-    def restarts(self, say: Callable[[str], object]) -> Restarts:
+    def restarts(self, say: Callable[[str], object]) -> RestartPolicy:
         """What starts services again that end by themselves, where the compose file says so.
 
         :param say: told of each end in a sentence.
         """
         names = [service.name for service in self.services.values() if service.restart]
-        return Restarts(self.processes, names, say)
+        return RestartPolicy(self.processes, names, say)
 
     def stop(self) -> None:
         """End all services and whatever they started; those that others depend on go last."""

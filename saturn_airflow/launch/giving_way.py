@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import turns
+from saturn_airflow.launch import turn_at_node
 from saturn_airflow.launch.lease_folder import LeaseFolder
 from saturn_airflow.launch.leases import Lease, default_folder
 from saturn_airflow.launch.run_spec import RunSpec
-from saturn_airflow.launch.turns import Sharing
+from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.sharing import Pace, seconds_to_leave
@@ -83,7 +83,7 @@ class GivingWay:
             held = lease_folder.holders()
             for device in self._lease.devices:
                 held[device] = replace(self._lease.holder, claim=self._claim)
-            self.leaves = self._claim.sweep.preempt and turns.is_to_leave(
+            self.leaves = self._claim.sweep.preempt and turn_at_node.is_to_leave(
                 self._claim, self._sharing, tickets, held, lease_folder.used()
             )
             if self.leaves:
@@ -136,7 +136,7 @@ class GivingWay:
             self._share = min(1.0, max(self._share, step / self._total))
 
 
-class Turn:
+class TurnsOfRun:
     """A run's turns at its node's devices, one after another: under what it runs in each.
 
     :param node: the names of the node's devices, by number.

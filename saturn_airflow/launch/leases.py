@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from saturn_airflow.launch import turns
+from saturn_airflow.launch import turn_at_node
 from saturn_airflow.launch.lease_folder import FOLDER_VARIABLE, Holder, LeaseFolder, Priority
-from saturn_airflow.launch.turns import Sharing
+from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import HERE, Claim
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.plan import Place
@@ -220,7 +220,9 @@ class Waiter:
             held = lease_folder.holders()
             tickets = lease_folder.tickets()
             used = lease_folder.used() if self._sharing else None
-            mine, place = turns.next_devices(ticket, tickets, held, self._sharing, self._overtakes, used)
+            mine, place = turn_at_node.next_devices(
+                ticket, tickets, held, self._sharing, self._overtakes, used
+            )
             self.ignored = {f"{name}: {why}" for name, why in lease_folder.ignored.items()}
             if mine and (lease := self._lock(mine, place)):
                 ticket.close()

@@ -54,7 +54,7 @@ class Asker:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RestartDecision:
     """What becomes of the training that a job's folder holds.
 
     :param why_anew: why the job starts anew; None where it goes on.
@@ -75,7 +75,7 @@ def decide(
     asker: Asker,
     wish: Wish | None = None,
     say: Callable[[Change], str] = str,
-) -> Decision:
+) -> RestartDecision:
     """Whether a job goes on with the training in its folder.
 
     A retry goes on, whatever has changed. A job that was cleared goes on where it was not finished and its
@@ -90,24 +90,24 @@ def decide(
     told = wish_of(folder)
     before = _definition_of(found[-1]) if found else _definition_of_newest(folder)
     if before is None:
-        return Decision(now)
+        return RestartDecision(now)
     if told == FROM_SCRATCH:
-        return Decision(now, "this was asked for")
+        return RestartDecision(now, "this was asked for")
     changes = before.changes(now)
     if found and asker.goes_on_with(found[-1]) and not (told and changes):
-        return Decision(before, goes_on_from=_other(folder, before))
+        return RestartDecision(before, goes_on_from=_other(folder, before))
     if wish == FROM_SCRATCH and told is None:
-        return Decision(now, "the DAG run's conf asks for it")
+        return RestartDecision(now, "the DAG run's conf asks for it")
     if changes and GO_ON in (told, wish):
-        return Decision(now, goes_on_from=_other(folder, now), changes=changes)
+        return RestartDecision(now, goes_on_from=_other(folder, now), changes=changes)
     if changes:
         words = "; ".join(map(say, changes))
-        return Decision(now, f"its definition has changed: {words}", changes=changes)
+        return RestartDecision(now, f"its definition has changed: {words}", changes=changes)
     if found and is_concluded(found[-1]) and _has_finished(found[-1]):
-        return Decision(now, "it had finished, and was cleared")
+        return RestartDecision(now, "it had finished, and was cleared")
     # What could not be asked for now is as it was.
     known = now if CODE in now.fields else before
-    return Decision(known, goes_on_from=_other(folder, known))
+    return RestartDecision(known, goes_on_from=_other(folder, known))
 
 
 def set_aside(folder: Path, why: str) -> Path:

@@ -36,7 +36,7 @@ from saturn_airflow.launch import (
 )
 from saturn_airflow.launch.emitted import Reported
 from saturn_airflow.launch.failures import Failure, RanksFailedError
-from saturn_airflow.launch.giving_way import Turn
+from saturn_airflow.launch.giving_way import TurnsOfRun
 from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.occupied import wait_until_free
 from saturn_airflow.launch.request import DoesNotFit
@@ -98,7 +98,7 @@ class Supervisor:
         self._timed_out = False
         self._followed: tuple[float, float] | None = None
         self._memory: Watch | None = None
-        self._turn: Turn | None = None
+        self._turn: TurnsOfRun | None = None
         self._turn_began = 0.0
         self._had_seconds = 0.0
 
@@ -165,7 +165,7 @@ class Supervisor:
 
         # A trial is no training: what the job's code logs meanwhile is logged nowhere.
         os.environ[job_log.VARIABLE] = str(Path(spec.folder, job_log.FILES)) if spec.mode == "train" else ""
-        turn = Turn(spec, tuple(device.name for device in found))
+        turn = TurnsOfRun(spec, tuple(device.name for device in found))
         while True:
             with self._lease([device.name for device in wanted], turn) as lease:
                 self._begin_turn(turn, lease)
@@ -188,7 +188,7 @@ class Supervisor:
                 _end_others()
             self.emit({"event": "gave_way", "seconds": turn.left_in})
 
-    def _lease(self, wanted: list[str], turn: Turn) -> leases.Lease:
+    def _lease(self, wanted: list[str], turn: TurnsOfRun) -> leases.Lease:
         """Wait for the devices of a turn."""
         spec = self._spec
         try:
@@ -207,11 +207,11 @@ class Supervisor:
         except leases.GivenUpError:
             raise StoppedError("stopped while waiting for its devices") from None
 
-    def _begin_turn(self, turn: Turn, lease: leases.Lease) -> None:
+    def _begin_turn(self, turn: TurnsOfRun, lease: leases.Lease) -> None:
         self._turn, self._turn_began = turn, time.monotonic()
         self.emit({"event": "leased", "names": list(lease.devices), **turn.begin(lease, self._leases_folder)})
 
-    def _end_turn(self, turn: Turn) -> bool:
+    def _end_turn(self, turn: TurnsOfRun) -> bool:
         """Whether the run is to wait for another."""
         self._turn = self._memory = None
         self._time_is_up = float("inf")  # waiting for the next turn is no time on devices
@@ -222,7 +222,7 @@ class Supervisor:
     def _leases_folder(self) -> Path | None:
         return Path(self._spec.leases_folder) if self._spec.leases_folder else None
 
-    def _with_restarts(self, turn: Turn, device_ids: list[int], keep_open: list[int]) -> dict[str, Any]:
+    def _with_restarts(self, turn: TurnsOfRun, device_ids: list[int], keep_open: list[int]) -> dict[str, Any]:
         """Call the technique; again, where a process of training is killed."""
         leased_at = time.monotonic()
         self._memory = Watch(_others, self._spec.host_memory, turn.spec.devices / turn.spec.slots)

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from saturn_airflow.operators import parts
+from saturn_airflow.operators import xcom_parts
 
 
 def redact(value: Any, name: str) -> Any:
@@ -58,7 +58,7 @@ def _own_item() -> type:
         """
 
         def resolve(self, context: Any) -> Any:
-            found = parts.pull(context, self.operator.task_id)
+            found = xcom_parts.pull(context, self.operator.task_id)
             return super().resolve(context) if found is None else found
 
     return OwnItem

@@ -17,7 +17,7 @@ from saturn_airflow.operators.context import hide_secrets
 from saturn_airflow.operators.retrying import TryAgainError, cleared_after
 
 if TYPE_CHECKING:
-    from saturn_airflow.launch.restarting import Asker, Decision
+    from saturn_airflow.launch.restarting import Asker, RestartDecision
 
 
 def asker_of(entry: PlanEntry, ti: Any, retries: int) -> Asker:
@@ -29,7 +29,7 @@ def asker_of(entry: PlanEntry, ti: Any, retries: int) -> Asker:
     return Asker(entry.attempt, ti.try_number, cleared, standing)
 
 
-def decide(context: Context, folder: Path, job: Job, asker: Asker) -> Decision:
+def decide(context: Context, folder: Path, job: Job, asker: Asker) -> RestartDecision:
     """Whether ``job`` goes on with the training in ``folder``, or starts anew.
 
     :raises InvalidSweepError: when the DAG run's conf can't be read.

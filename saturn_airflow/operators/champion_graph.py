@@ -7,7 +7,7 @@ from typing import Any
 from airflow.sdk import TriggerRule
 
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.model.stages import Stages
+from saturn_airflow.model.stage_settings import Stages
 from saturn_airflow.operators.champion_task import ChampionOperator, ScoreOperator
 from saturn_airflow.operators.graph import per_node, short
 

@@ -28,9 +28,9 @@ from saturn_airflow.operators.context import (
     user_path,
 )
 from saturn_airflow.operators.following import go_with_parent
-from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.round_outcomes import last_outcomes
 from saturn_airflow.operators.upstream_jobs import check_stored, handed_on
+from saturn_airflow.operators.xcom_parts import ListingOperator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +91,7 @@ class ChampionOperator(ListingOperator):
         :param named: the ``load_model`` of the sweep's jobs, which a stored job may name, too.
         :returns: ``version`` and ``why`` it can't be scored; and the entry, None where it can't.
         """
-        from saturn_airflow.profiling import scoring
+        from saturn_airflow.profiling import scoring_earlier
         from saturn_airflow.tracking import champion
         from saturn_airflow.tracking.server import TrackingError
 
@@ -126,8 +126,8 @@ class ChampionOperator(ListingOperator):
             "node": planned.node,
             "name": name,
             "version": version,
-            "job": scoring.job_of(trained, job, f"models:/{name}/{version}").to_dict(),
-            "strategy": scoring.strategy_of(trained, job, planned),
+            "job": scoring_earlier.job_of(trained, job, f"models:/{name}/{version}").to_dict(),
+            "strategy": scoring_earlier.strategy_of(trained, job, planned),
             "weights": str(Path(found["weights"]).relative_to(sweep.folder)),
         }
         return {"version": version, "why": None}, entry
@@ -153,7 +153,7 @@ class ScoreOperator(BaseOperator):
 
         :raises AirflowFailException: when the champion can't be scored; why is in ``score``, too.
         """
-        from saturn_airflow.profiling import scoring
+        from saturn_airflow.profiling import scoring_earlier
 
         go_with_parent()
         sweep, entry, node = SweepContext.of(context, self.settings.group), self.entry, Node(**self.node)
@@ -161,7 +161,7 @@ class ScoreOperator(BaseOperator):
         pushed = {"version": entry["version"], "value": None, "why": None, "attempt": entry.get("attempt")}
         try:
             job = Job.from_dict(entry["job"])
-            found = scoring.score(
+            found = scoring_earlier.score(
                 job,
                 entry["strategy"],
                 node,

@@ -18,7 +18,7 @@ from saturn_airflow.operators import missed_deadlines
 from saturn_airflow.operators.context import SweepContext, finite, home, sharing_rules
 
 if TYPE_CHECKING:
-    from saturn_airflow.sharing.deadlines import Late
+    from saturn_airflow.sharing.broken_deadlines import Late
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def broken_now(key: str) -> Broken:
 
 def broken_in(cluster: SharedCluster, key: str) -> Broken:
     """What is expected in ``cluster``."""
-    from saturn_airflow.sharing.deadlines import late
+    from saturn_airflow.sharing.broken_deadlines import late
     from saturn_airflow.sharing.forecast import plan_together
 
     names = {sweep.name for sweep in cluster.sweeps if sweep.deadline is not None}

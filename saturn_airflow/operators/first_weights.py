@@ -73,7 +73,7 @@ def known(notes: Path) -> dict[str, str | None]:
 
 
 def _fetched(uri: str, init_from: str, folder: Path) -> str | None:
-    from saturn_airflow.tracking import initial_weights as in_mlflow
+    from saturn_airflow.tracking import init_from as in_mlflow
 
     pinned = in_mlflow.pin(uri, init_from)
     if pinned is not None and not (file := Path(initial_weights.file_of(folder, pinned))).exists():

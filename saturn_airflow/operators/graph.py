@@ -9,7 +9,7 @@ from airflow.sdk import BaseOperator, TaskGroup, TriggerRule, XComArg
 
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.model.stages import Stages
+from saturn_airflow.model.stage_settings import Stages
 from saturn_airflow.operators.airflow_internals import own_item_of
 from saturn_airflow.operators.executors import of_node_tasks
 from saturn_airflow.operators.inventory import pool_of, pool_of_short_tasks

@@ -19,7 +19,7 @@ from saturn_airflow.model import formats
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators.context import SweepContext
-from saturn_airflow.operators.parts import ListingOperator
+from saturn_airflow.operators.xcom_parts import ListingOperator
 
 WHAT = "a kept plan"
 _RETURNED = "return_value"

@@ -14,8 +14,8 @@ from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep
-from saturn_airflow.operators.claims import leaves_in
 from saturn_airflow.operators.context import SweepContext, home, sharing_rules
+from saturn_airflow.operators.making_claims import leaves_in
 
 if TYPE_CHECKING:
     from saturn_airflow.deciding.next_round import Decided

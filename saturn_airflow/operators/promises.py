@@ -40,12 +40,12 @@ class Experience(NamedTuple):
         :param estimates: those that it is planned with.
         """
         from saturn_airflow.planning.online.error_law import fit
-        from saturn_airflow.tracking import past_errors
+        from saturn_airflow.tracking import error_history
 
         fresh = is_fresh(estimate.source for estimate in estimates if estimate.works)
         why = None
         for dag in (dag_id, None):
-            earlier = [one for one in past_errors.find(uri, dag) if one.fresh == fresh and one.sweep != key]
+            earlier = [one for one in error_history.find(uri, dag) if one.fresh == fresh and one.sweep != key]
             try:
                 return cls(fresh, fit(error for one in earlier for error in one.errors), None)
             except InvalidSweepError as error:

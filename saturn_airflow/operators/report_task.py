@@ -130,12 +130,12 @@ class ReportOperator(BaseOperator):
         outcomes: Sequence[Outcome],
     ) -> dict[str, str]:
         """How far the first plan's estimates were off, as the tag by which later sweeps know."""
-        from saturn_airflow.tracking import past_errors
+        from saturn_airflow.tracking import error_history
 
         first = context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key="return_value", map_indexes=-1)
         entries = {entry.name: entry for entry in map(PlanEntry.from_dict, first or ())}
         fresh = bool(((planned or {}).get("promise") or {}).get("fresh", True))
-        return past_errors.tag(promises.errors_of(sweep.key, outcomes, entries), fresh)
+        return error_history.tag(promises.errors_of(sweep.key, outcomes, entries), fresh)
 
     def _too_many_failed(self, result: Mapping[str, Any]) -> bool:
         return len(result["failed"]) > self.settings.allowed_failures

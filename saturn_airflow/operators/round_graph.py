@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import BaseOperator, TaskGroup, TriggerRule
 
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.model.stages import Stages
+from saturn_airflow.model.stage_settings import Stages
 from saturn_airflow.operators.graph import short, train_tasks
 from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.round_watch import RoundWatchOperator

@@ -37,7 +37,7 @@ from saturn_airflow.model.settings import (
     Profile,
     SweepSettings,
 )
-from saturn_airflow.model.stages import Stages
+from saturn_airflow.model.stage_settings import Stages
 from saturn_airflow.operators.champion_graph import champion_scored
 from saturn_airflow.operators.context import deployed_teams, limit_users_code, use_techniques_folder
 from saturn_airflow.operators.graph import first, profile_waves, short, wait_in_pool

@@ -21,7 +21,7 @@ from saturn_airflow.model.formats import NewerFormatError
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import WORTH_A_RETRY, Status
-from saturn_airflow.operators import beginning, cancelled, claims
+from saturn_airflow.operators import beginning, cancelled, making_claims
 from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
 from saturn_airflow.operators.context import (
     SweepContext,
@@ -39,13 +39,13 @@ from saturn_airflow.operators.following import FollowingOperator
 from saturn_airflow.operators.live import live_of
 from saturn_airflow.operators.numbers_for_airflow import LeaseWait
 from saturn_airflow.operators.printed import Printed
+from saturn_airflow.operators.progress_in_log import Teller
 from saturn_airflow.operators.retrying import TryAgainError, seconds_until_next_try
-from saturn_airflow.operators.telling import Teller
 from saturn_airflow.operators.upstream_jobs import handed_on
 from saturn_airflow.plugin.links import MlflowRunLink
 
 if TYPE_CHECKING:
-    from saturn_airflow.launch.restarting import Asker, Decision
+    from saturn_airflow.launch.restarting import Asker, RestartDecision
     from saturn_airflow.launch.runs import Run, RunSpec
     from saturn_airflow.tracking import JobRun
 
@@ -91,7 +91,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         self.mlflow_url: str | None = None
         self._job_run: JobRun | None = None
         self._outcome: Outcome | None = None
-        self._decided: Decision | None = None
+        self._decided: RestartDecision | None = None
         self._warnings: tuple[str, ...] = ()
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             self._warnings = (f"{name} goes on as asked, though its definition has changed: {changes}",)
 
     @property
-    def _decision(self) -> Decision:
+    def _decision(self) -> RestartDecision:
         assert self._decided is not None, "execute decides first"
         return self._decided
 
@@ -257,8 +257,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             definition=self._decision.definition.to_dict(),
             goes_on_from=self._decision.goes_on_from,
             initial_weights=initial_weights.file_of(sweep.folder, job.init_from),
-            claim=claims.claim(entry, self.settings, sweep, anew=bool(self._decision.changes)),
-            strategies=claims.strategies(entry),
+            claim=making_claims.claim(entry, self.settings, sweep, anew=bool(self._decision.changes)),
+            strategies=making_claims.strategies(entry),
             warnings=self._warnings,
             host_memory=job_memory(),
         )

@@ -24,9 +24,9 @@ from saturn_airflow.operators.context import (
 from saturn_airflow.operators.executors import check_executor
 from saturn_airflow.operators.inventory import warn_of_no_pool
 from saturn_airflow.operators.leftovers import send_unsent
-from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, absent, present
 from saturn_airflow.operators.wave_tasks import check_map_length, listed, quick_solve
+from saturn_airflow.operators.xcom_parts import ListingOperator
 from saturn_airflow.plugin.links import MlflowRunLink
 
 if TYPE_CHECKING:

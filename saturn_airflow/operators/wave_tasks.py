@@ -18,9 +18,9 @@ from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators.context import pull_all, pull_from_trials, use_techniques_folder
-from saturn_airflow.operators.parts import ListingOperator
 from saturn_airflow.operators.presence import left_out_now, present
 from saturn_airflow.operators.profile_task import ESTIMATE_KEY, broken_of
+from saturn_airflow.operators.xcom_parts import ListingOperator
 
 if TYPE_CHECKING:
     from saturn_airflow.model.estimates import Key

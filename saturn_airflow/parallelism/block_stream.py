@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from saturn_airflow.launch.request import DoesNotFit
-from saturn_airflow.parallelism.transfers import Buffers, Task, Tensors, Transfers, laid_out, views
+from saturn_airflow.parallelism.transfers import Buffers, HostTask, Tensors, Transfers, laid_out, views
 
 Weights = tuple[torch.Tensor, ...]
 #: Takes the optimizer's step on parameters whose gradients are complete; whether it did.
@@ -27,7 +27,7 @@ class _Arriving(NamedTuple):
     """Copies of a block's weights, of these dtypes, and the ticket of their way to the device."""
 
     dtypes: Sequence[torch.dtype]
-    task: Task[tuple[list[torch.Tensor], Any]]
+    task: HostTask[tuple[list[torch.Tensor], Any]]
 
 
 class BlockStream:
@@ -61,13 +61,13 @@ class BlockStream:
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}
         # Memory of gradients that nobody needs any more.
         self._spare: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
-        self._pending: list[Task[None]] = []
+        self._pending: list[HostTask[None]] = []
         self._used: list[Any] = []
         self._step_on: StepOn | None = None
         self._calls_left: list[int] = []
         self._stepped: set[int] = set()
         self._prepared: list[tuple[int, Callable[[], None]]] = []
-        self._begun_steps: dict[int, Task[None]] = {}
+        self._begun_steps: dict[int, HostTask[None]] = {}
 
     def fetch(self, index: int, lower: torch.dtype | None = None) -> Weights:
         """The weights of a block on the device; those of the next one start on their way.
@@ -203,7 +203,7 @@ class BlockStream:
         task = self._add_later(parameters, in_host, ticket)
         self._out_buffers.give_back(buffer, task.result)
 
-    def _add_later(self, parameters: Sequence[nn.Parameter], in_host: Tensors, ticket: Any) -> Task[None]:
+    def _add_later(self, parameters: Sequence[nn.Parameter], in_host: Tensors, ticket: Any) -> HostTask[None]:
         task = self._transfers.begin("out", functools.partial(self._add, parameters, in_host, ticket))
         self._pending.append(task)
         return task

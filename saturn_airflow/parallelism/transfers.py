@@ -17,7 +17,7 @@ Tensors = Sequence[torch.Tensor]
 Lane = Literal["in", "out"]
 
 
-class Task(Protocol[Result]):
+class HostTask(Protocol[Result]):
     """Work on the host that may be under way."""
 
     def result(self) -> Result:
@@ -57,7 +57,7 @@ class Transfers(Protocol):
         """A ticket for all that the device was asked to compute by now."""
         ...
 
-    def begin(self, lane: Lane, work: Callable[[], Result]) -> Task[Result]:
+    def begin(self, lane: Lane, work: Callable[[], Result]) -> HostTask[Result]:
         """Do ``work`` on the host, beside this thread."""
         ...
 
@@ -96,7 +96,7 @@ class AtOnce:
     def computed(self) -> Any:
         pass
 
-    def begin(self, lane: Lane, work: Callable[[], Result]) -> Task[Result]:
+    def begin(self, lane: Lane, work: Callable[[], Result]) -> HostTask[Result]:
         return Done(work())
 
 
@@ -144,7 +144,7 @@ class OnStreams:
     def computed(self) -> Any:
         return self._mark(torch.cuda.current_stream(self._device))
 
-    def begin(self, lane: Lane, work: Callable[[], Result]) -> Task[Result]:
+    def begin(self, lane: Lane, work: Callable[[], Result]) -> HostTask[Result]:
         return self._lanes[lane].submit(work)
 
     def _mark(self, stream: Any) -> Any:

@@ -16,7 +16,7 @@ from saturn_airflow.planning.clock import Clock
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SolverResult:
     """What HiGHS came back with.
 
     :param objective: of the best solution found, which the model's variables then hold; None without one.
@@ -57,7 +57,7 @@ class Solver:
         relaxed: bool = False,
         seed: int = 0,
         **options: Any,
-    ) -> Outcome:
+    ) -> SolverResult:
         """Solve the model, a minimisation.
 
         :param warm: start from the values its variables hold.
@@ -88,7 +88,7 @@ class Solver:
         optimal = condition == TerminationCondition.optimal
         if bound is None or (relaxed and not optimal):
             bound = -math.inf
-        return Outcome(objective, bound, infeasible, optimal)
+        return SolverResult(objective, bound, infeasible, optimal)
 
 
 def _open_log() -> None:

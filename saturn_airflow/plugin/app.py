@@ -24,11 +24,11 @@ from saturn_airflow.operators.context import home
 from saturn_airflow.plugin import changes
 from saturn_airflow.plugin.choice import job_choice
 from saturn_airflow.plugin.cluster_page import cluster_page
+from saturn_airflow.plugin.latest_sweeps import read_sweeps
 from saturn_airflow.plugin.links import PREFIX
 from saturn_airflow.plugin.listing import listed
 from saturn_airflow.plugin.overview import sweep_page
 from saturn_airflow.plugin.queries import DETAILS, PLAN, Record, ended_runs, read_run
-from saturn_airflow.plugin.sweeps import read_sweeps
 from saturn_airflow.plugin.web_internals import (
     DagAccessEntity,
     GetUserDep,

@@ -14,9 +14,9 @@ from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.sharing import SharedCluster, SharedSweep
 from saturn_airflow.operators.context import sharing_rules
 from saturn_airflow.planning.online.error_law import ErrorLaw
-from saturn_airflow.sharing.deadlines import Late, late
+from saturn_airflow.sharing.broken_deadlines import Late, late
+from saturn_airflow.sharing.drawn_futures import odds
 from saturn_airflow.sharing.forecast import StandingPlan, plan_together
-from saturn_airflow.sharing.odds import odds
 from saturn_airflow.sharing.outlook import Outlook, goes_before, outlooks
 from saturn_airflow.sharing.replay import Key
 

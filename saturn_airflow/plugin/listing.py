@@ -14,7 +14,7 @@ _NOT_SHOWN = ("report", "trials", "tasks", "failed", "pruned", "jobs", "rung", "
 def listed(sweeps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What the list shows of each sweep: its state, and ``jobs``, how many of them have which fate.
 
-    :param sweeps: as :func:`~saturn_airflow.plugin.sweeps.read_sweeps` returns them.
+    :param sweeps: as :func:`~saturn_airflow.plugin.latest_sweeps.read_sweeps` returns them.
     """
     return [
         {

@@ -18,8 +18,8 @@ from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, 
 from saturn_airflow.planning.objectives import MEAN_COMPLETION
 from saturn_airflow.planning.online.ends import PlanEnds
 from saturn_airflow.planning.online.error_law import ErrorLaw
+from saturn_airflow.sharing.drawn_futures import DRAWS, odds
 from saturn_airflow.sharing.forecast import Expected, plan_together
-from saturn_airflow.sharing.odds import DRAWS, odds
 
 #: With more jobs than this, fewer futures are drawn, so that planning does not wait: 90% is the 18th of 20.
 _MANY_JOBS, _FEWER_DRAWS = 60, 19

@@ -11,7 +11,7 @@ from saturn_airflow.sharing.ranking import Rank, longest_stays, pushes, rank
 
 
 @dataclass(frozen=True)
-class Holder:
+class ExpectedHolder:
     """Who has devices that somebody waits for.
 
     :param device_ids: which.
@@ -40,7 +40,7 @@ class Outlook:
     left: float
     place: Place | None
     expected: Expected | None
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[ExpectedHolder, ...] = ()
 
 
 def outlooks(cluster: SharedCluster, plan: StandingPlan, sweep: SharedSweep) -> list[Outlook]:
@@ -48,7 +48,7 @@ def outlooks(cluster: SharedCluster, plan: StandingPlan, sweep: SharedSweep) -> 
     found = []
     for job in sweep.jobs:
         expected = plan.jobs.get((sweep.name, job.name))
-        holders: tuple[Holder, ...] = ()
+        holders: tuple[ExpectedHolder, ...] = ()
         if job.place is None and expected is not None:
             holders = _holders(cluster, plan, expected.place)
         found.append(Outlook(job.name, job.left, job.place, expected, holders))
@@ -70,7 +70,7 @@ def _in_order(one: Outlook) -> tuple[bool, float, str]:
     return one.place is None, float("inf") if one.expected is None else one.expected.start, one.job
 
 
-def _holders(cluster: SharedCluster, plan: StandingPlan, place: Place) -> tuple[Holder, ...]:
+def _holders(cluster: SharedCluster, plan: StandingPlan, place: Place) -> tuple[ExpectedHolder, ...]:
     """Who has devices of ``place`` now."""
     wanted = set(place.device_ids)
     found = []
@@ -80,7 +80,9 @@ def _holders(cluster: SharedCluster, plan: StandingPlan, place: Place) -> tuple[
             if common:
                 expected = plan.jobs.get((sweep.name, job.name))
                 until = None if expected is None else expected.stays[0].end
-                found.append(Holder(sweep.name, job.name, tuple(sorted(common)), until, sweep.preempt))
+                found.append(
+                    ExpectedHolder(sweep.name, job.name, tuple(sorted(common)), until, sweep.preempt)
+                )
     return tuple(found)
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Way
 from saturn_airflow.model.sharing import SharedCluster, SharingRules
-from saturn_airflow.sharing.devices import Devices, Entry
+from saturn_airflow.sharing.device_state import Devices, Entry
 from saturn_airflow.sharing.ranking import kinds_of, longest_stays, pushes, rank, ways_on
 from saturn_airflow.sharing.widening import widen
 

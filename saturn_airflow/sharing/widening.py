@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from saturn_airflow.model.problem import Way
 from saturn_airflow.model.sharing import SharedCluster, SharingRules
-from saturn_airflow.sharing.devices import Devices, Entry
+from saturn_airflow.sharing.device_state import Devices, Entry
 from saturn_airflow.sharing.ranking import ways_on
 
 #: Seconds of a job count by this power of its share of the time to its sweep's end, and for this much at

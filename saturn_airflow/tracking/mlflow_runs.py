@@ -16,7 +16,7 @@ from saturn_airflow.model.disks import left, write_whole
 from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.folders import slug
 from saturn_airflow.model.plan import Plan
-from saturn_airflow.tracking import machine, models, parameters, tables, unique
+from saturn_airflow.tracking import job_table, machine, models, parameters, unique
 from saturn_airflow.tracking.events import Event, Recorder
 from saturn_airflow.tracking.outbox import OUTBOX, Outbox
 from saturn_airflow.tracking.sender import BackgroundSender, Sender
@@ -156,10 +156,10 @@ class SweepRun(_Run):
         self.log_metrics({k: v for k, v in result.items() if _is_number(v) and k not in _IN_PLAN})
         self.log_bytes(json.dumps(result, indent=2, default=str).encode(), "report.json")
         rows = [
-            tables.with_columns(row) for row in (table if table is not None else result.get("jobs") or [])
+            job_table.with_columns(row) for row in (table if table is not None else result.get("jobs") or [])
         ]
         if rows:
-            self.log_bytes(tables.table(rows), "jobs.json")
+            self.log_bytes(job_table.table(rows), "jobs.json")
             self.tag({"mlflow.loggedArtifacts": json.dumps([{"path": "jobs.json", "type": "table"}])})
         if best := result.get("best"):
             self.tag({f"saturn.best.{key}": best.get(key) for key in ("job", "metric", "value", "model_uri")})

@@ -15,8 +15,8 @@ from saturn_airflow.training import batches
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
 from saturn_airflow.training.checkpoints import Checkpoints
 from saturn_airflow.training.losses.objective import Objective
-from saturn_airflow.training.parts import LooksAgain
 from saturn_airflow.training.plateau import Plateau
+from saturn_airflow.training.protocols import LooksAgain
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State
 

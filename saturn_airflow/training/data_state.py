@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training import functions
-from saturn_airflow.training.functions import Place, Put, cannot
+from saturn_airflow.training.functions import Put, ValuePlace, cannot
 from saturn_airflow.training.model_attributes import seen
 from saturn_airflow.training.optim import own_classes, plain_values
 
@@ -124,9 +124,9 @@ class DataState:
     def _summaries(self) -> dict[str, Any]:
         return {path: _summary(place.value) for path, place in self._places().items()}
 
-    def _places(self) -> dict[str, Place]:
+    def _places(self) -> dict[str, ValuePlace]:
         """All values that may be state, by where they are."""
-        found: dict[str, Place] = {}
+        found: dict[str, ValuePlace] = {}
         visited: set[int] = set()
         if isinstance(self._loader, DataLoader):
             waiting = [(name, getattr(self._loader, name), cannot) for name in reversed(_ROOTS)]
@@ -142,7 +142,7 @@ class DataState:
                 visited.add(id(value))
             parts = list(_parts(value))
             if isinstance(value, _CONTAINERS) or not (parts or isinstance(value, _CODE)):
-                found[path] = Place(value, put)
+                found[path] = ValuePlace(value, put)
             if own_classes.is_own(type(value).__module__):
                 parts.append(("[class]", type(value), cannot))
             waiting += [(f"{path}{step}", part, place) for step, part, place in reversed(parts)]
@@ -248,7 +248,7 @@ def _of_item(value: Any) -> Any:
     return value if type(value) in (int, str, bool, float, bytes, type(None)) else id(value)
 
 
-def _copied(value: Any) -> Callable[[Place], object]:
+def _copied(value: Any) -> Callable[[ValuePlace], object]:
     """What gives a place the value it has now."""
     if (state := plain_values.generator_state(value)) is not None:
         return lambda place: plain_values.set_generator_state(place.value, state)
@@ -265,13 +265,13 @@ def _copied(value: Any) -> Callable[[Place], object]:
     return lambda place: place.put(place.value)
 
 
-def _refill_array(then: Any, place: Place) -> None:
+def _refill_array(then: Any, place: ValuePlace) -> None:
     with torch.no_grad():
         place.value[...] = then
     place.put(place.value)
 
 
-def _refill(then: Any, place: Place) -> None:
+def _refill(then: Any, place: ValuePlace) -> None:
     container = place.value
     container.clear()
     if isinstance(container, dict | set):

@@ -25,11 +25,11 @@ from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import timing
 from saturn_airflow.training.batches import Cut, Data, Position
+from saturn_airflow.training.job_metrics import Metrics
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses.decompose import evaluating, is_near
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.losses.rules import SAMPLES
-from saturn_airflow.training.metrics import Metrics
 from saturn_airflow.training.ranks import Ranks
 
 _SAMPLES = 4  # that metrics are tried on

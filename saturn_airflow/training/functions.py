@@ -17,7 +17,7 @@ Put = Callable[[Any], object]
 FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
-class Place(NamedTuple):
+class ValuePlace(NamedTuple):
     """Where a value is, and how to have another there."""
 
     value: Any
@@ -51,7 +51,7 @@ def parts_of(function: Any) -> Iterator[tuple[str, Any, Put]]:
                 yield f".{name}", value, functools.partial(setattr, function, name)
 
 
-def places_in(path: str, function: Any, visited: set[int]) -> Iterator[tuple[str, Place]]:
+def places_in(path: str, function: Any, visited: set[int]) -> Iterator[tuple[str, ValuePlace]]:
     """A function of the job's own, what it keeps, and what functions that it keeps do, by where it is.
 
     :param visited: whose places are known already, by id; modules among them are left out.
@@ -59,7 +59,7 @@ def places_in(path: str, function: Any, visited: set[int]) -> Iterator[tuple[str
     if id(function) in visited or not is_own(function):
         return
     visited.add(id(function))
-    yield path, Place(function, cannot)
+    yield path, ValuePlace(function, cannot)
     waiting = list(parts_of(function))
     while waiting:
         step, value, put = waiting.pop(0)
@@ -68,7 +68,7 @@ def places_in(path: str, function: Any, visited: set[int]) -> Iterator[tuple[str
         elif isinstance(value, FUNCTIONS):
             yield from places_in(path + step, value, visited)
         elif not (isinstance(value, nn.Module) and id(value) in visited):
-            yield path + step, Place(value, put)
+            yield path + step, ValuePlace(value, put)
 
 
 def is_own(function: Any) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import of_all_ranks
-from saturn_airflow.training.functions import FUNCTIONS, Place, cannot, places_in
+from saturn_airflow.training.functions import FUNCTIONS, ValuePlace, cannot, places_in
 from saturn_airflow.training.guarding.users_state import functions_of, python_modules
 from saturn_airflow.training.model_attributes import is_plain, seen
 from saturn_airflow.training.optim import own_classes, plain_values
@@ -63,35 +63,35 @@ class JobGlobals:
         """What :meth:`values` told, for :func:`of_all_ranks.merged`."""
         return of_all_ranks.noted(values, self._before)
 
-    def place(self, name: str) -> Place | None:
+    def place(self, name: str) -> ValuePlace | None:
         """Where what :meth:`values` calls so is."""
         return next((place for where, place in self._places() if _called(*where) == name), None)
 
-    def _places(self) -> Iterator[tuple[tuple[str, str], Place]]:
+    def _places(self) -> Iterator[tuple[tuple[str, str], ValuePlace]]:
         """Where there may be state of the job's."""
         for where, place in self._everything():
             # What was state once, and has become too large to be told from data, is state still.
             if where in self._given or _may_be_state(place.value):
                 yield where, place
 
-    def _everything(self) -> Iterator[tuple[tuple[str, str], Place]]:
+    def _everything(self) -> Iterator[tuple[tuple[str, str], ValuePlace]]:
         visited = set(map(id, self._model.modules()))
         for (module, name), place in self._variables():
             for path, inner in _with_inner(name, place, visited):
                 yield (module, path), inner
 
-    def _variables(self) -> Iterator[tuple[tuple[str, str], Place]]:
+    def _variables(self) -> Iterator[tuple[tuple[str, str], ValuePlace]]:
         for module in self._names:
             for name, value in list(vars(sys.modules[module]).items()):
                 if isinstance(value, type) and value.__module__ == module:
                     for key, part in list(vars(value).items()):
                         part = getattr(part, "__func__", part)
                         if not key.startswith("_") or isinstance(part, FUNCTIONS):
-                            yield (module, f"{name}.{key}"), Place(part, partial(setattr, value, key))
+                            yield (module, f"{name}.{key}"), ValuePlace(part, partial(setattr, value, key))
                 elif not name.startswith("__"):
-                    yield (module, name), Place(value, partial(setattr, sys.modules[module], name))
+                    yield (module, name), ValuePlace(value, partial(setattr, sys.modules[module], name))
         for name, function in functions_of(self._model):
-            yield ("", name), Place(function, cannot)
+            yield ("", name), ValuePlace(function, cannot)
 
 
 def put_into_functions(model: nn.Module, values: Mapping[str, Any]) -> None:
@@ -100,12 +100,12 @@ def put_into_functions(model: nn.Module, values: Mapping[str, Any]) -> None:
     places = {
         ("", name): place
         for path, one in functions_of(model)
-        for name, place in _with_inner(path, Place(one, cannot), visited)
+        for name, place in _with_inner(path, ValuePlace(one, cannot), visited)
     }
     _put(places, {"": values})
 
 
-def _with_inner(path: str, place: Place, visited: set[int]) -> Iterator[tuple[str, Place]]:
+def _with_inner(path: str, place: ValuePlace, visited: set[int]) -> Iterator[tuple[str, ValuePlace]]:
     """What is at ``path``; if it is a function, with what it keeps."""
     if isinstance(place.value, FUNCTIONS):
         yield from places_in(path, place.value, visited)
@@ -113,7 +113,7 @@ def _with_inner(path: str, place: Place, visited: set[int]) -> Iterator[tuple[st
         yield path, place
 
 
-def _put(places: Mapping[tuple[str, str], Place], values: Mapping[str, Mapping[str, Any]]) -> None:
+def _put(places: Mapping[tuple[str, str], ValuePlace], values: Mapping[str, Mapping[str, Any]]) -> None:
     for module, own in values.items():
         for name, value in own.items():
             place = places.get((module, name)) or _attribute(places, module, name)
@@ -125,7 +125,7 @@ def _called(module: str, name: str) -> str:
     return f"{module}.{name}" if module else name
 
 
-def _attribute(places: Mapping[tuple[str, str], Place], module: str, name: str) -> Place | None:
+def _attribute(places: Mapping[tuple[str, str], ValuePlace], module: str, name: str) -> ValuePlace | None:
     """A variable, or an attribute of a class or function, which need not be there yet."""
     path, _, last = name.rpartition(".")
     if (module, path) in places:
@@ -135,7 +135,7 @@ def _attribute(places: Mapping[tuple[str, str], Place], module: str, name: str) 
         for part in path.split(".") if path else ():
             holder = getattr(holder, part, None)
     known = holder is not None and "[" not in last and hasattr(holder, "__dict__")
-    return Place(vars(holder).get(last), partial(setattr, holder, last)) if known else None
+    return ValuePlace(vars(holder).get(last), partial(setattr, holder, last)) if known else None
 
 
 def _may_be_state(value: Any) -> bool:

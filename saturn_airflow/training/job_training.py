@@ -22,7 +22,7 @@ from saturn_airflow.parallelism import adapting, blocks, unsupported
 from saturn_airflow.training import (
     ahead,
     checkpoints,
-    initial_weights,
+    loading_weights,
     memory,
     precision,
     reporting,
@@ -33,10 +33,10 @@ from saturn_airflow.training import (
 )
 from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
-from saturn_airflow.training.callbacks import Callbacks
 from saturn_airflow.training.evaluating import Evaluation
 from saturn_airflow.training.guarding import looks, whole
 from saturn_airflow.training.guarding.users_state import UsersState
+from saturn_airflow.training.job_callbacks import Callbacks
 from saturn_airflow.training.load_data import load_data
 from saturn_airflow.training.loading import check_equal_everywhere, load_model
 from saturn_airflow.training.losses import decompose
@@ -45,8 +45,8 @@ from saturn_airflow.training.optim import mixing, optimizers
 from saturn_airflow.training.optim.alike import broken_optimizers
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.own_state import OwnState
-from saturn_airflow.training.parts import Evaluates, LooksAgain
 from saturn_airflow.training.plateau import Plateau
+from saturn_airflow.training.protocols import Evaluates, LooksAgain
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.tables import Table
 
@@ -93,7 +93,7 @@ class Training(BaseTraining):
             evaluation = job.load_eval_dataloader
             eval_data = load_data(job, evaluation, in_order=True, here=here) if evaluation else None
         self.eval_data = eval_data
-        initial_weights.start_from(model, job, request.initial_weights)
+        loading_weights.start_from(model, job, request.initial_weights)
         look(self, model)
         bare = whole.bare(model) if request.measure is None and ranks.is_first else None
         self._users = UsersState(job, model)  # which looking ahead does not change

@@ -44,7 +44,7 @@ def of(request: TrainRequest, ranks: Ranks, look: Look = look_nowhere) -> Traini
     :param look: called with it and the job's model before the technique is.
     """
     if request.job.get("own_step"):
-        from saturn_airflow.training.own_step.loop import OwnStepTraining
+        from saturn_airflow.training.own_step.own_loop import OwnStepTraining
 
         return OwnStepTraining(request, ranks, look)
     return Training(request, ranks, look)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from saturn_airflow.commands import shared
+from saturn_airflow.commands import command_line
 from saturn_airflow.launch.failures import Failure
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.printable import one_line, printable
 from saturn_airflow.model.problem import PlannedJob
-from saturn_airflow.operators.telling import Teller
+from saturn_airflow.operators.progress_in_log import Teller
 
 #: Clears the screen; sets the clipboard and the title; goes back in the line; text by another's control set.
 COMMANDS = (
@@ -69,7 +69,7 @@ def test_errors_of_jobs_command_no_terminal() -> None:
 
 def test_nor_does_what_mlflow_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    console = shared.console()
+    console = command_line.console()
     console.file = io.StringIO()
     table = Table("\x1b[2Jname")
     table.add_row(Text("a\x1b]0;title\x07b", style="red"))

@@ -36,9 +36,9 @@ from saturn_airflow.planning.presenting.plan_files import read_plan
 from saturn_airflow.profiling import measure
 from saturn_airflow.sharing.arrivals_file import ArrivalsFile
 from saturn_airflow.sharing.forecast import plan_together
-from saturn_airflow.tracking import estimate_observations, estimate_store, past_errors, sweeps
+from saturn_airflow.tracking import error_history, estimate_observations, estimate_store, sweep_runs
 from saturn_airflow.tracking.outbox import Outbox
-from saturn_airflow.training import initial_weights
+from saturn_airflow.training import loading_weights
 from saturn_airflow.training.exports import load_exported
 from saturn_airflow.training.guarding import kept_steps
 from saturn_airflow.training.guarding.first_steps import PlainSteps
@@ -265,9 +265,9 @@ def test_a_sweep_in_the_ledger(content: bytes) -> None:
         ledger = Ledger(folder)
         ledger.write(dataclasses.replace(LEDGER, run_id="whole"))
         (folder / "sweeps" / ".active" / "0.json").write_bytes(content)
-        sweeps = ledger.sweeps()
-        assert "whole" in [sweep.run_id for sweep in sweeps], "what is valid beside it stays"
-        cluster = ledger.cluster(sweeps, now=2.0)
+        sweep_runs = ledger.sweeps()
+        assert "whole" in [sweep.run_id for sweep in sweep_runs], "what is valid beside it stays"
+        cluster = ledger.cluster(sweep_runs, now=2.0)
         assert plan_together(cluster, SharingRules()).sweeps
 
 
@@ -376,14 +376,16 @@ def test_errors_of_earlier_sweeps(content: bytes) -> None:
     with one_message("past errors"), pytest.MonkeyPatch.context() as patch:
         whole = json.dumps({"fresh": True, "nodes": ["n"], "errors": [[0, 0.1, 5.0]]})
         tagged = [("d/1/s", content.decode(errors="replace")), ("d/2/s", whole)]
-        patch.setattr(sweeps, "tagged", lambda *_: tagged)
-        assert past_errors.find("unused")[-1].sweep == "d/2/s"
+        patch.setattr(sweep_runs, "tagged", lambda *_: tagged)
+        assert error_history.find("unused")[-1].sweep == "d/2/s"
 
 
 @fuzz({"jobs": [{"job": "a", "status": "failed", "reason": "why"}]})
 def test_the_report_of_a_sweep(content: bytes) -> None:
     with one_message("report"):
-        assert all(sweeps._untrained(told)["metrics"] == {} for told in sweeps._outcomes_in(content, "r"))
+        assert all(
+            sweep_runs._untrained(told)["metrics"] == {} for told in sweep_runs._outcomes_in(content, "r")
+        )
 
 
 @fuzz({"weight": [1.0, 2.0]})
@@ -404,7 +406,7 @@ def test_weights_of_models(content: bytes) -> None:
         with one_message("first weights") as folder:
             (folder / "model.safetensors").write_bytes(written)
             starts = dataclasses.replace(JOB, init_from=str(folder / "model.safetensors"))
-            initial_weights.start_from(torch.nn.Linear(2, 2), starts, str(folder / "model.safetensors"))
+            loading_weights.start_from(torch.nn.Linear(2, 2), starts, str(folder / "model.safetensors"))
 
 
 def test_how_many(figure: Callable[[str], None]) -> None:

@@ -255,7 +255,7 @@ services:
     healthcheck: {test: ["CMD", "true"]}
 """
     )
-    monkeypatch.setattr("saturn_airflow.deployment.restarts._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("saturn_airflow.deployment.restart_policy._FIRST_PAUSE", 0.001)
     said: list[str] = []
     cluster = cluster_of(compose)
     (cluster.state / "airflow").mkdir(parents=True)

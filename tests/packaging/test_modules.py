@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,19 @@ def test_the_reference_says_what_docstrings_say() -> None:
 
     page = list_api.PAGE.read_text()
     assert page == list_api.written(page), "run: python docs/list_api.py"
+
+
+def test_no_name_of_a_file_or_a_class_means_two_things() -> None:
+    """Files of ``commands`` have the names of the commands, whatever else these are names of."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sorted((ROOT / "saturn_airflow").rglob("*.py")):
+        where = str(path.relative_to(ROOT))
+        if path.name != "__init__.py" and path.parent.name != "commands":
+            places[path.name].append(where)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(where)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize(("old", "new"), sorted(_names().items()))

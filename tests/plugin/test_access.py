@@ -12,9 +12,9 @@ from synthetic import RUN
 
 from saturn_airflow.plugin import SaturnPlugin
 from saturn_airflow.plugin.changes import mark
+from saturn_airflow.plugin.latest_sweeps import read_sweeps
 from saturn_airflow.plugin.links import PREFIX
 from saturn_airflow.plugin.queries import read_run
-from saturn_airflow.plugin.sweeps import read_sweeps
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 LARGE = f"/saturn/plan/large/{RUN}"

@@ -19,10 +19,10 @@ from synthetic import Sweep, utc_now
 
 from saturn_airflow.plugin import app as plugin
 from saturn_airflow.plugin.choice import job_choice
+from saturn_airflow.plugin.latest_sweeps import read_sweeps
 from saturn_airflow.plugin.listing import listed
 from saturn_airflow.plugin.overview import sweep_page
 from saturn_airflow.plugin.queries import DETAILS, read_run
-from saturn_airflow.plugin.sweeps import read_sweeps
 from saturn_airflow.plugin.web_internals import PermittedDagRunFilter, Pool, TaskInstance, XComModel
 
 RUN = "manual__2026"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saturn_airflow.model.jobs import HParams, Job
-from saturn_airflow.profiling import scoring
+from saturn_airflow.profiling import scoring_earlier
 
 
 def test_the_champion_is_scored_on_the_same_data_as_the_best_job() -> None:
@@ -20,7 +20,7 @@ def test_the_champion_is_scored_on_the_same_data_as_the_best_job() -> None:
     champion = Job(
         "old", load_model="shop:old_model", load_dataloader="shop:train", loss_function="shop:loss"
     )
-    scored = scoring.job_of(champion, best, "models:/shop/3")
+    scored = scoring_earlier.job_of(champion, best, "models:/shop/3")
     assert (scored.hparams.seed, scored.hparams.batch_size) == (7, 32)
     assert (scored.load_eval_dataloader, scored.data_args) == (best.load_eval_dataloader, best.data_args)
     assert (scored.load_model, scored.init_from) == (champion.load_model, "models:/shop/3")

@@ -13,7 +13,7 @@ from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules, least_seconds
 from saturn_airflow.sharing import turns
-from saturn_airflow.sharing.deadlines import late
+from saturn_airflow.sharing.broken_deadlines import late
 from saturn_airflow.sharing.forecast import plan_together
 from saturn_airflow.sharing.ranking import ways_on
 from saturn_airflow.sharing.turns import decide

@@ -12,7 +12,7 @@ from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
 from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
-from saturn_airflow.sharing.odds import odds
+from saturn_airflow.sharing.drawn_futures import odds
 
 NODES = (Node("a", 1, "gpu"),)
 RULES = SharingRules()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from saturn_airflow.launch.giving_way import GivingWay
 from saturn_airflow.launch.lease_folder import LeaseFolder
 from saturn_airflow.launch.leases import Lease, Waiter
-from saturn_airflow.launch.turns import Sharing
+from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import HERE, Claim, claim_of
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import Pace, SharedSweep, SharingRules

@@ -38,7 +38,7 @@ def operator_of(kind: type[TrainOperator], **fields: Any) -> TrainOperator:
         node={"name": "n", "devices": 1, "kind": "cpu"},
         settings=SweepSettings(cluster=Cluster(Node("n", 1, kind="cpu")), group="s"),
     )
-    found._decided = restarting.Decision(Definition.of(JOB))
+    found._decided = restarting.RestartDecision(Definition.of(JOB))
     return found
 
 

@@ -13,7 +13,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from any_job import ANY_JOB
 
 from saturn_airflow import Cluster, Node, SaturnSweepOperator
-from saturn_airflow.operators import parts
+from saturn_airflow.operators import xcom_parts
 from saturn_airflow.operators.context import SweepContext
 
 COUNT = 200
@@ -47,7 +47,7 @@ def tasks(request: pytest.FixtureRequest) -> Any:
 def listed(xcoms: dict[str, Any]) -> dict[str, Any]:
     """The XComs of a task that has returned its items."""
     ti = Instance(xcoms)
-    parts.hand_out({"ti": ti}, ITEMS)  # type: ignore[typeddict-item]
+    xcom_parts.hand_out({"ti": ti}, ITEMS)  # type: ignore[typeddict-item]
     return {**xcoms, "return_value": ITEMS}
 
 
@@ -62,7 +62,7 @@ def test_each_mapped_task_gets_its_own_item_and_pulls_a_few(tasks: Any) -> None:
             ti = Instance(xcoms, index)
             found, _ = task.expand_input.resolve({"ti": ti})
             assert found == {name: ITEMS[index]}
-            assert ti.pulled <= parts.SIZE * whole / COUNT * 1.01
+            assert ti.pulled <= xcom_parts.SIZE * whole / COUNT * 1.01
 
 
 def test_what_a_version_without_parts_returned_is_pulled_whole(tasks: Any) -> None:
@@ -80,7 +80,7 @@ def test_every_task_that_is_mapped_over_makes_parts(tasks: Any) -> None:
         if task.is_mapped:
             (source,) = task.expand_input.value.values()
             maker = by_id[source.operator.task_id]
-            assert maker._post_execute_hook is parts.hand_out, maker
+            assert maker._post_execute_hook is xcom_parts.hand_out, maker
 
 
 def test_in_the_serialised_dag_it_is_the_returned_list(tasks: Any) -> None:
@@ -95,10 +95,10 @@ def test_in_the_serialised_dag_it_is_the_returned_list(tasks: Any) -> None:
 
 def test_a_task_that_returns_nothing_makes_no_parts() -> None:
     ti = Instance({})
-    parts.hand_out({"ti": ti}, [])  # type: ignore[typeddict-item]
-    parts.hand_out({"ti": ti}, None)  # type: ignore[typeddict-item]
+    xcom_parts.hand_out({"ti": ti}, [])  # type: ignore[typeddict-item]
+    xcom_parts.hand_out({"ti": ti}, None)  # type: ignore[typeddict-item]
     assert ti.xcoms == {}
-    assert parts.pull({"ti": SimpleNamespace(map_index=0, xcom_pull=lambda **_: None)}, "plan") is None  # type: ignore[typeddict-item]
+    assert xcom_parts.pull({"ti": SimpleNamespace(map_index=0, xcom_pull=lambda **_: None)}, "plan") is None  # type: ignore[typeddict-item]
 
 
 @pytest.mark.parametrize("name", ["mlflow", "init", "trials", "champion"])

@@ -18,7 +18,7 @@ from saturn_airflow.operators.promises import Experience, became, errors_of, in_
 from saturn_airflow.operators.report_table import table
 from saturn_airflow.planning.online.ends import Ends, PlanEnds
 from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
-from saturn_airflow.tracking import past_errors
+from saturn_airflow.tracking import error_history
 
 MADE = 1000.0
 
@@ -77,7 +77,7 @@ def sweep_with_errors(folder: Path, dag: str, run: str, fresh: bool, factors: li
     tags = {"saturn.sweep": key, "airflow.dag_id": dag}
     sweep = tracking.open_sweep(uri, dag, run, tags, {}, folder / dag / run)
     errors = [PastError(key, f"j{i}", factor, f"n{i % 2}", 2.5) for i, factor in enumerate(factors)]
-    sweep.tag(past_errors.tag(errors, fresh))
+    sweep.tag(error_history.tag(errors, fresh))
     assert sweep.close("finished")
     return uri
 
@@ -114,10 +114,10 @@ def test_later_nights_know_the_errors_of_those_that_were_estimated_alike(tmp_pat
 def test_damaged_errors_are_left_out_and_more_than_fit_are_not_kept(tmp_path: Path) -> None:
     uri = sweep_with_errors(tmp_path, "nightly", "mon", False, [1.5] * 400)
     for number, text in enumerate(["{", "[]", '{"fresh":true,"nodes":[],"errors":[[0,0.1,0]]}']):
-        tags = {"saturn.sweep": f"nightly/{number}/sweep", past_errors.ERRORS_TAG: text}
+        tags = {"saturn.sweep": f"nightly/{number}/sweep", error_history.ERRORS_TAG: text}
         tracking.open_sweep(uri, "nightly", str(number), tags, {}, tmp_path / str(number)).close()
-    (found,) = past_errors.find(uri)
-    assert len(found.errors) == past_errors.MOST_ERRORS
+    (found,) = error_history.find(uri)
+    assert len(found.errors) == error_history.MOST_ERRORS
     assert found.errors[0].factor == pytest.approx(1.5, rel=1e-3)
 
 

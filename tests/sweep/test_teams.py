@@ -9,7 +9,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow import Cluster, HParams, Job, Node, SaturnSweepOperator
-from saturn_airflow.commands import shared
+from saturn_airflow.commands import command_line
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.teams import Teams
@@ -92,4 +92,6 @@ def test_settings_that_cannot_be_are_told_by_name(
 
 
 def test_all_take_turns_by_the_deployments_shares() -> None:
-    assert context.sharing_rules().shares == shared.sharing_rules().shares == {"vision": 0.5, "text": 0.25}
+    assert (
+        context.sharing_rules().shares == command_line.sharing_rules().shares == {"vision": 0.5, "text": 0.25}
+    )

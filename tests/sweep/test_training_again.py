@@ -21,8 +21,8 @@ from saturn_airflow.launch import restarting, runs
 from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import train_task
+from saturn_airflow.operators.progress_in_log import Teller
 from saturn_airflow.operators.retrying import TRAINING_POLICY, TryAgainError
-from saturn_airflow.operators.telling import Teller
 from saturn_airflow.operators.train_task import TrainOperator
 from saturn_airflow.operators.trials_task import TrialsOperator
 

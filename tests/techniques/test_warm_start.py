@@ -13,7 +13,7 @@ from torch import nn
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams
-from saturn_airflow.training import initial_weights, storing
+from saturn_airflow.training import loading_weights, storing
 from saturn_airflow.training.loading import load_model
 
 pytestmark = pytest.mark.ranks
@@ -70,7 +70,7 @@ def test_tensors_of_any_layout_are_started_from(tmp_path: Path) -> None:
     kept = {n: storing.original(storing.stored(t), t.dtype).clone() for n, t in source.state_dict().items()}
     assert kept["1.num_batches_tracked"].shape == (1,)
     save_file(kept, file)
-    initial_weights.start_from(model, job(init_from=str(file)), str(file))
+    loading_weights.start_from(model, job(init_from=str(file)), str(file))
     expected = source.state_dict()
     for name, tensor in model.state_dict().items():
         assert (tensor.shape, tensor.layout) == (expected[name].shape, expected[name].layout), name
@@ -87,7 +87,7 @@ def test_weights_of_another_model_are_one_message_that_names_what_differs(tmp_pa
     file = tmp_path / "wrong.safetensors"
     save_file({**wrong, "classifier.bias": torch.zeros(2)}, file)
     with pytest.raises(JobError) as refused:
-        initial_weights.start_from(load_model(warm), warm, str(file))
+        loading_weights.start_from(load_model(warm), warm, str(file))
     message = str(refused.value)
     assert message.startswith("job 'cell' starts from models:/digits/3, whose weights are not those of its")
     shapes = f"{second!r} {list(wrong[second].shape)} there and {list(own[second].shape)} here"
@@ -97,6 +97,6 @@ def test_weights_of_another_model_are_one_message_that_names_what_differs(tmp_pa
 
     save_file({**own, third: own[third].long()}, file)
     with pytest.raises(JobError, match=f"{third!r} is torch.int64; here it is torch.float64"):
-        initial_weights.start_from(load_model(warm), warm, str(file))
+        loading_weights.start_from(load_model(warm), warm, str(file))
     with pytest.raises(JobError, match="can't be read"):
-        initial_weights.start_from(load_model(warm), warm, "")
+        loading_weights.start_from(load_model(warm), warm, "")

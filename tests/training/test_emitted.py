@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from saturn_airflow.launch.emitted import Emitted, Reported
-from saturn_airflow.operators.telling import Teller
+from saturn_airflow.operators.progress_in_log import Teller
 from saturn_airflow.tracking.events import Recorder
 
 

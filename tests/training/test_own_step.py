@@ -235,8 +235,8 @@ def train_unrefused(requests: list[TrainRequest], ranks: Ranks) -> list[Told]:
 
     instead: dict[str, Any] = {
         "training.job_training.looks.can_differ": lambda *args, **kwargs: None,
-        "training.own_step.loop.OwnStepTraining._check_replicas": lambda training: None,
-        "training.own_step.stepping.needs_closure": lambda optimizer: False,
+        "training.own_step.own_loop.OwnStepTraining._check_replicas": lambda training: None,
+        "training.own_step.user_step.needs_closure": lambda optimizer: False,
         "training.own_step.metric_objects.is_shared": lambda: False,
         "parallelism.own_step_replicas.OwnStepReplicas._gradient": as_it_is,
     }

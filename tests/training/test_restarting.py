@@ -11,7 +11,7 @@ import pytest
 from running import small_job, spec_for
 
 from saturn_airflow.launch import checkpoint_files, restarting, runs
-from saturn_airflow.launch.restarting import FROM_SCRATCH, GO_ON, Asker, Decision
+from saturn_airflow.launch.restarting import FROM_SCRATCH, GO_ON, Asker, RestartDecision
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.formats import NewerFormatError
 from saturn_airflow.model.jobs import Job
@@ -52,7 +52,7 @@ def ran(
 
 def decided(
     folder: Path, asker: Asker, job: Job | None = None, code: str | None = None, **how: Any
-) -> Decision:
+) -> RestartDecision:
     return restarting.decide(folder / "state", Definition.of(job or small_job(), code), asker, **how)
 
 
@@ -225,7 +225,7 @@ def test_what_a_newer_version_wrote_is_refused_and_stays(tmp_path: Path, name: s
 
 
 def test_no_job_has_been_trained_where_nothing_is(tmp_path: Path) -> None:
-    assert decided(tmp_path, FIRST, wish=FROM_SCRATCH) == Decision(Definition.of(small_job()))
+    assert decided(tmp_path, FIRST, wish=FROM_SCRATCH) == RestartDecision(Definition.of(small_job()))
 
 
 def test_a_note_that_finds_no_room_leaves_the_one_before_whole(small_disk: Any) -> None:

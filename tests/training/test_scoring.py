@@ -11,7 +11,7 @@ from test_loop import launch, request
 from test_own_step import job as own_job
 
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.profiling.scoring import job_of
+from saturn_airflow.profiling.scoring_earlier import job_of
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.exports import export_model
 from saturn_airflow.training.scoring import score

@@ -12,7 +12,7 @@ from torch import nn
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training.functions import Place
+from saturn_airflow.training.functions import ValuePlace
 from saturn_airflow.training.guarding import resumed_model
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import ModelAttributes, name_of
@@ -61,14 +61,14 @@ class Watched:
 
     @contextmanager
     def _gone(self, why_not: dict[str, str]) -> Iterator[None]:
-        undo: list[Place] = []
+        undo: list[ValuePlace] = []
         modules = dict(self._model.named_modules())
         held = {name_of(p, k): (m, k) for p, m in modules.items() for k in list(vars(m))}
         for name, why in why_not.items():
             place = self._globals.place(name) if name in self._variables else None
             if name in held:
                 module, key = held[name]
-                place = Place(vars(module).get(key), functools.partial(setattr, module, key))
+                place = ValuePlace(vars(module).get(key), functools.partial(setattr, module, key))
             # Anything else may be a cache, which steps read and can do without.
             if place is not None and (
                 isinstance(place.value, Iterator) or own_classes.holds_objects(place.value)

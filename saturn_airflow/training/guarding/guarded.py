@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from saturn_airflow.launch.request import Measure, TrainRequest
-from saturn_airflow.training import initial_weights, loop, memory, precision
+from saturn_airflow.training import loading_weights, loop, memory, precision
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding.guard import Guard
 from saturn_airflow.training.job_training import Training
@@ -89,7 +89,7 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
 
         def load() -> nn.Module:
             another = load_model(job)
-            initial_weights.start_from(another, job, request.initial_weights)
+            loading_weights.start_from(another, job, request.initial_weights)
             precision.use("float32")  # whatever the job's code has set
             return another
 

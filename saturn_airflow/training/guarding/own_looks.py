@@ -28,7 +28,7 @@ from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.own_step import shared
-from saturn_airflow.training.own_step.stepping import OwnStep
+from saturn_airflow.training.own_step.user_step import OwnStep
 from saturn_airflow.training.without_group import without_group
 
 

@@ -17,7 +17,7 @@ from saturn_airflow.training.guarding.samples import Sample, Samples, Singles, s
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.optim.update_formats import noting_update_formats
 from saturn_airflow.training.own_step import hooks, lightning
-from saturn_airflow.training.own_step.stepping import OwnStep
+from saturn_airflow.training.own_step.user_step import OwnStep
 from saturn_airflow.training.ranks import Ranks
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from saturn_airflow.model import references
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training.functions import FUNCTIONS, Place, is_own, places_in
+from saturn_airflow.training.functions import FUNCTIONS, ValuePlace, is_own, places_in
 from saturn_airflow.training.optim import own_classes, plain_values
 
 _LARGEST = 4096  # items of a container, or numbers of a tensor: what is larger is data, no state
@@ -46,7 +46,7 @@ class UsersState:
         self._containers: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[Any, Any]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
-        self._kept: list[Place] = []
+        self._kept: list[ValuePlace] = []
         seen = set(map(id, model.modules()))
         modules = set(seen)
         waiting: list[Any] = [vars(sys.modules[name]) for name in self._names]

@@ -63,7 +63,7 @@ def refuse_coupled(
                     f"each parameter here; {_FIX}"
                 ) from error
             spread_within = max(_WITHIN, _ROUNDINGS * torch.finfo(noted.lowest).eps)
-            trial = _Trial(make, options, whole, dim, parameter, spread_within)
+            trial = _HalvesTrial(make, options, whole, dim, parameter, spread_within)
             try:
                 coupled = trial.couples(usual)
             except Exception as error:
@@ -98,7 +98,7 @@ def _extremes(whole: torch.Tensor, dim: int) -> list[torch.Tensor]:
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _HalvesTrial:
     """Steps of a parameter, beside those of its halves.
 
     :param whole: what the parameter is at first.

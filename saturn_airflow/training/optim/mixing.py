@@ -64,7 +64,7 @@ def refuse_mixing(what: str, make: Make, groups: Sequence[Group], *, known: bool
     if not small:
         return
     for sparse in (False, True):
-        trial = _Trial(make, small, sparse)
+        trial = _TogetherTrial(make, small, sparse)
         try:
             mixes = trial.mixes([1.0] * len(small), _STEPS)
             break
@@ -96,7 +96,7 @@ def _extremes(count: int) -> list[list[float]]:
     ]
 
 
-class _Trial:
+class _TogetherTrial:
     """Steps of small parameters together, beside those of each alone."""
 
     def __init__(self, make: Make, small: Sequence[_Small], sparse: bool) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from saturn_airflow.parallelism.own_step_replicas import OwnStepReplicas
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.batches import GlobalBatch
-from saturn_airflow.training.own_step.stepping import OwnStep, Taken
+from saturn_airflow.training.own_step.user_step import OwnStep, Taken
 
 
 def take(

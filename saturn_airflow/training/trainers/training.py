@@ -17,8 +17,8 @@ from saturn_airflow.training.exports import export_trained
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.trainers import kept
 from saturn_airflow.training.trainers.building import arguments, rng_unchanged
-from saturn_airflow.training.trainers.progress import TrainerProgress
-from saturn_airflow.training.trainers.telling import Ended, Telling
+from saturn_airflow.training.trainers.reporting_callback import Ended, Telling
+from saturn_airflow.training.trainers.trainer_progress import TrainerProgress
 
 
 class TrainerTraining(TrainerProgress):

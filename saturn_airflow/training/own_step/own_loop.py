@@ -25,10 +25,10 @@ from saturn_airflow.training.guarding.own_looks import OwnLooks
 from saturn_airflow.training.job_training import Training
 from saturn_airflow.training.own_step import hooks, lightning, shared
 from saturn_airflow.training.own_step.configured import check_hparams
-from saturn_airflow.training.own_step.evaluating import OwnEvaluation
-from saturn_airflow.training.own_step.state import OwnStepState
-from saturn_airflow.training.own_step.stepping import OwnStep
-from saturn_airflow.training.parts import LooksAgain
+from saturn_airflow.training.own_step.own_step_state import OwnStepState
+from saturn_airflow.training.own_step.user_step import OwnStep
+from saturn_airflow.training.own_step.validation import OwnEvaluation
+from saturn_airflow.training.protocols import LooksAgain
 
 
 class OwnStepTraining(Training):

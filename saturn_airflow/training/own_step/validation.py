@@ -17,7 +17,7 @@ from saturn_airflow.training import timing
 from saturn_airflow.training.batches import Data
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.own_step import hooks
-from saturn_airflow.training.own_step.stepping import OwnStep
+from saturn_airflow.training.own_step.user_step import OwnStep
 
 
 class OwnEvaluation:

@@ -20,7 +20,7 @@ from saturn_airflow.training.optim import plain_values
 from saturn_airflow.training.optim.group_state import GroupState, Values
 from saturn_airflow.training.optim.own_state import OwnState, seen
 from saturn_airflow.training.own_step import lightning
-from saturn_airflow.training.own_step.stepping import OwnStep
+from saturn_airflow.training.own_step.user_step import OwnStep
 from saturn_airflow.training.state import State, Tensors
 
 _GRADIENT = "gradient"

@@ -16,7 +16,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import timing
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.trainers.building import arguments, batches_per_epoch, be_alone, build
-from saturn_airflow.training.trainers.callbacks import Remembered
+from saturn_airflow.training.trainers.callback_state import Remembered
 
 #: Batches that are slower than those after them.
 _WARMUPS = 2

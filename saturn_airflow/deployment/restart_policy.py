@@ -31,7 +31,7 @@ class _State:
     in_a_row: int = 0
 
 
-class Restarts:
+class RestartPolicy:
     """Keeps services running.
 
     :param names: the services that are to be started again.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from saturn_airflow.model import json_text
 from saturn_airflow.model.past_errors import PastError
-from saturn_airflow.tracking import sweeps
+from saturn_airflow.tracking import sweep_runs
 from saturn_airflow.tracking.server import TrackingError
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def find(uri: str, dag_id: str | None = None) -> list[SweepErrors]:
     :param dag_id: only of this DAG's.
     """
     try:
-        tagged = sweeps.tagged(uri, ERRORS_TAG, _SWEEPS, dag_id)
+        tagged = sweep_runs.tagged(uri, ERRORS_TAG, _SWEEPS, dag_id)
     except TrackingError as error:
         log.warning("MLflow does not answer (%s): no errors of earlier estimates", error)
         return []

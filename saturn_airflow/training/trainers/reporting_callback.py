@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from saturn_airflow.training.trainers import kept
-from saturn_airflow.training.trainers.progress import TrainerProgress
+from saturn_airflow.training.trainers.trainer_progress import TrainerProgress
 
 
 class Ended(BaseException):
