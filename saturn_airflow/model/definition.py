@@ -20,6 +20,7 @@ _WITHOUT_EFFECT = (
 )
 _NUMBERS = ("lr", "clip_grad_norm")
 _NOT_GIVEN = object()
+# Characters of a value in a message.
 _LONGEST = 80
 #: The field that holds the version of the user's code.
 CODE = "code"

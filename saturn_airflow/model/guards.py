@@ -22,6 +22,7 @@ NOT_CHECKED = "not checked"
 #: where something was, and differed.
 REFUSED = "refused"
 
+# Characters.
 _LONGEST = 600
 
 # What can't change whether a technique trains as one device does.

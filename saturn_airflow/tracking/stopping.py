@@ -14,6 +14,7 @@ from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.sender import Sender
 from saturn_airflow.tracking.sending import send_patiently
 
+# Runs that are asked for at most.
 _PAGE = 1000
 _STOPPED = "stopped"
 

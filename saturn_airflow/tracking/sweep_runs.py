@@ -35,6 +35,7 @@ _FIGURES = (
 )
 _JOB_FIGURES = ("planned_seconds", "actual_seconds", "gpu_hours", "step", "loss", "epoch_loss", "eval_loss")
 _REPORT = "report.json"
+# Runs or experiments of one answer.
 _PAGE = 1000
 #: MLflow's words where Saturn's own tag is not there yet.
 _STATUSES = {"RUNNING": "running", "FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}

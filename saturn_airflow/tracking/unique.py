@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 KEY_TAG = "saturn.key"
 _CREATOR_TAG = "saturn.creator"
 _DUPLICATE = "(duplicate)"
+#: How often at most.
 _ATTEMPTS = 20
 #: Attempts in which the run with the smaller id goes first; after these, whoever comes first.
 _GIVE_WAY = 2

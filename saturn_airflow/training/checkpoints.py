@@ -44,6 +44,7 @@ from saturn_airflow.training.staging import Staging, lie_on_device, own_part
 from saturn_airflow.training.state import State, Tensors
 
 _FORMAT = "a checkpoint"
+# The format of one that needs a folder of what training left alone: older versions must not read it.
 _FORMAT_WITH_BASE = 3
 
 

@@ -18,7 +18,9 @@ from saturn_airflow.launch.checkpoint_files import HASH
 
 #: The least share of a checkpoint for which a folder of its own pays.
 _SHARE = 0.1
+# Words of 8 bytes that are mixed at once: 2 MiB.
 _WORDS = 2**18
+# 64 bits; the two factors of Mix13, as signed numbers.
 _MASK, _ONE, _OTHER = 2**64 - 1, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
 

@@ -12,6 +12,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import state, storing
 
+# Names that a message shows of each kind.
 _SHOWN = 3
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import torch
 
+# Bytes that are pinned to see whether the resident memory shows them.
 _PROBE = 2**24
-_HEADROOM = 0.05  # of a GPU's memory
+# The share of a GPU's memory that a trial leaves free.
+_HEADROOM = 0.05
 
 
 def grow_segments() -> None:

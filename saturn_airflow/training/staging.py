@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 Tensors = dict[str, torch.Tensor]
 # torch rounds what it pins up to powers of two. Most tensors share a slab of this size.
 _SLAB = 2**28
+# Bytes that tensors in a slab begin at multiples of, as torch's own allocator has it.
 _ALIGNED = 256
 
 

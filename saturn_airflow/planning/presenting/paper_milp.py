@@ -26,7 +26,9 @@ from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule
 
+#: The paper's "large number" (seconds), above any makespan.
 _BIG = 1e10
+#: Larger problems are not tried: the variables are as many as pairs of jobs times devices.
 MOST_JOBS = 16
 MOST_DEVICES = 16
 

@@ -11,6 +11,7 @@ import torch
 from saturn_airflow.training.guarding.gathering import dense
 
 _WHOLE = 1024  # tensors of up to this many elements are kept whole
+# Of larger ones so many elements, and so many blocks whose sums are kept.
 _PICKED, _BLOCKS = 512, 64
 
 

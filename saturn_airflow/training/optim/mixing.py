@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.training.optim import tried_steps
 
-_LONGEST = 8
+_LONGEST = 8  # elements along a dimension of the small parameters
 _SCALES = (1.0, 100.0, 1e-2, 10.0)  # of the gradients: some clip only what is large
 _STEPS = 12  # estimates of a step size take a few
-_FEW_STEPS = 2
+_FEW_STEPS = 2  # where gradients are extreme
 _RATE = 1.0  # what such optimizers are made for; at a small one their estimates would take long to move
 _WITHIN = 1e-4  # rounding and more, relative to how far a parameter went
 # What all gradients are multiplied by, and what half of them are, so that it shows in the others.

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+# What counters of steps are set ahead by, and how many steps are taken then.
 _LATER = 10_000
 _STEPS_LATER = 2
 

@@ -46,6 +46,7 @@ _DECIDED = {
     "run_name",
     "eval_on_start",
 }
+# Samples that a collator is tried on.
 _SAMPLES = 8
 
 

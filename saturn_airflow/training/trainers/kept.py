@@ -17,6 +17,7 @@ from saturn_airflow.model.errors import DiskError, JobError
 
 _FORMAT = 1
 MANIFEST = "saturn.json"
+#: Bytes of a file that are read at once.
 _PART = 1 << 20
 # As a Trainer names them; copies that somebody made are none.
 _NAME = re.compile(r"checkpoint-[0-9]+")
