@@ -81,7 +81,7 @@ class Link:
         self._send(("request", what))
         return self._replies.get()
 
-    def until_heard(self) -> None:
+    def wait_until_recorded(self) -> None:
         """Wait until the launcher has dealt with all that was reported."""
         self._send(("heard",))
         self._replies.get()

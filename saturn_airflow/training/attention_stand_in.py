@@ -27,6 +27,8 @@ def lean_attention() -> Iterator[None]:
 
 
 class _ByName(TorchFunctionMode):
+    """Replaces the function where it was imported by name."""
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -42,6 +44,8 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
 
 
 class _Lean(torch.autograd.Function):
+    """Attention without data: what comes out, and its gradients, have the right shapes."""
+
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         out = query.new_empty((*query.shape[:-1], value.shape[-1]))

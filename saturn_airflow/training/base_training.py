@@ -58,9 +58,9 @@ class BaseTraining:
     #: What the last batch's loss was a mean over.
     counted: float | None = None
     #: The last step of which it was seen that nothing differs from one device.
-    looked: int
+    last_compared: int
     #: What the user was told that checkpoints lack.
-    told: set[str]
+    warned_of: set[str]
     #: The path of the last one.
     checkpoint: str | None
     #: What the schedule had written into the optimizer's groups when training stopped.
@@ -88,7 +88,7 @@ class BaseTraining:
         return self.position.epoch >= self.hparams.epochs
 
     @property
-    def beyond(self) -> bool:
+    def is_past_end(self) -> bool:
         """Whether a trial has gone on after the job's last step: what goes wrong there goes wrong nowhere."""
         return self.total is not None and self.step >= self.total
 

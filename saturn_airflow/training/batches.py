@@ -132,7 +132,8 @@ def total_steps(hparams: HParams, data: Data) -> int | None:
 
 
 class KeepsNothing:
-    """Data that follow from where training stands alone."""
+    """The :class:`Data` that follow from where training stands alone: what their own objects keep is
+    nothing."""
 
     def aside(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -147,7 +148,8 @@ class KeepsNothing:
         pass
 
 
-def itself(data: Any) -> Any:
+def identity(data: Any) -> Any:
+    """``data``: what a stage does that has nothing to do."""
     return data
 
 

@@ -28,6 +28,7 @@ class About(NamedTuple):
 
     @classmethod
     def of(cls, state: State) -> About:
+        """What this rank knows of the training that ``state`` is of."""
         attributes, forgotten = state.attributes.values()
         variables: job_globals.Globals = {}
         if state.globals is not None:

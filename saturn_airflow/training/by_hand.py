@@ -27,7 +27,7 @@ _PATIENCE_SECONDS = 7 * 86400.0
 _LEAVE_SECONDS = 30.0
 
 
-class _Here:
+class _LocalLink:
     """What a rank of a launched process finds in the place of its launcher."""
 
     def __init__(self, on_event: Callable[[Event], object]) -> None:
@@ -36,7 +36,7 @@ class _Here:
     def stop_requested(self) -> bool:
         return False
 
-    def until_heard(self) -> None:
+    def wait_until_recorded(self) -> None:
         pass
 
 
@@ -56,11 +56,13 @@ def train(
     settings: _Settings = (size, f"file://{folder}/meeting", device_type, threads, request)
     context = multiprocessing.get_context("spawn")
     handed = handed_over.kept()
-    others = [context.Process(target=_be_another, args=(rank, settings, handed)) for rank in range(1, size)]
+    others = [
+        context.Process(target=_run_other_rank, args=(rank, settings, handed)) for rank in range(1, size)
+    ]
     try:
         for other in others:
             other.start()
-        result = _be(0, settings, on_event)
+        result = _run_rank(0, settings, on_event)
         for other in others:
             other.join(_LEAVE_SECONDS)
         return result
@@ -73,18 +75,18 @@ def train(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _be(rank: int, settings: _Settings, on_event: Callable[[Event], object]) -> dict[str, Any]:
+def _run_rank(rank: int, settings: _Settings, on_event: Callable[[Event], object]) -> dict[str, Any]:
     size, meeting, device_type, threads, request = settings
     call = launching.pack("saturn_airflow.training.loop:train", request)
-    link: Any = _Here(on_event)
+    link: Any = _LocalLink(on_event)
     place = (rank, size, meeting, device_type, threads, request.technique)
     value: dict[str, Any] = ranks.run(link, *place, _PATIENCE_SECONDS, time.monotonic(), call)["value"]
     return value
 
 
-def _be_another(rank: int, settings: _Settings, handed: handed_over.HandedOver) -> None:
+def _run_other_rank(rank: int, settings: _Settings, handed: handed_over.HandedOver) -> None:
     handed_over.receive(handed)
     # Two debuggers can't share a terminal.
     os.environ["PYTHONBREAKPOINT"] = "0"
     sys.stdin = open(os.devnull)  # noqa: SIM115 - until the process ends
-    _be(rank, settings, lambda event: None)
+    _run_rank(rank, settings, lambda event: None)

@@ -237,7 +237,7 @@ class Checkpoints:
             if self._ranks.is_first:
                 tensor_files.write_manifest(temporary, manifest)
                 # Nobody trains the steps again that it has: their losses must be known.
-                self._ranks.until_heard()
+                self._ranks.wait_until_recorded()
                 checkpoint_files.take_away(final)
                 temporary.rename(final)
                 tensor_files.sync(self._folder)

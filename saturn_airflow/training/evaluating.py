@@ -65,7 +65,7 @@ class Evaluation:
         parallel.module.eval()
         self._metrics.begin()
         objective.seen = self._metrics.see
-        news = torch.zeros(2, dtype=torch.float64, device=self._ranks.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=self._ranks.device)
         given = self._whole_batches(limit) if self._whole else self._shares(limit)
         pieces = parallel.pieces
         try:
@@ -74,7 +74,7 @@ class Evaluation:
                 for samples, micro_batches in each_of_the_job(self._name, given):
                     objective.begin(samples)
                     for data, count in micro_batches:
-                        news += torch.stack(parallel.evaluate(objective, data, count))
+                        sums += torch.stack(parallel.evaluate(objective, data, count))
                     objective.end()
                     self._metrics.end_round()
                     self._ranks.stop_requested()  # a sign of life
@@ -85,8 +85,8 @@ class Evaluation:
         parallel.model.train()
         parallel.module.train()
         if self._ranks.size > 1:
-            dist.all_reduce(news)
-        total_loss, over_all = news.tolist()
+            dist.all_reduce(sums)
+        total_loss, over_all = sums.tolist()
         return float(total_loss / over_all) if over_all else math.nan, values
 
     def few(self, samples: int) -> Evaluation:

@@ -69,7 +69,7 @@ class Metrics:
 
     def see(self, outputs: Any, batch: Any, samples: int) -> None:
         """Look at what the model returned for a batch, or a part of one, of ``samples``."""
-        means.listen(None)  # means that are computed here are not the loss's
+        means.set_listener(None)  # means that are computed here are not the loss's
         for function in self.functions.values():
             function.see(outputs, batch, samples)
         if self._objects:
@@ -154,9 +154,11 @@ class _Function:
         self.only_pairs = True
 
     def reset(self) -> None:
+        """Forget what was seen."""
         self._sums = {}
 
     def see(self, outputs: Any, batch: Any, samples: int) -> None:
+        """Call it on a batch, or a part of one, of ``samples``."""
         targets = batch[1] if isinstance(batch, list | tuple) else batch
         with of_the_job(self._what):
             returned = self._function(outputs, targets)
@@ -170,6 +172,7 @@ class _Function:
             self._sums[key] = self._sums[key] + both if key in self._sums else both
 
     def sums(self) -> list[Sum]:
+        """Totals and counts by name, as numbers."""
         return [(key, *both.tolist()) for key, both in self._sums.items()]
 
 
@@ -189,11 +192,13 @@ class _Object:
             self.reset()
 
     def reset(self) -> None:
+        """Forget what was seen."""
         self._seen = False
         with of_the_job(self._what):
             self._metric.reset()
 
     def see(self, predictions: Any, targets: Any) -> None:
+        """Show it a batch."""
         self._seen = True
         with of_the_job(f"{self._what}: update"):
             self._metric.update(predictions, targets)

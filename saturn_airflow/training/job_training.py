@@ -113,8 +113,8 @@ class Training(BaseTraining):
         self.callbacks = Callbacks(job, ranks)
         self.evaluation_seconds: list[float] = []
         self.inputs: list[dict[str, Any]] = []
-        self.looked = 0
-        self.told: set[str] = set()
+        self.last_compared = 0
+        self.warned_of: set[str] = set()
         self.checkpoint: str | None = None
         self.checkpoints = resuming.checkpoints(self)
         if self.checkpoints is not None:
@@ -208,6 +208,7 @@ class Training(BaseTraining):
         self.started += time.perf_counter() - began
 
     def run(self) -> dict[str, Any]:
+        """Train as the request says, and return what :func:`saturn_airflow.training.loop.train` returns."""
         precision.use(self.hparams.precision)
         measure = self.request.measure
         wanted = self.request.batch_count if measure is None else measure.warmups + measure.batches
@@ -336,7 +337,7 @@ class Training(BaseTraining):
             return
         if self.saved_step != self.step:
             step = self.step
-            extra = {**resuming.stand(self), **self._own_extra()}
+            extra = {**resuming.to_dict(self), **self._own_extra()}
 
             def saved(path: Path, seconds: float) -> None:
                 self.checkpoint = str(path)
@@ -345,7 +346,7 @@ class Training(BaseTraining):
             try:
                 self.checkpoints.save(step, self.state, extra, saved, sure=extra["looked"])
                 self.saved_step = step
-                resuming.tell(self, "is not in the checkpoint", self.checkpoints.forgotten)
+                resuming.warn_of_forgotten(self, "is not in the checkpoint", self.checkpoints.forgotten)
             except checkpoints.CheckpointError as error:
                 if final:
                     raise
@@ -361,7 +362,7 @@ class Training(BaseTraining):
         path, extra = found
         self.checkpoint = str(path)
         self._set_own_extra(extra)
-        resuming.go_on(self, saved, extra)
+        resuming.resume(self, saved, extra)
 
     def _own_extra(self) -> dict[str, Any]:
         """What else a checkpoint is to have, JSON-ready."""

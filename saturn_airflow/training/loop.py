@@ -35,10 +35,10 @@ def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
         from saturn_airflow.training.trainers import training
 
         return training.train(request, ranks)
-    return of(request, ranks).run()
+    return make_training(request, ranks).run()
 
 
-def of(request: TrainRequest, ranks: Ranks, look: Look = look_nowhere) -> Training:
+def make_training(request: TrainRequest, ranks: Ranks, look: Look = look_nowhere) -> Training:
     """The training that a request asks for, ready to run.
 
     :param look: called with it and the job's model before the technique is.

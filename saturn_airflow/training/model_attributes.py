@@ -70,19 +70,19 @@ class ModelAttributes:
         self._others = other_attributes(model)
         self._kinds = {prefix: {k: type(v) for k, v in _own(m)} for prefix, m in model.named_modules()}
         self._objects = self._encoded_objects()
-        self._before: Attributes = {prefix: {EXTRA: said} for prefix, said in self._what_is_said().items()}
+        self._before: Attributes = {prefix: {EXTRA: extra} for prefix, extra in self._extra_states().items()}
 
     def values(self) -> tuple[Attributes, dict[str, str]]:
         """What has changed, JSON-ready, and why what else has changed can't be kept, by its name."""
         found: Attributes = {}
         why_not: dict[str, str] = {}
         modules = dict(self._model.named_modules())
-        said = self._what_is_said()
+        extra = self._extra_states()
         now = {**changed(self.given, plain_attributes(self._model))}
         for prefix, objects in self.objects().items():
             own = {key: vars(modules[prefix])[key] for key in objects if key != EXTRA}
             now.setdefault(prefix, {}).update(own)
-        now |= {prefix: {EXTRA: modules[prefix].get_extra_state()} for prefix in said}
+        now |= {prefix: {EXTRA: modules[prefix].get_extra_state()} for prefix in extra}
         for prefix, own in now.items():
             for key, value in own.items():
                 there = self._kinds.get(prefix, {}).get(key) is type(value)
@@ -91,7 +91,7 @@ class ModelAttributes:
                 except JobError as error:
                     why_not[name_of(prefix, key)] = str(error)
         for prefix, others in other_attributes(self._model).items():
-            for key, summary in others.items() if prefix not in said else ():
+            for key, summary in others.items() if prefix not in extra else ():
                 if self._others.get(prefix, {}).get(key) != summary:
                     kind = type(vars(modules[prefix])[key]).__name__
                     why_not[name_of(prefix, key)] = f"it is a {kind}, which no checkpoint can hold"
@@ -109,14 +109,14 @@ class ModelAttributes:
     def objects(self) -> Attributes:
         """The objects of the job's own classes, and containers of them, that have changed, and what modules
         say, JSON-ready."""
-        found: Attributes = {prefix: {EXTRA: said} for prefix, said in self._what_is_said().items()}
+        found: Attributes = {prefix: {EXTRA: extra} for prefix, extra in self._extra_states().items()}
         for prefix, objects in self._encoded_objects().items():
             given = self._objects.get(prefix, {})
             changed_ones = {key: encoded for key, encoded in objects.items() if given.get(key) != encoded}
             found.setdefault(prefix, {}).update(changed_ones)
         return found
 
-    def _what_is_said(self) -> dict[str, Any]:
+    def _extra_states(self) -> dict[str, Any]:
         """What modules say of themselves, JSON-ready."""
         return {
             prefix: plain_values.encode(module.get_extra_state(), "it")

@@ -36,7 +36,7 @@ class Ranks:
     device: torch.device
     _emit: Callable[[dict[str, Any]], None] = field(default=lambda event: None, repr=False)
     _stop_requested: Callable[[], bool] = field(default=lambda: False, repr=False)
-    _until_heard: Callable[[], None] = field(default=lambda: None, repr=False)
+    _wait_until_recorded: Callable[[], None] = field(default=lambda: None, repr=False)
     _emitted: Emitted = field(default_factory=Emitted, repr=False, compare=False)
 
     @property
@@ -52,9 +52,9 @@ class Ranks:
         if self.is_first:
             self._emit(self._emitted.complete(event, fields))
 
-    def until_heard(self) -> None:
+    def wait_until_recorded(self) -> None:
         """Wait until what was reported so far is written down, and outlives this process and its launcher."""
-        self._until_heard()
+        self._wait_until_recorded()
 
     def stop_requested(self) -> bool:
         """Whether *this* rank was asked to stop. Asking shows that it is alive: do it once a batch.
@@ -142,7 +142,7 @@ def run(
         device=device,
         _emit=link.emit,
         _stop_requested=link.stop_requested,
-        _until_heard=link.until_heard,
+        _wait_until_recorded=link.wait_until_recorded,
     )
     job_log.redirect(link.emit, first=ranks.is_first)
     # Who is connected first might be done and gone before the others are.

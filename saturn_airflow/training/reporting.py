@@ -81,7 +81,7 @@ def check_is_number(training: BaseTraining, loss: float, batch: GlobalBatch) -> 
 
     :raises NotANumberError: when it is NaN or infinite, and not beyond the job's end.
     """
-    if not math.isfinite(loss) and not training.beyond:
+    if not math.isfinite(loss) and not training.is_past_end:
         raise NotANumberError(
             f"loss is {loss} at step {training.step + 1} (epoch {batch.position.epoch}); the job stopped "
             "there: lower lr, set clip_grad_norm, or check the data for NaN and for batches without targets"

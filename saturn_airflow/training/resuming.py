@@ -15,7 +15,7 @@ from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.optim import optimizers
 
 
-def stand(training: BaseTraining) -> dict[str, Any]:
+def to_dict(training: BaseTraining) -> dict[str, Any]:
     """Where ``training`` stands, JSON-ready."""
     return {
         "seed": training.hparams.seed,
@@ -32,7 +32,7 @@ def stand(training: BaseTraining) -> dict[str, Any]:
         "data": training.data.kept(training.position),
         "technique": training.request.technique,
         "devices": training.ranks.size,
-        "looked": training.step if training.looks is None else training.looked,
+        "looked": training.step if training.looks is None else training.last_compared,
     }
 
 
@@ -75,31 +75,31 @@ def schedule(training: BaseTraining) -> Callable[[], None]:
     return step
 
 
-def go_on(training: BaseTraining, saved: Checkpoints, extra: Mapping[str, Any]) -> None:
+def resume(training: BaseTraining, saved: Checkpoints, extra: Mapping[str, Any]) -> None:
     """Have ``training`` go on from where it stood.
 
-    :param extra: as :func:`stand` told, which ``saved`` has read.
+    :param extra: as :func:`to_dict` told, which ``saved`` has read.
     :raises JobError: when nothing is left to train for what is another definition by now.
     """
     training.step = extra["step"]
     training.position = Position(extra["epoch"], extra["batch"])
     training.data.go_on(extra.get("data"))
     training.epoch_sum, training.epoch_batches = extra["epoch_sum"], extra["epoch_batches"]
-    _see_data(training, extra)
+    _check_data(training, extra)
     # Before anybody looked again, the trial's comparison was all there was.
-    training.looked = extra.get("looked", training.step)
+    training.last_compared = extra.get("looked", training.step)
     training.metrics.update(extra["metrics"])
     training.own_metrics = extra.get("own_metrics", {})
     if "plateau" in extra:
         training.plateau.go_on(extra["plateau"])
     before = (extra["technique"], extra["devices"])
     now = (training.request.technique, training.ranks.size)
-    if training.looked < training.step and before != now:
+    if training.last_compared < training.step and before != now:
         training.warn(
             f"{before[0]} x {before[1]} trained up to step {training.step}, and was last compared with one "
-            f"device at step {training.looked}; {now[0]} x {now[1]} goes on from there"
+            f"device at step {training.last_compared}; {now[0]} x {now[1]} goes on from there"
         )
-    tell(training, "was not in the checkpoint that training goes on from", saved.forgotten)
+    warn_of_forgotten(training, "was not in the checkpoint that training goes on from", saved.forgotten)
     if saved.changes and training.finished:
         changes = "; ".join(map(str, saved.changes))
         raise JobError(
@@ -108,7 +108,7 @@ def go_on(training: BaseTraining, saved: Checkpoints, extra: Mapping[str, Any]) 
         )
 
 
-def _see_data(training: BaseTraining, extra: Mapping[str, Any]) -> None:
+def _check_data(training: BaseTraining, extra: Mapping[str, Any]) -> None:
     """See whether a place in the data is one in those that there are now.
 
     :raises JobError: when they are others, and the epoch can't be begun anew.
@@ -133,14 +133,14 @@ def _in_words(extent: list[int | None]) -> tuple[str, str]:
     return f"{batches or 'some'} batches", "" if samples is None else f"{samples} samples"
 
 
-def tell(training: BaseTraining, what: str, forgotten: Mapping[str, str]) -> None:
+def warn_of_forgotten(training: BaseTraining, what: str, forgotten: Mapping[str, str]) -> None:
     """Tell once what a resumed training begins anew with.
 
     :param what: has become of it.
     :param forgotten: why it can't be kept, by its name.
     """
-    new = {name: why for name, why in forgotten.items() if name not in training.told}
-    training.told |= new.keys()
+    new = {name: why for name, why in forgotten.items() if name not in training.warned_of}
+    training.warned_of |= new.keys()
     if new:
         words = "; ".join(f"{name!r} ({why})" for name, why in new.items())
         training.warn(

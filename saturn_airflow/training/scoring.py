@@ -16,7 +16,7 @@ def score(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     :returns: ``eval_loss``, and ``metrics``: the job's own by name.
     :raises JobError: when it can't be evaluated, or has no evaluation data.
     """
-    training = loop.of(replace(request, measure=Measure(), folder=""), ranks)
+    training = loop.make_training(replace(request, measure=Measure(), folder=""), ranks)
     assert training.evaluation is not None, "who asks has made sure that there are evaluation data"
     eval_loss, own = training.evaluation.run()
     return {"eval_loss": eval_loss, "metrics": own}

@@ -65,6 +65,7 @@ class SeededOrder(Sampler[int]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
+        """Have the next pass in the order of ``epoch``, from 0."""
         self._epoch = epoch
 
     def __len__(self) -> int:

@@ -62,7 +62,7 @@ def take(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[bo
     if training.step == training.first_step:
         training.state.own.values()  # what can't be kept is told at once
     parallel.drop_gradients()
-    if not training.beyond:
+    if not training.is_past_end:
         training.scheduler_step()
     if news is None:
         with common_to_alike(training.step == 0):

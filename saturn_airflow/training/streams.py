@@ -18,7 +18,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import layout as layouts
 from saturn_airflow.training import rng
-from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, itself
+from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, identity
 from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.layout import Layout, MicroBatch
 from saturn_airflow.training.loaders import alike, any_sample, changes_batches, set_epoch
@@ -29,7 +29,7 @@ _NOTHING = object()
 
 
 class Stream:
-    """Data that can only be run through: every rank sees all of it and takes its shares.
+    """Data that can only be run through: every rank sees all of it and takes its shares. See :class:`Data`.
 
     :param make: makes the loader anew, such as where one can be run through once.
     """
@@ -148,7 +148,7 @@ class Stream:
                 if position >= start:
                     samples = layout.count(data)
                     micro_batches = [layout.take(data, samples, rows) for rows in cut.of(samples)]
-                    whole = functools.partial(itself, data)
+                    whole = functools.partial(identity, data)
                     yield GlobalBatch(position, samples, micro_batches, ends, whole)
             if empty:
                 raise JobError(f"{self._name!r}: the data is empty; a job needs at least one batch")
@@ -244,7 +244,7 @@ class _Few(KeepsNothing):
             take = self._data.layout.take
             data, count = take(data, samples, range(min(size, samples)))
             micro_batches = [take(data, count, rows) for rows in cut.of(count)]
-            few = functools.partial(itself, data)
+            few = functools.partial(identity, data)
             yield GlobalBatch(batch.position, count, micro_batches, batch.ends_epoch, few)
 
     def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
@@ -257,7 +257,7 @@ def _by_itself(batch: GlobalBatch) -> GlobalBatch:
         batch, micro_batches=[part._replace(data=_kept(part.data)) for part in batch.micro_batches]
     )
     return dataclasses.replace(
-        batch, ends=batch.ends_epoch, whole=functools.partial(itself, batch.micro_batches[0].data)
+        batch, ends=batch.ends_epoch, whole=functools.partial(identity, batch.micro_batches[0].data)
     )
 
 

@@ -18,7 +18,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import layout as layouts
 from saturn_airflow.training import rng
-from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, itself
+from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, identity
 from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.layout import Layout, MicroBatch
 from saturn_airflow.training.loaders import aside, collates_each_alone
@@ -29,7 +29,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Table(KeepsNothing):
-    """Data of known length whose samples are fetched by index.
+    """Data of known length whose samples are fetched by index. What its methods do, :class:`Data` says.
 
     Each rank fetches only its own samples, unless they are collated by a function of the job's own: what that
     makes of a sample, such as masks or padding, may depend on the others, so it always gets the whole batch.
@@ -92,7 +92,7 @@ class Table(KeepsNothing):
                 micro_batches = [MicroBatch(fetched(), len(rows)) for rows in shares]
             else:
                 data = fetched()
-                whole = functools.partial(itself, data)
+                whole = functools.partial(identity, data)
                 micro_batches = [self.layout.take(data, samples, rows) for rows in shares]
             ends_epoch = position.batch == len(self._batches) - 1
             yield GlobalBatch(position, samples, micro_batches, ends_epoch, whole)

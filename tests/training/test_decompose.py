@@ -23,7 +23,7 @@ from saturn_airflow.training.batches import split
 from saturn_airflow.training.layout import of_batch
 from saturn_airflow.training.losses import decompose, means, rules
 from saturn_airflow.training.losses.objective import Objective
-from saturn_airflow.training.losses.rules import Heard, Rule
+from saturn_airflow.training.losses.rules import LossMeans, Rule
 from saturn_airflow.training.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -140,16 +140,16 @@ def cut(
     objective.begin(samples)
     everyones = None
     if rule.kind == "sum" and rule.means is None:
-        heard = objective.heard = Heard(Rule("samples", 0))
+        loss_means = objective.loss_means = LossMeans(Rule("samples", 0))
         objective(model, batch, samples)
-        everyones, objective.heard = heard.counts, None
+        everyones, objective.loss_means = loss_means.counts, None
         objective.begin(samples)
     model.zero_grad()
     news = torch.zeros(2, dtype=torch.float64)
     for micro_batch in split(range(samples), min(accumulate, samples)):
         for rows in split(micro_batch, shares):
             if everyones is not None:
-                objective.heard = Heard(rule, len(rows), samples, CPU, everyones)
+                objective.loss_means = LossMeans(rule, len(rows), samples, CPU, everyones)
             part = objective.take(batch, samples, rows)
             total, over = objective(model, part.data, part.samples)
             (total / samples).backward()
@@ -351,14 +351,14 @@ MEANS: dict[str, tuple[Callable[[], torch.Tensor], float]] = {
 @pytest.mark.parametrize("name", MEANS)
 def test_means_are_heard_and_counted_as_torch_takes_them(name: str) -> None:
     compute, count = MEANS[name]
-    means.listen(None)
+    means.set_listener(None)
     alone = compute()
     listener = Collects()
-    means.listen(listener)
+    means.set_listener(listener)
     try:
         assert float(compute()) == pytest.approx(float(alone), rel=1e-12)
     finally:
-        means.listen(None)
+        means.set_listener(None)
     assert listener.counts == [pytest.approx(count)]
 
 

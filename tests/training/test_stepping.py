@@ -114,7 +114,7 @@ def trained(
     )
     told: list[dict[str, Any]] = []
     request = TrainRequest(job=job.to_dict(), technique="single")
-    training = loop.of(request, dataclasses.replace(HERE, _emit=told.append))
+    training = loop.make_training(request, dataclasses.replace(HERE, _emit=told.append))
     said.clear()
     training.run()
     return [event for event in told if event["event"] == "step"]

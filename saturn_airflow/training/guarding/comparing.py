@@ -20,7 +20,7 @@ from saturn_airflow.training.guarding.samples import Samples, samples
 from saturn_airflow.training.ranks import Ranks
 
 # Differences that are told; there may be hundreds.
-_TOLD = 3
+_DESCRIBED = 3
 
 
 class HasFormat(Protocol):
@@ -86,10 +86,10 @@ def beyond_noise(
     return [d for d in differences if d.what not in told[0]]
 
 
-def told(differences: Sequence[Difference]) -> str:
+def describe(differences: Sequence[Difference]) -> str:
     """The first few of ``differences``, in words."""
-    words = "; ".join(map(str, differences[:_TOLD]))
-    more = len(differences) - _TOLD
+    words = "; ".join(map(str, differences[:_DESCRIBED]))
+    more = len(differences) - _DESCRIBED
     return words + (f"; and {more} more" if more > 0 else "")
 
 

@@ -233,9 +233,9 @@ class Guard:
             or data may have been others.
         """
         if differences and not self._taken_here:
-            raise ChangesResultError(f"not as plain steps taken before: {comparing.told(differences)}")
+            raise ChangesResultError(f"not as plain steps taken before: {comparing.describe(differences)}")
         if real := comparing.beyond_noise(differences, self._noise, self._ranks):
-            what = comparing.told(real)
+            what = comparing.describe(real)
             if self._samples_differ():
                 what = (
                     f"load_dataloader {self.job.load_dataloader!r} gave different samples on different "

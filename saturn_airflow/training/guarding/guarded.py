@@ -98,7 +98,7 @@ def _passed(request: TrainRequest, ranks: Ranks) -> tuple[Training, Guard, str]:
 
     precision.use("float32")
     try:
-        training = loop.of(request, ranks, look)
+        training = loop.make_training(request, ranks, look)
     except Exception:
         if not guards:
             raise

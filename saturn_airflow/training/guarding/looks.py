@@ -128,7 +128,9 @@ class Looks:
         with job_log.muted():
             self._look_at(batch, step)
         self._seconds = time.perf_counter() - began
-        self._ranks.emit("looked", step=step, seconds=self._seconds, checked=self._training.looked == step)
+        self._ranks.emit(
+            "looked", step=step, seconds=self._seconds, checked=self._training.last_compared == step
+        )
         return self._seconds
 
     def _look_at(self, batch: GlobalBatch, step: int) -> None:
@@ -148,7 +150,7 @@ class Looks:
         if why_not:
             training.warn(f"not checked again at step {step} that nothing differs from one device: {why_not}")
         else:
-            training.looked = step
+            training.last_compared = step
 
     @property
     def _few(self) -> int:
@@ -182,15 +184,15 @@ class Looks:
 
         # Only what is the same on all ranks decides.
         if real := comparing.beyond_noise(found, noise, self._ranks):
-            self._refuse(comparing.told(real), step)
+            self._refuse(comparing.describe(real), step)
         return ""
 
     def _refuse(self, differences: str, step: int) -> None:
         training, technique = self._training, self._training.request.technique
-        since = f"step {training.looked}" if training.looked else "its first steps"
+        since = f"step {training.last_compared}" if training.last_compared else "its first steps"
         words = differences.replace(" of step 1", "").replace(" in step 1", "")
         if training.checkpoints is not None:
-            training.checkpoints.set_aside(training.looked)
+            training.checkpoints.set_aside(training.last_compared)
         raise ChangesResultError(
             f"{technique} x {self._ranks.size} changes the result at step {step}, and did not when it was "
             f"last compared with one device, in {since}: {words}. What it trained since is set aside. If the "

@@ -74,7 +74,7 @@ class OwnLooks(Looks):
             return differing | {d.what for d in again.buffers(plain.step, off).values() if d}
 
         if real := comparing.beyond_noise(found, noise, self._ranks):
-            self._refuse(comparing.told(real), step)
+            self._refuse(comparing.describe(real), step)
         return ""
 
     def _take(self, batch: GlobalBatch, *, alone: bool = False, off: torch.dtype | None = None) -> Step:

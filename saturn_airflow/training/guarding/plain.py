@@ -77,7 +77,7 @@ class PlainLoop:
     def loss(self, batch: Any) -> tuple[torch.Tensor, float | None]:
         """The mean loss of a whole batch, and what it is a mean over, where it says so."""
         batch = precision.place(batch, self._device, self._job.hparams.precision)
-        means.listen(None)  # nobody looks into this loss
+        means.set_listener(None)  # nobody looks into this loss
         with of_the_job("the model"), precision.autocast(self._job.hparams.precision, self._device):
             outputs = self._objective.call(self.model, batch)
             if self._loss_function is None:

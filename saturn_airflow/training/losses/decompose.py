@@ -32,7 +32,7 @@ from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.objective import Objective
-from saturn_airflow.training.losses.rules import LABELS, SAMPLES, SUM, Heard, Rule
+from saturn_airflow.training.losses.rules import LABELS, SAMPLES, SUM, LossMeans, Rule
 
 _SAMPLES = 4  # that are looked at, where a device computes fewer at once
 
@@ -346,7 +346,7 @@ def evaluating(parallel: Parallel) -> Iterator[None]:
         with ModuleState(parallel.model.modules()).put_back(), no_statistics(parallel.model):
             yield
     finally:
-        means.listen(None)
+        means.set_listener(None)
         parallel.finish_evaluating()
         parallel.pieces = pieces
         for module, was in zip(modules, training, strict=True):
@@ -368,24 +368,26 @@ def _see(
     parallel: Parallel, objective: Objective, data: MicroBatch, seed: int, over: Sequence[float] | None
 ) -> Part:
     rule = Rule("samples", 0) if over is None else SUM
-    objective.heard = heard = Heard(rule, data.samples, data.samples, parallel.ranks.device, over)
+    objective.loss_means = loss_means = LossMeans(
+        rule, data.samples, data.samples, parallel.ranks.device, over
+    )
     objective.begin(data.samples)
     rng.seed(seed, "probe")
     with torch.no_grad():
         parallel.evaluate(objective, data.data, data.samples)
-    part = _part(heard, parallel.model) if heard.loss is not None else None
+    part = _part(loss_means, parallel.model) if loss_means.loss is not None else None
     # Where only some ranks compute losses, they tell the others; and all must come to the same rule.
     return next(each for each in parallel.ranks.everyones(part) if each is not None)
 
 
-def _part(heard: Heard, model: nn.Module) -> Part:
-    assert heard.loss is not None
-    formats = {heard.loss.dtype, *(p.dtype for p in parameters_of(model) if p.is_floating_point())}
+def _part(loss_means: LossMeans, model: nn.Module) -> Part:
+    assert loss_means.loss is not None
+    formats = {loss_means.loss.dtype, *(p.dtype for p in parameters_of(model) if p.is_floating_point())}
     return Part(
-        heard.samples,
-        float(heard.loss),
-        [float(value) for value in heard.values],
-        [float(count) for count in heard.counts],
-        None if heard.over_given is None else float(heard.over_given),
+        loss_means.samples,
+        float(loss_means.loss),
+        [float(value) for value in loss_means.values],
+        [float(count) for count in loss_means.counts],
+        None if loss_means.over_given is None else float(loss_means.over_given),
         max(torch.finfo(dtype).eps for dtype in formats),
     )

@@ -28,7 +28,7 @@ class Listener(Protocol):
 _listener: Listener | None = None
 
 
-def listen(listener: Listener | None) -> None:
+def set_listener(listener: Listener | None) -> None:
     """Have ``listener`` told of all means from now on, those computed again in backward passes too."""
     global _listener
     if listener is not None:
@@ -97,15 +97,15 @@ _LOSSES: list[tuple[Any, str, int, Callable[..., tuple[torch.Tensor, Count]]]] =
 def _install() -> None:
     for module, name, at, take_apart in _LOSSES:
         original = getattr(module, name)
-        if not hasattr(original, "listened_to"):
-            setattr(module, name, _heard(original, at, take_apart))
+        if not hasattr(original, "has_listener"):
+            setattr(module, name, _with_listener(original, at, take_apart))
 
 
-def _heard(original: Any, at: int, take_apart: Callable[..., tuple[torch.Tensor, Count]]) -> Any:
+def _with_listener(original: Any, at: int, take_apart: Callable[..., tuple[torch.Tensor, Count]]) -> Any:
     def loss(*args: Any, **kwargs: Any) -> Any:
         if _listener is None or len(args) <= at or args[at] != _MEAN:
             return original(*args, **kwargs)
         return _listener.mean(*take_apart(original, at, list(args), kwargs))
 
-    loss.listened_to = True  # type: ignore[attr-defined]
+    loss.has_listener = True  # type: ignore[attr-defined]
     return loss

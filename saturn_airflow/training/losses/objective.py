@@ -23,7 +23,7 @@ from saturn_airflow.training.ahead import PlacedAhead
 from saturn_airflow.training.batches import Data
 from saturn_airflow.training.layout import MicroBatch, of_batch
 from saturn_airflow.training.losses import means
-from saturn_airflow.training.losses.rules import SAMPLES, Heard, Rule
+from saturn_airflow.training.losses.rules import SAMPLES, LossMeans, Rule
 from saturn_airflow.training.nested import tensors_in
 
 
@@ -49,7 +49,7 @@ class Objective:
         self.counts_samples = False
         self._ahead: PlacedAhead | None = None
         #: Who is told of the means in the loss, in the place of those who apply the rule.
-        self.heard: Heard | None = None
+        self.loss_means: LossMeans | None = None
         #: Who is shown the outputs of the model, the batch, and how many samples it has.
         self.seen: Callable[[Any, Any, int], None] = lambda outputs, batch, samples: None
         self._tally: torch.Tensor | None = None
@@ -80,8 +80,8 @@ class Objective:
 
     def end(self) -> torch.Tensor:
         """End with a global batch: what :func:`rules.check` wants to know of it, to be summed over ranks."""
-        means.listen(None)
-        return Heard(self.rule, device=self._device).tally() if self._tally is None else self._tally
+        means.set_listener(None)
+        return LossMeans(self.rule, device=self._device).tally() if self._tally is None else self._tally
 
     def take(self, batch: Any, samples: int, rows: range) -> MicroBatch:
         """The samples ``rows`` of a batch of ``samples``.
@@ -151,8 +151,8 @@ class Objective:
         :raises JobError: when there is no loss, or it is not a scalar.
         :raises DoesNotFit: when the loss is made otherwise than :attr:`rule` has it.
         """
-        heard = self.heard or Heard(self.rule, samples, self.batch_samples, self._device)
-        means.listen(heard if heard.listens else None)
+        loss_means = self.loss_means or LossMeans(self.rule, samples, self.batch_samples, self._device)
+        means.set_listener(loss_means if loss_means.uses_means else None)
         with precision.autocast(self._precision, self._device):
             outputs = self.run(module, batch)
             loss = self._loss(outputs, batch)
@@ -160,16 +160,16 @@ class Objective:
             return self._nothing(outputs, loss)
         with job_log.in_loss():  # on whichever rank has the outputs
             self.seen(outputs, batch, samples)
-        tally = heard.tally()
+        tally = loss_means.tally()
         self._tally = tally if self._tally is None else self._tally + tally
         if isinstance(loss, list | tuple) and len(loss) == 2:
             total, over = loss
             self._check_scalar(total)
             self._check_count(over)
-            return heard.as_given(total, over)
+            return loss_means.as_given(total, over)
         self._check_scalar(loss)
         self.counts_samples = self.rule.kind != "labels"
-        return heard.summed(loss)
+        return loss_means.summed(loss)
 
     def _loss(self, outputs: Any, batch: Any) -> Any:
         if self._loss_function is None:

@@ -32,7 +32,7 @@ SAMPLES, LABELS, SUM = Rule("samples"), Rule("labels"), Rule("sum")
 
 
 @dataclass
-class Heard:
+class LossMeans:
     """The means in the loss of one part of a batch, as they are computed, and what that loss comes to.
 
     :param samples: of the part; 0 where it is a stand-in.
@@ -51,7 +51,7 @@ class Heard:
     over_given: torch.Tensor | None = None
 
     @property
-    def listens(self) -> bool:
+    def uses_means(self) -> bool:
         """Whether the means make a difference."""
         return self.rule != SAMPLES
 

@@ -93,13 +93,13 @@ class OwnStepTraining(Training):
                 self.ranks.emit("broken", job=other["name"], reason=str(error))
 
     def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
-        if self.beyond:
+        if self.is_past_end:
             self.own.hold_schedulers()
         rng.seed(self.hparams.seed, "step", self.step, 0, self.parallel.share)
         self.own.place(batch, self.step)
         if batch.position.batch == 0:
             hooks.call(self.parallel.model, "on_train_epoch_start")
-        loss, self.logged = shared.take(self.own, self.parallel, batch, schedule=not self.beyond)
+        loss, self.logged = shared.take(self.own, self.parallel, batch, schedule=not self.is_past_end)
         stop, save = self._agreed(self.ranks.stop_requested(), save_due and self.ranks.is_first)
         reporting.check_is_number(self, loss, batch)
         if self.step == self.first_step:

@@ -32,7 +32,7 @@ class OwnStepState(State):
     """What a checkpoint has of such a job. Of the optimizers it tells them apart by their numbers.
 
     :param own: with its optimizers just made.
-    :param kept: as :class:`State` has it.
+    :param kept: as :class:`State` has it, which says what the methods do.
     """
 
     def __init__(
