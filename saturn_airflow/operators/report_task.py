@@ -166,7 +166,9 @@ class ReportOperator(BaseOperator):
         result["best"] = best_of(every, settings.metric, settings.better)
         if reason := why_no_best(every, settings.metric):
             self.log.warning("%s", reason)
-        tracking.estimate_store.update(uri, speeds, sweep.folder, speed_versions(), jobs=job_names(jobs))
+        tracking.estimate_store.record(
+            uri, speeds, sweep.folder, speed_versions(), jobs=job_names(jobs), source="trained"
+        )
         against = scored(context, self.scoring_tasks)
         if against is not None and against["value"] is not None and result["best"]:
             result["champion"] = compared(against, result["best"], settings.better)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.tracking import server
@@ -65,31 +65,42 @@ def record(
     versions: Mapping[str, str] | None = None,
     patience: float = 5.0,
     jobs: Mapping[str, str] | None = None,
+    source: Literal["measured", "trained"] = "measured",
 ) -> bool:
-    """Keep measured estimates.
+    """Keep estimates that trials have measured, or the speeds that training really had.
 
+    Whose speed was far from what was expected is ``stale``: it is found so until a later one is as expected.
+
+    :param estimates: where they are of training, ``batches`` says how many each was seen over.
     :param folder: of the sweep; keeps what MLflow has not taken yet.
     :param versions: of what can change the speed, such as torch; :func:`find` asks for the same.
     :param patience: seconds to try for while MLflow does not answer.
     :param jobs: names of jobs by fingerprint, for people.
     :returns: whether MLflow has everything.
     """
-    return _keep(uri, estimates, "measured", folder, versions, patience, jobs)
-
-
-def update(
-    uri: str,
-    estimates: Iterable[Estimate],
-    folder: str | Path,
-    versions: Mapping[str, str] | None = None,
-    patience: float = 5.0,
-    jobs: Mapping[str, str] | None = None,
-) -> bool:
-    """Keep the speeds that training really had; ``batches`` says how many batches each was seen over.
-
-    Whose speed was far from what was expected is ``stale``: it is found so until a later one is as expected.
-    """
-    return _keep(uri, estimates, "trained", folder, versions, patience, jobs)
+    outbox = Outbox(folder)
+    now = round(1000 * time.time())
+    for estimate in estimates:
+        if estimate.source == "measured":
+            job = (jobs or {}).get(estimate.fingerprint, "")
+            observation = {
+                "format": FORMAT,
+                "source": source,
+                "time": now,
+                "job": job,
+                "versions": dict(versions or {}),
+                "estimate": estimate.to_dict(),
+            }
+            outbox.append(
+                {
+                    "kind": "estimate",
+                    "id": _id(folder, source, estimate),
+                    "name": f"{job} {estimate.fingerprint[:8]}".strip(),
+                    "observation": observation,
+                }
+            )
+    outbox.sync()
+    return send_patiently(Sender(uri, outbox), patience)
 
 
 def find(
@@ -137,40 +148,6 @@ def everything(uri: str) -> list[Known]:
         assert estimate is not None
         found.append(Known(last.get("job", ""), estimate, last["source"], last["versions"]))
     return found
-
-
-def _keep(
-    uri: str,
-    estimates: Iterable[Estimate],
-    source: str,
-    folder: str | Path,
-    versions: Mapping[str, str] | None,
-    patience: float,
-    jobs: Mapping[str, str] | None,
-) -> bool:
-    outbox = Outbox(folder)
-    now = round(1000 * time.time())
-    for estimate in estimates:
-        if estimate.source == "measured":
-            job = (jobs or {}).get(estimate.fingerprint, "")
-            observation = {
-                "format": FORMAT,
-                "source": source,
-                "time": now,
-                "job": job,
-                "versions": dict(versions or {}),
-                "estimate": estimate.to_dict(),
-            }
-            outbox.append(
-                {
-                    "kind": "estimate",
-                    "id": _id(folder, source, estimate),
-                    "name": f"{job} {estimate.fingerprint[:8]}".strip(),
-                    "observation": observation,
-                }
-            )
-    outbox.sync()
-    return send_patiently(Sender(uri, outbox), patience)
 
 
 def _id(folder: str | Path, source: str, estimate: Estimate) -> str:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from families import data
 from families.family import register
-from families.plain import CLASSES, WIDTH, Block, Stack, plain, series, tokens, vectors
+from families.plain import CLASSES, WIDTH, Block, Stack, Words, plain, series, tokens, vectors
 
 SLOTS = 3
 
@@ -270,20 +270,12 @@ class Carried(nn.Module):
         return out
 
 
-class Bounded(nn.Module):
+class Bounded(Words):
     """Words whose vectors the forward pass shortens where they are too long."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(sparse=False)
         self.words = nn.Embedding(data.VOCABULARY, WIDTH, padding_idx=5, max_norm=1.0)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.last = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.words(ids).mean(1)
-        for block in self.blocks:
-            x = block(x)
-        return self.last(x)
 
 
 class Solver(nn.Module):

@@ -85,8 +85,11 @@ def test_the_actual_speed_weighs_by_how_many_batches_it_was_seen_over(
     uri: str, mark: str, tmp_path: Path
 ) -> None:
     estimate_store.record(uri, [estimate(mark)], tmp_path)
-    estimate_store.update(
-        uri, [estimate(mark, seconds_per_batch=0.6, setup_seconds=4.0, batches=95)], tmp_path
+    estimate_store.record(
+        uri,
+        [estimate(mark, seconds_per_batch=0.6, setup_seconds=4.0, batches=95)],
+        tmp_path,
+        source="trained",
     )
     (found,) = estimate_store.find(uri, [mark])
     assert found.seconds_per_batch == pytest.approx((0.5 * 5 + 0.6 * 95) / 100, rel=1e-3)
@@ -102,7 +105,9 @@ def test_what_was_only_tried_is_as_much_slower_as_training_made_the_others(
     fsdp = {"technique": "fsdp", "seconds_per_batch": 0.4}
     estimate_store.record(embedded_uri, [estimate(mark, batches=10), estimate(mark, **fsdp)], tmp_path)
     estimate_store.record(embedded_uri, [estimate(mark, kind="a100", **fsdp)], tmp_path)
-    estimate_store.update(embedded_uri, [estimate(mark, seconds_per_batch=0.6, batches=90)], tmp_path)
+    estimate_store.record(
+        embedded_uri, [estimate(mark, seconds_per_batch=0.6, batches=90)], tmp_path, source="trained"
+    )
     found = {(e.technique, e.kind): e.seconds_per_batch for e in estimate_store.find(embedded_uri, [mark])}
     assert found["ddp", "cpu"] == pytest.approx(0.59, rel=1e-3)
     assert found["fsdp", "cpu"] == pytest.approx(0.4 * 0.59 / 0.5, rel=1e-3)
@@ -177,7 +182,7 @@ def test_sending_an_estimate_again_changes_nothing(uri: str, mark: str, tmp_path
 
 def test_the_retry_of_a_task_adds_nothing(embedded_uri: str, mark: str, tmp_path: Path) -> None:
     for sweep in ("one", "one", "two"):
-        estimate_store.update(embedded_uri, [estimate(mark, batches=10)], tmp_path / sweep)
+        estimate_store.record(embedded_uri, [estimate(mark, batches=10)], tmp_path / sweep, source="trained")
     (found,) = estimate_store.find(embedded_uri, [mark])
     assert found.batches == 20
 
@@ -198,7 +203,7 @@ def test_the_oldest_observations_make_room(embedded_uri: str, mark: str, tmp_pat
 def update_again_and_again(uri: str, fingerprint: str, folder: Path) -> None:
     for n in range(4):
         seen = estimate(fingerprint, batches=10, setup_seconds=float(n))
-        assert estimate_store.update(uri, [seen], folder, patience=60)
+        assert estimate_store.record(uri, [seen], folder, patience=60, source="trained")
 
 
 @pytest.mark.slow
@@ -251,7 +256,9 @@ def test_what_drifted_is_stale_until_it_is_measured_again(
     embedded_uri: str, mark: str, tmp_path: Path
 ) -> None:
     estimate_store.record(embedded_uri, [estimate(mark)], tmp_path)
-    estimate_store.update(embedded_uri, [estimate(mark, seconds_per_batch=0.7, stale="off by 40%")], tmp_path)
+    estimate_store.record(
+        embedded_uri, [estimate(mark, seconds_per_batch=0.7, stale="off by 40%")], tmp_path, source="trained"
+    )
     (found,) = estimate_store.find(embedded_uri, [mark])
     assert found.stale == "off by 40%"
     estimate_store.record(embedded_uri, [estimate(mark, seconds_per_batch=0.69)], tmp_path)
@@ -264,7 +271,7 @@ def test_how_training_ends_is_learned_from_training_alone(
     embedded_uri: str, mark: str, tmp_path: Path
 ) -> None:
     estimate_store.record(embedded_uri, [estimate(mark, launch_seconds=4.0)], tmp_path)
-    estimate_store.update(embedded_uri, [estimate(mark, ending_seconds=3.0)], tmp_path)
+    estimate_store.record(embedded_uri, [estimate(mark, ending_seconds=3.0)], tmp_path, source="trained")
     (found,) = estimate_store.find(embedded_uri, [mark])
     assert (found.launch_seconds, found.ending_seconds) == (4.0, 3.0)
 
@@ -285,12 +292,13 @@ def test_what_mlflow_has_not_taken_is_known_all_the_same(
 
 def test_everything_there_is(embedded_uri: str, mark: str, tmp_path: Path) -> None:
     estimate_store.record(embedded_uri, [estimate(mark)], tmp_path, {"torch": "1"}, jobs={mark: "gpt2-small"})
-    estimate_store.update(
+    estimate_store.record(
         embedded_uri,
         [estimate(mark, seconds_per_batch=0.6)],
         tmp_path,
         {"torch": "2"},
         jobs={mark: "gpt2-small"},
+        source="trained",
     )
     (known,) = [k for k in estimate_store.everything(embedded_uri) if k.estimate.fingerprint == mark]
     assert (known.job, known.source, known.versions) == ("gpt2-small", "trained", {"torch": "2"})
@@ -306,13 +314,14 @@ def test_verdicts_of_the_guard_add_up_under_the_parameters_that_were_chosen_last
 ) -> None:
     for number, (changes, source) in enumerate(
         [
-            ({"verdicts": {"a": "exact"}, "parameters": {"old": 1}}, estimate_store.record),
-            ({"verdicts": {"b": "exact"}}, estimate_store.record),
-            ({"verdicts": {"c": "refused: no"}, "batches": 0, "setup_seconds": 99.0}, estimate_store.update),
-            ({"verdicts": {"b": "distribution"}}, estimate_store.update),
+            ({"verdicts": {"a": "exact"}, "parameters": {"old": 1}}, "measured"),
+            ({"verdicts": {"b": "exact"}}, "measured"),
+            ({"verdicts": {"c": "refused: no"}, "batches": 0, "setup_seconds": 99.0}, "trained"),
+            ({"verdicts": {"b": "distribution"}}, "trained"),
         ]
     ):
-        source(uri, [estimate(mark, **changes)], tmp_path / str(number))  # type: ignore[arg-type]
+        found_in = tmp_path / str(number)
+        estimate_store.record(uri, [estimate(mark, **changes)], found_in, source=source)  # type: ignore[arg-type]
     (found,) = estimate_store.find(uri, [mark])
     assert found.verdicts == {"b": "distribution", "c": "refused: no"}
     assert found.setup_seconds == 2.0, "what saw no batch says nothing of the speed"

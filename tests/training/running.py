@@ -36,3 +36,20 @@ def spec_for(folder: Path, job: Job, technique: str = "single", devices: int = 1
         "verdict": "exact",
     }
     return RunSpec(job=job, technique=technique, devices=devices, **{**defaults, **settings})
+
+
+def save_pretrained_gpt2(folder: Path) -> None:
+    """A small model of transformers, drawn with a seed, as ``from_pretrained`` reads it; it drops nothing."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes: dict[str, Any] = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    off: dict[str, Any] = {
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    torch.manual_seed(3)
+    GPT2LMHeadModel(GPT2Config(**sizes, **off)).save_pretrained(folder)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from running import USERLAND, spec_for
+from running import USERLAND, save_pretrained_gpt2, spec_for
 
 from saturn_airflow import HParams, Job
 from saturn_airflow.launch import runs
@@ -21,19 +21,8 @@ pytestmark = pytest.mark.ranks
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The folder of a pretrained model."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     monkeypatch.syspath_prepend(str(USERLAND))
-    sizes: dict[str, Any] = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    off: dict[str, Any] = {
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    }
-    torch.manual_seed(3)
-    GPT2LMHeadModel(GPT2Config(**sizes, **off)).save_pretrained(tmp_path / "base")
+    save_pretrained_gpt2(tmp_path / "base")
     return str(tmp_path / "base")
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from running import USERLAND
+from running import USERLAND, save_pretrained_gpt2
 from torch import nn
 
 from saturn_airflow import HParams, Job
@@ -246,19 +246,8 @@ def test_adapters_move_from_technique_to_technique_beside_one_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft")
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     monkeypatch.syspath_prepend(str(USERLAND))
-    sizes: dict[str, Any] = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    off: dict[str, Any] = {
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    }
-    torch.manual_seed(3)
-    GPT2LMHeadModel(GPT2Config(**sizes, **off)).save_pretrained(tmp_path / "pretrained")
+    save_pretrained_gpt2(tmp_path / "pretrained")
     job = Job(
         "tuned",
         load_model="adapter_jobs:adapted",
