@@ -41,14 +41,21 @@ _START_SECONDS = 10.0
 _READY_SECONDS = 120.0
 # One that a signal holds up (SIGSTOP) for so long is ended: each run on the node would wait for it.
 _HELD_UP_SECONDS = 5.0
-#: Variables that libraries read while they are imported: servers with other values are other servers.
-_READ_AT_IMPORT = (
-    *("ATEN_", "CC", "CUBLAS_", "CUDA_", "CXX", "GLOO_", "GOMP_", "HF_", "INDUCTOR_", "KMP_", "LD_"),
-    *("MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TOKENIZERS_"),
-    *("TORCH", "TRANSFORMERS_", "TRITON_", "USE_"),
+# Who asks sends all it has to say at once; one that is held up meanwhile keeps others waiting no longer.
+_ASKING_SECONDS = 10.0
+# Variables that differ from task to task, or that no library reads while it is imported. Servers with other
+# values of any other variable are other servers.
+_NOT_READ_AT_IMPORT = (
+    *("AIRFLOW", "COLUMNS", "LINES", "MLFLOW_", "OTEL_", "PWD", "SATURN_", "TERM"),
+    *("AWS_", "AZURE_", "BOTO", "GOOGLE_", "KUBERNETES_"),
 )
-# The last is by what services that run as local processes are found, with all that they started.
-_KEPT = ("HOME", "LANG", "LC_", "TMPDIR", "TZ", "VIRTUAL_ENV", *_READ_AT_IMPORT, "SATURN_SERVICE")
+# By this one, services that run as local processes are found, with all that they started.
+_OF_SERVICES = "SATURN_SERVICE"
+# What a process inherits besides files and variables: limits, and who and where the kernel takes it for.
+_INHERITED = ("limits", "cgroup", "oom_score_adj")
+_INHERITED_STATUS = (
+    *("Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp:", "Cpus_allowed:", "Mems_allowed:"),
+)
 
 
 def start(
@@ -73,7 +80,7 @@ def start(
     request = {
         "arguments": list(arguments),
         "environment": dict(environment),
-        "folder": os.getcwd(),
+        "folder": working_folder(),
         "umask": _umask(),
         "references": list(references),
         "path": list(path),
@@ -88,6 +95,14 @@ def start(
         said = _read_reply(server, 4)
         return int(struct.unpack("i", said)[0]) if len(said) == 4 else None
     return None
+
+
+def working_folder() -> str:
+    """The working folder for what this process starts: its own, or the root folder where that is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
 
 
 def _read_reply(server: socket.socket, count: int, seconds: float = math.inf) -> bytes:
@@ -115,7 +130,7 @@ def _connected(environment: Mapping[str, str]) -> Iterator[socket.socket]:
 
     :raises OSError: where there is none and none can be started.
     """
-    kept = {name: value for name, value in environment.items() if name.startswith(_KEPT)}
+    kept = _kept(environment)
     address = _address(kept)
     deadline = time.monotonic() + _START_SECONDS
     started: subprocess.Popen[bytes] | None = None
@@ -135,6 +150,15 @@ def _connected(environment: Mapping[str, str]) -> Iterator[socket.socket]:
         yield server
 
 
+def _kept(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the server gets, of those that runs get."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name == _OF_SERVICES or not name.startswith(_NOT_READ_AT_IMPORT)
+    }
+
+
 def _launch(address: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "saturn_airflow.launch.fork_server", address.removeprefix(_PREFIX)],
@@ -148,6 +172,7 @@ def _launch(address: str, environment: Mapping[str, str]) -> subprocess.Popen[by
             "PATH": os.environ.get("PATH", os.defpath),
             "PYTHONUNBUFFERED": "1",
         },
+        cwd=working_folder(),
         start_new_session=True,
     )
 
@@ -156,13 +181,31 @@ def _address(environment: Mapping[str, str]) -> str:
     """The abstract address of the server for this user, interpreter, code and environment.
 
     Containers that share a network namespace share these addresses, but not files: namespaces are part of it.
+    So is what the server inherits from who starts it, and its working folder, where Python looks for modules
+    first.
     """
     package = Path(__file__).parents[1]
-    code = [(str(path), path.stat().st_mtime_ns) for path in sorted(package.rglob("*.py"))]
+    code = [(str(path), *_state(path)) for path in sorted(package.rglob("*.py"))]
     libraries = [os.stat(sysconfig.get_path(name)).st_mtime_ns for name in ("purelib", "platlib")]
     namespaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid", "user")]
-    facts = [os.geteuid(), sys.executable, code, libraries, namespaces, sorted(environment.items())]
+    own = [working_folder(), sys.executable, *_inherited()]
+    facts = [own, code, libraries, namespaces, sorted(environment.items())]
     return _PREFIX + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    """What changes when a file is written, even where its time of change is set to what it was."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+def _inherited() -> list[str]:
+    """What this process would hand on to one it starts, in the kernel's words."""
+    process = Path("/proc/self")
+    whole = [(process / name).read_text() for name in _INHERITED if (process / name).exists()]
+    status = (process / "status").read_text().splitlines()
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    return [*whole, *(line for line in status if line.startswith(_INHERITED_STATUS)), str(nice)]
 
 
 def _peer(end: socket.socket) -> tuple[int, int]:
@@ -232,7 +275,7 @@ def _answer(listener: socket.socket, end: socket.socket) -> None:
     asker, user = _peer(end)
     if not _is_own(asker, user):
         return
-    end.settimeout(_READY_SECONDS)
+    end.settimeout(_ASKING_SECONDS)
     head, files, _, _ = socket.recv_fds(end, 4, 16)
     try:
         # Whatever fails from here on, the files must not stay open: the run would look alive.

@@ -328,6 +328,7 @@ def _start(spec: RunSpec, folder: Path, handed: HandedOver) -> Run:
                 stdout=output,
                 stderr=output,
                 env=variables,
+                cwd=fork_server.working_folder(),
                 start_new_session=True,
                 pass_fds=[alive.fileno(), *private],
             )

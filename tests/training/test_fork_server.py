@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import psutil
 import pytest
 from running import USERLAND, small_job, spec_for
 
-from saturn_airflow.launch import fork_server, runs
+from saturn_airflow.launch import environment, fork_server, runs
 from saturn_airflow.launch.runs import Run
 
 pytestmark = pytest.mark.ranks
@@ -39,6 +40,12 @@ def parent_of(run: Run) -> int:
     while not (text := (run.folder / "alive").read_text()):
         time.sleep(0.01)
     return int(psutil.Process(int(text)).ppid())
+
+
+def kept_of_a_run() -> dict[str, str]:
+    """The variables of the server that a run of :func:`spec_for` asks."""
+    passed, _ = environment.for_users_code(os.environ)
+    return fork_server._kept({**passed, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
 
 
 def test_runs_share_one_server_that_outlives_them(tmp_path: Path) -> None:
@@ -148,18 +155,84 @@ def test_a_run_is_in_its_starters_environment(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_code_and_what_libraries_read_are_part_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = {"TZ": "UTC"}
-    before = fork_server._address(environment)
-    assert fork_server._address(dict(environment)) == before
-    assert fork_server._address({**environment, "OMP_NUM_THREADS": "3"}) != before
-    assert "SATURN_SERVICE".startswith(fork_server._KEPT), "a service is ended with all that it started"
+    variables = {"TZ": "UTC"}
+    before = fork_server._address(variables)
+    assert fork_server._address(dict(variables)) == before
+    assert fork_server._address({**variables, "OMP_NUM_THREADS": "3"}) != before
+    service = {"SATURN_SERVICE": "redis"}
+    assert fork_server._kept(service) == service, "a service is ended with all that it started"
     source = Path(fork_server.__file__)
     times = source.stat()
     try:
         os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
-        assert fork_server._address(environment) != before
+        assert fork_server._address(variables) != before
     finally:
         os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("what", ["folder", "limit", "cores"])
+def test_what_it_would_hand_on_is_part_of_its_address(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fork_server._address({})
+    if what == "folder":
+        # Python looks for modules in the working folder first.
+        monkeypatch.chdir(tmp_path)
+        assert fork_server._address({}) != before
+    elif what == "limit":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+        try:
+            assert fork_server._address({}) != before
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    else:
+        cores = os.sched_getaffinity(0)
+        if len(cores) == 1:
+            pytest.skip("there is one core only")
+        os.sched_setaffinity(0, {min(cores)})
+        try:
+            assert fork_server._address({}) != before
+        finally:
+            os.sched_setaffinity(0, cores)
+    monkeypatch.undo()
+    assert fork_server._address({}) == before
+
+
+def test_a_run_trains_where_its_starters_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    run = runs.start(spec_for(tmp_path / "job", small_job()))
+    end = run.wait()
+    assert end["status"] == "finished", end
+
+
+def test_what_libraries_read_as_they_are_imported_is_handed_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = runs.start(spec_for(tmp_path / "a", small_job("slow")))
+    server = parent_of(first)
+    # Of tasks each has another one of these.
+    monkeypatch.setenv("AIRFLOW_CTX_TRY_NUMBER", "7")
+    second = runs.start(spec_for(tmp_path / "b", small_job("slow")))
+    assert parent_of(second) == server
+    # Else it would count where a run starts in a new interpreter only.
+    monkeypatch.setenv("SKLEARN_ASSUME_FINITE", "true")
+    third = runs.start(spec_for(tmp_path / "c", small_job("slow")))
+    assert parent_of(third) != server
+    assert psutil.Process(parent_of(third)).environ()["SKLEARN_ASSUME_FINITE"] == "true"
+    assert [run.wait()["status"] for run in (first, second, third)] == ["finished"] * 3
+
+
+def test_who_asks_and_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "_ASKING_SECONDS", 0.1)
+    asker, server = socket.socketpair()
+    with asker, server, pytest.raises(TimeoutError):
+        fork_server._answer(server, server)
 
 
 def test_it_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +248,7 @@ def test_it_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_another_users_server_is_not_asked(tmp_path: Path) -> None:
     """Who took the address before us gets neither our request nor our files."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    kept = {name: value for name, value in environment.items() if name.startswith(fork_server._KEPT)}
+    kept = fork_server._kept({**os.environ, "OMP_NUM_THREADS": "1"})
     impostor = textwrap.dedent(f"""
         import os, socket, sys
         os.setuid(65534)
@@ -221,8 +293,7 @@ def test_another_user_is_not_served() -> None:
 def test_nobody_of_another_container_is_asked_or_served(tmp_path: Path) -> None:
     """Containers that share a network share these addresses, and often have the same user."""
     elsewhere = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    kept = {name: value for name, value in environment.items() if name.startswith(fork_server._KEPT)}
+    kept = fork_server._kept({**os.environ, "OMP_NUM_THREADS": "1"})
     impostor = f"""if True:
         import socket
         listener = socket.socket(socket.AF_UNIX)
@@ -266,8 +337,7 @@ def test_nobody_of_another_container_is_asked_or_served(tmp_path: Path) -> None:
 def test_a_broken_request_is_no_end_of_it(tmp_path: Path) -> None:
     first = runs.start(spec_for(tmp_path / "a", small_job("slow")))
     server = parent_of(first)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    kept = {name: value for name, value in environment.items() if name.startswith(fork_server._KEPT)}
+    kept = kept_of_a_run()
     with socket.socket(socket.AF_UNIX) as end:
         end.connect(fork_server._address(kept))
         end.sendall(b"\x05\0\0\0no")
@@ -280,11 +350,7 @@ def test_a_request_that_breaks_off_leaves_no_file_open(tmp_path: Path) -> None:
     """A run whose lock stayed open in the server would look alive."""
     run = runs.start(spec_for(tmp_path / "a", small_job("slow")))
     server = parent_of(run)
-    kept = {
-        name: value
-        for name, value in {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}.items()
-        if name.startswith(fork_server._KEPT)
-    }
+    kept = kept_of_a_run()
     with open(tmp_path / "lock", "w") as lock, socket.socket(socket.AF_UNIX) as end:
         end.connect(fork_server._address(kept))
         socket.send_fds(end, [b"\xff\0\0\0"], [lock.fileno()])
