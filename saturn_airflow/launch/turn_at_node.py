@@ -57,16 +57,11 @@ def next_devices(
         mine = replace(mine, by_plan=False)
         ticket.tell(replace(ticket.holder, claim=mine))
     waiting = [other.holder.claim for other in here if other.holder.claim is not None]
-    place = at_a_node.place_for(
-        mine,
-        waiting,
-        _holding(held_here),
-        _busy(line, held, sharing.node),
-        len(sharing.node),
-        time.time(),
-        sharing.rules,
-        used,
+    busy, devices = _busy(line, held, sharing.node), len(sharing.node)
+    decision = at_a_node.decision_at_a_node(
+        waiting, _holding(held_here), busy, devices, time.time(), sharing.rules, used
     )
+    place = at_a_node.place_in(decision, mine)
     return (() if place is None else tuple(sharing.node[device] for device in place.device_ids)), place
 
 
@@ -83,8 +78,10 @@ def is_to_leave(
     if not waiting or at_a_node.plan_stands(_claims(tickets, held)):
         return False
     busy, devices = _busy(tickets, held, sharing.node), len(sharing.node)
-    now = time.time()
-    return at_a_node.gives_way(mine, waiting, _holding(held), busy, devices, now, sharing.rules, used)
+    decision = at_a_node.decision_at_a_node(
+        waiting, _holding(held), busy, devices, time.time(), sharing.rules, used
+    )
+    return at_a_node.is_stopped_by(decision, mine)
 
 
 def _of_node(

@@ -22,41 +22,13 @@ def plan_stands(claims: Iterable[Claim]) -> bool:
     return len({(claim.sweep.name, claim.made) for claim in found}) <= 1 and all(c.by_plan for c in found)
 
 
-def place_for(
-    mine: Claim,
-    waiting: Iterable[Claim],
-    holding: Iterable[Claim],
-    busy: Iterable[int],
-    devices: int,
-    now: float,
-    rules: SharingRules,
-    used: Mapping[str, float] | None = None,
-) -> Place | None:
-    """Where ``mine``, which waits, is to run now; None while it is not its turn.
-
-    :param waiting: all who wait, ``mine`` among them.
-    :param holding: those who have their place.
-    :param busy: devices that are held by, or kept for, what is no job of a sweep.
-    :param devices: how many the node has.
-    :param now: seconds since the epoch.
-    :param used: by team, what it used of the node's devices before those who have their place.
-    """
-    decision = _decision(waiting, holding, busy, devices, now, rules, used or {})
+def place_in(decision: Decision, mine: Claim) -> Place | None:
+    """Where ``mine``, which waits, is to run now; None while it is not its turn."""
     return next((turn.place for turn in decision.starts if (turn.sweep, turn.job) == mine.key), None)
 
 
-def gives_way(
-    mine: Claim,
-    waiting: Iterable[Claim],
-    holding: Iterable[Claim],
-    busy: Iterable[int],
-    devices: int,
-    now: float,
-    rules: SharingRules,
-    used: Mapping[str, float] | None = None,
-) -> bool:
+def is_stopped_by(decision: Decision, mine: Claim) -> bool:
     """Whether ``mine``, which runs, is to write its checkpoint and leave, for another or for more devices."""
-    decision = _decision(waiting, holding, busy, devices, now, rules, used or {})
     return any((turn.sweep, turn.job) == mine.key for turn in decision.stops)
 
 
@@ -69,15 +41,25 @@ def trained(mine: Claim, share: float, now: float) -> Claim:
     return mine.with_job(left=max(0.0, 1 - share), setting_up=setup)
 
 
-def _decision(
+def decision_at_a_node(
     waiting: Iterable[Claim],
     holding: Iterable[Claim],
     busy: Iterable[int],
     devices: int,
     now: float,
     rules: SharingRules,
-    used: Mapping[str, float],
+    used: Mapping[str, float] | None = None,
 ) -> Decision:
+    """What is to be done at a node now.
+
+    :param waiting: all who wait.
+    :param holding: those who have their place.
+    :param busy: devices that are held by, or kept for, what is no job of a sweep.
+    :param devices: how many the node has.
+    :param now: seconds since the epoch.
+    :param used: by team, what it used of the node's devices before those who have their place.
+    """
+    used = used or {}
     waiting = list(waiting)
     placed: list[Claim] = []
     taken: set[int] = set()

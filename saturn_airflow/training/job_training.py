@@ -238,8 +238,7 @@ class Training(BaseTraining):
             self.meanwhile = upcoming.fetch if goes_on else _nothing
             stop_asked, save = self._train_step(batch, save_due)
             timing.wait_for(self.ranks.device)
-            took = time.perf_counter() - began
-            seconds.append(took)
+            seconds.append(time.perf_counter() - began)
             if done >= warmups:
                 timed_since = min(timed_since, began)
             told = {**reporting.step(self, batch, seconds, warmups), **self._further()}

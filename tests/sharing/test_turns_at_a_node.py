@@ -20,7 +20,7 @@ from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import HERE, Claim, claim_of
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import Pace, SharedSweep, SharingRules
-from saturn_airflow.sharing.at_a_node import place_for
+from saturn_airflow.sharing.at_a_node import decision_at_a_node, place_in
 
 NODE = ("d0", "d1", "d2", "d3")
 #: Seconds of a job by its number of devices.
@@ -139,7 +139,8 @@ def test_those_like_it_that_wait_are_expected_to_take_what_was_seen() -> None:
     for pace, first in ((None, other), (runs.pace, sister)):
         holding = [replace(runs, pace=pace)]
         found = [
-            place_for(one, [sister, other], holding, [2, 3], 4, 1000.0, SharingRules()) is not None
+            place_in(decision_at_a_node([sister, other], holding, [2, 3], 4, 1000.0, SharingRules()), one)
+            is not None
             for one in (sister, other)
         ]
         assert found == [first is sister, first is other], "one device is free"
@@ -159,7 +160,7 @@ def test_whatever_pace_a_claim_tells_others_have_their_turns(seconds: float, pac
     runs = claim("a", "runs", {("single", 1): (seconds, 0.0)})
     runs = replace(runs.with_job(place=Place("single", 1, HERE, (0,))), pace=pace)
     waits = claim("b", "waits", {("single", 1): (100.0, 5.0)})
-    assert place_for(waits, [waits], [runs], [], 2, 1000.0, SharingRules()) is not None
+    assert place_in(decision_at_a_node([waits], [runs], [], 2, 1000.0, SharingRules()), waits) is not None
 
 
 @pytest.mark.parametrize("pace", [{"share": 2.0, "seconds": 1.0}, {"share": 0.5, "seconds": -1.0}, [], 5])
@@ -297,7 +298,7 @@ def test_claims_of_one_device_harm_nobody() -> None:
         claim("a", name, {("single", 2): (100.0, 1.0)}).with_job(place=Place("single", 2, HERE, ids))
         for name, ids in (("one", (0, 1)), ("two", (1, 2)), ("three", (2, 9)))
     ]
-    place = place_for(mine, [mine], held, [], 4, 0.0, SharingRules())
+    place = place_in(decision_at_a_node([mine], held, [], 4, 0.0, SharingRules()), mine)
     assert place is not None
     assert place.device_ids == (3,)
 

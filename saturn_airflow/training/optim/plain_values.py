@@ -452,10 +452,9 @@ def equal(one: Any, other: Any) -> bool:
 
 def equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors on one device have the same shape, format and numbers; NaN is the same as NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if torch.equal(one, other):
-        return True
+    same_kind = one.shape == other.shape and one.dtype == other.dtype
+    if not same_kind or torch.equal(one, other):
+        return same_kind
     if not (one.is_floating_point() or one.is_complex()) or one.layout != torch.strided:
         return False
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
