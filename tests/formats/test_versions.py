@@ -107,6 +107,7 @@ def test_what_became_of_a_run_is_read(sweep: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_records_that_were_not_sent_are_sent(sweep: Path, uri: str) -> None:
     assert tracking.has_unsent(sweep)
     assert tracking.send_outbox(uri, sweep)

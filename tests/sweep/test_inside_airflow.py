@@ -38,6 +38,7 @@ def test_what_is_used_of_airflow_is_where_it_was(module: str, name: str) -> None
     assert there or importlib.util.find_spec(f"{module}.{name}"), f"{module}.{name} has moved"
 
 
+@pytest.mark.slow
 def test_nothing_else_is_used_of_airflow_than_its_public_interface() -> None:
     paths = (str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
     used = {(path, *symbol) for path in paths if path not in INSIDE for symbol in symbols(path)}

@@ -48,6 +48,7 @@ def weights_of(a_job: Job, folder: Path) -> bytes:
     return Path(file_of(folder, a_job.init_from)).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_version_is_settled_once_for_a_sweep(uri: str, tmp_path: Path) -> None:
     name = f"digits-{uuid.uuid4().hex[:8]}"
     asked = [job(f"models:/{name}@champion", init_missing="scratch")]
