@@ -17,7 +17,7 @@ from saturn_airflow.training.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
 
-KEPT = ["buffer", "shaped by the first batch", "closure", "closure that keeps nothing"]
+KEPT = ["buffer", "shaped by the first batch", "closure", "closure that keeps nothing", "module as a default"]
 LOST = {
     "passing buffer": "its buffers ['passes'] are not saved",
     "slots": "objects with __slots__",

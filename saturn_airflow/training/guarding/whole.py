@@ -30,21 +30,24 @@ def can_be_copied(model: nn.Module) -> bool:
     hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters_of(model))
     scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
     return not (hooked or scripted) and not any(
-        is_closure(value)
+        refers_to_others(value)
         for module in model.modules()
         for attribute in vars(module).values()
         for value in (attribute.values() if isinstance(attribute, dict) else [attribute])
     )
 
 
-def is_closure(value: Any) -> bool:
-    """Whether a function of a job's own refers to variables around it."""
+def refers_to_others(value: Any) -> bool:
+    """Whether a function of a job's own refers to variables around it, or has modules or tensors as defaults:
+    a copy of a function is the function itself."""
     while isinstance(value, functools.partial):
         value = value.func
     if not isinstance(value, types.FunctionType):
         return False
     library = (value.__module__ or "").partition(".")[0]
-    return value.__closure__ is not None and library not in own_classes.LIBRARIES
+    defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    refers = value.__closure__ is not None or any(isinstance(d, nn.Module | torch.Tensor) for d in defaults)
+    return refers and library not in own_classes.LIBRARIES
 
 
 def bare(model: nn.Module) -> nn.Module | None:
