@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-import torch
-import torch.distributed as dist
 from torch import nn
 
+from saturn_airflow.training.ranks import Ranks
 
-def forget_missing(parameters: Mapping[str, nn.Parameter], here: Set[str], device: torch.device) -> None:
+
+def forget_missing(parameters: Mapping[str, nn.Parameter], here: Set[str], ranks: Ranks) -> None:
     """Remove the gradients of those ``parameters`` that no rank computed; every rank calls this together.
 
     :param here: the names of those whose gradients this rank computed.
     """
-    found = torch.tensor([float(name in here) for name in parameters], device=device)
-    dist.all_reduce(found)
-    for parameter, count in zip(parameters.values(), found.tolist(), strict=True):
+    found = ranks.sums([float(name in here) for name in parameters])
+    for parameter, count in zip(parameters.values(), found, strict=True):
         if not count:
             parameter.grad = None

@@ -142,11 +142,9 @@ class Parallel:
         for parameter in self.trainable().values():
             parameter.grad = None
 
-    def scale_gradients(self, factor: float) -> None:
-        """Multiply all gradients by ``factor``."""
-        gradients = [_local(p.grad) for p in self.trainable().values() if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
+    def scale_gradients(self, factor: torch.Tensor | float) -> None:
+        """Multiply all gradients by ``factor``, a number or a scalar on this rank's device."""
+        multiply(self._gradients(), torch.as_tensor(factor, dtype=torch.float64))
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients of the whole model down to an L2 norm of ``max_norm``."""
@@ -204,10 +202,11 @@ def multiply(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
     for device, group in _by_device(gradients).items():
         for dtype in {gradient.dtype for gradient in group}:
             alike = [gradient for gradient in group if gradient.dtype == dtype]
-            # A factor of another dtype is multiplied with one gradient after another; half of one would
-            # be no longer what it was.
-            exact = dtype.to_real() if dtype.itemsize >= 4 else torch.float32
-            torch._foreach_mul_(alike, factor.to(device, exact))
+            if dtype.itemsize >= 4:  # a factor of another dtype is multiplied with one after another
+                torch._foreach_mul_(alike, factor.to(device, dtype.to_real()))
+                continue
+            for gradient in alike:  # a GPU would round the factor to the gradients' dtype
+                gradient.copy_(gradient.float().mul_(factor.to(device, torch.float32)))
 
 
 def _is_split(tensor: torch.Tensor) -> bool:

@@ -108,7 +108,7 @@ class Pipelined(Parallel):
     def finish_gradients(self) -> None:
         """Add up the gradients of parameters that several stages have."""
         for common in self._common:
-            common.add_up(self.ranks.device)
+            common.add_up()
 
     def _squared_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         counted = {id(p.grad) for common in self._common if not common.counts_here for p in common.parameters}
@@ -172,7 +172,7 @@ class _Common:
         self.parameters = parameters if ranks.rank in holders else []
         self.counts_here = ranks.rank == holders[0]
 
-    def add_up(self, device: torch.device) -> None:
+    def add_up(self) -> None:
         """Give every stage the sum; a gradient that no stage has stays missing.
 
         :raises DoesNotFit: when one of them is sparse.
@@ -181,7 +181,7 @@ class _Common:
             return
         gradients = [p.grad for p in self.parameters]
         held = [[float(g is not None), float(g is not None and g.is_sparse)] for g in gradients]
-        anywhere = torch.tensor(held, device=device)
+        anywhere = torch.tensor(held)  # from host to host, which no device is waited for
         dist.all_reduce(anywhere, group=self._group)
         for parameter, (number, sparse) in zip(self.parameters, anywhere.tolist(), strict=True):
             if sparse:

@@ -33,7 +33,7 @@ class Replicated(Parallel):
     def finish_gradients(self) -> None:
         """Remove the zeros that DDP put where no rank computed a gradient."""
         if self.gradients_missing:
-            forget_missing(self.trainable(), self._have_gradient, self.ranks.device)
+            forget_missing(self.trainable(), self._have_gradient, self.ranks)
 
     def run_backward(self, loss: torch.Tensor, samples: int, last: bool) -> None:
         """Run the backward pass, and note which gradients are this rank's own before DDP averages them.

@@ -134,7 +134,7 @@ class Sharded(Parallel):
             dist.all_reduce(parameter.grad)
             parameter.grad /= self.shares
         if self.gradients_missing:
-            forget_missing(self.trainable(), self._have_gradient, self.ranks.device)
+            forget_missing(self.trainable(), self._have_gradient, self.ranks)
         self._have_gradient = set()
         self._gathers.agree()
 

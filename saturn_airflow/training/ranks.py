@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -70,6 +70,18 @@ class Ranks:
         agreed = torch.tensor([float(flag)])
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         return bool(agreed.item())
+
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        """The sum over all ranks of each of ``numbers``; every rank must call this together.
+
+        They go from host to host, which no device is waited for.
+        """
+        if self.size == 1:
+            return list(numbers)
+        added = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(added)
+        found: list[float] = added.tolist()
+        return found
 
     def everyones(self, value: T) -> list[T]:
         """``value`` of every rank, in order; every rank must call this together."""

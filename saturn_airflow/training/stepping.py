@@ -1,7 +1,8 @@
 """One step of a training: gradients of a batch, and the optimizer's step on them.
 
-The host asks for as much ahead as it can. Who reads the loss waits for the device; where neither the step nor
-other ranks depend on it, it is read when the step has been asked for, too.
+The host asks for as much ahead as it can. Who reads the loss waits for the device, so that is done when the
+optimizer's step has been asked for, too: what the step needs of the loss stays on the device, and what ranks
+agree on goes from host to host.
 """
 
 from __future__ import annotations
@@ -22,15 +23,14 @@ from saturn_airflow.training.losses import rules
 from saturn_airflow.training.optim import optimizers
 
 
-class _News(NamedTuple):
-    """What a backward pass told: the loss, what it is a mean over, whether to stop, whether to save, and how
-    many gradients are missing."""
+class _Agreed(NamedTuple):
+    """What all ranks know of a backward pass: whether one was asked to stop, whether to save, whether
+    gradients are missing, and whether the loss may be a mean over something else than samples."""
 
-    loss: float
-    over: float
     stop: bool
     save: bool
-    missing: float
+    missing: bool
+    otherwise: bool
 
 
 def take(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
@@ -42,14 +42,10 @@ def take(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[bo
         parallel.step_later(training.optimizer)
     # Nothing that the optimizer did shows in the first loss and its gradients.
     with common_to_alike(training.step == 0):
-        asked, missing = _backward(training, batch, save_due)
+        asked, agreed = _backward(training, batch, save_due)
         training.meanwhile()
-        known = training.overlaps and training.ranks.size == 1 and training.objective.counts_samples
-        news = None if known else _read(training, asked, batch)
-        if news is None:
-            _complete_gradients(training, batch, batch.samples, missing)
-        else:
-            _complete_gradients(training, batch, news.over, news.missing)
+        loss = None if training.overlaps else _read(training, asked, batch)
+        _complete_gradients(training, batch, asked, agreed)
     if clips is not None:
         parallel.clip_gradients(clips)
     # What it draws is the same on all ranks.
@@ -64,12 +60,11 @@ def take(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[bo
     parallel.drop_gradients()
     if not training.is_past_end:
         training.scheduler_step()
-    if news is None:
+    if loss is None:
         with common_to_alike(training.step == 0):
-            news = _read(training, asked, batch)
-        assert news.over == batch.samples
-    training.advance(batch, news.loss)
-    return news.stop, news.save
+            loss = _read(training, asked, batch)
+    training.advance(batch, loss)
+    return agreed.stop, agreed.save
 
 
 def compute_gradients(training: BaseTraining, batch: GlobalBatch) -> float:
@@ -77,14 +72,14 @@ def compute_gradients(training: BaseTraining, batch: GlobalBatch) -> float:
 
     :raises NotANumberError: for a loss that is none.
     """
-    asked, _ = _backward(training, batch, False)
-    news = _read(training, asked, batch)
-    _complete_gradients(training, batch, news.over, news.missing)
-    return news.loss
+    asked, agreed = _backward(training, batch, False)
+    loss = _read(training, asked, batch)
+    _complete_gradients(training, batch, asked, agreed)
+    return loss
 
 
-def _backward(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[torch.Tensor, float]:
-    """Ask for the gradients of ``batch``: what :func:`_read` reads, and how many are missing on this rank."""
+def _backward(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[torch.Tensor, _Agreed]:
+    """Ask for the gradients of ``batch``: what :func:`_read` reads, and what ranks have agreed on."""
     model, objective, ranks = training.parallel, training.objective, training.ranks
     objective.begin(batch.samples)
     losses: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -97,36 +92,41 @@ def _backward(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tup
         )
         if buffers is not None:
             buffers.look(last=last)
-    # Loss, what it is a sum over, stop, save, missing gradients, and what the loss's rule wants checked:
-    # in one message, so that all ranks act on the same step, and in few operations.
+    # Loss, what it is a sum over, and what the loss's rule wants checked, in few operations.
     sums = [functools.reduce(torch.add, parts) for parts in zip(*losses, strict=True)]
-    missing = model.missing_gradients()
-    flags = [ranks.stop_requested(), save_due and ranks.is_first, missing]
-    raised = torch.zeros(len(flags), dtype=torch.float64, device=ranks.device)
-    for place, flag in enumerate(flags):
-        if flag:
-            raised[place] = flag
-    asked = torch.cat([torch.stack(sums), raised, objective.end()])
+    asked = torch.cat([torch.stack(sums), objective.end()])
     if ranks.size > 1:
         dist.all_reduce(asked)
-    return asked, float(missing)
+    known = objective.counts_samples
+    stop, save, missing, by_samples, otherwise = ranks.sums(
+        [
+            ranks.stop_requested(),
+            save_due and ranks.is_first,
+            model.missing_gradients(),
+            known is True,
+            known is False,
+        ]
+    )
+    return asked, _Agreed(stop > 0, save > 0, missing > 0, otherwise > 0 or not by_samples)
 
 
-def _read(training: BaseTraining, asked: torch.Tensor, batch: GlobalBatch) -> _News:
-    """Wait for what :func:`_backward` has asked for, and read it.
+def _read(training: BaseTraining, asked: torch.Tensor, batch: GlobalBatch) -> float:
+    """Wait for the loss of ``batch`` that :func:`_backward` has asked for.
 
     :raises NotANumberError: for a loss that is none.
     """
-    loss_sum, over_all, stop, save, missing, *tally = asked.tolist()
+    loss_sum, over_all, *tally = asked.tolist()
     rules.check(tally, f"at step {training.step + 1}")
     loss = loss_sum / over_all if over_all else math.nan
     training.counted = over_all
     reporting.check_is_number(training, loss, batch)
-    return _News(loss, over_all, stop > 0, save > 0, missing)
+    return loss
 
 
-def _complete_gradients(training: BaseTraining, batch: GlobalBatch, over: float, missing: float) -> None:
-    training.parallel.gradients_missing = missing > 0
+def _complete_gradients(
+    training: BaseTraining, batch: GlobalBatch, asked: torch.Tensor, agreed: _Agreed
+) -> None:
+    training.parallel.gradients_missing = agreed.missing
     training.parallel.finish_gradients()
-    if over != batch.samples:
-        training.parallel.scale_gradients(batch.samples / over)
+    if agreed.otherwise:
+        training.parallel.scale_gradients(batch.samples / asked[1])

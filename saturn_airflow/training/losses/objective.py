@@ -45,8 +45,9 @@ class Objective:
         self.rule = rule
         #: Samples of the global batch that is being computed.
         self.batch_samples = 0
-        #: Whether its loss is a sum over its samples, as the host knows without asking the device.
-        self.counts_samples = False
+        #: Whether its loss is a sum over its samples, as the host knows without asking the device; None where
+        #: no loss has been computed here.
+        self.counts_samples: bool | None = None
         self._ahead: PlacedAhead | None = None
         #: Who is told of the means in the loss, in the place of those who apply the rule.
         self.loss_means: LossMeans | None = None
@@ -76,7 +77,7 @@ class Objective:
     def begin(self, batch_samples: int) -> None:
         """Begin with a global batch of ``batch_samples`` samples."""
         self.batch_samples, self._tally = batch_samples, None
-        self.counts_samples = False
+        self.counts_samples = None
 
     def end(self) -> torch.Tensor:
         """End with a global batch: what :func:`rules.check` wants to know of it, to be summed over ranks."""
@@ -166,9 +167,10 @@ class Objective:
             total, over = loss
             self._check_scalar(total)
             self._check_count(over)
+            self.counts_samples = False
             return loss_means.as_given(total, over)
         self._check_scalar(loss)
-        self.counts_samples = self.rule.kind != "labels"
+        self.counts_samples = self.counts_samples is not False and self.rule.kind != "labels"
         return loss_means.summed(loss)
 
     def _loss(self, outputs: Any, batch: Any) -> Any:

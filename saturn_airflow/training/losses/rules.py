@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Number
 from typing import Any, Literal
 
 import torch
@@ -66,7 +67,7 @@ class LossMeans:
         elif self.over is not None:
             value = total / (self.over[number] if number < len(self.over) else math.nan)
         else:
-            everyones = torch.as_tensor(count, dtype=torch.float64, device=total.device).clone()
+            everyones = as_scalar(count, total.device).clone()
             everyones *= bool(self.samples)
             if dist.is_initialized() and dist.get_world_size() > 1:
                 dist.all_reduce(everyones)
@@ -110,10 +111,15 @@ class LossMeans:
         return torch.stack([self._scalar(self.samples), self._scalar(0.0), *counts, *squares])
 
     def _scalar(self, value: Any) -> torch.Tensor:
-        if isinstance(value, int | float):
-            # Filled on the device: a copy from the host would wait for all that the device has to do.
-            return torch.full((), value, dtype=torch.float64, device=self.device)
-        return torch.as_tensor(value, dtype=torch.float64, device=self.device).detach()
+        return as_scalar(value, self.device).detach()
+
+
+def as_scalar(value: Any, device: torch.device | None) -> torch.Tensor:
+    """A number, or a tensor of one, in float64 on ``device``."""
+    if isinstance(value, Number):
+        # Filled on the device: a copy from the host would wait for all that the device has to do.
+        return torch.full((), float(value), dtype=torch.float64, device=device)  # type: ignore[arg-type]
+    return torch.as_tensor(value, dtype=torch.float64, device=device)
 
 
 def check(tally: Sequence[float], when: str) -> None:

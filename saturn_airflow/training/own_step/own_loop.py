@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from saturn_airflow import library
@@ -100,7 +99,8 @@ class OwnStepTraining(Training):
         if batch.position.batch == 0:
             hooks.call(self.parallel.model, "on_train_epoch_start")
         loss, self.logged = shared.take(self.own, self.parallel, batch, schedule=not self.is_past_end)
-        stop, save = self._agreed(self.ranks.stop_requested(), save_due and self.ranks.is_first)
+        asked = self.ranks.sums([self.ranks.stop_requested(), save_due and self.ranks.is_first])
+        stop, save = (flag > 0 for flag in asked)
         reporting.check_is_number(self, loss, batch)
         if self.step == self.first_step:
             # What can't be kept is told at once.
@@ -112,14 +112,6 @@ class OwnStepTraining(Training):
 
     def _begin_to_train(self) -> None:
         lightning.train_mode(self.parallel.model)
-
-    def _agreed(self, *flags: bool) -> tuple[bool, ...]:
-        """Whether each of the flags is set on any rank."""
-        if self.ranks.size == 1:
-            return flags
-        agreed = torch.tensor(list(map(float, flags)), device=self.ranks.device)
-        dist.all_reduce(agreed)
-        return tuple(flag > 0 for flag in agreed.tolist())
 
     def _inputs(self, batch: GlobalBatch) -> list[dict[str, Any]]:
         return []  # only the step knows what it calls the model with
