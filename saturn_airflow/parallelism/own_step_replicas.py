@@ -68,8 +68,9 @@ class OwnStepReplicas(Parallel):
 
     def _average(self) -> None:
         touched, self._touched = self._touched, set()
-        flags = self.ranks.sums([float(p in touched) for p in self._exchanged])
-        exchanged = [p for p, flag in zip(self._exchanged, flags, strict=True) if flag]
+        flags = torch.tensor([float(p in touched) for p in self._exchanged], device=self.ranks.device)
+        dist.all_reduce(flags)
+        exchanged = [p for p, flag in zip(self._exchanged, flags.tolist(), strict=True) if flag]
         by_format: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in exchanged:
             by_format.setdefault(parameter.dtype, []).append(parameter)

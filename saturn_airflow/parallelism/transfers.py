@@ -5,6 +5,7 @@ Whoever uses these says each wait; the tests have transfers that come as late as
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol, TypeVar
@@ -110,7 +111,9 @@ class OnStreams:
         self._device = device
         self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._lanes = {lane: ThreadPoolExecutor(1, f"saturn-spill-{lane}") for lane in ("in", "out")}
+        # Threads begin on the first GPU, which may be another rank's.
+        begin = functools.partial(torch.cuda.set_device, device)
+        self._lanes = {lane: ThreadPoolExecutor(1, f"saturn-spill-{lane}", begin) for lane in ("in", "out")}
 
     def buffer(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)

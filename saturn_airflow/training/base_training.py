@@ -66,6 +66,8 @@ class BaseTraining:
     #: What the schedule had written into the optimizer's groups when training stopped.
     scheduled: Sequence[Mapping[str, Any]] = ()
     scheduler_step: Callable[[], None]
+    #: Whether nothing but the optimizer changes what it trains, which then awaits copies for checkpoints.
+    awaits_copies = True
     #: Whether a step may be completed while the next one is computed.
     overlaps = True
     #: What the host does while the device computes gradients.

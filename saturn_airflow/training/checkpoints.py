@@ -85,13 +85,14 @@ class Checkpoints:
         self._beside = ranks.device.type == "cuda" if beside is None else beside
         # What is said while training goes on must not get between what training says.
         self._group = dist.new_group(backend="gloo") if self._beside and ranks.size > 1 else None
-        #: How long training should go on before the next: checkpoints that keep it waiting for seconds take a
-        #: twentieth of its time at most.
+        #: How long training should go on before the next: checkpoints that keep it waiting for seconds, and
+        #: copies on a GPU, take a twentieth of its time at most.
         self.rest_seconds = 0.0
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
         self._stuck: set[Path] = set()
-        self._staging = Staging(pinned=ranks.device.type == "cuda")
+        self._staging = Staging(ranks.device)
+        self._changes_come_late = True
         self._shared = SharedFolder(folder, ranks, self._group, warn)
 
     def save(
@@ -101,6 +102,8 @@ class Checkpoints:
         extra: Mapping[str, Any],
         saved: Callable[[Path, float], None] | None = None,
         sure: int | None = None,
+        *,
+        awaited: bool = False,
     ) -> None:
         """Write a checkpoint; every rank must call this together.
 
@@ -110,6 +113,9 @@ class Checkpoints:
         :param extra: what else belongs to the checkpoint, JSON-ready.
         :param saved: called with the checkpoint's path and the seconds it took, once it is whole.
         :param sure: the newest checkpoint of no more steps than these stays, too.
+        :param awaited: whether :meth:`before_changes` is called before the optimizer's next step, and nothing
+            else is to change what the checkpoint has of what is trained. Other changes are noticed: no
+            checkpoint is written then, and later ones are copied before anything goes on.
         :raises CheckpointError: on every rank, when it can't be written; those before it stay. What goes
             wrong while training goes on is told by the next call of this or :meth:`finish`.
         """
@@ -129,14 +135,22 @@ class Checkpoints:
         if beside and self._ranks.device.type == "cuda":
             beside = not self._ranks.any(not lie_on_device(tensors))
         if beside:
-            tensors = self._staging.copies(own_part(tensors, self._ranks.rank, self._shared.everyones))
+            own = own_part(tensors, self._ranks.rank, self._shared.everyones)
+            late = own.keys() - state.untrained() if awaited and self._changes_come_late else ()
+            tensors = self._staging.copies(own, late)
 
         def write() -> None:
+            if beside:
+                self._staging.wait()
+                self.rest_seconds = 19 * (time.perf_counter() - asked)
+                self._check_copies()
             path = self._write(step, tensors, frozen, about, extra, step if sure is None else sure)
             if saved is not None:
                 saved(path, time.perf_counter() - began)
 
         def write_and_keep_error() -> None:
+            if self._ranks.device.type == "cuda":  # threads begin on the first GPU, which may be another's
+                torch.cuda.set_device(self._ranks.device)
             try:
                 write()
             except BaseException as error:
@@ -150,6 +164,19 @@ class Checkpoints:
             return
         self._writer = threading.Thread(target=write_and_keep_error, name="saturn-checkpoint", daemon=True)
         self._writer.start()
+
+    def before_changes(self) -> None:
+        """Before what a checkpoint has is changed: have the device wait for the copies, not the host."""
+        self._staging.before_changes()
+
+    def _check_copies(self) -> None:
+        everyones = self._shared.everyones(self._staging.changed())
+        if changed := next((name for name in everyones if name is not None), None):
+            self._changes_come_late = False
+            raise CheckpointError(
+                f"no checkpoint was written: {changed!r} was changed while it was copied, and not by the "
+                "optimizer's step; from the next on training waits for the copies"
+            )
 
     def finish(self) -> None:
         """Wait until nothing is being written any more; every rank must call this together.

@@ -343,7 +343,8 @@ class Training(BaseTraining):
                 self.ranks.emit("checkpoint", step=step, path=str(path), seconds=seconds)
 
             try:
-                self.checkpoints.save(step, self.state, extra, saved, sure=extra["looked"])
+                sure, awaited = extra["looked"], self.awaits_copies
+                self.checkpoints.save(step, self.state, extra, saved, sure, awaited=awaited)
                 self.saved_step = step
                 resuming.warn_of_forgotten(self, "is not in the checkpoint", self.checkpoints.forgotten)
             except checkpoints.CheckpointError as error:

@@ -48,6 +48,8 @@ def take(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[bo
         _complete_gradients(training, batch, asked, agreed)
     if clips is not None:
         parallel.clip_gradients(clips)
+    if training.checkpoints is not None:
+        training.checkpoints.before_changes()
     # What it draws is the same on all ranks.
     rng.seed(hparams.seed, "optimizer", training.step)
     try:

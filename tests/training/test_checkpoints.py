@@ -23,6 +23,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from saving import Folder, Training, equal, lay
+from worst_order import WorstOrder
 
 from saturn_airflow.launch import checkpoint_files
 from saturn_airflow.model.errors import DiskError
@@ -243,6 +244,34 @@ def test_what_lies_in_the_hosts_memory_is_not_copied_there(
     assert saving._writer is None
     saving.load(loaded.state)
     assert equal(saved.contents(), loaded.contents())
+
+
+def test_what_was_changed_while_it_was_copied_is_told_and_not_written(tmp_path: Path, ranks: Ranks) -> None:
+    """As by a forward pass that clips weights in place: the optimizer is not who changes them."""
+    training = Training(ranks, 1)
+    saving = Checkpoints(tmp_path, ranks, 2, print, beside=True)
+    saving._staging = Staging(ranks.device, WorstOrder(lambda line: True))
+    torch.set_grad_enabled(False)
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(threading.Thread, "start", lambda thread: None)  # it gets to it late
+            saving.save(1, training.state, {}, awaited=True)
+        training.model.embed.weight.data.mul_(0.5)
+        saving._writer.run()
+    finally:
+        torch.set_grad_enabled(True)
+    saving._writer = None
+    with pytest.raises(CheckpointError, match=r"'model.embed.weight' was changed while it was copied"):
+        saving.finish()
+    assert not list(tmp_path.glob("step-*"))
+    saving.save(1, training.state, {}, awaited=True)
+    then = training.contents()
+    then = {name: tensor.clone() for name, tensor in then.items()}
+    training.model.embed.weight.data.mul_(0.5)  # from now on copies are there before anything goes on
+    saving.finish()
+    loaded = Training(ranks, 0)
+    assert saving.load(loaded.state)
+    assert equal(loaded.contents(), then)
 
 
 def test_a_save_that_failed_beside_training_is_told_with_the_next(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from worst_order import WorstOrder
 
 from saturn_airflow.training import staging
 from saturn_airflow.training.staging import Staging, own_part
 
+CPU = torch.device("cpu")
 TENSORS = {
     "weight": torch.arange(12.0).reshape(3, 4),
     "half": torch.arange(5, dtype=torch.bfloat16),
@@ -28,7 +34,7 @@ def test_copies_stay_as_they_are_and_take_the_same_room_again(
     slab: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_SLAB", slab)
-    room, tensors = Staging(pinned=False), {name: tensor.clone() for name, tensor in TENSORS.items()}
+    room, tensors = Staging(CPU), {name: tensor.clone() for name, tensor in TENSORS.items()}
     first = room.copies(tensors)
     for tensor in tensors.values():
         tensor.zero_()
@@ -42,11 +48,55 @@ def test_copies_stay_as_they_are_and_take_the_same_room_again(
     assert all(torch.equal(second[name], tensor) for name, tensor in TENSORS.items())
 
 
+LATE = ("weight", "half", "large")
+
+
+@settings(max_examples=60, deadline=None)
+@given(late=st.lists(st.booleans(), min_size=12, max_size=12), rounds=st.integers(1, 4), soon=st.booleans())
+def test_copies_that_come_late_are_what_was_there(late: list[bool], rounds: int, soon: bool) -> None:
+    saved_as_it_was(WorstOrder(functools.partial(_next, iter(late * rounds))), rounds, soon=soon)
+
+
+def _next(answers: Iterator[bool], line: str) -> bool:
+    return next(answers, True)
+
+
+@pytest.mark.parametrize("missing", ["compute_after", "wait", "before_changes"])
+def test_each_wait_that_is_missing_shows(missing: str) -> None:
+    with pytest.raises(AssertionError, match=r"differ|NaN"):
+        saved_as_it_was(WorstOrder(lambda line: True, missing), 3, missing, soon=missing == "wait")
+
+
+def saved_as_it_was(transfers: WorstOrder, rounds: int, missing: str = "", *, soon: bool = False) -> None:
+    """Copy, have the forward pass change what it may, await, have the step change the rest, await, compare.
+
+    :param soon: whether who writes the copies gets to it before the step.
+    """
+    room = Staging(CPU, transfers)
+    tensors = {name: tensor.clone() for name, tensor in TENSORS.items()}
+    for number in range(rounds):
+        then = {name: tensor.clone() for name, tensor in tensors.items()}
+        copies = room.copies(tensors, LATE)
+        for name in tensors.keys() - set(LATE):
+            tensors[name] += 1  # as buffers in the forward pass
+        if soon:
+            room.wait()
+            assert all(torch.equal(copies[name], tensor) for name, tensor in then.items()), "copies differ"
+        if missing != "before_changes":
+            room.before_changes()
+        for name in LATE:
+            tensors[name] += number + 1  # as weights in the optimizer's step
+        room.wait()
+        same = all(torch.equal(copies[name], tensor) for name, tensor in then.items())
+        assert room.changed() is None or not same, "what is right is taken for wrong"
+        assert same, f"copies differ, and {room.changed()} is told" if room.changed() else "unnoticed"
+
+
 def test_a_shard_is_copied_as_what_it_is_of_the_whole(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
         whole = distribute_tensor(torch.arange(6.0), init_device_mesh("cpu", (1,)), [Shard(0)])
-        copy = Staging(pinned=False).copies({"shard": whole})["shard"]
+        copy = Staging(CPU).copies({"shard": whole})["shard"]
         assert isinstance(copy, DTensor)
         assert (copy.placements, copy.device_mesh) == (whole.placements, whole.device_mesh)
         whole.to_local().zero_()

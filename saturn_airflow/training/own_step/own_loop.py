@@ -36,6 +36,7 @@ class OwnStepTraining(Training):
     own: OwnStep
     state: OwnStepState
     counted = None
+    awaits_copies = False  # what its hooks change, and when, is its own affair
 
     def _look_at_model(self, model: nn.Module) -> None:
         hooks.check(model, str(self.job.load_model), evaluated=self.job.load_eval_dataloader is not None)
