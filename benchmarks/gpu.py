@@ -12,7 +12,8 @@ It measures, in bf16,
   at several batch sizes, with and without clipping and accumulation;
 * each phase of a step, as the device gets to it: forward, backward, optimizer, and the rest;
 * each against a plain loop of torch, without Saturn, on the same weights and batches: in memory, in memory
-  with re-computation, and FSDP2 with offloading at its best (fused Adam, bf16 gathers, re-computation);
+  with re-computation, and FSDP2 with offloading at its best (fused Adam, bf16 gathers, re-computation); and,
+  where it is installed, against DeepSpeed's ZeRO stage 3 with weights and optimizer on the host;
 * how far losses are from the plain loop's at that size, and from those of float64 on a small model.
 
 It prints a table and writes JSON, which names what there was no time for. The aims, on a GPU such as an H100:
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_deepspeed import why_not
 from gpu_jobs import Shape, job
 from gpu_plain import Phases, cap_memory
 
@@ -78,6 +80,7 @@ class Case:
 
 #: What a plain loop does in the place of a technique.
 PLAIN = ("plain", "plain, recomputed", "plain FSDP2, offloaded")
+DEEPSPEED = "DeepSpeed, offloaded"
 
 
 def train_capped(request: TrainRequest, cap: int | None, ranks: Ranks) -> dict[str, Any]:
@@ -155,13 +158,16 @@ def measure(case: Case, device_type: str, peak_flops: float | None) -> dict[str,
         **case.hparams,
         "cap_gib": case.cap / GIB if case.cap else None,
     }
-    call = launching.pack(
-        "gpu_plain:train_plainly" if case.technique in PLAIN else "gpu:train_capped", request, case.cap
-    )
+    function = "gpu_plain:train_plainly" if case.technique in PLAIN else "gpu:train_capped"
+    if case.technique == DEEPSPEED:
+        if why := why_not(device_type):
+            return {**row, "failed": "left out", "why": why}
+        function = "gpu_deepspeed:train_with_deepspeed"
+    call = launching.pack(function, request, case.cap)
     threads = len(os.sched_getaffinity(0)) if device_type == "cuda" else 1
     try:
         (rank,) = launching.launch_ranks(call, 1, device_type=device_type, threads=threads)
-    except RanksFailedError as error:
+    except RanksFailedError as error:  # the others are measured all the same
         return {**row, "failed": error.failure.status, "why": error.failure.reason[:300]}
     seconds = rank["value"]["seconds_per_batch"]
     tokens_per_second = case.shape.batch_size * case.shape.tokens / seconds
@@ -255,6 +261,7 @@ def cases(dry_run: bool, batch_size: int, spill_batch_size: int) -> list[Case]:
             )
             for size in sizes
         ),
+        Case("6B, DeepSpeed, offloaded", large, DEEPSPEED, cap=cap, against=memory),
         Case("6B, spill, accumulated", large, "spill", cap=cap, hparams=accumulates),
         Case("6B, single, recomputed", large, "single", {"recompute": True}, against=memory),
     ]
@@ -285,6 +292,7 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         ("1.5B, single", "1.5B, plain"),
         ("6B, spill", "6B, plain, recomputed"),
         ("6B, spill", "6B, plain FSDP2, offloaded"),
+        ("6B, spill", "6B, DeepSpeed, offloaded"),
         ("6B, spill, clipped, longer batch", "6B, plain, recomputed, clipped, longer batch"),
         ("Llama, spill", "Llama, plain, recomputed"),
     ]
@@ -306,6 +314,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="default: benchmarks/gpu-<device>.json")
     parser.add_argument("--batch-size", type=int, default=16, help="sequences in a batch of the 1.5B model")
     parser.add_argument("--spill-batch-size", type=int, default=12, help="and of the 6B model")
+    parser.add_argument("--only", default="", help="the cases whose names hold this, such as DeepSpeed")
     parser.add_argument("--minutes", type=float, default=10.0, help="what would take longer is left out")
     parser.add_argument("--peak-tflops", type=float, help="dense bf16, where the GPU is not known")
     arguments = parser.parse_args()
@@ -324,7 +333,8 @@ def main() -> None:
     measured: list[Case] = []
     left_out: list[str] = []
     longest = 0.0
-    for case in cases(arguments.dry_run, arguments.batch_size, arguments.spill_batch_size):
+    chosen = cases(arguments.dry_run, arguments.batch_size, arguments.spill_batch_size)
+    for case in (case for case in chosen if arguments.only in case.name):
         began = time.monotonic()
         if began + longest > give_up_at:
             left_out.append(case.name)
