@@ -53,7 +53,7 @@ def settings(batch_size: int, lr: float) -> dict[str, Any]:
 
 def train_with_deepspeed(request: TrainRequest, cap: int | None, ranks: Ranks) -> dict[str, Any]:
     """Train with its engine, on the weights and batches of the others: seconds per batch and losses."""
-    import deepspeed
+    import deepspeed  # type: ignore[import-not-found]
 
     cap_memory(cap, ranks)
     a_job, measure = Job.from_dict(request.job), request.measure

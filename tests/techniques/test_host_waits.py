@@ -60,7 +60,7 @@ class Waits(TorchFunctionMode):
     """Notes what would make the host wait for a device, as far as Python asks for it."""
 
     def __init__(self, noted: list[str], on_host: _OnHost) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._noted, self._on_host = noted, on_host
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -91,7 +91,8 @@ class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def tied() -> nn.Module:
     """A model of which the first and the last stage of a pipeline have a weight in common."""
     model = Plain()
-    model[4].up.weight = model[1].up.weight
+    last, first = model[4], model[1]
+    last.up.weight = first.up.weight  # type: ignore[union-attr]
     return model
 
 
@@ -121,7 +122,7 @@ def waits(technique: str, loss: str, folder: str, ranks: Ranks) -> dict[int, lis
     def watched(training: Any, *given: Any) -> Any:
         noted.clear()
         on_host = _OnHost()
-        with Waits(noted, on_host), Reads(noted, on_host):  # type: ignore[no-untyped-call]
+        with Waits(noted, on_host), Reads(noted, on_host):
             taken = take(training, *given)
         found[-1] = list(noted)
         return taken
@@ -130,7 +131,7 @@ def waits(technique: str, loss: str, folder: str, ranks: Ranks) -> dict[int, lis
         found[len(found) - (-1 in found)] = list(noted)
         take_step(*given)
 
-    stepping.take, optimizers.take_step = watched, stepped
+    stepping.take, optimizers.take_step = watched, stepped  # type: ignore[assignment]
     try:
         loop.train(
             train_request(a_job, Strategy(technique), folder), replace(ranks, _emit=lambda event: None)
