@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.launch import fork_server, technique_call
+from saturn_airflow.launch import forked, technique_call
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 
 NO_MEMORY = Failure(status="out_of_memory", reason="no room")
@@ -19,7 +19,7 @@ asked: list[int] = []
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    monkeypatch.setattr(fork_server, "forked", True)
+    monkeypatch.setattr(forked, "may_fork", True)
 
     def call(poll: Callable[[], bool], **settings: Any) -> dict[str, Any]:
         asked.append(0)
