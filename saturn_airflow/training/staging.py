@@ -150,10 +150,12 @@ def own_part(tensors: Tensors, rank: int, everyones: Callable[[Any], list[Any]])
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's memory, read as integers, on its device."""
+    """The sum of a tensor's memory, read as integers, on its device; the same wherever it lies in memory."""
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    is_even = not (flat.numel() % 4 or flat.storage_offset() % 4)
-    return (flat.view(torch.int32) if is_even else flat).sum(dtype=torch.int64)
+    if flat.numel() % 4 == 0:
+        aligned = flat if flat.storage_offset() % 4 == 0 else flat.clone()
+        flat = aligned.view(torch.int32)
+    return flat.sum(dtype=torch.int64)
 
 
 def _room(tensor: torch.Tensor) -> int:

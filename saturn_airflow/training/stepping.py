@@ -44,7 +44,7 @@ def take(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[bo
     with common_to_alike(training.step == 0):
         asked, agreed = _backward(training, batch, save_due)
         training.meanwhile()
-        loss = None if training.overlaps else _read(training, asked, batch)
+        loss = None if training.overlaps else _read(training, asked, agreed, batch)
         _complete_gradients(training, batch, asked, agreed)
     if clips is not None:
         parallel.clip_gradients(clips)
@@ -55,7 +55,7 @@ def take(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[bo
     try:
         optimizers.take_step(training.optimizer, hparams, parallel)
     except Exception:
-        _read(training, asked, batch)  # that the loss is no number says more
+        _read(training, asked, agreed, batch)  # that the loss is no number says more
         raise
     if training.step == training.first_step:
         training.state.own.values()  # what can't be kept is told at once
@@ -64,7 +64,7 @@ def take(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[bo
         training.scheduler_step()
     if loss is None:
         with common_to_alike(training.step == 0):
-            loss = _read(training, asked, batch)
+            loss = _read(training, asked, agreed, batch)
     training.advance(batch, loss)
     return agreed.stop, agreed.save
 
@@ -75,7 +75,7 @@ def compute_gradients(training: BaseTraining, batch: GlobalBatch) -> float:
     :raises NotANumberError: for a loss that is none.
     """
     asked, agreed = _backward(training, batch, False)
-    loss = _read(training, asked, batch)
+    loss = _read(training, asked, agreed, batch)
     _complete_gradients(training, batch, asked, agreed)
     return loss
 
@@ -112,7 +112,7 @@ def _backward(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tup
     return asked, _Agreed(stop > 0, save > 0, missing > 0, otherwise > 0 or not by_samples)
 
 
-def _read(training: BaseTraining, asked: torch.Tensor, batch: GlobalBatch) -> float:
+def _read(training: BaseTraining, asked: torch.Tensor, agreed: _Agreed, batch: GlobalBatch) -> float:
     """Wait for the loss of ``batch`` that :func:`_backward` has asked for.
 
     :raises NotANumberError: for a loss that is none.
@@ -120,6 +120,7 @@ def _read(training: BaseTraining, asked: torch.Tensor, batch: GlobalBatch) -> fl
     loss_sum, over_all, *tally = asked.tolist()
     rules.check(tally, f"at step {training.step + 1}")
     loss = loss_sum / over_all if over_all else math.nan
+    assert agreed.otherwise or over_all == batch.samples
     training.counted = over_all
     reporting.check_is_number(training, loss, batch)
     return loss

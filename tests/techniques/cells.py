@@ -30,6 +30,17 @@ class Strategy:
         return f"{self.technique}[{tuned}]@{self.devices}" if tuned else f"{self.technique}@{self.devices}"
 
 
+#: Each of Saturn's own on the fewest devices that it is meant for.
+EACH_TECHNIQUE = [
+    Strategy("single"),
+    Strategy("spill"),
+    Strategy("ddp", 2),
+    Strategy("fsdp", 2),
+    Strategy("tensor", 2),
+    Strategy("pipeline", 2),
+]
+
+
 @dataclass
 class Outcome:
     """What one training did: its losses by step, and its weights, or why it was refused."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import Strategy, job
+from cells import EACH_TECHNIQUE, Strategy, job
 from cells import request as train_request
 from tiny import Plain
 from torch import nn
@@ -27,14 +27,6 @@ from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.ranks import launch as launch_ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
-STRATEGIES = [
-    Strategy("single"),
-    Strategy("spill"),
-    Strategy("ddp", 2),
-    Strategy("fsdp", 2),
-    Strategy("tensor", 2),
-    Strategy("pipeline", 2),
-]
 READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__")
 MAKES = ("tensor", "empty", "frombuffer")
 
@@ -142,7 +134,7 @@ def waits(technique: str, loss: str, folder: str, ranks: Ranks) -> dict[int, lis
 
 
 @pytest.mark.parametrize("loss", ["tiny:vector_loss", "test_host_waits:some", "test_host_waits:mean_of_some"])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+@pytest.mark.parametrize("strategy", EACH_TECHNIQUE, ids=str)
 def test_nobody_waits_before_the_step(strategy: Strategy, loss: str, tmp_path: Path) -> None:
     everyones = launch_ranks(waits, strategy.technique, loss, str(tmp_path), size=strategy.devices)
     for found in everyones:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import Strategy, job, request, run, weights_in
+from cells import EACH_TECHNIQUE, Strategy, job, request, run, weights_in
 from safetensors.torch import save_file
 from torch import nn
 
@@ -18,14 +18,6 @@ from saturn_airflow.training.loading import load_model
 
 pytestmark = pytest.mark.ranks
 
-STRATEGIES = [
-    Strategy("single"),
-    Strategy("spill"),
-    Strategy("ddp", 2),
-    Strategy("fsdp", 2),
-    Strategy("tensor", 2),
-    Strategy("pipeline", 2),
-]
 STILL = HParams(batches=1, precision="float64", lr=0.0, optimizer_args={"weight_decay": 0.0})
 
 
@@ -41,10 +33,10 @@ def test_every_technique_starts_from_these_weights(tmp_path: Path) -> None:
     cold = job(load_model="tiny:tied_llama", hparams=STILL)
     requests = [
         (request(warm, strategy, tmp_path / str(strategy), initial_weights=str(file)), strategy.devices)
-        for strategy in STRATEGIES
+        for strategy in EACH_TECHNIQUE
     ]
-    *outcomes, from_scratch = run([*requests, (request(cold, STRATEGIES[0], tmp_path / "cold"), 1)])
-    for strategy, outcome in zip(STRATEGIES, outcomes, strict=True):
+    *outcomes, from_scratch = run([*requests, (request(cold, EACH_TECHNIQUE[0], tmp_path / "cold"), 1)])
+    for strategy, outcome in zip(EACH_TECHNIQUE, outcomes, strict=True):
         assert outcome.refused is None, strategy
         for name, tensor in weights.items():
             assert torch.equal(outcome.weights[name], tensor.float().double()), (strategy, name)

@@ -92,6 +92,14 @@ def saved_as_it_was(transfers: WorstOrder, rounds: int, missing: str = "", *, so
         assert same, f"copies differ, and {room.changed()} is told" if room.changed() else "unnoticed"
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+def test_what_begins_anywhere_in_memory_is_not_taken_for_changed(dtype: torch.dtype) -> None:
+    room = Staging(CPU)
+    room.copies({"a view": torch.arange(9).to(dtype)[1:], "another order": torch.ones(3, 4, dtype=dtype).t()})
+    room.wait()
+    assert room.changed() is None
+
+
 def test_a_shard_is_copied_as_what_it_is_of_the_whole(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
