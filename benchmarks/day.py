@@ -9,7 +9,6 @@ the end how large the databases have grown, and what services hold of memory. A 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import tempfile
@@ -17,9 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 from machine import describe
-from overhead import DEVICES, HERE, NODES, ROOT, events, seconds_of, spread, state_of
+from overhead import DEVICES, HERE, NODES, ROOT, events, seconds_of, services, spread, state_of
 from sqlalchemy import create_engine, text
 
 from saturn_airflow.demo.airflow import Airflow
@@ -110,22 +108,6 @@ def sweep(cluster: LocalCluster, airflow: Airflow, jobs: int) -> dict[str, Any]:
         },
         "mib": {name: round(memory / 2**20) for name, (_, memory) in now.items()},
     }
-
-
-def services(cluster: LocalCluster) -> dict[str, tuple[float, float]]:
-    """CPU-seconds of each service so far, with those of what it started, and bytes that its processes hold,
-    shared pages counted once. Runs are no part of the workers that started them."""
-    found: dict[str, tuple[float, float]] = {}
-    for note in cluster.processes.logs.glob("*.pid"):
-        cpu = memory = 0.0
-        with contextlib.suppress(psutil.Error, ValueError):
-            service = psutil.Process(int(note.read_text().split()[0]))
-            for process in (service, *service.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    cpu += sum(process.cpu_times()[:4])
-                    memory += process.memory_full_info().pss
-            found[note.stem] = cpu, memory
-    return found
 
 
 def sizes(cluster: LocalCluster) -> dict[str, int]:

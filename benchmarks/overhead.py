@@ -1,17 +1,21 @@
 """What a sweep costs beside its training: `python benchmarks/overhead.py`.
 
 On the deployment of docker/compose.yaml as local processes (Celery, Redis, Postgres, MLflow), two nodes of
-four CPU devices. The jobs sleep (benchmarks/overhead/techniques/asleep.py): how long is known, and needs no
-cores, which a machine of few cores would lack for eight devices.
+four CPU devices (`many`: eight). The jobs sleep (benchmarks/overhead/techniques/asleep.py): how long is
+known, and needs no cores, which a machine of few cores would lack for that many devices.
 
 - `handover`: 40 jobs of a few seconds. From one job's end to the next job's first batch on the same device.
 - `makespan`: 16 jobs of about a minute. Actual over planned seconds of the sweep.
+- `many`: 200 jobs of a few seconds on eight devices a node.
+- In each: the share of the time that devices are leased in which batches run, and the CPU-seconds a job of
+  each service. Runs (supervisors and ranks) are what is left of the machine's, with all others that use it.
 - While jobs wait for devices: how many do on each node, and the memory of one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -46,13 +50,13 @@ def jobs(count: int, shortest: int, longest: int) -> list[tuple[str, int]]:
     return [(f"job-{i:02}", chance.randint(shortest * 4, longest * 4)) for i in range(count)]
 
 
-def measure(name: str, sleepers: list[tuple[str, int]], state: Path) -> dict[str, Any]:
-    """Run one sweep on a cluster of its own."""
+def measure(name: str, sleepers: list[tuple[str, int]], state: Path, devices: int) -> dict[str, Any]:
+    """Run one sweep on a cluster of its own, of nodes that have so many devices."""
     cluster = LocalCluster(
         state,
         ROOT / "docker" / "compose.yaml",
         HERE,
-        variables={"SATURN_NODES": ", ".join(f"{node}:{DEVICES}:cpu" for node in NODES)},
+        variables={"SATURN_NODES": ", ".join(f"{node}:{devices}:cpu" for node in NODES)},
         environment={
             "SLEEPERS": json.dumps([(name, BATCH, batches) for name, batches in sleepers]),
             "AIRFLOW__SATURN__TECHNIQUES_FOLDER": str(HERE / "techniques"),
@@ -61,16 +65,20 @@ def measure(name: str, sleepers: list[tuple[str, int]], state: Path) -> dict[str
     with cluster:
         airflow = Airflow(cluster.airflow_url, cluster.login)
         airflow.wait_for_dag("sleepers")
+        before, machine_before = services(cluster), busy_seconds()
         run_id = airflow.trigger("sleepers")
         folder = cluster.home / "sweeps" / "sleepers" / run_id / "sweep"
         state_now, watched = watch(cluster, airflow, run_id, folder)
+        machine, after = busy_seconds() - machine_before, services(cluster)
         tasks = airflow.tasks("sleepers", run_id)
         plan = airflow.xcom("sleepers", run_id, "sweep.plan", "plan")
         result = airflow.xcom("sleepers", run_id, "sweep.report")
         if state_now != "success" or result is None:
             failed = [f"{t['task_id']}[{t['map_index']}]" for t in tasks if t["state"] == "failed"]
             raise SystemExit(f"{name}: the sweep failed: {failed}; see {cluster.state}")
-        found = gaps(folder)
+        found, held = gaps(folder), leased(folder)
+    cpu = {name: (seconds - before[name][0]) / len(sleepers) for name, (seconds, _) in after.items()}
+    cpu["runs_and_others"] = machine / len(sleepers) - sum(cpu.values())
     stages = {
         stage: span
         for stage in ("trials", "profile", "plan", "train", "report")
@@ -84,6 +92,8 @@ def measure(name: str, sleepers: list[tuple[str, int]], state: Path) -> dict[str
         "actual_seconds": round(result["actual_seconds"], 2),
         "actual_over_planned": round(result["actual_seconds"] / plan["makespan"], 3),
         "stage_seconds": stages,
+        **held,
+        "cpu_seconds_a_job": {name: round(seconds, 2) for name, seconds in cpu.items() if seconds >= 0.005},
         **watched,
     }
 
@@ -161,6 +171,48 @@ def gaps(folder: Path) -> dict[str, Any]:
         "where_its_task_had_not_begun": {"handovers": len(late), **spread(late)},
         "end_to_lease": spread(leases),
     }
+
+
+def leased(folder: Path) -> dict[str, Any]:
+    """Of the time that devices were leased for training the share in which batches ran, and what came before
+    and after."""
+    before, after, trained, held = [], [], 0.0, 0.0
+    for run in folder.glob("*/runs/*"):
+        said = {event["event"]: event for event in events(run)}
+        if "slept" in said and json.loads((run / "spec.json").read_text())["mode"] == "train":
+            times = [said[name]["time"] for name in ("leased", "start", "slept", "end")]
+            devices = len(said["leased"]["devices"])
+            trained += devices * (times[2] - times[1])
+            held += devices * (times[3] - times[0])
+            before.append(times[1] - times[0])
+            after.append(times[3] - times[2])
+    return {
+        "share_of_leases_with_batches": round(trained / held, 3),
+        "lease_to_first_batch": spread(before),
+        "last_batch_to_end": spread(after),
+    }
+
+
+def busy_seconds() -> float:
+    """CPU-seconds that the machine's cores have worked."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
+
+
+def services(cluster: LocalCluster) -> dict[str, tuple[float, float]]:
+    """CPU-seconds of each service so far, with those of what it started, and bytes that its processes hold,
+    shared pages counted once. Runs are no part of the workers that started them."""
+    found: dict[str, tuple[float, float]] = {}
+    for note in cluster.processes.logs.glob("*.pid"):
+        cpu = memory = 0.0
+        with contextlib.suppress(psutil.Error, ValueError):
+            service = psutil.Process(int(note.read_text().split()[0]))
+            for process in (service, *service.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    cpu += sum(process.cpu_times()[:4])
+                    memory += process.memory_full_info().pss
+            found[note.stem] = cpu, memory
+    return found
 
 
 def spread(seconds: list[float]) -> dict[str, float]:
@@ -244,18 +296,23 @@ def main() -> None:
     """Measure, print, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="file for the results")
-    parser.add_argument("--case", choices=("handover", "makespan"), action="append")
+    parser.add_argument("--case", choices=("handover", "makespan", "many"), action="append")
     parser.add_argument("--jobs", type=int, default=40, help="how many short jobs (%(default)s)")
     parser.add_argument("--state", type=Path, help="folder for the clusters (a temporary one)")
     args = parser.parse_args()
     end_on_signals()
-    cases = {"handover": jobs(args.jobs, 4, 12), "makespan": jobs(16, 45, 75)}
+    cases = {
+        "handover": (jobs(args.jobs, 4, 12), DEVICES),
+        "makespan": (jobs(16, 45, 75), DEVICES),
+        "many": (jobs(200, 4, 12), 2 * DEVICES),
+    }
     results: dict[str, Any] = {"machine": describe(), "nodes": len(NODES), "devices_per_node": DEVICES}
     # Figures taken while others use the cores say little of Saturn.
     results["load_average_before"] = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="saturn-overhead-", ignore_cleanup_errors=True) as folder:
         for case in args.case or cases:
-            results[case] = measure(case, cases[case], (args.state or Path(folder)) / case)
+            sleepers, devices = cases[case]
+            results[case] = measure(case, sleepers, (args.state or Path(folder)) / case, devices)
             print(json.dumps({case: results[case]}, indent=2), flush=True)
     if args.out:
         args.out.write_text(json.dumps(results, indent=2) + "\n")

@@ -23,6 +23,11 @@ def preload(instance: Any, **_: Any) -> None:
 
     :param instance: the worker; where it runs tasks that no queue was chosen for, it plans.
     """
+    import saturn_airflow.launch.followers
+    import saturn_airflow.launch.leases
+    import saturn_airflow.launch.past_runs
+    import saturn_airflow.launch.restarting
+    import saturn_airflow.launch.runs
     import saturn_airflow.operators.sweep  # noqa: F401
     from saturn_airflow.operators import airflow_internals
     from saturn_airflow.tracking.server import import_mlflow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import resource
 import signal
 import sys
 import time
@@ -60,6 +61,14 @@ class Forked:
     def __del__(self) -> None:
         if self.pid:
             os.close(self.sentinel)
+
+
+def cpu_seconds() -> dict[str, float]:
+    """``cpu_seconds`` of the ranks that this process forked and that have ended; nothing where others did."""
+    if not may_fork:
+        return {}
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"cpu_seconds": used.ru_utime + used.ru_stime}
 
 
 def run_and_exit(work: Callable[[], object]) -> NoReturn:

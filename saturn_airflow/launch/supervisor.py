@@ -26,6 +26,7 @@ from saturn_airflow.launch import (
     failures,
     file_locks,
     followers,
+    forked,
     handed_over,
     job_log,
     launching,
@@ -129,7 +130,8 @@ class Supervisor:
                 reason = "it had its devices for as long as it may (job_timeout); " + (
                     reason or "it was saved"
                 )
-            self.emit({"event": "end", "status": status, "reason": reason, "traceback": "", "result": result})
+            end = {"event": "end", "status": status, "reason": reason, "traceback": "", "result": result}
+            self.emit({**end, **forked.cpu_seconds()})
         else:
             self.emit({"event": "end", **failure.to_dict(), "result": {}})
 

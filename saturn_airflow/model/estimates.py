@@ -82,6 +82,9 @@ class Estimate:
     :param ending_seconds: from the last batch to the end: checkpoint and export; known from training.
     :param spread: interquartile range of the seconds per batch over their median.
     :param uncertainty: how far the seconds per batch may be off, as a share; of what was not measured.
+    :param core_share: how much of the cores that are its devices' part of the machine its ranks keep busy, by
+        their trial; above 1 where devices share cores.
+    :param besides_seconds: for how long what goes with each run keeps that part busy, by the trials.
     :param batches: global batches measured.
     :param batches_per_epoch: global batches in one pass over the data (0 where the data has no length).
     :param peak_device_bytes: largest memory of one device (one rank's resident memory on CPU slots).
@@ -107,6 +110,8 @@ class Estimate:
     ending_seconds: float = 0.0
     spread: float = 0.0
     uncertainty: float = 0.0
+    core_share: float = 0.0
+    besides_seconds: float = 0.0
     batches: int = 0
     batches_per_epoch: int = 0
     peak_device_bytes: int = 0
@@ -145,9 +150,9 @@ class Estimate:
         means = {name: weight * getattr(self, name) + (1 - weight) * getattr(fresh, name) for name in both}
         batches = self.batches + fresh.batches
         verdicts = {**self.verdicts, **fresh.verdicts}
-        return dataclasses.replace(
-            fresh, **means, ending_seconds=self.ending_seconds, batches=batches, verdicts=verdicts
-        )
+        # Nothing need be told of neighbours but once.
+        means |= {"ending_seconds": self.ending_seconds, "core_share": 0.0, "besides_seconds": 0.0}
+        return dataclasses.replace(fresh, **means, batches=batches, verdicts=verdicts)
 
     def to_dict(self) -> dict[str, Any]:
         """This estimate as JSON-ready data."""
@@ -176,9 +181,14 @@ class Estimate:
             raise InvalidSweepError(f"an estimate is of {self.devices!r:.80} devices")
 
     def seconds(self, batches: int) -> float:
-        """Seconds that training for ``batches`` global batches will take, from having the devices on."""
+        """Seconds that training for ``batches`` global batches will take, from having the devices on.
+
+        On devices that all are busy it takes no less than their part of the machine's cores needs for it and
+        for what goes with a run.
+        """
         assert self.reason is None
         evaluations = math.ceil(batches / self.batches_per_epoch) if self.batches_per_epoch else 1
         evaluating = evaluations * self.evaluation_seconds
         training = batches * self.seconds_per_batch
-        return self.launch_seconds + self.setup_seconds + training + evaluating + self.ending_seconds
+        alone = self.launch_seconds + self.setup_seconds + training + evaluating + self.ending_seconds
+        return max(alone, self.core_share * alone + self.besides_seconds)

@@ -7,6 +7,7 @@ machines that may have neither the time nor the memory for torch.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import importlib.machinery
 import pkgutil
@@ -280,8 +281,30 @@ def _defined_by(statement: ast.stmt) -> set[str]:
     )
 
 
+# What was looked up where each module is looked up once.
+_known: dict[str, importlib.machinery.ModuleSpec | None] | None = None
+
+
+@contextlib.contextmanager
+def looked_up_once() -> Iterator[None]:
+    """While many references are checked: where a module is, is looked up once for all that name it."""
+    global _known
+    before, _known = _known, {}
+    try:
+        yield
+    finally:
+        _known = before
+
+
 def find_spec(module_name: str) -> importlib.machinery.ModuleSpec | None:
     """Like importlib.util.find_spec, but without importing the parent packages."""
+    known = {} if _known is None else _known
+    if module_name not in known:
+        known[module_name] = _look_up(module_name)
+    return known[module_name]
+
+
+def _look_up(module_name: str) -> importlib.machinery.ModuleSpec | None:
     path: Any = None
     spec: importlib.machinery.ModuleSpec | None = None
     parts = module_name.split(".")

@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model import formats, initial_weights
 from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.core_use import CoreUse
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.folders import slug
@@ -47,6 +48,7 @@ class ProfileOperator(BaseOperator):
         self.trial = trial
         self.node = node
         self.settings = settings
+        self._uses: list[CoreUse] = []
 
     def execute(self, context: Context) -> None:
         """Run the trial.
@@ -70,6 +72,8 @@ class ProfileOperator(BaseOperator):
         entry = {**formats.stamp("an estimate"), "attempt": self.trial["attempt"], "broken": broken}
         if estimate is not None:
             entry["estimate"] = finite(estimate.to_dict())
+        if self._uses:
+            entry["cores"] = finite(self._uses[-1].to_dict())
         context["ti"].xcom_push(ESTIMATE_KEY, entry)
         for name, reason in broken.items():
             self.log.error("%s is left out: %s", name, reason)
@@ -106,6 +110,7 @@ class ProfileOperator(BaseOperator):
             node,
             alike=alike,
             on_broken=on_broken,
+            on_use=self._uses.append,
             folder=sweep.folder / "trials" / slug(what),
             plain_steps=sweep.folder / "trials" / "plain steps",
             weights=initial_weights.file_of(sweep.folder, job.init_from),

@@ -19,7 +19,7 @@ from airflow.sdk import (
     conf,
 )
 
-from saturn_airflow.model import clear_secrets, metrics
+from saturn_airflow.model import clear_secrets, metrics, references
 from saturn_airflow.model.arguments import unknown
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.deadlines import Deadline
@@ -309,11 +309,12 @@ def _check_jobs(jobs: Sequence[Job] | XComArg, settings: SweepSettings) -> None:
     limit_users_code()
     for message in clear_secrets.warnings(jobs):
         warnings.warn(message, stacklevel=3)
-    for job in jobs:
-        job.check_allowed()
-    if conf.getboolean("saturn", "check_references", fallback=True):
+    with references.looked_up_once():
         for job in jobs:
-            job.check_references()
+            job.check_allowed()
+        if conf.getboolean("saturn", "check_references", fallback=True):
+            for job in jobs:
+                job.check_references()
     least = getattr(settings.selection, "min_epochs", 0)
     longest = [job.hparams.epochs for job in jobs]
     if longest and all(epochs is not None and epochs < least for epochs in longest):

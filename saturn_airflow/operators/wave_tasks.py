@@ -11,6 +11,7 @@ from airflow.sdk import Context, conf
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.core_use import CoreUse
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
@@ -56,6 +57,7 @@ class Learned:
 
         :param cluster: the nodes that take part.
         """
+        from saturn_airflow.profiling.crowding import crowded
         from saturn_airflow.profiling.knowledge import Knowledge
         from saturn_airflow.profiling.options import by_key
 
@@ -68,8 +70,13 @@ class Learned:
         for entry in measured:
             broken.update(broken_of(entry))
         fresh = [Estimate.from_dict(entry["estimate"]) for entry in measured if "estimate" in entry]
+        uses = [
+            CoreUse.from_dict(entry["cores"]) if "cores" in entry else None
+            for entry in measured
+            if "estimate" in entry
+        ]
         found = by_key(*map(Estimate.from_dict, known))
-        for e in fresh:
+        for e in crowded(list(zip(fresh, uses, strict=True)), cluster, len(jobs)):
             found[e.key] = found[e.key].joined(e) if e.key in found else e
         knowledge = Knowledge.of(
             list(map(Job.from_dict, jobs)), cluster, settings.techniques, found.values(), list(broken)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from saturn_airflow.launch import runs
+from saturn_airflow.launch import cores, runs
 from saturn_airflow.launch.handed_over import NOTHING, HandedOver
 from saturn_airflow.launch.request import Measure
 from saturn_airflow.launch.runs import Run, RunSpec
 from saturn_airflow.model import guards
 from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.core_use import CoreUse
 from saturn_airflow.model.errors import DiskError, JobError, SaturnError
 from saturn_airflow.model.estimates import OUT_OF_MEMORY, Estimate, Trial
 from saturn_airflow.model.jobs import Job
@@ -44,6 +45,7 @@ def measure(
     *,
     alike: Sequence[Job] = (),
     on_broken: Callable[[str, str], object] = lambda job, reason: None,
+    on_use: Callable[[CoreUse], object] = lambda use: None,
     folder: str | Path,
     plain_steps: str | Path = "",
     weights: str = "",
@@ -60,6 +62,7 @@ def measure(
 
     :param alike: jobs that share the trial, whose optimizers and schedules are looked at in passing.
     :param on_broken: called with the name of each of them that can't have its own, and the reason.
+    :param on_use: called with what this machine's cores did meanwhile, where that can be told.
     :param folder: for the trial's files.
     :param plain_steps: the folder in which trials of a sweep leave the guard's plain steps for each other.
     :param weights: the file that the job's ``init_from`` means.
@@ -92,7 +95,13 @@ def measure(
         trial_seconds=seconds,
         **run_settings,
     )
-    return _followed(runs.start(spec, handed), trial, node.kind, log, on_broken)
+    run = runs.start(spec, handed)
+    # The node's server is there by now: its start is none of what goes with each trial.
+    before = cores.worked()
+    trial_end, estimate = _followed(run, trial, node.kind, log, on_broken)
+    if (use := _core_use(node, before, trial_end.end)) is not None:
+        on_use(use)
+    return estimate
 
 
 class _TrialEnd(NamedTuple):
@@ -114,8 +123,8 @@ def _followed(
     kind: str,
     log: Callable[[str], object],
     on_broken: Callable[[str, str], object],
-) -> Estimate:
-    """What ``run`` found, once it has ended."""
+) -> tuple[_TrialEnd, Estimate]:
+    """How ``run`` ended, and what it found."""
     try:
         trial_end = _follow(run, log, on_broken)
         estimate = _estimate(trial, kind, trial_end)
@@ -128,7 +137,25 @@ def _followed(
     finally:
         # Whoever leaves early, an Airflow task that is killed too, leaves no ranks behind.
         run.kill()
-    return estimate
+    return trial_end, estimate
+
+
+def _core_use(node: Node, before: cores.Worked, end: Mapping[str, Any]) -> CoreUse | None:
+    """What the machine's cores did since ``before``; None where the run does not say what it had of that."""
+    of_run, now = end.get("cpu_seconds"), cores.worked()
+    if of_run is None or now.cores != before.cores:
+        return None
+    return CoreUse(
+        node=node.name,
+        machine=cores.machine(),
+        cores=now.cores,
+        began=before.at,
+        ended=now.at,
+        busy_before=before.seconds,
+        busy_after=now.seconds,
+        of_run=float(of_run),
+        of_rank=float(end["result"].get("busy_cores", 0.0)),
+    )
 
 
 def _follow(run: Run, log: Callable[[str], object], on_broken: Callable[[str, str], object]) -> _TrialEnd:
@@ -169,6 +196,7 @@ def _estimate(trial: Trial, kind: str, trial_end: _TrialEnd) -> Estimate:
         return Estimate(**key, reason=reason, verdicts=refused)
     if status == "finished":
         found = dict(end["result"])
+        found.pop("busy_cores", None)
         return Estimate(**key, launch_seconds=found.pop("ready_seconds"), **found)
     if end.get("whose") == "node":
         raise DiskError(f"the trial of {trial.job.name!r} under {trial.technique} was not run: {reason}")

@@ -54,6 +54,8 @@ class BaseTraining:
     metrics: dict[str, float | None]
     own_metrics: dict[str, float]
     evaluation_seconds: list[float]
+    #: How many cores this rank kept busy while its batches were timed.
+    busy_cores = 0.0
     inputs: list[dict[str, Any]]
     #: What the last batch's loss was a mean over.
     counted: float | None = None

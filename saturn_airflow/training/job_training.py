@@ -225,7 +225,7 @@ class Training(BaseTraining):
         possible = isinstance(self.data, Table) and ahead.pays(self.job, self.ranks.device)
         upcoming = ahead.Ahead(each, possible, lambda data: self.objective.prepare_ahead(data))
         self._begin_to_train()
-        timed_since = math.inf
+        timed_since, worked = math.inf, time.process_time()
         while not stop:
             began = time.perf_counter()
             job_log.at(self.step + 1)
@@ -239,13 +239,16 @@ class Training(BaseTraining):
             stop_asked, save = self._train_step(batch, save_due)
             timing.wait_for(self.ranks.device)
             seconds.append(time.perf_counter() - began)
-            if done >= warmups:
+            if done < warmups:
+                worked = time.process_time()
+            else:
                 timed_since = min(timed_since, began)
             told = {**reporting.step(self, batch, seconds, warmups), **self._further()}
             self.ranks.emit("step", **told)
             self.inputs = self.inputs or self._inputs(batch)
             if measure is not None:
                 timed = time.perf_counter() - timed_since
+                self.busy_cores = (time.process_time() - worked) / timed if timed > 0 else 0.0
                 enough = timing.is_enough(measure, seconds[warmups:], timed)
                 stop = self.ranks.any(stop_asked or enough or timed >= measure.seconds)
                 continue

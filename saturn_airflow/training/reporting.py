@@ -57,6 +57,7 @@ def result(
         "seconds": time.perf_counter() - training.started,
         "setup_seconds": setup_seconds,
         **timing.summary(seconds, warmups),
+        "busy_cores": training.busy_cores,
         "evaluation_seconds": statistics.fmean(evaluating) if evaluating else 0.0,
         "checkpoint": training.checkpoint,
         "inputs": training.inputs,

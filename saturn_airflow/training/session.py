@@ -239,6 +239,7 @@ class Session:
             "setup_seconds": ranks[0]["launch_seconds"] + set_up + value["warmup_seconds"],
             "evaluation_seconds": value["evaluation_seconds"],
             "spread": value["spread"],
+            "busy_cores": max(rank["value"].get("busy_cores", 0.0) for rank in ranks),
             "batches": value["batches"],
             "batches_per_epoch": value["batches_per_epoch"],
             "peak_device_bytes": max(rank["peak_device_bytes"] for rank in ranks),

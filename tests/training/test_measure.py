@@ -13,6 +13,7 @@ from running import USERLAND, small_job
 from saturn_airflow.launch import leases
 from saturn_airflow.launch.request import Measure
 from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.core_use import CoreUse
 from saturn_airflow.model.errors import JobError, SaturnError
 from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.jobs import HParams, Job
@@ -55,7 +56,8 @@ def test_a_trial_on_a_stream_with_workers(tmp_path: Path) -> None:
 
 
 def test_a_trial_measures_what_training_does(tmp_path: Path) -> None:
-    estimate = run(tmp_path, small_job("slow"), "ddp", devices=2, how=Measure(1, 4))
+    uses: list[CoreUse] = []
+    estimate = run(tmp_path, small_job("slow"), "ddp", devices=2, how=Measure(1, 4), on_use=uses.append)
     assert estimate.reason is None
     assert (estimate.fingerprint, estimate.technique, estimate.devices) == ("abc", "ddp", 2)
     assert (estimate.kind, estimate.source) == ("cpu", "measured")
@@ -65,6 +67,9 @@ def test_a_trial_measures_what_training_does(tmp_path: Path) -> None:
     assert estimate.peak_host_bytes > estimate.peak_device_bytes > 0
     assert not (tmp_path / "trial" / "checkpoints").exists(), "a trial leaves nothing to resume from"
     assert Estimate.from_dict(estimate.to_dict()) == estimate
+    (use,) = uses
+    assert use.ended > use.began and use.busy_after - use.busy_before >= use.of_run > 0
+    assert 0 < use.of_rank < 1, "the loss sleeps"
 
 
 def test_short_batches_are_counted_for_longer(tmp_path: Path) -> None:
