@@ -35,6 +35,8 @@ def preload(instance: Any, **_: Any) -> None:
     import_mlflow()
     with contextlib.suppress(ImportError):
         airflow_internals.import_for_tasks()
+    with contextlib.suppress(ImportError, AttributeError):
+        airflow_internals.see_ends_at_once()
     if conf.get_mandatory_value("operators", "default_queue") in instance.app.amqp.queues.consume_from:
         from saturn_airflow.planning import warming
 

@@ -11,6 +11,9 @@ from typing import Any
 
 from saturn_airflow.operators import xcom_parts
 
+# Seconds between two looks whether a process has ended that has closed its sockets.
+_UNTIL_ENDED = 0.02
+
 
 def redact(value: Any, name: str) -> Any:
     """``value`` without what Airflow takes for a secret by its ``name``."""
@@ -90,6 +93,28 @@ def import_for_tasks() -> None:
     """
     import airflow.dag_processing.dagbag
     import airflow.sdk.execution_time.supervisor  # noqa: F401
+
+
+def see_ends_at_once() -> None:
+    """Have Airflow's process above a task see at once that the task's process has ended.
+
+    It waits for the task's sockets to be closed, which the kernel does a moment before the process has ended;
+    then it looks again after ``[workers] min_heartbeat_interval`` (5 s), and the worker's slot is taken until
+    then.
+    """
+    from airflow.sdk.execution_time.supervisor import WatchedSubprocess
+
+    look = WatchedSubprocess._service_subprocess
+    if getattr(look, "sees_ends_at_once", False):
+        return
+
+    @functools.wraps(look)
+    def look_soon(process: Any, max_wait_time: float, *rest: Any, **named: Any) -> Any:
+        soon = max_wait_time if process._open_sockets else min(max_wait_time, _UNTIL_ENDED)
+        return look(process, soon, *rest, **named)
+
+    look_soon.sees_ends_at_once = True  # type: ignore[attr-defined]
+    WatchedSubprocess._service_subprocess = look_soon  # type: ignore[method-assign]
 
 
 def dag_bag(place: str) -> Any:

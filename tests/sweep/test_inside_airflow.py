@@ -5,16 +5,22 @@ from __future__ import annotations
 import ast
 import importlib.util
 import logging
+import selectors
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from weakref import WeakKeyDictionary
 
+import psutil
 import pytest
 from airflow import plugins_manager
+from airflow.sdk.execution_time.supervisor import PsutilTracker, WatchedSubprocess
 
 import saturn_airflow
 from saturn_airflow import plugin
+from saturn_airflow.operators import airflow_internals
 from saturn_airflow.plugin import SaturnPlugin
 
 PACKAGE = Path(saturn_airflow.__file__).parent
@@ -43,6 +49,26 @@ def test_nothing_else_is_used_of_airflow_than_its_public_interface() -> None:
     paths = (str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
     used = {(path, *symbol) for path in paths if path not in INSIDE for symbol in symbols(path)}
     assert {use for use in used if use[1] not in PUBLIC} == set()
+
+
+def test_the_end_of_a_process_whose_sockets_are_closed_is_seen_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = WatchedSubprocess._service_subprocess
+    monkeypatch.setattr(WatchedSubprocess, "_service_subprocess", own)
+    airflow_internals.see_ends_at_once()
+    airflow_internals.see_ends_at_once()
+    watched = object.__new__(WatchedSubprocess)
+    watched._exit_code, watched._open_sockets = None, WeakKeyDictionary()
+    watched.selector, watched._process = (
+        selectors.DefaultSelector(),
+        PsutilTracker(psutil.Popen(["sleep", "0.1"])),
+    )
+    began, longest = time.monotonic(), 30.0
+    while watched._service_subprocess(max_wait_time=longest) is None:
+        pass
+    assert time.monotonic() - began < longest / 2
+    assert watched._exit_code == 0
 
 
 @pytest.fixture

@@ -68,7 +68,8 @@ def test_a_trial_measures_what_training_does(tmp_path: Path) -> None:
     assert not (tmp_path / "trial" / "checkpoints").exists(), "a trial leaves nothing to resume from"
     assert Estimate.from_dict(estimate.to_dict()) == estimate
     (use,) = uses
-    assert use.ended > use.began and use.busy_after - use.busy_before >= use.of_run > 0
+    assert use.ended > use.began
+    assert use.busy_after - use.busy_before >= use.of_run > 0
     assert 0 < use.of_rank < 1, "the loss sleeps"
 
 
