@@ -114,7 +114,7 @@ def see_ends_at_once() -> None:
         return look(process, soon, *rest, **named)
 
     look_soon.sees_ends_at_once = True  # type: ignore[attr-defined]
-    WatchedSubprocess._service_subprocess = look_soon  # type: ignore[method-assign]
+    WatchedSubprocess._service_subprocess = look_soon  # type: ignore[assignment]
 
 
 def dag_bag(place: str) -> Any:

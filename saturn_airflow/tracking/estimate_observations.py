@@ -50,7 +50,7 @@ def send(uri: str, record: Record) -> None:
 
     :raises MlflowAwayError: when MLflow does not answer.
     """
-    from mlflow.entities import Metric, RunTag
+    from mlflow.entities import Metric, Param, RunTag
 
     observation = record["observation"]
     estimate = Estimate.from_dict(observation["estimate"])
@@ -77,10 +77,9 @@ def send(uri: str, record: Record) -> None:
         **{f"version.{key}": value for key, value in observation["versions"].items()},
     }
     with server.translated_errors():
-        for key in ("technique", "devices", "kind"):
-            mlflow.log_param(run_id, key, str(getattr(estimate, key)), synchronous=True)
         mlflow.log_batch(
             run_id,
+            params=[Param(key, str(getattr(estimate, key))) for key in ("technique", "devices", "kind")],
             metrics=[Metric(key, value, observation["time"], 0) for key, value in metrics.items()],
             tags=[
                 RunTag(OBSERVATION_TAG + record["id"], json.dumps(observation)),
@@ -118,7 +117,12 @@ def _finite(number: Any) -> float:
 
 
 def _make_room(uri: str, run: Run) -> None:
-    """Forget the oldest observations beyond those that are kept."""
+    """Forget the oldest observations beyond those that are kept.
+
+    :param run: as it was before the last of them.
+    """
+    if sum(key.startswith(OBSERVATION_TAG) for key in run.data.tags) < KEPT:
+        return
     mlflow = server.client(uri)
     with server.translated_errors():
         tags = mlflow.get_run(run.info.run_id).data.tags

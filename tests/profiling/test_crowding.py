@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from saturn_airflow.profiling.crowding import crowded
 SPAN = st.tuples(st.floats(0, 100), st.floats(0.1, 20))
 
 
-def use(began: float, ended: float, rate: float, of_run: float = 0.0, **fields: object) -> CoreUse:
+def use(began: float, ended: float, rate: float, of_run: float = 0.0, **fields: Any) -> CoreUse:
     """A trial on a machine of which ``rate`` cores work all the time."""
     return dataclasses.replace(
         CoreUse(
