@@ -9,16 +9,23 @@ It measures, in bf16,
 * ``single`` on a GPT-2-like model of 1.5B parameters: tokens per second and model FLOPs utilisation (MFU),
   counted as in PaLM (Chowdhery et al., 2022, appendix B): recomputed activations count for nothing;
 * a model of 6B parameters and one of Llama's shape under ``spill``, with the GPU's memory capped to 16 GiB,
-  at several batch sizes, with and without clipping and accumulation;
+  at several batch sizes, with and without clipping and accumulation; and adapters beside 30B frozen
+  parameters, with 24 GiB;
 * each phase of a step, as the device gets to it: forward, backward, optimizer, and the rest;
 * each against a plain loop of torch, without Saturn, on the same weights and batches: in memory, in memory
   with re-computation, and FSDP2 with offloading at its best (fused Adam, bf16 gathers, re-computation); and,
   where it is installed, against DeepSpeed's ZeRO stage 3 with weights and optimizer on the host;
 * how far losses are from the plain loop's at that size, and from those of float64 on a small model.
 
-It prints a table and writes JSON, which names what there was no time for. The aims, on a GPU such as an H100:
-50% MFU for ``single`` and 98% of the plain loop's speed; ``spill`` at 60% of the speed in memory and at 1.5
-times that of FSDP2 with offloading.
+In memory 6B parameters take about 110 GiB. A GPU that has less is given the largest batch of the 1.5B model
+that fits, and in memory and under ``spill`` as many of the 6B model's layers as fit; the whole is spilled
+besides. The rows say which shape they are of. What does not fit, on the device or the host, is left out with
+the reason; a row that runs out of capped memory is measured with half as much again, and says so; one that
+takes too long is ended.
+
+It prints a table and writes JSON, after each row what there is, which names what there was no time for. The
+aims, on a GPU such as an H100: 50% MFU for ``single`` and 98% of the plain loop's speed; ``spill`` at 60% of
+the speed in memory and at 1.5 times that of FSDP2 with offloading.
 """
 
 from __future__ import annotations
@@ -32,16 +39,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import beside  # noqa: F401
 import torch
+from gpu_cases import DEEPSPEED, GIB, PLAIN, Case, cases, compare_losses, in_memory, ratios, sizes, tiny_sizes
 from gpu_deepspeed import why_not
 from gpu_jobs import Shape, job
 from gpu_plain import Phases, cap_memory
 
-from saturn_airflow.launch import launching
+from saturn_airflow.launch import host_memory, launching
 from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import Measure, TrainRequest
 from saturn_airflow.training.loop import train
@@ -49,11 +58,11 @@ from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.ranks import Ranks
 
-GIB = 2**30
 # Dense bf16 FLOP/s from the vendors' data sheets, by a part of the device's name; the first that matches.
 PEAKS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "GH200": 989e12,
     "B200": 2250e12,
@@ -65,22 +74,31 @@ PEAKS = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """One row of the table."""
+class Machine:
+    """What is measured on.
 
-    name: str
-    shape: Shape
-    technique: str
-    parameters: dict[str, Any] = field(default_factory=dict)
-    compile: bool = False
-    cap: int | None = None  # bytes of the GPU's memory
-    hparams: dict[str, Any] = field(default_factory=dict)
-    against: str = ""  # the case whose losses these should be
+    :param peak_flops: dense bf16, where the GPU is known.
+    :param ceilings: see :func:`gpu_plain.ceilings`.
+    """
+
+    device: str
+    device_type: str
+    device_bytes: float
+    peak_flops: float | None
+    ceilings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def threads(self) -> int:
+        """For a rank."""
+        return len(os.sched_getaffinity(0)) if self.device_type == "cuda" else 1
 
 
-#: What a plain loop does in the place of a technique.
-PLAIN = ("plain", "plain, recomputed", "plain FSDP2, offloaded")
-DEEPSPEED = "DeepSpeed, offloaded"
+# A row that takes longer is ended: something hangs, or waits for memory.
+_ROW_SECONDS = 240.0
+
+
+class TooLongError(Exception):
+    """A row has taken longer than it may."""
 
 
 def train_capped(request: TrainRequest, cap: int | None, ranks: Ranks) -> dict[str, Any]:
@@ -139,14 +157,15 @@ def losses_of(requests: Sequence[TrainRequest], ranks: Ranks) -> list[list[float
     return found
 
 
-def measure(case: Case, device_type: str, peak_flops: float | None) -> dict[str, Any]:
-    """Run one case in a process of its own."""
+def measure(case: Case, machine: Machine, seconds: float) -> dict[str, Any]:
+    """Run one case in a process of its own, for at most so many seconds."""
+    on_gpu = machine.device_type == "cuda"
     precise = job(case.shape, precision="bf16", compile=case.compile, **case.hparams)
     request = TrainRequest(
         job=precise.to_dict(),
         technique=case.technique,
         parameters=case.parameters,
-        measure=Measure(warmups=2, batches=5, seconds=60.0) if device_type == "cuda" else Measure(1, 2),
+        measure=Measure(warmups=2, batches=5, seconds=60.0) if on_gpu else Measure(1, 2),
     )
     row: dict[str, Any] = {
         "case": case.name,
@@ -154,34 +173,54 @@ def measure(case: Case, device_type: str, peak_flops: float | None) -> dict[str,
         "parameters": case.parameters,
         "compile": case.compile,
         "model_parameters": case.shape.parameters,
+        "layers": case.shape.layers,
         "batch": [case.shape.batch_size, case.shape.tokens],
         **case.hparams,
         "cap_gib": case.cap / GIB if case.cap else None,
     }
-    function = "gpu_plain:train_plainly" if case.technique in PLAIN else "gpu:train_capped"
+    why = case.why_not(machine.device_bytes, host_memory.available())
     if case.technique == DEEPSPEED:
-        if why := why_not(device_type):
-            return {**row, "failed": "left out", "why": why}
-        function = "gpu_deepspeed:train_with_deepspeed"
-    call = launching.pack(function, request, case.cap)
-    threads = len(os.sched_getaffinity(0)) if device_type == "cuda" else 1
+        why = why_not(machine.device_type) or why
+    if why:
+        return {**row, "failed": "left out", "why": why}
+    functions = {DEEPSPEED: "gpu_deepspeed:train_with_deepspeed"} | dict.fromkeys(
+        PLAIN, "gpu_plain:train_plainly"
+    )
+    call = launching.pack(functions.get(case.technique, "gpu:train_capped"), request, case.cap)
     try:
-        (rank,) = launching.launch_ranks(call, 1, device_type=device_type, threads=threads)
+        (rank,) = launching.launch_ranks(
+            call, 1, device_type=machine.device_type, threads=machine.threads, poll=ending_after(seconds)
+        )
     except RanksFailedError as error:  # the others are measured all the same
         return {**row, "failed": error.failure.status, "why": error.failure.reason[:300]}
-    seconds = rank["value"]["seconds_per_batch"]
-    tokens_per_second = case.shape.batch_size * case.shape.tokens / seconds
+    except TooLongError:
+        return {**row, "failed": "hung", "why": f"it took longer than {seconds:.0f} s"}
+    seconds_per_batch = rank["value"]["seconds_per_batch"]
+    tokens_per_second = case.shape.batch_size * case.shape.tokens / seconds_per_batch
+    flops = tokens_per_second * case.shape.flops_per_token
     return {
         **row,
-        "seconds_per_batch": seconds,
+        "seconds_per_batch": seconds_per_batch,
         "spread": rank["value"]["spread"],
         "tokens_per_second": tokens_per_second,
-        "mfu": tokens_per_second * case.shape.flops_per_token / peak_flops if peak_flops else None,
+        "mfu": flops / machine.peak_flops if machine.peak_flops else None,
         "peak_device_gib": rank["peak_device_bytes"] / GIB,
         "peak_host_gib": rank["peak_host_bytes"] / GIB,
         "losses": rank["value"]["losses"],
         "phases": rank["value"]["phases"],
     }
+
+
+def ending_after(seconds: float) -> Callable[[], bool]:
+    """What ends the processes that it is asked about when so many seconds are over."""
+    give_up_at = time.monotonic() + seconds
+
+    def late() -> bool:
+        if time.monotonic() > give_up_at:
+            raise TooLongError
+        return False
+
+    return late
 
 
 def deviations(shape: Shape, device_type: str) -> list[dict[str, Any]]:
@@ -213,58 +252,9 @@ def deviations(shape: Shape, device_type: str) -> list[dict[str, Any]]:
 def launch_losses(requests: Sequence[TrainRequest], device_type: str) -> list[list[float]]:
     """:func:`losses_of`, in a process of its own."""
     call = launching.pack("gpu:losses_of", list(requests))
-    (rank,) = launching.launch_ranks(call, 1, device_type=device_type)
+    (rank,) = launching.launch_ranks(call, 1, device_type=device_type, poll=ending_after(_ROW_SECONDS))
     value: list[list[float]] = rank["value"]
     return value
-
-
-def cases(dry_run: bool, batch_size: int, spill_batch_size: int) -> list[Case]:
-    """What is measured, what matters most first."""
-    if dry_run:
-        small = Shape(layers=3, width=32, heads=2, vocabulary=64, tokens=16, batch_size=4)
-        large = Shape(layers=6, width=32, heads=2, vocabulary=64, tokens=16, batch_size=4)
-        llama = Shape(layers=3, width=32, heads=2, vocabulary=64, tokens=16, batch_size=4, inner=88)
-        sizes = [2]
-    else:
-        small = Shape(layers=48, width=1600, heads=25, vocabulary=50304, tokens=1024, batch_size=batch_size)
-        large = Shape(
-            layers=30, width=4096, heads=32, vocabulary=16384, tokens=1024, batch_size=spill_batch_size
-        )
-        llama = Shape(
-            layers=24,
-            width=4096,
-            heads=32,
-            vocabulary=16384,
-            tokens=1024,
-            batch_size=spill_batch_size,
-            inner=11008,
-        )
-        sizes = [4, 8, 24]
-    cap, memory = 16 * GIB, "6B, plain, recomputed"
-    longer = dataclasses.replace(large, batch_size=large.batch_size * 4 // 3)
-    clipped, longest = "6B, spill, clipped, longer batch", "6B, plain, recomputed, clipped, longer batch"
-    clips, accumulates = {"clip_grad_norm": 1.0}, {"accumulate": 2}
-    return [
-        Case("1.5B, plain", small, "plain"),
-        Case("1.5B, single", small, "single", against="1.5B, plain"),
-        Case(memory, large, "plain, recomputed"),
-        Case("6B, spill", large, "spill", {"resident": 2}, cap=cap, against=memory),
-        Case("6B, plain FSDP2, offloaded", large, "plain FSDP2, offloaded", cap=cap, against=memory),
-        Case(clipped, longer, "spill", cap=cap, hparams=clips, against=longest),
-        Case(longest, longer, "plain, recomputed", hparams=clips),
-        Case("1.5B, single, compiled", small, "single", compile=True, against="1.5B, plain"),
-        Case("Llama, plain, recomputed", llama, "plain, recomputed"),
-        Case("Llama, spill", llama, "spill", cap=cap, against="Llama, plain, recomputed"),
-        *(
-            Case(
-                f"6B, spill, batches of {size}", dataclasses.replace(large, batch_size=size), "spill", cap=cap
-            )
-            for size in sizes
-        ),
-        Case("6B, DeepSpeed, offloaded", large, DEEPSPEED, cap=cap, against=memory),
-        Case("6B, spill, accumulated", large, "spill", cap=cap, hparams=accumulates),
-        Case("6B, single, recomputed", large, "single", {"recompute": True}, against=memory),
-    ]
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
@@ -285,27 +275,13 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """How many times as fast Saturn is as plain loops."""
-    speed = {row["case"]: row["tokens_per_second"] for row in rows if "failed" not in row}
-    pairs = [
-        ("1.5B, single", "1.5B, plain"),
-        ("6B, spill", "6B, plain, recomputed"),
-        ("6B, spill", "6B, plain FSDP2, offloaded"),
-        ("6B, spill", "6B, DeepSpeed, offloaded"),
-        ("6B, spill, clipped, longer batch", "6B, plain, recomputed, clipped, longer batch"),
-        ("Llama, spill", "Llama, plain, recomputed"),
-    ]
-    return {f"{a} / {b}": speed[a] / speed[b] for a, b in pairs if a in speed and b in speed}
-
-
-def compare_losses(rows: Sequence[dict[str, Any]], measured: Sequence[Case]) -> None:
-    """Note in each row how far its losses are off from those it is held against, relatively and at worst."""
-    losses = {row["case"]: row["losses"] for row in rows if "failed" not in row}
-    for row, case in zip(rows, measured, strict=True):
-        if case.against in losses and case.name in losses:
-            pairs = zip(losses[case.name], losses[case.against], strict=False)
-            row["losses_off"] = max(abs(a - b) / abs(b) for a, b in pairs)
+def look_at(dry_run: bool, peak_tflops: float | None) -> Machine:
+    """The machine, as a rank sees it: nobody else is to have a context on the GPU."""
+    device_type = "cpu" if dry_run else "cuda"
+    (rank,) = launching.launch_ranks(launching.pack("gpu_plain:machine"), 1, device_type=device_type)
+    found = rank["value"]
+    peak = next((flops for part, flops in PEAKS.items() if part in found["device"]), None)
+    return Machine(device_type=device_type, peak_flops=peak_tflops * 1e12 if peak_tflops else peak, **found)
 
 
 def main() -> None:
@@ -320,54 +296,74 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.dry_run and not torch.cuda.is_available():
         parser.error("no CUDA GPU is visible; --dry-run runs tiny models on the CPU")
-    device_type = "cpu" if arguments.dry_run else "cuda"
-    name = "cpu-dry-run" if arguments.dry_run else torch.cuda.get_device_name()
-    peak = next((flops for part, flops in PEAKS.items() if part in name), None)
-    if arguments.peak_tflops:
-        peak = arguments.peak_tflops * 1e12
+    # Half a minute is for the losses of a small model.
     give_up_at = time.monotonic() + 60 * arguments.minutes - (0 if arguments.dry_run else 30)
-    (rank,) = launching.launch_ranks(launching.pack("gpu_plain:ceilings"), 1, device_type=device_type)
-    ceiling = rank["value"]
-    print(json.dumps({"ceilings": ceiling}), flush=True)
-    rows: list[dict[str, Any]] = []
-    measured: list[Case] = []
-    left_out: list[str] = []
-    longest = 0.0
-    chosen = cases(arguments.dry_run, arguments.batch_size, arguments.spill_batch_size)
-    for case in (case for case in chosen if arguments.only in case.name):
-        began = time.monotonic()
-        if began + longest > give_up_at:
-            left_out.append(case.name)
-            continue
-        rows.append(measure(case, device_type, peak))
-        measured.append(case)
-        longest = max(longest, time.monotonic() - began)
-        print(json.dumps(rows[-1]), flush=True)
-    compare_losses(rows, measured)
-    small = Shape(layers=3, width=64, heads=2, vocabulary=128, tokens=32, batch_size=4)
-    differences = deviations(small, device_type)
-    print()
-    print_table(rows)
-    print("\ntimes as fast:", {name: round(ratio, 2) for name, ratio in ratios(rows).items()})
-    if left_out:
-        print(f"no time was left for: {', '.join(left_out)}")
-    print("\nlosses against float64 on the CPU, ten steps, worst:")
-    for row in differences:
-        print(f"  {row['technique']:8} {row['precision']:8} {row['worst']:.1e}")
-    output = arguments.output or Path(__file__).parent / f"gpu-{name.replace(' ', '-').lower()}.json"
-    result = {
-        "device": name,
+    machine = look_at(arguments.dry_run, arguments.peak_tflops)
+    output = (
+        arguments.output or Path(__file__).parent / f"gpu-{machine.device.replace(' ', '-').lower()}.json"
+    )
+    shapes, batch_sizes = tiny_sizes(), [2]
+    if not arguments.dry_run:
+        shapes = sizes(machine.device_bytes, arguments.batch_size, arguments.spill_batch_size)
+        batch_sizes = [4, 8, 24]
+    chosen = cases(shapes, batch_sizes, lambda whole: in_memory(whole, machine.device_bytes))
+    result: dict[str, Any] = {
+        **asdict(machine),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "peak_flops": peak,
-        "ceilings": ceiling,
-        "cases": rows,
-        "left_out": left_out,
-        "times_as_fast": ratios(rows),
-        "losses_against_float64": differences,
+        "cases": [],
+        "left_out": [],
+        "times_as_fast": {},
+        "losses_against_float64": [],
     }
-    output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({"device": machine.device, "ceilings": machine.ceilings}), flush=True)
+    run_all([c for c in chosen if arguments.only in c.name], machine, give_up_at, result, output)
+    tell(result)
     print(f"\nwritten to {output}")
+
+
+def run_all(
+    chosen: Sequence[Case], machine: Machine, give_up_at: float, result: dict[str, Any], output: Path
+) -> None:
+    """Measure what there is time for; ``result`` is written to ``output`` whenever there is more of it."""
+    measured: list[Case] = []
+    longest = 0.0
+    for case in chosen:
+        began = time.monotonic()
+        if began + longest > give_up_at:
+            result["left_out"].append(case.name)
+            continue
+        row = measure(case, machine, max(10.0, min(_ROW_SECONDS, give_up_at - began)))
+        if row.get("failed") == "out_of_memory" and case.cap:
+            more = dataclasses.replace(case, cap=case.cap * 3 // 2)
+            left = max(10.0, min(_ROW_SECONDS, give_up_at - time.monotonic()))
+            row = {**measure(more, machine, left), "out_of_memory_within_gib": case.cap / GIB}
+        result["cases"].append(row)
+        measured.append(case)
+        if row.get("failed") != "hung":
+            longest = max(longest, time.monotonic() - began)
+        print(json.dumps(row), flush=True)
+        compare_losses(result["cases"], measured)
+        result["times_as_fast"] = ratios(result["cases"], measured)
+        output.write_text(json.dumps(result, indent=1) + "\n")
+    small = Shape(layers=3, width=64, heads=2, vocabulary=128, tokens=32, batch_size=4)
+    try:
+        result["losses_against_float64"] = deviations(small, machine.device_type)
+    except (RanksFailedError, TooLongError) as error:
+        result["left_out"].append(f"losses against float64: {type(error).__name__} {error}")
+    output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def tell(result: dict[str, Any]) -> None:
+    """Print what was found."""
+    print()
+    print_table(result["cases"])
+    print("\ntimes as fast:", {name: round(ratio, 2) for name, ratio in result["times_as_fast"].items()})
+    if result["left_out"]:
+        print(f"no time was left for: {', '.join(result['left_out'])}")
+    print("\nlosses against float64 on the CPU, ten steps, worst:")
+    for row in result["losses_against_float64"]:
+        print(f"  {row['technique']:8} {row['precision']:8} {row['worst']:.1e}")
 
 
 if __name__ == "__main__":

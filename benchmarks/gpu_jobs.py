@@ -24,10 +24,11 @@ class Shape:
     tokens: int  # in a sequence
     batch_size: int
     inner: int = 0
+    adapters: int = 0  # the rank of those that are trained alone, beside frozen weights in bfloat16
 
     @property
     def parameters(self) -> int:
-        """Parameters, the output tied to the embedding."""
+        """Parameters, the output tied to the embedding, without adapters."""
         if self.inner:
             return (
                 self.layers * (4 * self.width**2 + 3 * self.width * self.inner) + self.vocabulary * self.width
@@ -36,11 +37,40 @@ class Shape:
 
     @property
     def flops_per_token(self) -> int:
-        """Forward and backward: 6 for each parameter, and attention."""
-        return 6 * self.parameters + 12 * self.layers * self.width * self.tokens
+        """Forward and backward: 6 for each parameter (4 where it is frozen), and attention."""
+        each = 4 if self.adapters else 6
+        return each * self.parameters + 12 * self.layers * self.width * self.tokens
+
+    def device_bytes(self, *, recompute: bool) -> int:
+        """About what a GPU needs to train it in memory, mixed in bfloat16: weights, gradients and AdamW's
+        moments in float32 (and in bfloat16 the copies that autocast keeps, where nothing is computed again),
+        what the backward pass keeps, and the logits of a batch with their gradients.
+
+        What a layer keeps of a token was counted by hand: 40 bytes times the width with GPT-2's fused GELU,
+        72 in Llama's shape; computed again, its input in float32, and one layer's share at a time.
+        """
+        weights = (2 if self.adapters else 16 if recompute else 18) * self.parameters
+        tokens = self.batch_size * self.tokens
+        layer = (72 if self.inner else 40) * self.width
+        kept = 4 * self.width * self.layers + layer if recompute else layer * self.layers
+        return weights + tokens * (kept + 20 * self.vocabulary)
+
+    def host_bytes(self, *, spilled: bool) -> int:
+        """About what the host needs: to load it, and to hold it with gradients and moments where it does."""
+        if self.adapters:
+            return 2 * self.parameters
+        return (17 if spilled else 5) * self.parameters
 
 
-def model(layers: int, width: int, heads: int, vocabulary: int, tokens: int, inner: int = 0) -> nn.Module:
+def model(
+    layers: int,
+    width: int,
+    heads: int,
+    vocabulary: int,
+    tokens: int,
+    inner: int = 0,
+    adapters: int = 0,
+) -> nn.Module:
     """GPT-2 or Llama of this shape, its weights filled quickly: what they are does not change the speed."""
     import transformers
 
@@ -73,19 +103,44 @@ def model(layers: int, width: int, heads: int, vocabulary: int, tokens: int, inn
         )
     with torch.device("meta"):
         auto: Any = transformers.AutoModelForCausalLM
-        built = auto.from_config(config, dtype=torch.float32)
+        built = auto.from_config(config, dtype=torch.bfloat16 if adapters else torch.float32)
     built.to_empty(device="cpu")
     built.tie_weights()
     for buffer in built.buffers():
         buffer.zero_()
     if inner:  # whose angles are computed
         built.model.rotary_emb = type(built.model.rotary_emb)(config=config)
-    return filled(built)
+    return adapted(filled(built), adapters) if adapters else filled(built)
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer, and beside it a product of two small ones (LoRA, Hu et al., 2021)."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.base(x) + self.up(self.down(x))
+        return result
+
+
+def adapted(built: nn.Module, rank: int) -> nn.Module:
+    """``built`` frozen, with adapters at the queries and values of its attention."""
+    built.requires_grad_(False)
+    for module in list(built.modules()):
+        for name in ("q_proj", "v_proj"):
+            if isinstance(base := getattr(module, name, None), nn.Linear):
+                setattr(module, name, Adapted(base, rank))
+    return built
 
 
 def filled(built: nn.Module) -> nn.Module:
     """A model with small random matrices, ones in its norms and zeros as biases."""
-    pattern = torch.randn(2**20) * 0.02
+    pattern = torch.randn(2**20) * 0.02  # which is cast where it is copied
     with torch.no_grad():
         for name, parameter in built.named_parameters():
             if parameter.ndim == 1:
@@ -137,6 +192,7 @@ def job(shape: Shape, **hparams: Any) -> Job:
             "width": shape.width,
             "heads": shape.heads,
             "inner": shape.inner,
+            "adapters": shape.adapters,
             **sizes,
         },
         data_args=sizes,

@@ -12,6 +12,7 @@ import torch
 from gpu_jobs import data, loss
 from torch import nn
 
+from saturn_airflow.launch import host_memory
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.blocks import find_blocks
@@ -79,7 +80,8 @@ def train_plainly(request: TrainRequest, cap: int | None, ranks: Ranks) -> dict[
         built.to(device)
     built.train()
     hparams = a_job.hparams
-    optimizer = torch.optim.AdamW(built.parameters(), lr=hparams.lr, fused=True)
+    trained = [parameter for parameter in built.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=hparams.lr, fused=True)
     assert hparams.batch_size is not None
     loader = data(batch_size=hparams.batch_size, **a_job.data_args)
     seconds: list[float] = []
@@ -133,6 +135,15 @@ def shard_and_offload(built: Any, device: torch.device) -> None:
     for _, block in find_blocks(built):
         fully_shard(block, **options)
     fully_shard(built, **options)
+
+
+def machine(ranks: Ranks) -> dict[str, Any]:
+    """The device's name, its memory in bytes, and :func:`ceilings`."""
+    if ranks.device.type != "cuda":
+        memory = host_memory.available()
+        return {"device": "cpu-dry-run", "device_bytes": memory, "ceilings": ceilings(ranks)}
+    facts = torch.cuda.get_device_properties(ranks.device)
+    return {"device": facts.name, "device_bytes": facts.total_memory, "ceilings": ceilings(ranks)}
 
 
 def ceilings(ranks: Ranks) -> dict[str, float]:
