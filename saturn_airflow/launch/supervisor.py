@@ -269,6 +269,9 @@ class Supervisor:
             clock = TrialClock(seconds)
 
             def hear(event: dict[str, Any]) -> None:
+                if event["event"] == "model_loaded":  # which is said for the clock alone
+                    clock.loaded(int(event.get("bytes", 0)))
+                    return
                 if event["event"] == "step":
                     self._not_on_the_clock += clock.stepped()
                 tell(event)

@@ -7,6 +7,9 @@ import time
 # Loading a large model, preparing its memory and compiling it take minutes; how fast it trains is told soon
 # after. So what comes before the first batch is done has this many times the time of what comes after.
 _SET_UP_FACTOR = 5.0
+# How many seconds a GiB of weights adds: before the first batch, where the guard may have to take its plain
+# steps on the CPU since no device holds them, and after it, for batches that take as long as weights travel.
+_SET_UP_SECONDS_A_GIB, _SECONDS_A_GIB = 40.0, 2.0
 
 
 class TrialClock:
@@ -19,21 +22,27 @@ class TrialClock:
         self._seconds = seconds
         self._launched = time.monotonic()
         self._stepped_at: float | None = None
+        self._gib = 0.0
 
     @property
     def setting_up(self) -> bool:
         """Whether no batch is done yet, of a measurement that has a limit."""
         return self._seconds is not None and self._stepped_at is None
 
+    def loaded(self, model_bytes: int) -> None:
+        """The model is loaded, whose weights are of so many bytes: larger ones may take longer."""
+        self._gib = model_bytes / 2**30
+
     def stepped(self) -> float:
         """A batch is done, or the measurement has ended.
 
-        :returns: the first time the seconds since the launch, later 0.
+        :returns: the first time the seconds since the launch, and those that a large model may take on top
+            of what any may; later 0.
         """
         if not self.setting_up:
             return 0.0
         self._stepped_at = time.monotonic()
-        return self._stepped_at - self._launched
+        return self._stepped_at - self._launched + _SECONDS_A_GIB * self._gib
 
     def too_late(self) -> str | None:
         """Why the measurement has to end; None while it may go on."""
@@ -41,9 +50,10 @@ class TrialClock:
             return None
         now = time.monotonic()
         if self._stepped_at is None:
-            limit = _SET_UP_FACTOR * self._seconds
+            limit = _SET_UP_FACTOR * self._seconds + _SET_UP_SECONDS_A_GIB * self._gib
             late = now > self._launched + limit
             return f"its first batch was not done within {limit:.0f} s" if late else None
-        if now > self._stepped_at + self._seconds:
-            return f"not measured within {self._seconds:.0f} s"
+        limit = self._seconds + _SECONDS_A_GIB * self._gib
+        if now > self._stepped_at + limit:
+            return f"not measured within {limit:.0f} s"
         return None

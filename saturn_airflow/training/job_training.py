@@ -84,6 +84,8 @@ class Training(BaseTraining):
         technique = library.get(request.technique)
         with common_to_alike():
             model = load_model(job)
+            if request.measure is not None:
+                ranks.emit("model_loaded", bytes=sum(p.nbytes for p in model.parameters()))
             check_equal_everywhere(model, ranks)
             unsupported.refuse_accumulated_batch_norm(model, job)
             self._look_at_model(model)
