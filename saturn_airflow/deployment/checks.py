@@ -291,7 +291,8 @@ def _public(version: str) -> str:
 def _no_cuda(torch: str, cuda: Mapping[str, str | None]) -> tuple[str, str] | None:
     """Why this build of torch can't use the GPUs there, and the fix; None where it can.
 
-    :param cuda: of a survey: ``torch``, the version it was built for, and ``driver``, the newest that runs.
+    :param cuda: of a survey: ``torch``, the version it was built for, ``driver``, the newest that runs, and
+        ``error``, with which CUDA does not begin.
     """
     if not cuda:
         return None
@@ -301,6 +302,12 @@ def _no_cuda(torch: str, cuda: Mapping[str, str | None]) -> tuple[str, str] | No
     if driver is not None and int(driver.partition(".")[0]) < int(built.partition(".")[0]):
         text = f"torch {torch} is built for CUDA {built}, the driver runs no newer than {driver}"
         return text, "update the driver, or install torch's wheel for an older CUDA"
+    if error := cuda.get("error"):
+        fix = (
+            "look at dmesg and nvidia-smi there; a container needs the capability compute of the NVIDIA "
+            "toolkit, GPUs behind NVSwitches their fabric manager, a new driver a reboot"
+        )
+        return f"CUDA does not begin: {error}", fix
     return None
 
 

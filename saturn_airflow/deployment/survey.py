@@ -11,6 +11,8 @@ import os
 import platform
 import re
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +26,16 @@ from saturn_airflow.model.folders import slug
 PACKAGES = ("saturn-airflow", "apache-airflow", "celery", "mlflow", "torch")
 #: Seconds within which an address answers, or counts as out of reach.
 _ANSWER_SECONDS = 3.0
+_CUDA_SECONDS = 5.0
+# Asks the driver to begin, as the first to use a GPU in a process does. In a process of its own: who has
+# asked can't fork any more.
+_BEGIN_CUDA = """
+import ctypes
+cuda, name = ctypes.CDLL("libcuda.so.1"), ctypes.c_char_p()
+code = cuda.cuInit(0)
+cuda.cuGetErrorString(code, ctypes.byref(name))
+print(f"error {code} ({(name.value or b'unknown').decode()})" if code else "")
+"""
 
 
 def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[str, Any]:
@@ -37,7 +49,8 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
         device locks, its file system, an error where it can't be read), ``devices``, ``waiters`` and
         ``ignored`` (as `saturn devices` has them), ``gpus`` (product names of those it may use), ``orphans``
         (devices held for a process that is gone), ``cuda`` (the version that torch was built for, and the
-        newest that the driver runs; None where there is none), ``reach`` (an error, or None, by address).
+        newest that the driver runs; None where there is none; and the error with which CUDA does not begin
+        where there are GPUs), ``reach`` (an error, or None, by address).
         Times are seconds since the epoch.
     """
     from saturn_airflow.deployment.device_use import device_use
@@ -60,6 +73,7 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
     found["gpus"] = [kinds.get(uuid, "gpu") for uuid in devices.gpu_uuids()]
     driver = devices.driver_cuda()
     found["cuda"] = {"torch": torch_cuda(), "driver": driver and f"{driver[0]}.{driver[1]}"}
+    found["cuda"]["error"] = cuda_error() if found["gpus"] else None
     to_reach = addresses() if mlflow is None else {**addresses(ask_airflow=False), "MLflow": mlflow}
     found["reach"] = {what: reach(url) for what, url in to_reach.items() if url}
     return found
@@ -84,6 +98,21 @@ def torch_cuda() -> str | None:
         if told := re.search(r"^cuda\b[^=\n]*= *['\"]([\d.]+)['\"]", text, re.MULTILINE):
             return told[1]
     return None
+
+
+def cuda_error() -> str | None:
+    """Why no process here can use a GPU, though NVML may see some; None where it can.
+
+    As where a container was given the driver's tools alone, a machine of several GPUs lacks its fabric
+    manager, or the driver was updated and not loaded anew.
+    """
+    try:
+        asked = [sys.executable, "-c", _BEGIN_CUDA]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=_CUDA_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {_CUDA_SECONDS:.0f} s; nvidia-persistenced keeps a driver ready"
+    said = done.stdout if done.returncode == 0 else done.stderr
+    return said.strip().rpartition("\n")[2] or None
 
 
 def leave_mark(home: Path, name: str, text: str) -> None:

@@ -51,19 +51,23 @@ def test_other_versions_are_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("torch", "driver", "told"),
+    ("torch", "driver", "error", "told"),
     [
-        (None, "12.4", "is built without CUDA"),
-        ("13.0", "12.8", "is built for CUDA 13.0, the driver runs no newer than 12.8"),
-        ("12.8", "12.4", None),  # minor versions are compatible
-        ("12.8", "13.0", None),
+        (None, "12.4", None, "is built without CUDA"),
+        ("13.0", "12.8", None, "is built for CUDA 13.0, the driver runs no newer than 12.8"),
+        ("12.8", "12.4", None, None),  # minor versions are compatible
+        ("12.8", "13.0", None, None),
+        ("12.8", "13.0", "error 802 (system not yet initialized)", "CUDA does not begin: error 802 (system"),
     ],
 )
-def test_torch_and_the_driver_of_a_gpu_node(torch: str | None, driver: str, told: str | None) -> None:
+def test_torch_and_the_driver_of_a_gpu_node(
+    torch: str | None, driver: str, error: str | None, told: str | None
+) -> None:
     node = Node("gpu-a", 1, kind="h100")
     here = survey.versions()
     versions = {**here, "torch": f"{here['torch'].partition('+')[0]}+cu128"}
-    answer = {**said(**versions), "gpus": ["H100"], "cuda": {"torch": torch, "driver": driver}}
+    cuda = {"torch": torch, "driver": driver, "error": error}
+    answer = {**said(**versions), "gpus": ["H100"], "cuda": cuda}
     (found,) = check_nodes(Deployment(Cluster(node), nodes={"gpu-a": answer}))
     assert found.level == ("problem" if told else "ok")
     assert told is None or told in found.text
@@ -73,6 +77,26 @@ def test_the_cuda_that_torch_was_built_for_is_known_without_importing_it() -> No
     import torch
 
     assert survey.torch_cuda() == torch.version.cuda
+
+
+def test_cuda_is_asked_to_begin_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = (
+        "class CDLL:\n    def __init__(self, name): {}\n"
+        "    def __getattr__(self, name): return lambda *_: 802\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def told(loads: str) -> str | None:
+        code = fake.format(loads) + "c_char_p, byref = type('', (), {'value': b'not yet'}), id\n"
+        (tmp_path / "ctypes.py").write_text(code)
+        return survey.cuda_error()
+
+    assert told("pass") == "error 802 (not yet)"
+    assert told("raise OSError(name + ' is not there')") == "OSError: libcuda.so.1 is not there"
+    monkeypatch.setattr(survey, "_CUDA_SECONDS", 0.001)
+    assert "no answer within 0 s; nvidia-persistenced" in str(survey.cuda_error())
 
 
 def test_a_name_that_is_no_nodes_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
