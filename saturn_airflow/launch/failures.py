@@ -46,6 +46,9 @@ _DEVICE_FAILED = (
     "initialization error",
     "driver shutting down",
     "system not yet initialized",
+    "forward compatibility was attempted",
+    "driver version is insufficient",
+    "driver on your system is too old",
     "GPU is lost",
 )
 # The same, where kernels of the job's own or of a library may be to blame as well.
@@ -57,6 +60,7 @@ _DEVICE_OR_CODE_FAILED = (
     "hardware stack error",
     "unspecified launch failure",
     "the launch timed out and was terminated",
+    "no kernel image is available",
     "unknown error",
     "_STATUS_NOT_INITIALIZED",
     "_STATUS_INTERNAL_ERROR",

@@ -55,6 +55,13 @@ def test_texts(text: str, status: str) -> None:
         ("CUDA error: GPU is lost", "device"),
         ("CUDA error: uncorrectable ECC error encountered", "device"),
         ("CUDA error: all CUDA-capable devices are busy or unavailable", "device"),
+        (
+            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+            "NumCudaDevices()? Error 802: system not yet initialized. CUDA is not usable",
+            "device",
+        ),
+        ("The NVIDIA driver on your system is too old (found version 12020). Please update CUDA", "device"),
+        ("CUDA error: no kernel image is available for execution on the device", ""),
         ("CUDA error: an illegal memory access was encountered", ""),
         ("CUDA error: unspecified launch failure", ""),
     ],
