@@ -247,6 +247,11 @@ def test_images_have_versions(raw: dict[str, Any]) -> None:
     assert "--constraint constraints.txt" in text
 
 
+def test_the_image_has_a_compiler_for_what_torch_compiles_on_the_node() -> None:
+    (installed,) = re.findall(r"apt-get install ([^&]*)", (DOCKER / "Dockerfile").read_text())
+    assert "g++" in installed.split()
+
+
 def test_the_example_lists_every_variable() -> None:
     text = "".join(path.read_text() for path in DOCKER.glob("*.yaml"))
     unlisted = {"LISTEN", "AIRFLOW_ADMIN_USER", "SATURN_NODE"}

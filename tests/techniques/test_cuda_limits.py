@@ -30,6 +30,7 @@ from saturn_airflow.model.estimates import Trial
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.spilling import Spilled
+from saturn_airflow.parallelism.transfers import Done, OnStreams
 from saturn_airflow.profiling.measure import measure
 from saturn_airflow.training import precision as precisions
 from saturn_airflow.training.losses.objective import Objective
@@ -136,6 +137,36 @@ def test_the_host_does_not_wait_within_a_step(spill: bool, precision: str) -> No
     (loss,) = launch_ranks(steps, spill, precision, size=1, device_type=ON)
     (on_cpu,) = launch_ranks(steps, False, "float32", size=1)
     assert loss == pytest.approx(on_cpu, rel={"float32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}[precision])
+
+
+def sanitized(missing: str, ranks: Ranks) -> float:
+    """Spilled steps under CUDA's sanitizer in torch, which raises where a stream did not wait for another.
+
+    It sees what its own thread asks for, so what lanes do is done there.
+
+    :param missing: a wait to leave out; empty for none.
+    """
+    changed: Any = OnStreams
+    changed.begin = lambda self, lane, work: Done(work())
+    if missing:
+        setattr(changed, missing, lambda self, *given: None)
+    if ranks.device.type == "cuda":
+        from torch.cuda import _sanitizer
+
+        _sanitizer.enable_cuda_sanitizer()  # type: ignore[no-untyped-call]
+    return steps(True, "float32", ranks)
+
+
+def test_spilling_has_no_race() -> None:
+    (loss,) = launch_ranks(sanitized, "", size=1, device_type=ON)
+    (on_cpu,) = launch_ranks(steps, False, "float32", size=1)
+    assert loss == pytest.approx(on_cpu, rel=1e-4)
+
+
+@needs_a_gpu
+def test_a_race_would_be_seen() -> None:
+    with pytest.raises(RanksFailedError, match="CUDASanitizerErrors"):
+        launch_ranks(sanitized, "compute_after", size=1, device_type=ON)
 
 
 def test_bf16_spilled_is_bf16_in_memory(tmp_path: Path) -> None:
@@ -291,6 +322,7 @@ def test_doctor_sees_what_torch_sees(tmp_path: Path) -> None:
     assert driver >= tuple(map(int, str(torch.version.cuda).split(".")))[:1]
     (found,) = launch_ranks(name_of_the_gpu, size=1, device_type="cuda")
     assert found in devices.gpus().values()
+    assert survey.cuda_error() is None
 
 
 def name_of_the_gpu(ranks: Ranks) -> str:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.jobs import HParams, Job
@@ -387,3 +388,20 @@ def test_looking_at_parts_leaves_the_model_as_it_was() -> None:
     model, batch = Counting(), batch_of(6, 5)
     find(objective_of(loss_of([("labels", 1.0)]), model, batch), model, batch, False)
     assert model.calls == 0
+
+
+def test_a_count_on_the_host_is_not_copied_to_a_device() -> None:
+    """A copy from the host would wait for all that the device has to do."""
+    asked: list[Any] = []
+
+    class Asked(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(func)
+            return func(*args, **(kwargs or {}))
+
+    device = torch.device("meta")
+    with Asked():
+        found = [rules.as_scalar(value, device) for value in (3, torch.tensor(3), torch.tensor([2.5]))]
+    assert all(one.device == device and one.dtype == torch.float64 and not one.ndim for one in found)
+    assert not {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default} & {*asked}
+    assert float(rules.as_scalar(torch.tensor([2.5]), CPU)) == 2.5

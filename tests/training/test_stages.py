@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -211,6 +212,28 @@ WORKS += ["catches everything"]
 def test_stages_compute_what_the_model_computes(special: str, count: int) -> None:
     torch.manual_seed(1)
     check_equal(Model(special).double(), lambda model: model(INPUTS), count)
+
+
+def test_a_model_is_looked_at_on_its_device_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, device = Model("").double(), torch.device("cpu", 0)
+    there: list[int] = []
+    held = 0
+
+    @contextmanager
+    def moved_to(tensors: Any, where: torch.device) -> Iterator[None]:
+        nonlocal held
+        assert where == device
+        size = sum(tensor.numel() for tensor in tensors)
+        held += size
+        there.append(held)
+        yield
+        held -= size
+
+    monkeypatch.setattr(anatomy, "_moved_to", moved_to)
+    anatomy.examine(model, lambda: model(INPUTS), device)
+    blocks = [sum(p.numel() for p in block.parameters()) for _, block in find_blocks(model)]
+    rest = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers())) - sum(blocks)
+    assert there == [rest, *(rest + size for size in blocks)]
 
 
 def test_what_belongs_together_is_not_cut() -> None:

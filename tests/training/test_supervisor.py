@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -21,7 +22,9 @@ import torch
 from running import small_job, spec_for
 from safetensors.torch import load_file
 
-from saturn_airflow.launch import leases, past_runs, runs
+from saturn_airflow.launch import devices, leases, past_runs, runs
+from saturn_airflow.launch.devices import Device
+from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.runs import Run, RunSpec
 from saturn_airflow.launch.supervisor import Supervisor
 from saturn_airflow.model.errors import InvalidSweepError
@@ -83,6 +86,16 @@ def test_a_spec_survives_json(tmp_path: Path) -> None:
 def test_a_spec_that_cannot_be_right_is_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidSweepError, match=words):
         spec_for(tmp_path, small_job(), **settings)
+
+
+def test_parts_of_split_gpus_train_no_job_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [Device(number, f"MIG-{number}", f"MIG-{number}") for number in range(2)]
+    monkeypatch.setattr(devices, "find", lambda *asked: parts)
+    spec = spec_for(tmp_path, small_job(), "ddp", devices=2, device_ids=(0, 1), kind="a100")
+    Path(spec.folder).mkdir()
+    (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()))
+    with contextlib.ExitStack() as held, pytest.raises(DoesNotFit, match="a process sees but one of them"):
+        Supervisor(tmp_path, None)._with_devices(held)
 
 
 def test_training_from_start_to_end(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,7 +101,7 @@ def trained(
     model = model_of(depth, frozen)
     job = Job("j", "x:y", "x:y", f"test_transfers:{loss}", hparams=HParams(precision=precision))
     objective = Objective(job, model, RANKS.device)
-    parallel = Spilled(model, RANKS, folder=None, **spilled) if spilled else Parallel(model, RANKS)
+    parallel = Spilled(model, RANKS, **{"folder": None, **spilled}) if spilled else Parallel(model, RANKS)
     steps = OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad], lr=0.05)
     samples = 5 * micro_batches
     losses = []
@@ -164,6 +165,7 @@ def differs(
     optimizer=st.sampled_from([*OPTIMIZERS]),
     loss=st.sampled_from(["mean_square", "of_some"]),
     evaluates=st.booleans(),
+    in_files=st.booleans(),
     late=st.lists(st.booleans(), min_size=1, max_size=40),
 )
 def test_late_copies_change_nothing(
@@ -177,12 +179,15 @@ def test_late_copies_change_nothing(
     optimizer: str,
     loss: str,
     evaluates: bool,
+    in_files: bool,
     late: list[bool],
 ) -> None:
     how = (depth, frozen, precision, micro_batches, clip, optimizer, loss, evaluates)
     order = itertools.cycle(late)
     transfers = WorstOrder(lambda line: next(order))
-    assert not differs(trained(*how), trained(*how, resident=resident, stay=stay, transfers=transfers))
+    folder = tempfile.gettempdir() if in_files else None
+    spilled = trained(*how, resident=resident, stay=stay, transfers=transfers, folder=folder)
+    assert not differs(trained(*how), spilled)
     transfers.check()
 
 

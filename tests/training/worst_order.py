@@ -48,20 +48,30 @@ class WorstOrder:
     def __init__(self, late: Callable[[str], bool], broken: str = "") -> None:
         self._late = late
         self._broken = broken
+        self._buffers: set[int] = set()
         self._read: dict[Asked, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._lines: dict[str, list[Asked]] = {name: [] for name in ("in", "out", "to device", "to host")}
 
     def buffer(self, size: int) -> torch.Tensor:
-        return torch.full((size,), 255, dtype=torch.uint8)
+        buffer = torch.full((size,), 255, dtype=torch.uint8)
+        self._buffers.add(buffer.data_ptr())
+        return buffer
 
     def to_device(self, sources: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        self._check_pinned(sources)
         copies = [torch.empty_like(source) for source in sources]
         ticket = self._copy("to device", sources, copies)
         self._read[ticket] = [(source, source.clone()) for source in sources]
         return copies, ticket
 
     def to_host(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Any:
+        self._check_pinned(targets)
         return self._copy("to host", sources, targets)
+
+    def _check_pinned(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Others than those in buffers would hold up what is computed."""
+        usual = [t for t in tensors if t.layout == torch.strided and t.numel()]
+        assert all(t.untyped_storage().data_ptr() in self._buffers for t in usual), "a copy is not pinned"
 
     def compute_after(self, ticket: Any, copies: Sequence[torch.Tensor]) -> None:
         if self._broken != "compute_after":

@@ -116,6 +116,8 @@ class LossMeans:
 
 def as_scalar(value: Any, device: torch.device | None) -> torch.Tensor:
     """A number, or a tensor of one, in float64 on ``device``."""
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and device not in (None, value.device):
+        value = value.item()  # which the host knows
     if isinstance(value, Number):
         # Filled on the device: a copy from the host would wait for all that the device has to do.
         return torch.full((), float(value), dtype=torch.float64, device=device)  # type: ignore[arg-type]
