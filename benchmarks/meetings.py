@@ -4,8 +4,9 @@ On the deployment of docker/compose.yaml as local processes (Celery, Redis, Post
 two CPU devices:
 
 - ``elsewhere``: a sweep of six jobs of 60 s with ``Rounds(off_by=0.1)`` has both nodes when a sweep of higher
-  priority takes all of gpu-a for 90 s. Which of its jobs trained elsewhere than first planned, in how many
-  rounds, when it ended by its first plan and in truth, and how many steps were trained twice;
+  priority takes all of gpu-a for 90 s, of whose kind a short one ran before, so that it is planned without
+  trials. Which of its jobs trained elsewhere than first planned, in how many rounds, when it ended by its
+  first plan and in truth, how many steps were trained twice, and how long the other took to be planned;
 - ``deadline``: a sweep of four jobs of 45 s on gpu-b with a deadline in 200 s, when one of higher priority
   with two jobs of 90 s comes. What the plan of that one said it breaks, how long before the deadline the
   author of the first was told, and when it was done.
@@ -74,11 +75,16 @@ def begin(cluster: LocalCluster, airflow: Airflow, first: str, jobs: int, second
 def elsewhere(cluster: LocalCluster, airflow: Airflow) -> dict[str, Any]:
     """What waits goes to the other node."""
     run = "rounds"
+    airflow.wait_for_dag("known")
+    airflow.send("PATCH", "/dags/known", {"is_paused": False})
+    wait_for(cluster, airflow, {"known": start(airflow, "known", run)}, run)
     took = begin(cluster, airflow, "rounds", 4, "wide")
     first = airflow.xcom("rounds", run, "sweep.round_1.plan")
     planned = {entry["job"]["name"]: entry["node"] for entry in first}
     made = airflow.xcom("rounds", run, "sweep.round_1.plan", "attempt")
     report = airflow.xcom("rounds", run, "sweep.report")
+    came = airflow.xcom("wide", run, "sweep.trials", "started")
+    planned_wide = airflow.xcom("wide", run, "sweep.plan", "attempt")
     steps = [e for one in runs_of(cluster, run) for e in one.so_far() if e["event"] == "step"]
     return {
         "seconds": took,
@@ -89,6 +95,7 @@ def elsewhere(cluster: LocalCluster, airflow: Airflow) -> dict[str, Any]:
         "planned_end": round(airflow.xcom("rounds", run, "sweep.round_1.plan", "plan")["makespan"], 1),
         "end": round(max(job["ended_at"] for job in report["jobs"]) - made, 1),
         "steps_trained_twice": len(steps) - sum(map(len, losses_of(cluster, run).values())),
+        "wide_planned_in": round(planned_wide - came, 1),
         "statuses": sorted({job["status"] for job in report["jobs"]}),
     }
 

@@ -48,6 +48,17 @@ def rounds() -> None:
 
 
 @dag(schedule=None, catchup=False)
+def known() -> None:
+    """It tells how fast a job like that of ``wide`` is, which need not be measured then."""
+    SaturnSweepOperator(
+        task_id="sweep",
+        jobs=jobs(1, 20, "ddp"),
+        cluster=Cluster(Node("gpu-a", devices=2, kind="cpu")),
+        planning_seconds=1,
+    )
+
+
+@dag(schedule=None, catchup=False)
 def wide() -> None:
     """It takes all of one node."""
     SaturnSweepOperator(
@@ -89,6 +100,7 @@ def breaking() -> None:
 research()
 urgent()
 rounds()
+known()
 wide()
 due()
 breaking()

@@ -83,9 +83,9 @@ def _wanted(active: Sequence[ActiveSweep], dag: str | None, run_id: str | None) 
     if dag is not None and not found:
         known = ", ".join(sorted({f"{a.dag_id} ({a.run_id})" for a in active}))
         raise SaturnError(
-            f"no sweep of {dag!r}{f' in the run {run_id!r}' if run_id else ''} is planned and not done; "
-            f"{f'active are {known}' if known else 'there is no active sweep'}. --home names another "
-            "[saturn] home"
+            f"no sweep of {dag!r}{f' in the run {run_id!r}' if run_id else ''} is measured, or planned and "
+            f"not done; {f'active are {known}' if known else 'there is no active sweep'}. --home names "
+            "another [saturn] home"
         )
     return found
 
@@ -108,6 +108,7 @@ def _described(
         "priority": sweep.priority,
         "team": sweep.team,
         "preempt": sweep.preempt,
+        "measured": sweep.trials,
         "deadline": sweep.deadline,
         "end": plan.sweeps.get(sweep.name),
         "runs": sum(job.place is not None for job in sweep.jobs),
@@ -185,7 +186,8 @@ def _list(found: Sequence[dict[str, Any]]) -> None:
     for sweep in found:
         numbers = [f"{sweep['priority']:g}", str(sweep["runs"]), str(sweep["waits"])]
         due = f"{_at(sweep['deadline'], now)}{', missed' if sweep['late'] else ''}"
-        table.add_row(_escaped(sweep["sweep"]), *numbers, _at(sweep["end"], now), due)
+        end = f"{_at(sweep['end'], now)}{' of its trials' if sweep['measured'] else ''}"
+        table.add_row(_escaped(sweep["sweep"]), *numbers, end, due)
     console.print(table)
 
 
@@ -198,10 +200,13 @@ def _show(sweep: dict[str, Any], now: float) -> None:
     promised = sweep["promised"]
     with_odds = f", with {promised['odds']:.0%} by {_at(promised['by'], now)}" if promised else ""
     head = (
-        f"{sweep['sweep']}: expected end {_at(sweep['end'], now)}{with_odds} "
+        f"{sweep['sweep']}: expected end {'of its trials ' if sweep['measured'] else ''}"
+        f"{_at(sweep['end'], now)}{with_odds} "
         f"(priority {sweep['priority']:g}{gives_way})"
     )
     console.print(head, style="bold", markup=False, highlight=False)
+    if sweep["measured"]:
+        console.print("It is being measured; what its jobs want is not known until they are planned.")
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("job", "now", "where", "trained", "start", "end"):
         table.add_column(name, justify="right" if name == "trained" else "left", overflow="fold")

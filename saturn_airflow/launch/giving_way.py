@@ -148,6 +148,7 @@ class TurnsOfRun:
         self.spec = spec
         self.sharing = None if spec.claim is None else Sharing(spec.claim, node)
         self._node = node
+        self._is_trial = spec.mode == "trial"
         self._stay: GivingWay | None = None
         self._expected_seconds = 0.0
         self._is_as_planned = True
@@ -159,7 +160,7 @@ class TurnsOfRun:
     def begin(self, lease: Lease, folder: Path | None) -> dict[str, Any]:
         """Run on the devices of ``lease``; what is told of that."""
         ids = tuple(self._node.index(name) for name in lease.devices)
-        if lease.place is not None:
+        if lease.place is not None and not self._is_trial:
             chosen = lease.place.technique, lease.place.devices
             strategy = next(s for s in self.spec.strategies if (s.technique, s.devices) == chosen)
             self._is_as_planned = False
@@ -172,7 +173,7 @@ class TurnsOfRun:
                 verdict=strategy.verdict,
             )
         self.device_ids = ids
-        if self.sharing is not None:
+        if self.sharing is not None and not self._is_trial:
             self._stay = GivingWay(self.sharing, lease, folder)
         return {"devices": list(ids), "technique": self.spec.technique}
 

@@ -27,6 +27,7 @@ from saturn_airflow.model import disks, formats, json_text
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.sharing import use
+from saturn_airflow.sharing.line import Order
 
 FOLDER_VARIABLE = "SATURN_LEASES_FOLDER"
 Priority = tuple[float, int]
@@ -48,7 +49,7 @@ class Holder:
     :param who: words for people, such as ``"nightly_retrain/2026-11-21 sweep: job gpt2-small"``.
     :param pid: of the process that asked.
     :param since: seconds since the epoch.
-    :param claim: of a job of a sweep, what others need to know of it.
+    :param claim: of a job of a sweep, or of a trial, what others need to know of it.
     """
 
     who: str
@@ -59,7 +60,8 @@ class Holder:
     def to_dict(self) -> dict[str, Any]:
         """This holder as JSON-ready data."""
         own = {"who": self.who, "pid": self.pid, "since": self.since}
-        return own if self.claim is None else {**own, "claim": self.claim.to_dict()}
+        # Versions that know nothing of claims of trials would take them for jobs.
+        return own if self.claim is None else {**own, _key_of(self.claim): self.claim.to_dict()}
 
     @classmethod
     def read(cls, data: Any) -> Holder:
@@ -75,8 +77,12 @@ class Holder:
             raise ValueError("its process or time is not a number")
         claim = None
         with contextlib.suppress(ValueError):
-            claim = Claim.from_dict(data["claim"]) if "claim" in data else None
+            claim = next((Claim.from_dict(data[key]) for key in ("claim", "trial") if key in data), None)
         return cls(words, data["pid"], float(data["since"]), claim)
+
+
+def _key_of(claim: Claim) -> str:
+    return "trial" if claim.sweep.trials else "claim"
 
 
 class LeaseFolder:
@@ -187,7 +193,7 @@ class LeaseFolder:
         _write(file, holder.to_dict())
 
     def tickets(self) -> list[Ticket]:
-        """Tickets of live waiters, first in the queue first; this user's dead ones are removed."""
+        """Tickets of live waiters, who came first first; this user's dead ones are removed."""
         found = []
         for name in os.listdir(self._tickets):
             try:
@@ -343,7 +349,7 @@ class LeaseFolder:
 class Ticket:
     """A waiter's place in the queue for devices.
 
-    :ivar order: what the queue is sorted by: the priority, then since when it waits.
+    :ivar order: who came first: by the priority, then since when it waits.
 
     :raises ValueError: when the data are not those of a ticket.
     """
@@ -363,7 +369,7 @@ class Ticket:
             raise ValueError("its priority is not two numbers")
         self.wanted: tuple[str, ...] = tuple(wanted)
         self.need: int = need
-        self.order = (*priority, self.holder.since, name)
+        self.order: Order = (*priority, self.holder.since, name)
         self._data = data
         self._name = name
         self._file = file

@@ -117,26 +117,24 @@ def acquire(
     on_ignored: Callable[[str], object] = lambda what: None,
     give_up: Callable[[], bool] = lambda: False,
     sharing: Sharing | None = None,
-    overtakes: bool = False,
 ) -> Lease:
     """Wait for devices and hold them.
 
     :param devices: names of devices.
     :param who: what others read while they wait.
     :param count: how many of them, any that are free; None for all of them.
-    :param priority: smaller goes first: when the plan was made (seconds since the epoch), place in the plan.
+    :param priority: smaller came first: when the plan was made (seconds since the epoch), place in the plan.
     :param on_wait: called with the words of those waited for, whenever they change.
     :param on_ignored: called once with each thing in the folder that is not as Saturn writes it, and why.
     :param give_up: asked again and again; when it says True the wait ends.
     :param sharing: for a job of a sweep: where others want devices of the node, turns are decided together,
-        and with them which devices it gets, how many, and under what it runs.
-    :param overtakes: for what is over in no time: take free devices before jobs with claims that wait.
+        and with them which devices it gets, how many, and under what it runs. For a trial: when its turn is.
     :raises GivenUpError: when ``give_up`` said so.
     :raises InvalidSweepError: when there are fewer devices than asked for, or the folder can't be used.
     """
     told: list[str] | None = None
     told_of = set[str]()
-    waiter = Waiter(devices, who, count, priority, folder, sharing, overtakes)
+    waiter = Waiter(devices, who, count, priority, folder, sharing)
     with contextlib.closing(waiter):
         while (lease := waiter.take()) is None:
             for what in waiter.ignored - told_of:
@@ -165,7 +163,7 @@ def names(folder: Path | None = None) -> list[str]:
 
 
 def waiters(folder: Path | None = None) -> list[Holder]:
-    """Who waits for devices, first in the queue first."""
+    """Who waits for devices; who came first first, which need not be whose turn is first."""
     lease_folder = LeaseFolder(folder or default_folder())
     with lease_folder.gate():
         return [ticket.holder for ticket in lease_folder.tickets()]
@@ -196,9 +194,8 @@ class Waiter:
         priority: Priority = (0.0, 0),
         folder: Path | None = None,
         sharing: Sharing | None = None,
-        overtakes: bool = False,
     ) -> None:
-        self._sharing, self._overtakes = sharing, overtakes
+        self._sharing = sharing
         self.wanted = tuple(dict.fromkeys(devices))
         self.need = len(self.wanted) if count is None else count
         if not 1 <= self.need <= len(self.wanted):
@@ -220,16 +217,13 @@ class Waiter:
             held = lease_folder.holders()
             tickets = lease_folder.tickets()
             used = lease_folder.used() if self._sharing else None
-            mine, place = turn_at_node.next_devices(
-                ticket, tickets, held, self._sharing, self._overtakes, used
-            )
+            found = turn_at_node.next_devices(ticket, tickets, held, self._sharing, used)
             self.ignored = {f"{name}: {why}" for name, why in lease_folder.ignored.items()}
-            if mine and (lease := self._lock(mine, place)):
+            if found.devices and (lease := self._lock(found.devices, found.place)):
                 ticket.close()
                 return lease
         users = [held[device].who for device in ticket.wanted if device in held]
-        line = [other for other in tickets if other.order < ticket.order]
-        before = [other.holder.who for other in line if set(other.wanted) & set(ticket.wanted)]
+        before = [other.holder.who for other in found.before if set(other.wanted) & set(ticket.wanted)]
         self.ahead = len(before)
         self.blockers = list(dict.fromkeys([*users, *before]))
         return None

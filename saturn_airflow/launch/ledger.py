@@ -1,7 +1,8 @@
-"""The ledger of a deployment: the sweeps that were planned and have not ended, a file for each.
+"""The ledger of a deployment: the sweeps that are measured or planned and have not ended, a file for each.
 
-A plan writes its sweep's file as a whole, and the sweep's report removes it; nobody else writes any, so that
-there is nothing to lock. How far jobs are, and where they run, is read from what their runs write.
+A plan writes its sweep's file as a whole, in the place of what was written when its trials were listed, and
+the sweep's report removes it; nobody else writes any, so that there is nothing to lock. How far jobs are, and
+where they run, is read from what their runs write.
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ class Ledger:
             for job in active.sweep.jobs:
                 p = whereabouts.of(self._home / active.folder / slug(job.name, OF_SWEEPS))
                 if p.given_up or (p.status is not None and p.status not in WORTH_A_RETRY):
+                    continue
+                if active.sweep.trials and p.status is not None:  # however it ended, that is an answer
                     continue
                 state = _job_now(job, p, now)
                 if p.pace is not None:

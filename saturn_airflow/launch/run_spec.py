@@ -57,8 +57,8 @@ class RunSpec:
     :param initial_weights: the safetensors file that the job's ``init_from`` means; empty where it has none.
     :param plain_steps_folder: where trials of a sweep leave the guard's plain steps for each other; empty for
         nowhere.
-    :param claim: what others who want the node's devices are told of the job, by which turns are decided;
-        None where it waits in the line behind those whose plan is older.
+    :param claim: what others who want the node's devices are told of the job or trial, by which turns are
+        decided; None where it waits behind those who came before it.
     :param strategies: what the job may run under where others want devices too; ``technique`` and ``devices``
         are the planned.
     :param warnings: what the user is to be told first.

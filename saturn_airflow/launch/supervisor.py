@@ -204,7 +204,6 @@ class Supervisor:
                 on_ignored=lambda what: self.emit({"event": "warning", "message": f"ignored lease: {what}"}),
                 give_up=self._poll,
                 sharing=turn.sharing,
-                overtakes=spec.mode == "trial",
             )
         except leases.GivenUpError:
             raise StoppedError("stopped while waiting for its devices") from None

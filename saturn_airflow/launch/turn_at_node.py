@@ -6,20 +6,23 @@ devices: all see the same, and so all decide the same. There is nobody to fail.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from saturn_airflow.launch.lease_folder import Holder, Ticket
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharingRules
 from saturn_airflow.sharing import at_a_node
+from saturn_airflow.sharing.line import InLine, in_line
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """What a job of a sweep needs to take turns with the jobs of others.
+    """What a job of a sweep, or a trial, needs to take turns with the jobs of others.
 
     :param claim: what they are told.
     :param node: the names of the node's devices, by number.
@@ -30,39 +33,48 @@ class Sharing:
     rules: SharingRules = field(default_factory=SharingRules)
 
 
+class Found(NamedTuple):
+    """What a waiter finds.
+
+    :param devices: that it may take now; none while it must wait.
+    :param place: under what it runs on them, where that is not as it was planned.
+    :param before: who stands before it in line.
+    """
+
+    devices: tuple[str, ...]
+    place: Place | None
+    before: list[Ticket]
+
+
 def next_devices(
     ticket: Ticket,
-    tickets: Sequence[Ticket],
+    tickets: Iterable[Ticket],
     held: Mapping[str, Holder],
     sharing: Sharing | None,
-    overtakes: bool = False,
     used: Mapping[str, float] | None = None,
-) -> tuple[tuple[str, ...], Place | None]:
-    """The devices that ``ticket`` may take now, none while it must wait; and, where that is not as it was
-    planned, under what.
+) -> Found:
+    """The devices that ``ticket`` may take now.
 
-    :param tickets: of all who wait, first in the queue first.
+    :param tickets: of all who wait.
     :param held: by device, who holds it.
-    :param overtakes: it is over in no time, and need not wait for the jobs of sweeps that wait before it.
+    :param sharing: None for who has no claim.
     :param used: by team, what it used of the node's devices before.
     """
-    line = [other for other in tickets if other.order < ticket.order]
-    mine = ticket.holder.claim
-    here, held_here = ([], {}) if sharing is None else _of_node(sharing.node, tickets, held)
-    if mine is None or sharing is None or at_a_node.plan_stands(_claims(here, held_here)):
-        if overtakes:
-            line = [other for other in line if other.holder.claim is None]
-        return granted(ticket, line, set(held)), None
-    if mine.by_plan:
+    now, mine = time.time(), ticket.holder.claim
+    here = _Here.of(ticket.wanted if sharing is None else sharing.node, [ticket, *tickets], held)
+    rules = SharingRules() if sharing is None else sharing.rules
+    line = here.line(now, rules, used)
+    before = line[: line.index(ticket)]
+    if mine is None or sharing is None or at_a_node.plan_stands([*here.holding, *here.waiting]):
+        return Found(granted(ticket, before, set(held)), None, before)
+    if mine.by_plan and not mine.sweep.trials:
         mine = replace(mine, by_plan=False)
         ticket.tell(replace(ticket.holder, claim=mine))
-    waiting = [other.holder.claim for other in here if other.holder.claim is not None]
-    busy, devices = _busy(line, held, sharing.node), len(sharing.node)
-    decision = at_a_node.decision_at_a_node(
-        waiting, _holding(held_here), busy, devices, time.time(), sharing.rules, used
-    )
+    busy, devices = here.busy(line), len(sharing.node)
+    decision = at_a_node.decision_at_a_node(here.waiting, here.holding, busy, devices, now, rules, used)
     place = at_a_node.place_in(decision, mine)
-    return (() if place is None else tuple(sharing.node[device] for device in place.device_ids)), place
+    names = () if place is None else tuple(sharing.node[device] for device in place.device_ids)
+    return Found(names, place, before)
 
 
 def is_to_leave(
@@ -73,24 +85,58 @@ def is_to_leave(
     used: Mapping[str, float] | None = None,
 ) -> bool:
     """Whether the job of ``mine``, which runs, is to write its checkpoint and let others have its devices."""
-    tickets, held = _of_node(sharing.node, tickets, held)
-    waiting = [other.holder.claim for other in tickets if other.holder.claim is not None]
-    if not waiting or at_a_node.plan_stands(_claims(tickets, held)):
+    now, here = time.time(), _Here.of(sharing.node, tickets, held)
+    stands = at_a_node.plan_stands([*here.holding, *here.waiting])
+    # A plan that stands says itself when its own jobs have their turns.
+    waiting = [claim for claim in here.waiting if claim.sweep.trials or not stands]
+    if not waiting:
         return False
-    busy, devices = _busy(tickets, held, sharing.node), len(sharing.node)
-    decision = at_a_node.decision_at_a_node(
-        waiting, _holding(held), busy, devices, time.time(), sharing.rules, used
-    )
+    busy, devices = here.busy(here.line(now, sharing.rules, used)), len(sharing.node)
+    decision = at_a_node.decision_at_a_node(waiting, here.holding, busy, devices, now, sharing.rules, used)
+    if stands:
+        return at_a_node.is_stopped_by_trial(decision, mine, waiting)
     return at_a_node.is_stopped_by(decision, mine)
 
 
-def _of_node(
-    node: Sequence[str], tickets: Iterable[Ticket], held: Mapping[str, Holder]
-) -> tuple[list[Ticket], dict[str, Holder]]:
-    """What concerns the devices of ``node``: several nodes of one machine share a folder."""
-    names = set(node)
-    wanting = [ticket for ticket in tickets if names.intersection(ticket.wanted)]
-    return wanting, {name: holder for name, holder in held.items() if name in names}
+class _Here(NamedTuple):
+    """What concerns the devices of one node: several nodes of one machine share a folder.
+
+    :param holding: the claims of those who hold devices, each once.
+    """
+
+    node: tuple[str, ...]
+    tickets: list[Ticket]
+    held: dict[str, Holder]
+    holding: list[Claim]
+
+    @classmethod
+    def of(cls, node: Sequence[str], tickets: Iterable[Ticket], held: Mapping[str, Holder]) -> _Here:
+        """:param tickets: of two of the same name the first counts."""
+        names = set(node)
+        wanting = {ticket.order: ticket for ticket in reversed(list(tickets)) if names & set(ticket.wanted)}
+        held_here = {name: holder for name, holder in held.items() if name in names}
+        holding = {h.claim.key: h.claim for h in held_here.values() if h.claim is not None}
+        return cls(tuple(node), list(wanting.values()), held_here, list(holding.values()))
+
+    @property
+    def waiting(self) -> list[Claim]:
+        """The claims of those who wait."""
+        return [other.holder.claim for other in self.tickets if other.holder.claim is not None]
+
+    def line(self, now: float, rules: SharingRules, used: Mapping[str, float] | None) -> list[Ticket]:
+        """Those who wait, first in line first."""
+        devices = len(self.node)
+        ranks = at_a_node.ranks_at_a_node(self.waiting, self.holding, devices, now, rules, used)
+        by_order = {ticket.order: ticket for ticket in self.tickets}
+        waiting = [InLine(ticket.order, ticket.holder.claim) for ticket in self.tickets]
+        return [by_order[one.order] for one in in_line(waiting, ranks)]
+
+    def busy(self, line: Iterable[Ticket]) -> list[int]:
+        """Devices that are held by who has no claim, or kept for who has none and stands first."""
+        first = itertools.takewhile(lambda other: other.holder.claim is None, line)
+        claimed = {name for name, holder in self.held.items() if holder.claim is not None}
+        kept = _kept(first, set(self.held)) - claimed
+        return [number for number, name in enumerate(self.node) if name in kept]
 
 
 def granted(ticket: Ticket, line: Iterable[Ticket], held: set[str]) -> tuple[str, ...]:
@@ -108,23 +154,3 @@ def _kept(line: Iterable[Ticket], held: set[str]) -> set[str]:
         free = [device for device in other.wanted if device not in taken]
         taken.update(other.wanted if other.need == len(other.wanted) else free[: other.need])
     return taken
-
-
-def _busy(line: Iterable[Ticket], held: Mapping[str, Holder], node: Sequence[str]) -> list[int]:
-    """Devices that are held by, or kept for, what is no job of a sweep that says what it needs."""
-    strangers = [other for other in line if other.holder.claim is None]
-    claimed = {name for name, holder in held.items() if holder.claim is not None}
-    kept = _kept(strangers, set(held)) - claimed
-    return [number for number, name in enumerate(node) if name in kept]
-
-
-def _holding(held: Mapping[str, Holder]) -> list[Claim]:
-    """The claims of those who hold devices, each once."""
-    found = {holder.claim.key: holder.claim for holder in held.values() if holder.claim is not None}
-    return list(found.values())
-
-
-def _claims(tickets: Iterable[Ticket], held: Mapping[str, Holder]) -> list[Claim]:
-    """The claims of all who hold devices or wait for them."""
-    waiting = [other.holder.claim for other in tickets if other.holder.claim is not None]
-    return [*_holding(held), *waiting]

@@ -1,4 +1,4 @@
-"""A sweep that was planned and has not ended, as all of a deployment may know it."""
+"""A sweep that is measured or planned and has not ended, as all of a deployment may know it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LONGEST_NAME = 255
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveSweep:
-    """What its plan said of it.
+    """What its plan said of it; until it has one, which trials were listed.
 
     :param folder: where it keeps what its jobs write, below Saturn's home.
-    :param made: when it was planned, in seconds since the epoch.
+    :param made: when it was planned, or its trials were listed, in seconds since the epoch.
     :param nodes: those that it was planned with.
     :param law: of the errors of its estimates, as JSON-ready data; None where nothing is known of it.
-    :param sweep: its jobs, none begun, each bound to the node that the plan gave it.
+    :param sweep: its jobs, or its trials, none begun, each bound to the node that the plan gave it.
     """
 
     dag_id: str

@@ -16,13 +16,15 @@ from saturn_airflow.model.sharing import Pace, SharedJob, SharedSweep
 CLAIM = "a claim"
 #: What its own node is called in a claim, and its kind of devices: nobody else's claim is of another.
 HERE = "here"
+#: For how long a trial is expected to have its devices.
+TRIAL_SECONDS = 60.0
 #: With more teams than this, what somebody wrote is no claim.
 _MOST_TEAMS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The claim of one job on devices of its node.
+    """The claim of one job, or of one trial, on devices of its node.
 
     :param sweep: its sweep, with this job alone. Its strategies' seconds and its place are those of the node
         :data:`HERE`.
@@ -106,6 +108,29 @@ def claim_of(
     )
     facts = replace(sweep, jobs=(SharedJob(PlannedJob(job, options), leaves_in=leaves_in),))
     return Claim(sweep=facts, made=made, technique=technique, shares=shares or {})
+
+
+def claim_of_trial(
+    sweep: SharedSweep, trial: str, technique: str, devices: int, made: float, shares: Mapping[str, float]
+) -> Claim:
+    """A waiting trial's claim: to others it is a sweep of its own, of one short job.
+
+    :param sweep: of the jobs that are measured; only its name, priority and team count.
+    :param trial: its name, unique in the sweep.
+    :param made: when it was decided to measure, in seconds since the epoch.
+    :param shares: of the teams.
+    """
+    facts = SharedSweep(
+        name=f"{sweep.name}: {trial}",
+        jobs=(),
+        arrived=sweep.arrived,
+        alone=TRIAL_SECONDS,
+        priority=sweep.priority,
+        team=sweep.team,
+        trials=True,
+    )
+    seconds = {(technique, devices): (TRIAL_SECONDS, 0.0)}
+    return claim_of(facts, trial, technique, seconds, made, shares=shares)
 
 
 def node_of(devices: int) -> Node:

@@ -119,6 +119,7 @@ class SharedSweep:
     :param team: whose it is; empty for nobody's.
     :param deadline: when it is to be done.
     :param preempt: whether its running jobs may be stopped at a checkpoint, to go on later or elsewhere.
+    :param trials: whether it is still measured: its jobs are trials, over in no time.
     """
 
     name: str
@@ -129,6 +130,7 @@ class SharedSweep:
     team: str = ""
     deadline: float | None = None
     preempt: bool = False
+    trials: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """This sweep as JSON-ready data."""
@@ -170,6 +172,11 @@ class SharedCluster:
     def kinds(self) -> dict[str, str]:
         """The kind of each node's devices."""
         return {node.name: node.kind for node in self.nodes}
+
+    @property
+    def planned(self) -> list[str]:
+        """The sweeps of which it is known what they want: those that are measured have no plan yet."""
+        return [sweep.name for sweep in self.sweeps if not sweep.trials]
 
     @property
     def devices(self) -> int:

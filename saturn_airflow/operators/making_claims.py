@@ -1,11 +1,13 @@
-"""What a train task tells the jobs of other sweeps that want devices of its node."""
+"""What a train task, or a trial's, tells the jobs of other sweeps that want devices of its node."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
-from saturn_airflow.model.claims import Claim, claim_of
+from saturn_airflow.model.claims import Claim, claim_of, claim_of_trial
 from saturn_airflow.model.entries import PlanEntry, Strategy
+from saturn_airflow.model.estimates import Trial
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.sharing import SharedSweep
 from saturn_airflow.operators.context import SweepContext, sharing_rules
@@ -56,3 +58,19 @@ def claim(entry: PlanEntry, settings: SweepSettings, sweep: SweepContext, *, ane
     shares = sharing_rules().shares
     found = claim_of(facts, entry.name, entry.technique, seconds, entry.attempt, leaves_in(own), shares)
     return found.with_job(left=max(0.0, 1 - done))
+
+
+def trial_name(trial: Trial, job: str) -> str:
+    """What ``trial`` is called when it is run with ``job``, unique in its sweep."""
+    return f"{job} {trial.technique} {trial.devices} {trial.node}"
+
+
+def trials_claim(trial: Trial, what: str, settings: SweepSettings, sweep: SweepContext, made: float) -> Claim:
+    """The claim of a trial that begins to wait.
+
+    :param what: its name.
+    :param made: when it was decided to measure, in seconds since the epoch.
+    """
+    facts = SharedSweep(sweep.key, (), time.time(), 0.0, settings.priority, settings.team)
+    shares = sharing_rules().shares
+    return claim_of_trial(facts, what, trial.technique, trial.devices, made, shares)

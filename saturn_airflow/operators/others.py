@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 
 from saturn_airflow.model.active_sweep import ActiveSweep
+from saturn_airflow.model.claims import TRIAL_SECONDS
+from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.estimates import Trial
 from saturn_airflow.model.plan import Place
-from saturn_airflow.model.problem import PlannedJob, Problem
-from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.settings import SweepSettings
+from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, least_seconds
 from saturn_airflow.operators.context import SweepContext, home, sharing_rules
-from saturn_airflow.operators.making_claims import leaves_in
+from saturn_airflow.operators.making_claims import leaves_in, trial_name
 
 if TYPE_CHECKING:
     from saturn_airflow.deciding.next_round import Decided
@@ -108,6 +113,53 @@ def tell_others(
         log.warning("The plans of other sweeps don't know of this one: %s", error)
 
 
+def tell_of_trials(
+    sweep: SweepContext, settings: SweepSettings, trials: Sequence[Mapping[str, Any]], cluster: Cluster
+) -> None:
+    """Let others know of a sweep that is measured: what it is, and which devices its trials want.
+
+    What its jobs are going to want is told by its plan.
+
+    :param trials: as profile tasks take them.
+    """
+    from saturn_airflow.launch.ledger import Ledger
+
+    if not trials:
+        return
+    kinds = {node.name: node.kind for node in cluster}
+    planned = tuple(_as_job(Trial.from_dict(one), kinds) for one in trials)
+    now = time.time()
+    facts = SharedSweep(
+        name=sweep.key,
+        jobs=tuple(map(SharedJob, planned)),
+        arrived=now,
+        alone=least_seconds(planned, cluster.nodes),
+        priority=settings.priority,
+        team=settings.team,
+        trials=True,
+    )
+    folder = str((sweep.folder / "trials").relative_to(home()))
+    try:
+        Ledger(home()).write(
+            ActiveSweep(
+                dag_id=sweep.dag_id,
+                run_id=sweep.run_id,
+                folder=folder,
+                made=now,
+                nodes=cluster.nodes,
+                sweep=facts,
+            )
+        )
+    except OSError as error:
+        log.warning("Other sweeps don't know of this one while it is measured: %s", error)
+
+
+def _as_job(trial: Trial, kinds: Mapping[str, str]) -> PlannedJob:
+    """``trial`` as others see it, called as its folder is."""
+    option = Option(trial.technique, trial.devices, {kinds[trial.node]: TRIAL_SECONDS})
+    return PlannedJob(trial_name(trial, trial.job.name), (option,), (trial.node,))
+
+
 def forget(sweep: SweepContext) -> None:
     """``sweep`` has ended."""
     from saturn_airflow.launch.ledger import Ledger
@@ -161,7 +213,7 @@ def wins_elsewhere(sweep: SweepContext, entries: Sequence[PlanEntry], before: Co
         return 0.0
     won = found.won / makespan
     late = (found.here - entries[0].attempt) / makespan - 1
-    is_as_planned = {one.name for one in cluster.sweeps} - {sweep.key} == set(before)
+    is_as_planned = set(cluster.planned) - {sweep.key} == set(before)
     return 0.0 if is_as_planned and late < won else won
 
 

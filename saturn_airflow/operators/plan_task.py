@@ -126,7 +126,7 @@ class PlanOperator(KeptPlanOperator):
             cluster = present(self.settings.cluster, self.left_out)
             facts = self._facts(context, sweep, stand)
             others = others_now(context, sweep.key, problem)
-            self.hand_on(context, OTHERS_KEY, [other.name for other in others.sweeps])
+            self.hand_on(context, OTHERS_KEY, others.planned)
             problem = around_others(problem, others, going.situation.running.values())
             decided = self.decide(stand, problem, going)
             if self._is_only and self.settings.objective != DEVICE_TIME:

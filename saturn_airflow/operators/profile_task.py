@@ -28,6 +28,7 @@ from saturn_airflow.operators.context import (
     user_path,
 )
 from saturn_airflow.operators.following import go_with_parent
+from saturn_airflow.operators.making_claims import trial_name, trials_claim
 from saturn_airflow.operators.retrying import TryAgainError
 from saturn_airflow.operators.upstream_jobs import handed_on
 
@@ -100,7 +101,7 @@ class ProfileOperator(BaseOperator):
 
         if job.name != trial.job.name:
             self.log.info("%s takes its place", job.name)
-        what = f"{job.name} {trial.technique} {trial.devices} {node.name}"
+        what = trial_name(trial, job.name)
         try:
             handed = handed_on(job, self, context)
         except SaturnError as error:
@@ -115,6 +116,7 @@ class ProfileOperator(BaseOperator):
             plain_steps=sweep.folder / "trials" / "plain steps",
             weights=initial_weights.file_of(sweep.folder, job.init_from),
             holder=f"{sweep.key}: trial of {job.name} under {trial.technique} x {trial.devices}",
+            claim=trials_claim(trial, what, self.settings, sweep, self.trial["made"]),
             priority=(self.trial["made"], self.trial["position"]),
             leases_folder=leases_folder(),
             technique_folders=technique_folders(),

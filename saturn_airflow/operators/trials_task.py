@@ -24,6 +24,7 @@ from saturn_airflow.operators.context import (
 from saturn_airflow.operators.executors import check_executor
 from saturn_airflow.operators.inventory import warn_of_no_pool
 from saturn_airflow.operators.leftovers import send_unsent
+from saturn_airflow.operators.others import tell_of_trials
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, absent, present
 from saturn_airflow.operators.wave_tasks import check_map_length, listed, quick_solve
 from saturn_airflow.operators.xcom_parts import ListingOperator
@@ -126,6 +127,7 @@ class TrialsOperator(ListingOperator):
         }
         for key, value in told.items():
             context["ti"].xcom_push(key, value)
+        tell_of_trials(sweep, settings, trials, cluster)
         self._say(knowledge, wave, left_out, len(trials))
         return trials
 

@@ -18,7 +18,8 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.operators.context import pull_all, pull_from_trials, use_techniques_folder
+from saturn_airflow.operators.context import SweepContext, pull_all, pull_from_trials, use_techniques_folder
+from saturn_airflow.operators.others import tell_of_trials
 from saturn_airflow.operators.presence import left_out_now, present
 from saturn_airflow.operators.profile_task import ESTIMATE_KEY, broken_of
 from saturn_airflow.operators.xcom_parts import ListingOperator
@@ -121,9 +122,11 @@ class NextWaveOperator(ListingOperator):
             time.monotonic() - began,
         )
         try:
-            return listed(wave, learned.knowledge, learned.attempt)
+            trials = listed(wave, learned.knowledge, learned.attempt)
         except InvalidSweepError as error:
             raise AirflowFailException(str(error)) from None
+        tell_of_trials(SweepContext.of(context, self.settings.group), self.settings, trials, cluster)
+        return trials
 
 
 def listed(wave: Sequence[Key], knowledge: Knowledge, attempt: float) -> list[dict[str, Any]]:

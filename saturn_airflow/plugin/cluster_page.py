@@ -145,6 +145,7 @@ def _sweep(
         "by": by.sweeps[sweep.name] - now if sweep.name in by.sweeps else None,
         "odds": _ODDS,
         "priority": sweep.priority,
+        "measured": sweep.trials,
     }
     if names[sweep.name] == _HIDDEN:
         return {**told, "dag_id": None, "run_id": None, "sweep": None, "deadline": None, "before": []}

@@ -11,6 +11,7 @@ from saturn_airflow.launch.handed_over import NOTHING, HandedOver
 from saturn_airflow.launch.request import Measure
 from saturn_airflow.launch.runs import Run, RunSpec
 from saturn_airflow.model import guards
+from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.core_use import CoreUse
 from saturn_airflow.model.errors import DiskError, JobError, SaturnError
@@ -37,6 +38,7 @@ class RunSettings(TypedDict, total=False):
     technique_folders: tuple[str, ...]
     path: tuple[str, ...]
     host_memory: str
+    claim: Claim | None
 
 
 def measure(

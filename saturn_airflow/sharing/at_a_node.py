@@ -9,6 +9,7 @@ from saturn_airflow.model.claims import HERE, Claim, node_of
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
 from saturn_airflow.sharing.pace import at_pace_seen
+from saturn_airflow.sharing.ranking import Rank, ranks
 from saturn_airflow.sharing.turns import Decision, decide
 from saturn_airflow.sharing.use import with_held
 
@@ -17,8 +18,11 @@ _UNKNOWN_SECONDS = 60.0
 
 
 def plan_stands(claims: Iterable[Claim]) -> bool:
-    """Whether all claims are of one plan and go by it: then its order, strategies and devices are best."""
-    found = list(claims)
+    """Whether all jobs are of one plan and go by it: then its order, strategies and devices are best.
+
+    Trials that come between them leave it as it is.
+    """
+    found = [claim for claim in claims if not claim.sweep.trials]
     return len({(claim.sweep.name, claim.made) for claim in found}) <= 1 and all(c.by_plan for c in found)
 
 
@@ -30,6 +34,25 @@ def place_in(decision: Decision, mine: Claim) -> Place | None:
 def is_stopped_by(decision: Decision, mine: Claim) -> bool:
     """Whether ``mine``, which runs, is to write its checkpoint and leave, for another or for more devices."""
     return any((turn.sweep, turn.job) == mine.key for turn in decision.stops)
+
+
+def is_stopped_by_trial(decision: Decision, mine: Claim, trials: Iterable[Claim]) -> bool:
+    """Whether ``mine``, which runs, is to leave because one of ``trials`` is to have devices of it."""
+    keys = {trial.key for trial in trials}
+    taken = {d for turn in decision.next if (turn.sweep, turn.job) in keys for d in turn.place.device_ids}
+    return is_stopped_by(decision, mine) and not taken.isdisjoint(mine.job.place_ids)
+
+
+def ranks_at_a_node(
+    waiting: Iterable[Claim],
+    holding: Iterable[Claim],
+    devices: int,
+    now: float,
+    rules: SharingRules,
+    used: Mapping[str, float] | None = None,
+) -> dict[str, Rank]:
+    """The turns of the sweeps of all claims, by their names; takes what :func:`decision_at_a_node` takes."""
+    return ranks(*_at_node(waiting, holding, (), devices, now, rules, used))
 
 
 def trained(mine: Claim, share: float, now: float) -> Claim:
@@ -59,6 +82,19 @@ def decision_at_a_node(
     :param now: seconds since the epoch.
     :param used: by team, what it used of the node's devices before those who have their place.
     """
+    return decide(*_at_node(waiting, holding, busy, devices, now, rules, used))
+
+
+def _at_node(
+    waiting: Iterable[Claim],
+    holding: Iterable[Claim],
+    busy: Iterable[int],
+    devices: int,
+    now: float,
+    rules: SharingRules,
+    used: Mapping[str, float] | None,
+) -> tuple[SharedCluster, SharingRules]:
+    """The node as a cluster of its own, and the rules of who is there."""
     used = used or {}
     waiting = list(waiting)
     placed: list[Claim] = []
@@ -76,7 +112,7 @@ def decision_at_a_node(
     until = {(HERE, device): now + _UNKNOWN_SECONDS for device in unknown - taken}
     claims = [*placed, *waiting]
     cluster = SharedCluster(now, (node_of(devices),), _sweeps(claims, rules), until, used)
-    return decide(cluster, replace(rules, shares=_shares(claims)))
+    return cluster, replace(rules, shares=_shares(claims))
 
 
 def _shares(claims: Iterable[Claim]) -> Mapping[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
 from saturn_airflow.sharing.forecast import Expected, StandingPlan
-from saturn_airflow.sharing.ranking import Rank, longest_stays, pushes, rank
+from saturn_airflow.sharing.ranking import Rank, ranks
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,9 @@ def outlooks(cluster: SharedCluster, plan: StandingPlan, sweep: SharedSweep) -> 
 
 def goes_before(cluster: SharedCluster, rules: SharingRules, sweep: SharedSweep) -> dict[str, str]:
     """The sweeps whose turn is before that of ``sweep``, in order, each with the reason."""
-    push, stays = pushes(cluster, rules), longest_stays(cluster, rules)
-    own = rank(cluster, sweep, rules, push, stays)
-    others = [
-        rank(cluster, other, rules, push, stays) for other in cluster.sweeps if other.name != sweep.name
-    ]
-    before = sorted((other for other in others if other.key < own.key), key=lambda other: other.key)
+    found = ranks(cluster, rules)
+    own = found[sweep.name]
+    before = sorted((other for other in found.values() if other.key < own.key), key=lambda other: other.key)
     return {other.name: _why_before(other, own) for other in before}
 
 
@@ -96,6 +93,8 @@ def _why_before(first: Rank, second: Rank) -> str:
         return "it has waited far out of proportion"
     if first.priority != second.priority:
         return f"its priority is {first.priority:g}, and {second.priority:g} here"
+    if first.measured != second.measured:
+        return "it is being measured, which takes no time"
     if first.pressing != second.pressing:
         return "its deadline presses"
     if first.overdue != second.overdue:

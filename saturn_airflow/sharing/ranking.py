@@ -4,7 +4,8 @@ Least remaining work first (device-seconds under the thriftiest strategies) is t
 of completion times small where work can be stopped (Schrage 1968 for one machine). Above it stand priorities,
 then sweeps whose deadline would be missed otherwise, then those that wait out of proportion, so that nobody
 starves: those whose stretch (Bender et al., 1998), the time from their arrival to their end over what they
-take alone, becomes too large. Work counts for more where a team used more than its share of late.
+take alone, becomes too large. Work counts for more where a team used more than its share of late. Trials are
+over in no time: they go before all jobs of their priority, first come first served.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Rank:
     """A sweep's turn: the least goes first.
 
     :param starving: 0 where it has waited so far out of proportion that it goes before higher priorities.
+    :param measured: 0 for trials, 1 for jobs.
     :param pressing: 0 where its deadline would be missed otherwise, a half where it is to be missed anyway.
     :param overdue: 0 where it is about to exceed the largest stretch.
     :param work: device-seconds that it still needs at the least, weighted by its team's use.
@@ -46,6 +48,7 @@ class Rank:
 
     starving: float
     priority: float
+    measured: float
     pressing: float
     overdue: float
     work: float
@@ -60,9 +63,9 @@ class Rank:
         return min(self.starving, self.overdue) == 0 or self.pressing < 1
 
     @cached_property
-    def key(self) -> tuple[float, float, float, float, float, float, str]:
+    def key(self) -> tuple[float, float, float, float, float, float, float, str]:
         """What is compared."""
-        first = self.starving, -self.priority, self.pressing, self.overdue
+        first = self.starving, -self.priority, self.measured, self.pressing, self.overdue
         return (*first, self.work, self.arrived, self.name)
 
 
@@ -91,7 +94,13 @@ def kinds_of(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple({(node.kind, node.devices): node for node in nodes}.values())
 
 
-def rank(
+def ranks(cluster: SharedCluster, rules: SharingRules) -> dict[str, Rank]:
+    """The turn of each sweep, by its name."""
+    push, stays = pushes(cluster, rules), longest_stays(cluster, rules)
+    return {sweep.name: _rank(cluster, sweep, rules, push, stays) for sweep in cluster.sweeps}
+
+
+def _rank(
     cluster: SharedCluster,
     sweep: SharedSweep,
     rules: SharingRules,
@@ -114,11 +123,13 @@ def rank(
     stretch = (cluster.now - sweep.arrived + needs) / sweep.alone if sweep.alone > 0 else 0.0
     overdue = 0.0 if stretch > rules.largest_stretch else 1.0
     starving = 0.0 if stretch > _STARVING_FACTOR * rules.largest_stretch else 1.0
-    left, work = work, work * push.get(sweep.team, 1.0)
+    left, work = work, 0.0 if sweep.trials else work * push.get(sweep.team, 1.0)
     bound = (_STARVING_FACTOR if overdue == 0 else 1.0) * rules.largest_stretch * sweep.alone
     changes = math.inf if starving == 0 else sweep.arrived + bound - needs + _SOON
     changes = min(changes, presses_at)
-    return Rank(starving, sweep.priority, pressing, overdue, work, sweep.arrived, sweep.name, changes, left)
+    measured = 0.0 if sweep.trials else 1.0
+    first = starving, sweep.priority, measured, pressing, overdue
+    return Rank(*first, work, sweep.arrived, sweep.name, changes, left)
 
 
 def _pressing(

@@ -24,7 +24,7 @@ from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Way
 from saturn_airflow.model.sharing import SharedCluster, SharingRules
 from saturn_airflow.sharing.device_state import Devices, Entry
-from saturn_airflow.sharing.ranking import kinds_of, longest_stays, pushes, rank, ways_on
+from saturn_airflow.sharing.ranking import kinds_of, ranks, ways_on
 from saturn_airflow.sharing.widening import widen
 
 #: A device-second is worth this much for each sweep that waits behind, shared out among all devices: what a
@@ -128,11 +128,10 @@ class _Deciding:
     def __init__(self, cluster: SharedCluster, rules: SharingRules) -> None:
         self.nodes = {node.name: node for node in cluster.nodes}
         self.cluster, self.rules = cluster, rules
-        push = pushes(cluster, rules)
-        stays = longest_stays(cluster, rules)
-        ranked = [(rank(cluster, sweep, rules, push, stays), sweep) for sweep in cluster.sweeps]
+        found = ranks(cluster, rules)
+        ranked = [(found[sweep.name], sweep) for sweep in cluster.sweeps]
         ranked.sort(key=lambda pair: pair[0].key)
-        self.sweeps = [[Entry(sweep, job, found) for job in sweep.jobs] for found, sweep in ranked]
+        self.sweeps = [[Entry(sweep, job, rank) for job in sweep.jobs] for rank, sweep in ranked]
         self.entries = [entry for entries in self.sweeps for entry in entries]
         self.devices = Devices.of(cluster, self.entries)
         self.of_kinds = kinds_of(cluster.nodes)

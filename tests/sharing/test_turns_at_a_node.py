@@ -17,7 +17,7 @@ from saturn_airflow.launch.giving_way import GivingWay
 from saturn_airflow.launch.lease_folder import LeaseFolder
 from saturn_airflow.launch.leases import Lease, Waiter
 from saturn_airflow.launch.turn_at_node import Sharing
-from saturn_airflow.model.claims import HERE, Claim, claim_of
+from saturn_airflow.model.claims import HERE, Claim, claim_of, claim_of_trial
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import Pace, SharedSweep, SharingRules
 from saturn_airflow.sharing.at_a_node import decision_at_a_node, place_in
@@ -38,6 +38,12 @@ def claim(
 def waiter(folder: Path, mine: Claim, devices: tuple[str, ...] = NODE, position: int = 0) -> Waiter:
     sharing = Sharing(mine, NODE, SharingRules(checkpoint=1.0, quiet=0.0))
     return Waiter(devices, mine.job.name, None, (mine.made, position), folder, sharing)
+
+
+def trial_waiter(folder: Path, devices: int, priority: float = 0.0) -> Waiter:
+    facts = SharedSweep("measured", (), time.time(), 0.0, priority)
+    mine = claim_of_trial(facts, "trial", "ddp", devices, 9.0, {})
+    return Waiter(NODE, "trial", devices, (9.0, 0), folder, Sharing(mine, NODE))
 
 
 def take(one: Waiter) -> Lease:
@@ -218,8 +224,9 @@ def test_a_trial_overtakes_jobs_that_wait(tmp_path: Path) -> None:
     one = take(Waiter(["d0", "d1", "d2"], "held", folder=tmp_path))
     with one, contextlib.closing(waiter(tmp_path, claim("a", "wide", WIDE))) as wide:
         assert wide.take() is None
-        trial = Waiter(NODE, "trial", 1, (9.0, 0), tmp_path, None, True)
-        take(trial).release()
+        take(trial_waiter(tmp_path, 1)).release()
+        with contextlib.closing(trial_waiter(tmp_path, 1, priority=-1.0)) as lower:
+            assert lower.take() is None, "who waits for more is of a higher priority"
         with contextlib.closing(Waiter(NODE, "no trial", 1, (9.0, 0), tmp_path)) as other:
             assert other.take() is None
 

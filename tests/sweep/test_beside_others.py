@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from saturn_airflow import Cluster, HParams, Job, Node
+from saturn_airflow.cli import main
 from saturn_airflow.deciding.next_round import GoingOn, Stand
 from saturn_airflow.launch import whereabouts
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.deadlines import Deadline
-from saturn_airflow.model.estimates import Estimate
+from saturn_airflow.model.estimates import Estimate, Trial
+from saturn_airflow.model.folders import slug
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.settings import SweepSettings
@@ -25,10 +27,17 @@ from saturn_airflow.model.sharing import SharedJob, SharedSweep
 from saturn_airflow.operators import promises
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.deadline_watch import DeadlineWatch, say_what_breaks
-from saturn_airflow.operators.others import among_others, around_others, others_now
+from saturn_airflow.operators.making_claims import trial_name
+from saturn_airflow.operators.others import (
+    among_others,
+    around_others,
+    others_now,
+    tell_of_trials,
+)
 from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.planning.online.execution import Situation
 from saturn_airflow.planning.warming import warm
+from saturn_airflow.plugin.cluster_page import cluster_page
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key
 
@@ -79,6 +88,39 @@ def test_a_sweep_whose_dag_run_has_ended_is_no_other(ledger: Ledger) -> None:
     assert others.sweeps == ()
     assert around_others(OWN, others, ()).free == {}
     assert ledger.sweeps() == []
+
+
+def test_a_sweep_that_is_measured_is_known_and_so_is_where(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = SweepContext("new", "run", "sweep", tmp_path / "sweeps" / "new")
+    settings = SweepSettings(cluster=Cluster(NODE), group="sweep", priority=9.0)
+    job = Job("j", "m:a", "m:b", "m:c", hparams=HParams(batches=9))
+    trial = Trial(job=job, technique="two", devices=2, node="n", covers=("j",), fingerprint="mark")
+    tell_of_trials(sweep, settings, [{**trial.to_dict(), "made": 1.0, "position": 0}], settings.cluster)
+    others = others_now(context(1), "own/run/sweep", OWN)
+    (new,) = (one for one in others.sweeps if one.trials)
+    assert (new.name, new.priority) == (sweep.key, 9.0)
+    assert [job.job.nodes for job in new.jobs] == [("n",)]
+    assert others.planned == ["other/run/sweep"], "it is new to who planned before its plan"
+    assert main(["why", "other", "--home", str(tmp_path)]) == 0
+    assert "new/run/sweep goes before it: its priority is 9, and 0 here" in capsys.readouterr().out
+    assert main(["why", "new", "--home", str(tmp_path)]) == 0
+    assert "It is being measured" in capsys.readouterr().out
+    page = cluster_page(tmp_path, time.time(), {"new", "other"}, lambda runs: set())
+    assert {one["dag_id"]: one["measured"] for one in page["sweeps"]} == {"new": True, "other": False}
+    # The trial has run, however it ended, where its task leaves what it writes.
+    looked: list[Path] = []
+
+    def hung(folder: Path) -> whereabouts.Whereabouts:
+        looked.append(folder)
+        return whereabouts.Whereabouts(status="hung")
+
+    monkeypatch.setattr(whereabouts, "of", hung)
+    assert not any(one.trials for one in others_now(context(1), "own/run/sweep", OWN).sweeps)
+    assert sweep.folder / "trials" / slug(trial_name(trial, "j")) in looked
+    tell_of_trials(sweep, settings, [], settings.cluster)
+    assert sweep.key in [one.key for one in ledger.sweeps()], "no trials, no news"
 
 
 TOLD: list[dict[str, Any]] = []

@@ -39,7 +39,8 @@ function end(sweep) {
     ...sweep.broken_by.map((other) => `${other} breaks its deadline`),
     ...sweep.breaks.map((other) => `it breaks the deadline of ${other}`),
   ].map((told) => h("p", { class: "reason bad" }, told));
-  return [at(sweep.end), h("p", { class: "reason" }, `in ${duration(sweep.end)}`), by, due, ...broken];
+  const measured = sweep.measured ? h("p", { class: "reason" }, "of its trials; what its jobs want is known once they are planned") : null;
+  return [at(sweep.end), h("p", { class: "reason" }, `in ${duration(sweep.end)}`), measured, by, due, ...broken];
 }
 
 function draw(found = null) {
