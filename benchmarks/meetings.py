@@ -7,7 +7,7 @@ two CPU devices:
   priority takes all of gpu-a for 90 s, of whose kind a short one ran before, so that it is planned without
   trials. Which of its jobs trained elsewhere than first planned, in how many rounds, when it ended by its
   first plan and in truth, how many steps were trained twice, and how long the other took to be planned;
-- ``deadline``: a sweep of four jobs of 45 s on gpu-b with a deadline in 200 s, when one of higher priority
+- ``deadline``: a sweep of four jobs of 45 s on gpu-b with a deadline in 170 s, when one of higher priority
   with two jobs of 90 s comes. What the plan of that one said it breaks, how long before the deadline the
   author of the first was told, and when it was done.
 """

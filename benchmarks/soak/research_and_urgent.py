@@ -79,7 +79,7 @@ def due() -> None:
         cluster=Cluster(Node("gpu-b", devices=2, kind="cpu")),
         planning_seconds=1,
         objective="device-time",
-        deadline=timedelta(seconds=200),
+        deadline=timedelta(seconds=170),
         on_missed_deadline="soak_jobs:told",
     )
 

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saturn_airflow.launch.giving_way import GivingWay
+from saturn_airflow import HParams, Job
+from saturn_airflow.launch.giving_way import GivingWay, TurnsOfRun
 from saturn_airflow.launch.lease_folder import LeaseFolder
 from saturn_airflow.launch.leases import Lease, Waiter
+from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import HERE, Claim, claim_of, claim_of_trial
 from saturn_airflow.model.plan import Place
@@ -229,6 +231,36 @@ def test_a_trial_overtakes_jobs_that_wait(tmp_path: Path) -> None:
             assert lower.take() is None, "who waits for more is of a higher priority"
         with contextlib.closing(Waiter(NODE, "no trial", 1, (9.0, 0), tmp_path)) as other:
             assert other.take() is None
+
+
+def test_a_trial_that_meets_two_sweeps_runs_as_it_was_listed(tmp_path: Path) -> None:
+    """Its devices are decided together with those of jobs, and nothing else of it is."""
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(take(Waiter(["d0"], "held", folder=tmp_path)))
+        for sweep in "ab":
+            one = waiter(tmp_path, claim(sweep, "one", {("single", 4): (9000.0, 5.0)}))
+            stack.enter_context(contextlib.closing(one))
+            assert one.take() is None
+        lease = stack.enter_context(take(trial_waiter(tmp_path, 2, 1.0)))
+        assert lease.place is not None
+        assert not set(lease.devices) & set(held.devices)
+        assert lease.holder.claim is not None
+        spec = RunSpec(
+            job=Job("j", "m:a", "m:b", "m:c", hparams=HParams(batches=9)),
+            technique="ddp",
+            devices=2,
+            folder=str(tmp_path),
+            node="n",
+            slots=4,
+            mode="trial",
+            claim=lease.holder.claim,
+        )
+        turn = TurnsOfRun(RunSpec.from_dict(spec.to_dict()), NODE)
+        ids = [NODE.index(device) for device in lease.devices]
+        assert turn.begin(lease, tmp_path) == {"devices": ids, "technique": "ddp"}
+        turn.count_use()
+        assert (turn.is_to_leave(), turn.ends(), turn.result()) == (False, False, {})
+        assert LeaseFolder(tmp_path).used() == {}
 
 
 def test_nodes_that_share_a_folder_do_not_mind_each_other(tmp_path: Path) -> None:
