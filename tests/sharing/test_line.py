@@ -229,6 +229,31 @@ def test_jobs_give_way_to_a_trial_of_a_higher_priority_where_they_may(
         assert queue.look(trial) is gives_way
 
 
+@pytest.mark.parametrize("priority", [None, -9.0])
+def test_a_plan_that_stands_widens_nobody_when_a_trial_comes(priority: float | None) -> None:
+    """Decided anew, the job that runs would stop, to go on on two devices."""
+    seconds = {("t", 1): (1e6, 1.0), ("t", 2): (5e5, 1.0)}
+    with closing(Queue()) as queue:
+        for number in range(2):
+            queue.join(job_of("b", f"j{number}", seconds, 1.0), NODE[:1], 1, 1.0)
+        queue.all_look(sorted(queue.waiting))
+        if priority is not None:
+            queue.join(trial_of("trial", 1, priority, 9.0), NODE, 1, 9.0)
+        queue.give_way()
+        assert len(queue.holders()) == 1
+        assert len(queue.waiting) == (1 if priority is None else 2)
+
+
+def test_a_trial_goes_before_a_job_of_its_priority_whose_deadline_presses() -> None:
+    facts = SharedSweep("due", (), time.time(), 1e6, deadline=time.time() + 110)
+    due = claim_of(facts, "due", "t", {("t", 4): (100.0, 1.0)}, 1.0)
+    with closing(Queue()) as queue:
+        job = queue.join(due, NODE, 4, 1.0)
+        trial = queue.join(trial_of("trial", 4, 0.0, 2.0), NODE, 4, 2.0)
+        assert not queue.look(job)
+        assert queue.look(trial)
+
+
 def test_a_trial_that_waited_out_of_proportion_goes_before_higher_priorities() -> None:
     for waited in (60.0, 3600.0):
         with closing(Queue()) as queue:
