@@ -86,6 +86,7 @@ def measure(name: str, sleepers: list[tuple[str, int]], state: Path, devices: in
     }
     return {
         "jobs": len(sleepers),
+        "devices_per_node": devices,
         "seconds_on_one_device": spread([BATCH * batches for _, batches in sleepers]),
         "handover_seconds": found,
         "planned_seconds": round(plan["makespan"], 2),
@@ -306,7 +307,7 @@ def main() -> None:
         "makespan": (jobs(16, 45, 75), DEVICES),
         "many": (jobs(200, 4, 12), 2 * DEVICES),
     }
-    results: dict[str, Any] = {"machine": describe(), "nodes": len(NODES), "devices_per_node": DEVICES}
+    results: dict[str, Any] = {"machine": describe(), "nodes": len(NODES)}
     # Figures taken while others use the cores say little of Saturn.
     results["load_average_before"] = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="saturn-overhead-", ignore_cleanup_errors=True) as folder:

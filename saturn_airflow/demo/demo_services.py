@@ -26,11 +26,9 @@ import sys
 
 if "scheduler" in sys.argv:
     # Each task would import it anew, for a second of one core.
-    from saturn_airflow.planning import warming
-    from saturn_airflow.tracking.server import import_mlflow
+    from saturn_airflow.deployment import task_imports
 
-    import_mlflow()
-    warming.import_all()
+    task_imports.import_all(plans=True)
 """
 
 

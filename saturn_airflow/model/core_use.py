@@ -17,9 +17,9 @@ class CoreUse:
     :param node: on which it ran.
     :param machine: which one that is, until it is started anew.
     :param cores: numbers of the cores that the node's processes may use.
-    :param began: when the trial's run was started, in seconds since the machine was.
+    :param began: when the trial's run was started, in seconds on the machine's own clock.
     :param ended: when its task had nothing left to do but to tell.
-    :param busy_before: seconds that the cores together had worked until ``began``.
+    :param busy_before: seconds that the cores together had worked until ``began``, since the machine runs.
     :param busy_after: the same until ``ended``.
     :param of_run: how many of these seconds the trial's ranks worked.
     :param of_rank: cores that each rank kept busy while it trained; 0 where it did not tell.

@@ -82,8 +82,8 @@ class Estimate:
     :param ending_seconds: from the last batch to the end: checkpoint and export; known from training.
     :param spread: interquartile range of the seconds per batch over their median.
     :param uncertainty: how far the seconds per batch may be off, as a share; of what was not measured.
-    :param core_share: how much of the cores that are its devices' part of the machine its ranks keep busy, by
-        their trial; above 1 where devices share cores.
+    :param core_share: how much of the cores that are its devices' part of the machine its ranks keep busy
+        (0 to 1), by their trial.
     :param besides_seconds: for how long what goes with each run keeps that part busy, by the trials.
     :param batches: global batches measured.
     :param batches_per_epoch: global batches in one pass over the data (0 where the data has no length).

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.core_use import CoreUse, seconds_besides
 from saturn_airflow.model.estimates import Estimate
+
+_SECONDS = ("launch_seconds", "setup_seconds", "seconds_per_batch", "evaluation_seconds")
 
 
 def crowded(
@@ -34,11 +37,9 @@ def crowded(
         busy = min(sum(node.devices for node in there), estimate.devices * jobs)
         # A device's part of the cores, while all are busy.
         part = len(cores) / max(busy, estimate.devices)
-        found.append(
-            dataclasses.replace(
-                estimate,
-                core_share=use.of_rank / part,
-                besides_seconds=besides[use.machine] / (part * estimate.devices),
-            )
-        )
+        share = use.of_rank / part
+        fields: dict[str, Any] = {name: getattr(estimate, name) * max(1.0, share) for name in _SECONDS}
+        fields["core_share"] = min(1.0, share)
+        fields["besides_seconds"] = besides[use.machine] / (part * estimate.devices)
+        found.append(dataclasses.replace(estimate, **fields))
     return found

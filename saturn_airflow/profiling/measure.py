@@ -142,14 +142,14 @@ def _followed(
     return trial_end, estimate
 
 
-def _core_use(node: Node, before: cores.Worked, end: Mapping[str, Any]) -> CoreUse | None:
-    """What the machine's cores did since ``before``; None where the run does not say what it had of that."""
+def _core_use(node: Node, before: cores.Worked | None, end: Mapping[str, Any]) -> CoreUse | None:
+    """What the machine's cores did since ``before``; None where that or the run's part is not told."""
     of_run, now = end.get("cpu_seconds"), cores.worked()
-    if of_run is None or now.cores != before.cores:
+    if of_run is None or before is None or now is None or now.cores != before.cores:
         return None
     return CoreUse(
         node=node.name,
-        machine=cores.machine(),
+        machine=now.machine,
         cores=now.cores,
         began=before.at,
         ended=now.at,

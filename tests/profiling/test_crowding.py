@@ -62,6 +62,7 @@ def test_jobs_whose_devices_share_cores_take_as_long_as_the_cores_need() -> None
     uses = [use(10.0 * i, 10.0 * i + 2, 1.0, 1.0, node=node, of_rank=1.0) for i, node in enumerate("ab")]
     found = crowded([(estimate(0.1), uses[0]), (estimate(0.1), uses[1])], cluster, jobs=8)
     assert [e.seconds(100) for e in found] == pytest.approx([2 * (10 + 1)] * 2)
+    assert found[0].seconds_per_batch == pytest.approx(0.2), "what training is then seen to take"
     # One job has the machine to itself.
     (alone,) = crowded([(estimate(0.1), uses[0])], cluster, jobs=1)
     assert alone.seconds(100) == pytest.approx(10.0)
@@ -95,6 +96,8 @@ def test_the_kernel_counts_what_this_process_works() -> None:
     while time.process_time() < own + 0.15:
         pass
     after = cores.worked()
+    assert before is not None
+    assert after is not None
     assert set(after.cores) == os.sched_getaffinity(0)
     assert after.seconds - before.seconds >= 0.1
     assert after.at > before.at
