@@ -212,7 +212,9 @@ def _moments(whole: WholeBatch, x: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     if own_count:
         mean = x.mean(_all_but_channels(x))
         squares = (x - _per_channel(mean, x)).square().sum(_all_but_channels(x))
-        own = torch.cat([own.new_tensor([own_count]), mean.to(own), squares.to(own)])
+        # Filled on the device: a copy from the host would wait for all that the device has to do.
+        own[0] = own_count
+        own[1 : 1 + channels], own[1 + channels :] = mean, squares
     counts, means, squares = whole.gather(own).tensor_split([1, 1 + channels], dim=1)
     count = counts.sum()
     if own_count < 2 and count < 2:

@@ -62,7 +62,7 @@ class Waits(TorchFunctionMode):
         made = func(*args, **kwargs)
         if name in MAKES and kwargs.get("device") is None and isinstance(made, torch.Tensor):
             self._on_host.add(made)
-        elif name in MAKES and name == "tensor":
+        elif name == "new_tensor" or (name in MAKES and name == "tensor"):
             self._noted.append("a copy from the host")
         return made
 
@@ -88,6 +88,11 @@ def tied() -> nn.Module:
     return model
 
 
+def normed() -> nn.Module:
+    """A model with a BatchNorm, which looks at the whole batch."""
+    return nn.Sequential(nn.BatchNorm1d(16), *Plain())
+
+
 def some(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A loss over the samples of all classes but the first."""
     return cross_entropy(outputs, targets, reduction="sum", ignore_index=0), (targets != 0).sum()
@@ -98,11 +103,12 @@ def mean_of_some(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy(outputs, targets, ignore_index=0)
 
 
-def waits(technique: str, loss: str, folder: str, ranks: Ranks) -> dict[int, list[str]]:
+def waits(technique: str, loss: str, folder: str, model: str, ranks: Ranks) -> dict[int, list[str]]:
     """Of each step what had the host wait before the optimizer's turn, and in the last that it did later."""
-    hparams = HParams(batches=4, accumulate=2, clip_grad_norm=0.5, precision="float64")
+    accumulate = 1 if "normed" in model else 2
+    hparams = HParams(batches=4, accumulate=accumulate, clip_grad_norm=0.5, precision="float64")
     a_job = job(
-        load_model="test_host_waits:tied" if technique == "pipeline" else "tiny:plain",
+        load_model=model,
         load_dataloader="tiny:vectors",
         loss_function=loss,
         hparams=hparams,
@@ -136,7 +142,17 @@ def waits(technique: str, loss: str, folder: str, ranks: Ranks) -> dict[int, lis
 @pytest.mark.parametrize("loss", ["tiny:vector_loss", "test_host_waits:some", "test_host_waits:mean_of_some"])
 @pytest.mark.parametrize("strategy", EACH_TECHNIQUE, ids=str)
 def test_nobody_waits_before_the_step(strategy: Strategy, loss: str, tmp_path: Path) -> None:
-    everyones = launch_ranks(waits, strategy.technique, loss, str(tmp_path), size=strategy.devices)
+    model = "test_host_waits:tied" if strategy.technique == "pipeline" else "tiny:plain"
+    check(launch_ranks(waits, strategy.technique, loss, str(tmp_path), model, size=strategy.devices))
+
+
+def test_nobody_waits_for_the_statistics_of_the_whole_batch(tmp_path: Path) -> None:
+    model = "test_host_waits:normed"
+    check(launch_ranks(waits, "ddp", "tiny:vector_loss", str(tmp_path), model, size=2))
+
+
+def check(everyones: list[dict[int, list[str]]]) -> None:
+    """Check what each rank has noted."""
     for found in everyones:
         assert sorted(found) == [-1, 0, 1, 2, 3]
         assert "tolist" in found[-1]  # for the loss, when the step has been asked for

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from saturn_airflow.model.errors import JobError, SaturnError
 from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.profiling.blame import measured_with_any
-from saturn_airflow.profiling.measure import measure
+from saturn_airflow.profiling.measure import _followed, measure
 
 pytestmark = pytest.mark.ranks
 
@@ -166,6 +167,21 @@ def test_the_jobs_own_mistakes_are_raised(loss: str, words: str, tmp_path: Path)
     with pytest.raises(JobError) as caught:
         run(tmp_path, small_job(loss), "ddp", devices=2)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("occupied", [False, True])
+def test_memory_that_others_used_says_nothing_of_another_night(occupied: bool) -> None:
+    told = [
+        {"event": "warning", "message": "others are there", "occupied": occupied},
+        {"event": "end", "status": "out_of_memory", "reason": "CUDA out of memory", "traceback": ""},
+    ]
+    ended: Any = SimpleNamespace(events=lambda: iter(told), kill=lambda: None)
+    job = small_job()
+    trial = Trial(job=job, technique="single", devices=1, node="here", covers=(job.name,), fingerprint="abc")
+    _, found = _followed(ended, trial, "h100", lambda line: None, lambda job, reason: None)
+    assert found.reason is not None
+    assert found.reason.startswith("out of memory")
+    assert found.passing is occupied
 
 
 def test_a_model_that_can_not_be_loaded(tmp_path: Path) -> None:

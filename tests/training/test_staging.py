@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +14,13 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from saving import Folder, Training
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from worst_order import WorstOrder
 
-from saturn_airflow.training import staging
+from saturn_airflow.training import job_training, staging, tensor_files
+from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.staging import Staging, own_part
 
 CPU = torch.device("cpu")
@@ -128,3 +132,37 @@ def test_what_several_hold_is_written_by_one() -> None:
     sizes = [sum(tensor.nbytes for tensor in part.values()) for part in parts]
     assert sizes[0] == 200
     assert abs(sizes[1] - sizes[2]) <= 16
+
+
+@pytest.mark.parametrize(
+    ("beside", "copying", "rest"), [(True, 3.0, 57.0), (False, 3.0, 57.0), (False, 1.0, 0.0)]
+)
+def test_saving_takes_a_twentieth_of_the_time_at_most(
+    beside: bool, copying: float, rest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    slow, part = (Staging, "wait") if beside else (tensor_files, "write_manifest")
+    own: Any = getattr(slow, part)
+
+    def takes_its_time(*given: Any) -> Any:
+        now[0] += copying
+        return own(*given)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(slow, part, takes_its_time)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        ranks = Ranks(rank=0, size=1, device=CPU)
+        folder = Folder(tmp_path, ranks, beside=beside)
+        folder.checkpoints.save(2, Training(ranks, 2).state, {})
+        folder.checkpoints.finish()
+    finally:
+        dist.destroy_process_group()
+    assert folder.checkpoints.rest_seconds == rest
+    asked = SimpleNamespace(checkpoint_batches=None, checkpoint_seconds=10.0)
+    loop: Any = SimpleNamespace(
+        request=asked, checkpoints=folder.checkpoints, step=0, tried_step=0, tried_at=now[0]
+    )
+    is_due = job_training.Training._save_due
+    due_at = now[0] + max(rest, 10.0)
+    assert [is_due(loop, due_at - 0.1), is_due(loop, due_at)] == [False, True]
