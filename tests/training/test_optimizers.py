@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from saturn_airflow.model.jobs import HParams
-from saturn_airflow.parallelism.parallel import Kernels, Parallel
+from saturn_airflow.parallelism.parallel import Kernels, Parallel, multiply
 from saturn_airflow.training.optim.optimizers import make_optimizer, parameter_groups, take_step
 from saturn_airflow.training.ranks import Ranks
 
@@ -113,3 +113,21 @@ def test_parameters_of_two_kinds_take_adams_steps_in_a_kernel_for_each(
     assert all(a is b for a, b in zip(optimizer.param_groups[0]["params"], given, strict=True))
     if not optimizer_args:
         assert kernels.names.count("_fused_adamw_") == 2
+
+
+def test_gradients_are_scaled_all_at_once_by_a_factor_of_their_format() -> None:
+    """By one of another format torch multiplies them one after the other."""
+    found: list[tuple[int, torch.dtype, torch.dtype]] = []
+
+    class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._foreach_mul_.Tensor:
+                found.append((len(args[0]), args[0][0].dtype, args[1].dtype))
+            return func(*args, **(kwargs or {}))
+
+    formats = [torch.float32, torch.float64, torch.bfloat16]
+    gradients = [torch.full((2,), 3.0, dtype=dtype) for dtype in formats for _ in range(2)]
+    with Seen():  # type: ignore[no-untyped-call]
+        multiply(gradients, torch.tensor(0.5, dtype=torch.float64))
+    assert all(bool((gradient == 1.5).all()) for gradient in gradients)
+    assert {(2, dtype, dtype) for dtype in formats[:2]} == {*found}
