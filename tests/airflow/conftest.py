@@ -65,5 +65,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     folder = tmp_path_factory.mktemp("deployment")
     shutil.copytree(ROOT / "dags", folder / "dags")
     shutil.copytree(Path(__file__).parent / "dags", folder / "dags", dirs_exist_ok=True)
-    with Services(folder / "state", folder / "dags") as services:
+    # Servers there import what their jobs need, and nothing for the tests of ranks.
+    with Services(folder / "state", folder / "dags", {"SATURN_WARM_IMPORTS": ""}) as services:
         yield Deployment(services, Airflow(services.airflow_url))

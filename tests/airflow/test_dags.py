@@ -74,8 +74,7 @@ def test_a_challenger_becomes_the_champion_when_a_human_agrees(
     assert len(by_step) == 2
 
     path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/approve/-1/hitlDetails"
-    answer = deployment.airflow._client.patch(path, json={"chosen_options": ["Approve"], "params_input": {}})
-    assert answer.is_success, answer.text
+    deployment.airflow.send("PATCH", path, {"chosen_options": ["Approve"], "params_input": {}})
     assert finished(deployment, runs, dag_id)
     champion = client.get_model_version_by_alias("digits", "champion")
     assert champion.run_id == best["run_id"]

@@ -8,12 +8,14 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pyomo.environ as pyo
 import pytest
 from planning_problems import INSTANCES, assert_valid
 
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.planning import highs, solve
 from saturn_airflow.planning.clock import Clock
@@ -30,10 +32,24 @@ def read(name: str) -> Problem:
     return Problem.read(INSTANCES / f"{name}.json")
 
 
+class Solved(NamedTuple):
+    """A problem, its plan after two seconds, and what was told on the way."""
+
+    problem: Problem
+    plan: Plan
+    seen: list[SolveProgress]
+
+
+@pytest.fixture(scope="module")
+def mix50() -> Solved:
+    problem, seen = read("mix50-8x8"), list[SolveProgress]()
+    return Solved(problem, solve(problem, time_limit=2.0, on_progress=seen.append), seen)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_instance_in_a_second(name: str) -> None:
     problem = read(name)
-    plan = solve(problem, time_limit=1.0)
+    plan = solve(problem, time_limit=0.5)
     assert_valid(problem, plan)
     assert plan.lower_bound > 0
     assert plan.makespan <= baselines.current_practice(problem).makespan
@@ -47,9 +63,8 @@ def test_paper_workloads_on_many_nodes_are_solved_to_optimality(name: str, short
     assert (plan.makespan, plan.lower_bound) == (shortest, shortest)
 
 
-def test_progress_only_ever_gets_better() -> None:
-    seen: list[SolveProgress] = []
-    plan = solve(read("mix50-8x8"), time_limit=2.0, on_progress=seen.append)
+def test_progress_only_ever_gets_better(mix50: Solved) -> None:
+    _, plan, seen = mix50
     assert len(seen) > 2
     for before, after in itertools.pairwise(seen):
         assert after.value <= before.value
@@ -67,7 +82,7 @@ def test_stops_at_the_asked_gap() -> None:
 @pytest.mark.ranks
 def test_processes_share_what_they_find() -> None:
     problem = read("mix50-8x8")
-    assert_valid(problem, solve(problem, time_limit=3.0, processes=3))
+    assert_valid(problem, solve(problem, time_limit=2.0, processes=3))
 
 
 def test_a_solve_survives_the_loss_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,17 +92,15 @@ def test_a_solve_survives_the_loss_of_its_processes(monkeypatch: pytest.MonkeyPa
         assert_valid(problem, solve(problem, time_limit=1.0, processes=2))
 
 
-def test_a_plan_made_from_another_is_never_worse() -> None:
-    problem = read("mix50-8x8")
-    good = solve(problem, time_limit=3.0)
+def test_a_plan_made_from_another_is_never_worse(mix50: Solved) -> None:
+    problem, good, _ = mix50
     again = solve(problem, time_limit=0.05, previous=good)
     assert_valid(problem, again)
     assert again.makespan <= good.makespan
 
 
-def test_a_previous_plan_is_carried_over_to_what_is_left() -> None:
-    problem = read("mix50-8x8")
-    previous = solve(problem, time_limit=1.0)
+def test_a_previous_plan_is_carried_over_to_what_is_left(mix50: Solved) -> None:
+    problem, previous, _ = mix50
     late = dataclasses.replace(problem.jobs[0], name="late")
     changed = dataclasses.replace(problem, nodes=problem.nodes[1:], jobs=(*problem.jobs[10:], late))
     plan = solve(changed, time_limit=0.5, previous=previous)
@@ -99,7 +112,7 @@ def test_priorities_and_releases() -> None:
     data["jobs"][3]["release"] = 50_000
     data["jobs"][5]["weight"] = 100.0
     problem = Problem.from_dict(data)
-    plan = solve(problem, objective="mean-completion", time_limit=2.0)
+    plan = solve(problem, objective="mean-completion", time_limit=1.0)
     assert_valid(problem, plan)
     first = min(plan.assignments, key=lambda a: a.end)
     assert first.job == data["jobs"][5]["name"]
@@ -121,7 +134,7 @@ def test_devices_of_many_counts_and_a_large_node() -> None:
         )
     nodes = [{"name": "large", "devices": 50, "kind": "a"}, {"name": "odd", "devices": 7, "kind": "a"}]
     problem = Problem.from_dict({"name": "odd", "nodes": nodes, "jobs": jobs})
-    assert_valid(problem, solve(problem, time_limit=2.0))
+    assert_valid(problem, solve(problem, time_limit=1.0))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +176,7 @@ def test_the_package_and_the_command_line_import_no_model() -> None:
 
 def test_what_highs_prints_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        solve(read("distinct20-2x8"), time_limit=2.0)
+        solve(read("distinct20-2x8"), time_limit=1.0)
     assert caplog.messages == []
 
 

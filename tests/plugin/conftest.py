@@ -87,6 +87,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ),
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
         "SATURN_TEST_GATE": str(folder / "gate"),
+        # Servers there import what their jobs need, and nothing for the tests of ranks.
+        "SATURN_WARM_IMPORTS": "",
     }
     services = Services(folder / "state", folder / "dags", settings)
     try:

@@ -36,7 +36,7 @@ STRATEGIES = [
     Strategy("fsdp", 2, {"recompute": True, "offload": True}),
 ]
 
-# 22 samples in batches of 6 (the last one of 4, fewer than micro-batches times ranks), tied weights.
+# 16 samples in batches of 6 (the last one of 4, fewer than micro-batches times ranks), tied weights.
 EVERYTHING = HParams(
     epochs=2,
     precision="float64",
@@ -44,7 +44,7 @@ EVERYTHING = HParams(
     accumulate=3,
     clip_grad_norm=0.5,
     lr_scheduler="torch.optim.lr_scheduler:CosineAnnealingLR",
-    lr_scheduler_args={"T_max": 8},
+    lr_scheduler_args={"T_max": 6},
     parameter_groups="tiny:two_groups",
 )
 PLAIN = HParams(epochs=1, precision="float64", lr=1e-2)
@@ -56,20 +56,23 @@ MOMENTUM = HParams(
     optimizer_args={"momentum": 0.9, "nesterov": True},
 )
 
+FEW = {"samples": 16}
 JOBS: dict[str, Job] = {
-    "gpt2, everything": job(hparams=EVERYTHING),
-    "gpt2, own loss": job(loss_function=None, hparams=MOMENTUM),
-    "gpt2, frozen, momentum": job(load_model="tiny:frozen_gpt2", hparams=MOMENTUM),
-    "llama": job(load_model="tiny:llama", hparams=PLAIN),
+    "gpt2, everything": job(data_args=FEW, hparams=EVERYTHING),
+    "gpt2, own loss": job(data_args=FEW, loss_function=None, hparams=MOMENTUM),
+    "gpt2, frozen, momentum": job(load_model="tiny:frozen_gpt2", data_args=FEW, hparams=MOMENTUM),
+    "llama": job(load_model="tiny:llama", data_args=FEW, hparams=PLAIN),
     "vit": job(
         load_model="tiny:vit",
         load_dataloader="tiny:images",
+        data_args=FEW,
         loss_function="tiny:image_loss",
         hparams=EVERYTHING,
     ),
     "plain": job(
         load_model="tiny:plain",
         load_dataloader="tiny:vectors",
+        data_args=FEW,
         loss_function="tiny:vector_loss",
         hparams=PLAIN,
     ),
