@@ -229,3 +229,22 @@ def test_restart_leaves_a_wish_for_jobs_that_have_begun(
     }.items():
         assert main(["restart", *words]) == 2
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--slots", "--short-slots"])
+def test_a_pool_has_at_least_one_slot(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pools", option, "0"]) == 2
+    assert f"{option} is 0" in capsys.readouterr().err
+
+
+def test_the_cluster_names_what_is_no_variable_and_prints_fresh_secrets(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["cluster", "--state", str(tmp_path), "--set", "NODE_CONCURRENCY"]) == 2
+    assert "--set NODE_CONCURRENCY: write NAME=VALUE" in capsys.readouterr().err
+    printed = []
+    for _ in range(2):
+        assert main(["cluster", "--state", str(tmp_path), "--new-secrets"]) == 0
+        printed.append(dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines()))
+    assert printed[0].keys() == printed[1].keys() != set()
+    assert not set(printed[0].values()) & set(printed[1].values())

@@ -57,6 +57,15 @@ def test_other_objectives(more: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "makespan" in capsys.readouterr().out
 
 
+def test_a_gap_ends_the_search(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", FILE, "--time-limit", "30", "--processes", "1", "--json", "--gap"]
+    assert main([*asked, "0.9"]) == 0
+    loose = json.loads(capsys.readouterr().out)
+    assert 0 < loose["gap"] <= 0.9, "no better one was looked for"
+    assert main([*asked, "-1"]) == 2
+    assert "gap is -1" in capsys.readouterr().err
+
+
 def test_a_previous_plan_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", FILE, "--time-limit", "1", "--json", "--processes", "1"]) == 0
     earlier = tmp_path / "plan.json"

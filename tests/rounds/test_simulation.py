@@ -161,6 +161,25 @@ def test_the_command_prints_what_happened(capsys: pytest.CaptureFixture[str]) ->
     assert "planned once" in printed.out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--share", "2"], "share is 2"),
+        (["--off-by", "-1"], "off_by is -1"),
+        (["--every", "0"], "every_minutes is 0"),
+        (["--epochs", "0"], "epochs and the time limit are above 0"),
+        (["--checkpoint", "-1"], "checkpoint and launch from 0"),
+        (["--launch", "-1"], "checkpoint and launch from 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed = command(capsys, *words)
+    assert code == 2
+    assert said in printed.err
+
+
 def test_devices_that_are_free_later_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problem = json.loads((INSTANCES / "txt-2x8.json").read_text())
     problem["nodes"][0]["free"] = [0, 60, 0, 0, 0, 0, 0, 0]

@@ -63,6 +63,9 @@ def test_why_names_who_breaks_a_deadline_and_whose_is_broken(
     )
     assert main(["why", "--home", str(tmp_path)]) == 0
     assert ", missed" in capsys.readouterr().out
+    assert main(["why", "due", "--home", str(tmp_path), "--run", "run"]) == 0
+    assert main(["why", "due", "--home", str(tmp_path), "--run", "other"]) == 2
+    assert "no sweep of 'due' in the run 'other'" in capsys.readouterr().err
 
 
 def test_why_says_the_end_with_odds_where_the_law_of_errors_was_told(
