@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -16,15 +15,14 @@ from airflow.sdk import (
     TaskGroup,
     TriggerRule,
     XComArg,
-    conf,
 )
 
-from saturn_airflow.model import clear_secrets, metrics, references
+from saturn_airflow.model import metrics
 from saturn_airflow.model.arguments import unknown
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.jobs import Job, check_jobs
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.references import Reference, to_reference
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import Rule, rule_of
@@ -38,13 +36,14 @@ from saturn_airflow.model.settings import (
     SweepSettings,
 )
 from saturn_airflow.model.stage_settings import Stages
+from saturn_airflow.operators import checked_jobs
 from saturn_airflow.operators.champion_graph import champion_scored
-from saturn_airflow.operators.context import deployed_teams, limit_users_code, use_techniques_folder
+from saturn_airflow.operators.context import deployed_teams, use_techniques_folder
 from saturn_airflow.operators.graph import first, profile_waves, short, wait_in_pool
 from saturn_airflow.operators.inventory import deployed_cluster
 from saturn_airflow.operators.report_task import ReportOperator
 from saturn_airflow.operators.round_graph import rounds_of
-from saturn_airflow.operators.trials_task import TrialsOperator, check_against
+from saturn_airflow.operators.trials_task import TrialsOperator
 
 
 class SaturnSweepOperator(TaskGroup):
@@ -199,7 +198,7 @@ class SaturnSweepOperator(TaskGroup):
                 team=team,
             )
             deployed_teams().check(settings.team, settings.priority)
-            _check_jobs(jobs, settings)
+            checked_jobs.check_in_file(jobs, settings)
             _check_comparison(metric, mode)
             _check_asset(asset)
             stages = Stages(profile_args or {}, plan_args or {}, train_args or {}, report_args or {})
@@ -294,33 +293,6 @@ def _checked_seconds(name: str, value: timedelta | None) -> float | None:
     if not isinstance(value, timedelta) or value <= timedelta(0):
         raise InvalidSweepError(f"{name} is {value!r}; give a timedelta above 0, such as timedelta(hours=8)")
     return value.total_seconds()
-
-
-def _check_jobs(jobs: Sequence[Job] | XComArg, settings: SweepSettings) -> None:
-    """Check jobs that are known when the DAG file is parsed; others are when they are known."""
-    if isinstance(jobs, XComArg):
-        return
-    if isinstance(jobs, Job) or not isinstance(jobs, Sequence) or isinstance(jobs, str):
-        raise InvalidSweepError(
-            f"jobs is {jobs!r:.60}; give a list of jobs, grid(...), or the output of an upstream task"
-        )
-    check_jobs(jobs)
-    check_against(jobs, settings)
-    limit_users_code()
-    for message in clear_secrets.warnings(jobs):
-        warnings.warn(message, stacklevel=3)
-    with references.looked_up_once():
-        for job in jobs:
-            job.check_allowed()
-        if conf.getboolean("saturn", "check_references", fallback=True):
-            for job in jobs:
-                job.check_references()
-    least = getattr(settings.selection, "min_epochs", 0)
-    longest = [job.hparams.epochs for job in jobs]
-    if longest and all(epochs is not None and epochs < least for epochs in longest):
-        raise InvalidSweepError(
-            f"selection: min_epochs is {least}, but no job trains so long, so none would ever be dropped"
-        )
 
 
 def _check_comparison(metric: str | None, mode: metrics.Mode | None) -> None:

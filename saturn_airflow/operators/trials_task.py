@@ -13,20 +13,27 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from saturn_airflow.model import clear_secrets
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.jobs import Job, check_jobs, check_metric
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.operators import cancelled, connections, first_weights, measuring, upstream_jobs, wishes
+from saturn_airflow.operators import (
+    cancelled,
+    checked_jobs,
+    connections,
+    first_weights,
+    measuring,
+    upstream_jobs,
+    wishes,
+)
 from saturn_airflow.operators.context import (
     SweepContext,
     mlflow_uri,
-    use_techniques_folder,
 )
 from saturn_airflow.operators.executors import check_executor
 from saturn_airflow.operators.inventory import warn_of_no_pool
 from saturn_airflow.operators.leftovers import send_unsent
 from saturn_airflow.operators.others import tell_of_trials
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, absent, present
-from saturn_airflow.operators.wave_tasks import check_map_length, listed, quick_solve
+from saturn_airflow.operators.wave_tasks import listed, quick_solve
 from saturn_airflow.operators.xcom_parts import ListingOperator
 from saturn_airflow.plugin.links import MlflowRunLink
 
@@ -136,10 +143,8 @@ class TrialsOperator(ListingOperator):
 
         :raises InvalidSweepError: when something about them can't be right.
         """
-        use_techniques_folder()
         jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
-        check_jobs(jobs)
-        check_against(jobs, self.settings)
+        checked_jobs.check(jobs, self.settings)
         if self.from_upstream:
             upstream_jobs.check(jobs, self.dag.fileloc)
         connections.handed_to(*jobs)  # what is missing is told before anything runs
@@ -215,37 +220,3 @@ class PickOperator(ListingOperator):
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Return the items of this node, in order."""
         return [item for item in self.items if item["node"] == self.node]
-
-
-def check_against(jobs: Sequence[Job], settings: SweepSettings) -> None:
-    """Check what jobs say of the cluster and of the library, and that they have what they are compared by.
-
-    :raises InvalidSweepError: for a node or a technique that does not exist, a metric that a job does not
-        have, or too many jobs to map.
-    """
-    from saturn_airflow import library
-
-    use_techniques_folder()
-    cluster, techniques = settings.cluster, settings.techniques
-    in_library = library.names() if any(job.techniques is not None or job.trust for job in jobs) else []
-    for job in jobs:
-        library.check_names(job.techniques or (), f"job {job.name!r}", in_library)
-        library.check_names(job.trust, f"job {job.name!r}: trust", in_library)
-        if (
-            techniques is not None
-            and job.techniques is not None
-            and not set(job.techniques) & set(techniques)
-        ):
-            raise InvalidSweepError(
-                f"job {job.name!r} may use {', '.join(job.techniques)}, the sweep {', '.join(techniques)}; "
-                "give the sweep the job's techniques too"
-            )
-        for node in job.nodes or ():
-            if node not in {n.name for n in cluster}:
-                raise InvalidSweepError(
-                    f"job {job.name!r} is bound to node {node!r}; "
-                    f"the cluster has {', '.join(n.name for n in cluster)}"
-                )
-    check_map_length(len(jobs), "jobs")
-    for what, metric in settings.compared_by.items():
-        check_metric(metric, jobs, what)
