@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.library import BaseTechnique, Parameters
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.status import Status
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,7 +58,7 @@ class Spill(BaseTechnique):
         try:
             fuller, faster = session.fastest([{**parameters, "stay": stay}])
         except RanksFailedError as error:
-            if error.failure.status not in ("out_of_memory", "lost", "hung"):
+            if error.failure.status not in (Status.OUT_OF_MEMORY, Status.LOST, Status.HUNG):
                 raise
             return parameters, seconds
         return (fuller, faster) if faster < seconds else (parameters, seconds)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.model import json_text
 from saturn_airflow.model.errors import JobError, SaturnError
+from saturn_airflow.model.status import Status
 
 if TYPE_CHECKING:
     from saturn_airflow.launch.request import TrainRequest
@@ -235,7 +236,7 @@ def print_event(event: Event) -> None:
         print(f"warning: {event['message']}", file=sys.stderr, flush=True)
     elif kind == "checkpoint":
         print(f"checkpoint {event['path']}", flush=True)
-    elif kind == "end" and event["status"] == "finished" and event["reason"]:
+    elif kind == "end" and event["status"] == Status.FINISHED and event["reason"]:
         print(event["reason"], flush=True)
 
 

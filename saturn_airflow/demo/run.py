@@ -17,6 +17,7 @@ from saturn_airflow.deployment.processes import end_on_signals
 from saturn_airflow.deployment.services import LocalServices
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.folders import OF_SWEEPS, slug
+from saturn_airflow.model.status import Status
 
 GROUP = "sweep"
 
@@ -105,7 +106,7 @@ def _run_sweep(services: LocalServices, dag_id: str, console: Console) -> int:
     )
     console.print(f"MLflow  {result['mlflow_url']}", highlight=False, soft_wrap=True)
     for outcome in result["jobs"]:
-        if outcome["status"] != "finished":
+        if outcome["status"] != Status.FINISHED:
             console.print(
                 f"{outcome['job']} {outcome['status']}: {outcome['reason']}", style="red", markup=False
             )

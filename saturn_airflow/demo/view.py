@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from saturn_airflow.demo.progress_lines import STAGES, JobProgress, SweepProgress
+from saturn_airflow.model.status import Status
 
 _MARKS = {"waiting": ("·", "dim"), "running": ("●", "cyan"), "done": ("✔", "green"), "failed": ("✘", "red")}
 _JOB_STYLES = {"finished": "green", "running": "cyan", "waiting": "yellow", "queued": "dim"}
@@ -48,7 +49,7 @@ def result_table(result: Mapping[str, Any]) -> Table:
         whole = max(map(len, name.split()), default=0)
         table.add_column(name, justify=justify, min_width=whole, no_wrap=name == "job")  # type: ignore[arg-type]
     for outcome in result["jobs"]:
-        failed = outcome["status"] != "finished"
+        failed = outcome["status"] != Status.FINISHED
         value = {**outcome, **(outcome.get("metrics") or {})}.get(metric)
         is_best = outcome["job"] == best.get("job")
         note = "best" if is_best else outcome["status"].replace("_", " ") if failed else ""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from saturn_airflow.launch import checkpoint_files, runs
 from saturn_airflow.model.folders import SUPERSEDED
+from saturn_airflow.model.status import Status
 
 _LOCK = "checkpoints.lock"
 #: In which order checkpoints go: the smallest first, the last never.
@@ -144,7 +145,7 @@ def _present(job: Path) -> Iterator[Kept]:
         return
     ends = [run.end for run in runs.all_of(job)]
     trains = any(end is None for end in ends)
-    finished = bool(ends) and ends[-1] is not None and ends[-1]["status"] == "finished"
+    finished = bool(ends) and ends[-1] is not None and ends[-1]["status"] == Status.FINISHED
     steps = checkpoint_files.newest_first(there)
     for path in there:
         if trains or (path.match("step-*") and path not in steps):  # the latter somebody put there

@@ -13,18 +13,8 @@ from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, NotANu
 from saturn_airflow.model import disks
 from saturn_airflow.model.errors import DiskError, InvalidSweepError, JobError, SaturnError
 from saturn_airflow.model.printable import printable
+from saturn_airflow.model.status import Status
 
-Status = Literal[
-    "finished",
-    "stopped",
-    "failed",
-    "out_of_memory",
-    "not_a_number",
-    "does_not_fit",
-    "changes_result",
-    "hung",
-    "lost",
-]
 Whose = Literal["", "job", "technique", "node", "device"]
 
 _PACKAGE = str(Path(__file__).parent.parent)
@@ -130,40 +120,47 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
     if isinstance(error, RanksFailedError):
         return error.failure
     if isinstance(error, DoesNotFit):
-        status: Status = "changes_result" if isinstance(error, ChangesResultError) else "does_not_fit"
+        status = Status.CHANGES_RESULT if isinstance(error, ChangesResultError) else Status.DOES_NOT_FIT
         return Failure(status=status, reason=str(error), whose="technique", rank=rank)
     text = _text(error)
     cause = error.__cause__ if isinstance(error, SaturnError) and error.__cause__ is not None else error
     if any(is_out_of_memory(e) for e in (error, cause)):
-        return Failure(status="out_of_memory", reason=_one_line(cause), traceback=text, rank=rank)
+        return Failure(status=Status.OUT_OF_MEMORY, reason=_one_line(cause), traceback=text, rank=rank)
     if any(is_device_failure(e) for e in (error, cause)):
         of_itself = any(is_device_failure(e, _DEVICE_FAILED) for e in (error, cause))
         return Failure(
-            status="lost",
+            status=Status.LOST,
             reason=f"the GPU failed: {_one_line(cause)}",
             traceback=text,
             whose="device" if of_itself else "",
             rank=rank,
         )
     if isinstance(error, NotANumberError):
-        return Failure(status="not_a_number", reason=str(error), whose="job", rank=rank, common=error.common)
+        return Failure(
+            status=Status.NOT_A_NUMBER, reason=str(error), whose="job", rank=rank, common=error.common
+        )
     if isinstance(error, DiskError) or _is_of_a_disk(error):
         reason = str(error) if isinstance(error, DiskError) else _one_line(error)
         if isinstance(error, OSError) and error.filename:
             reason = str(disks.fault(Path(os.fsdecode(error.filename)), error))
-        return Failure(status="lost", reason=reason, traceback=text, whose="node", rank=rank)
+        return Failure(status=Status.LOST, reason=reason, traceback=text, whose="node", rank=rank)
     if isinstance(error, InvalidSweepError | JobError):
         # Without a cause the message says it all.
         text = text if error.__cause__ is not None else ""
         return Failure(
-            status="failed", reason=str(error), traceback=text, whose="job", rank=rank, common=error.common
+            status=Status.FAILED,
+            reason=str(error),
+            traceback=text,
+            whose="job",
+            rank=rank,
+            common=error.common,
         )
     if isinstance(error, SystemExit):
         # Nothing of Saturn's does that, and techniques hardly would.
         reason = f"the job's code {exits(error)}"
-        return Failure(status="failed", reason=reason, traceback=text, whose="job", rank=rank)
+        return Failure(status=Status.FAILED, reason=reason, traceback=text, whose="job", rank=rank)
     return Failure(
-        status="failed",
+        status=Status.FAILED,
         reason=_one_line(error),
         traceback=text,
         whose="technique",

@@ -31,6 +31,7 @@ from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.forked import Forked
 from saturn_airflow.launch.standstill import Standstill, is_held_up
 from saturn_airflow.model import references
+from saturn_airflow.model.status import Status
 
 Event = dict[str, Any]
 
@@ -334,12 +335,12 @@ class _Group:
         for member in running:
             if is_held_up(member.process.pid or 0):
                 reason = f"rank {member.number} was held up by a signal for {seconds:g} s"
-                return Failure(status="lost", reason=reason, rank=member.number, signal="SIGSTOP")
+                return Failure(status=Status.LOST, reason=reason, rank=member.number, signal="SIGSTOP")
         stacks = [(member, member.where()) for member in sorted(running, key=lambda m: m.alive_at)]
         # The others wait for the one that hangs, inside torch.distributed.
         member, stack = next((s for s in stacks if "torch/distributed" not in s[1]), stacks[0])
         return Failure(
-            status="hung",
+            status=Status.HUNG,
             reason=f"rank {member.number} has not moved for {seconds:g} s",
             traceback=stack,
             rank=member.number,
@@ -411,14 +412,14 @@ def _died(member: _Member, kernel_killed: bool) -> Failure:
     code = member.process.exitcode
     what = f"rank {member.number}"
     if code is None or code >= 0:
-        return Failure(status="lost", reason=f"{what} exited with code {code}", rank=member.number)
+        return Failure(status=Status.LOST, reason=f"{what} exited with code {code}", rank=member.number)
     name = signal.Signals(-code).name
     if code == -signal.SIGKILL and kernel_killed:
         reason = f"{what} was killed by the kernel because the host's memory ran out"
-        return Failure(status="out_of_memory", reason=reason, rank=member.number)
+        return Failure(status=Status.OUT_OF_MEMORY, reason=reason, rank=member.number)
     hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
     return Failure(
-        status="lost", reason=f"{what} was killed by {name}{hint}", rank=member.number, signal=name
+        status=Status.LOST, reason=f"{what} was killed by {name}{hint}", rank=member.number, signal=name
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from saturn_airflow.launch.event_file import Event
 from saturn_airflow.launch.runs import Run, all_of
+from saturn_airflow.model.status import Status
 
 #: How long a GPU may fail before that counts against the jobs that meet it.
 _GPU_MENDED_SECONDS = 1800.0
@@ -20,7 +21,7 @@ def has_asked(folder: str | Path, since: float) -> bool:
     :param since: when the plan was made, in seconds since the epoch.
     """
     return any(
-        run.spec.priority[0] >= since or (end := run.end) is None or end["status"] == "finished"
+        run.spec.priority[0] >= since or (end := run.end) is None or end["status"] == Status.FINISHED
         for run in all_of(folder)
     )
 
@@ -39,13 +40,13 @@ def failures(folder: str | Path, counts: Callable[[Run], bool] = Run.exists, nod
     gpu_failed_at: float | None = None
     for run in all_of(folder):
         end = run.end
-        if end is None or end["status"] in ("finished", "stopped") or end.get("whose") == "node":
+        if end is None or end["status"] in (Status.FINISHED, Status.STOPPED) or end.get("whose") == "node":
             continue
         if end.get("whose") != "device" or run.has_saved():
             gpu_failed_at = None
         elif (gpu_failed_at := gpu_failed_at or end["time"]) > end["time"] - _GPU_MENDED_SECONDS:
             continue
-        lost = end["status"] == "lost" and (run.has_saved() or node not in (None, run.spec.node))
+        lost = end["status"] == Status.LOST and (run.has_saved() or node not in (None, run.spec.node))
         count += not lost and counts(run)
     return count
 

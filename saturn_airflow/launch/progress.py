@@ -10,6 +10,7 @@ from pathlib import Path
 from saturn_airflow.launch import runs
 from saturn_airflow.launch.runs import Run
 from saturn_airflow.model import metrics
+from saturn_airflow.model.status import Status
 
 #: The first batches after a launch are slow.
 _WARMUPS = 2
@@ -60,7 +61,7 @@ class Progress:
     @property
     def share(self) -> float:
         """Of its batches, what has been trained."""
-        return 1.0 if self.status == "finished" else self.steps / self.total if self.total else 0.0
+        return 1.0 if self.status == Status.FINISHED else self.steps / self.total if self.total else 0.0
 
 
 def of(folder: str | Path) -> Progress:

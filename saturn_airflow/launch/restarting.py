@@ -20,6 +20,7 @@ from saturn_airflow.model import formats, json_text
 from saturn_airflow.model.definition import CODE, Change, Definition
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.folders import SUPERSEDED, superseded
+from saturn_airflow.model.status import Status
 
 Wish = Literal["from_scratch", "go_on"]
 FROM_SCRATCH: Wish = "from_scratch"
@@ -203,7 +204,7 @@ def _concluded(run: Run) -> tuple[float, int, bool]:
 
 def _has_finished(run: Run) -> bool:
     end = run.end
-    return end is not None and end["status"] == "finished"
+    return end is not None and end["status"] == Status.FINISHED
 
 
 def _definition_of(run: Run) -> Definition:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from saturn_airflow.launch.failures import Failure
+from saturn_airflow.model.status import Status
 
 #: How often in a row they are killed before they have come to another checkpoint; then the run has failed.
 MOST_WITHOUT_PROGRESS = 3
@@ -43,7 +44,7 @@ class Restarts:
 
     def allow(self, failure: Failure) -> bool:
         """Whether to start again after ``failure``; counts it."""
-        if failure.status != "lost" or not failure.signal:
+        if failure.status != Status.LOST or not failure.signal:
             return False
         self._since_checkpoint += 1
         return self._since_checkpoint <= MOST_WITHOUT_PROGRESS

@@ -34,6 +34,7 @@ from saturn_airflow.launch.standstill import Standstill
 from saturn_airflow.model import disks
 from saturn_airflow.model.errors import DiskError, InvalidSweepError
 from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
+from saturn_airflow.model.status import Status
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,13 @@ class Run:
             return None
         if (said := event_file.ending(self.folder)) is not None:
             return said
-        end: Event = {"event": "end", "time": time.time(), "status": "lost", "traceback": "", "result": {}}
+        end: Event = {
+            "event": "end",
+            "time": time.time(),
+            "status": Status.LOST,
+            "traceback": "",
+            "result": {},
+        }
         if not self.exists():
             return {**end, "reason": f"somebody has taken {self.folder} away, so that it can't go on"}
         end["reason"] = "the run's supervisor is gone without a word; " + self._end_of_output()
@@ -124,7 +131,7 @@ class Run:
                 if not alive:
                     self._wait_until_gone(0.0)
                     end = self.end
-                    if end is not None and end["status"] == "lost":
+                    if end is not None and end["status"] == Status.LOST:
                         yield end
                     return
                 if give_up():

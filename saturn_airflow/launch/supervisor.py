@@ -47,6 +47,7 @@ from saturn_airflow.launch.standstill import Standstill
 from saturn_airflow.launch.trial_clock import TrialClock
 from saturn_airflow.model import formats
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.status import Status
 
 # A run that must not outlive its starter has this long to save what it has when the starter is gone.
 _STARTER_GONE_SECONDS = 3.0
@@ -116,17 +117,17 @@ class Supervisor:
             with contextlib.ExitStack() as held:
                 result = self._with_devices(held)
         except StoppedError as stopped:
-            result = {"status": "stopped", "reason": str(stopped)}
+            result = {"status": Status.STOPPED, "reason": str(stopped)}
         except InvalidSweepError as error:
-            failure = Failure(status="failed", reason=str(error))
+            failure = Failure(status=Status.FAILED, reason=str(error))
         except RanksFailedError as error:
             failure = error.failure
         except BaseException as error:
             failure = failures.describe(error)
         if failure is None:
-            status, reason = result.pop("status", "finished"), result.pop("reason", "")
-            if status == "stopped" and self._timed_out:
-                status = "timed_out"
+            status, reason = result.pop("status", Status.FINISHED), result.pop("reason", "")
+            if status == Status.STOPPED and self._timed_out:
+                status = Status.TIMED_OUT
                 reason = "it had its devices for as long as it may (job_timeout); " + (
                     reason or "it was saved"
                 )
@@ -185,7 +186,7 @@ class Supervisor:
                     result = self._with_restarts(turn, [d.id for d in mine], [*lease.files, state])
                 finally:
                     turn.count_use()
-                if not self._end_turn(turn) or result.get("status") != "stopped" or self._poll():
+                if not self._end_turn(turn) or result.get("status") != Status.STOPPED or self._poll():
                     return {**result, **turn.result()}
                 _end_others()
             self.emit({"event": "gave_way", "seconds": turn.left_in})
@@ -280,7 +281,7 @@ class Supervisor:
                     # How it ended is told by who launched it.
                     raise _TechniqueGoneError
                 if (reason := clock.too_late()) is not None:
-                    raise RanksFailedError(Failure(status="hung", reason=reason))
+                    raise RanksFailedError(Failure(status=Status.HUNG, reason=reason))
                 return self._poll(clock.setting_up)
 
             self.emit({"event": "launched", "ranks": spec.devices})
@@ -334,7 +335,7 @@ class Supervisor:
             self._check_follower()
         if now > self._deadline + self._not_on_the_clock and not setting_up:
             reason = f"the trial took longer than {self._spec.trial_seconds:g} s"
-            raise RanksFailedError(Failure(status="hung", reason=reason, whose="technique"))
+            raise RanksFailedError(Failure(status=Status.HUNG, reason=reason, whose="technique"))
         if self._stop_by is None and now > self._time_is_up:
             self._timed_out = True
             self._stop_within(self._spec.stop_seconds)
@@ -348,7 +349,7 @@ class Supervisor:
         if self._memory is not None and (too_much := self._memory.look()):
             if self._memory.crowded:
                 self.emit({"event": "warning", "message": too_much, "occupied": True})
-            raise RanksFailedError(Failure(status="out_of_memory", reason=too_much))
+            raise RanksFailedError(Failure(status=Status.OUT_OF_MEMORY, reason=too_much))
         if self._stop_by is not None and now > self._stop_by:
             raise StoppedError("did not stop in time when asked to, and was ended; its last checkpoint stays")
         return self._stop_by is not None or (self._turn is not None and self._turn.is_to_leave())

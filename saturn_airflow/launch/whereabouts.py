@@ -10,6 +10,7 @@ from saturn_airflow.launch import event_file, runs
 from saturn_airflow.launch.runs import Run
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import Pace, seconds_to_leave
+from saturn_airflow.model.status import Status
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def of(folder: str | Path) -> Whereabouts:
     found = Whereabouts()
     for run in runs.all_of(folder):
         end = run.end
-        share = max(found.share, 1.0 if end and end["status"] == "finished" else _share(run))
+        share = max(found.share, 1.0 if end and end["status"] == Status.FINISHED else _share(run))
         given_up = end is not None and run.is_given_up()
         found = Whereabouts(share, end["status"] if end else None, given_up)
         if end is None and (leased := event_file.last(run.folder, "leased")) is not None:

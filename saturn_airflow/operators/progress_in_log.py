@@ -7,6 +7,7 @@ from typing import Any
 
 from saturn_airflow.model import metrics
 from saturn_airflow.model.printable import one_line
+from saturn_airflow.model.status import Status
 
 #: Seconds between lines of progress.
 STEP_SECONDS = 10.0
@@ -63,5 +64,5 @@ class Teller:
             self.log.info("Epoch %d: %s", event["epoch"], metrics.in_words(event))
         elif kind == "end" and event.get("traceback"):
             self.log.error("%s", event["traceback"])
-        elif kind == "end" and event.get("status") == "finished" and event.get("reason"):
+        elif kind == "end" and event.get("status") == Status.FINISHED and event.get("reason"):
             self.log.info("The job %s", event["reason"])

@@ -17,6 +17,7 @@ from saturn_airflow.model.core_use import CoreUse
 from saturn_airflow.model.errors import DiskError, JobError, SaturnError
 from saturn_airflow.model.estimates import OUT_OF_MEMORY, Estimate, Trial
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.status import Status
 from saturn_airflow.profiling.blame import DoubtfulError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _LEAST_SECONDS = 0.5
 _PRECISE_SECONDS = 3.0
 # Ends of a trial that say something of the strategy rather than of the job.
-_ANSWERS = ("out_of_memory", "does_not_fit", "hung", "lost")
+_ANSWERS = (Status.OUT_OF_MEMORY, Status.DOES_NOT_FIT, Status.HUNG, Status.LOST)
 
 
 class RunSettings(TypedDict, total=False):
@@ -193,25 +194,25 @@ def _estimate(trial: Trial, kind: str, trial_end: _TrialEnd) -> Estimate:
         "version": trial.version,
     }
     status, reason = end["status"], end["reason"]
-    if status == "changes_result":
+    if status == Status.CHANGES_RESULT:
         refused = {guards.mark(trial.job, trial.version): guards.refused(reason)}
         return Estimate(**key, reason=reason, verdicts=refused)
-    if status == "finished":
+    if status == Status.FINISHED:
         found = dict(end["result"])
         found.pop("busy_cores", None)
         return Estimate(**key, launch_seconds=found.pop("ready_seconds"), **found)
     if end.get("whose") == "node":
         raise DiskError(f"the trial of {trial.job.name!r} under {trial.technique} was not run: {reason}")
     told = "\n".join(filter(None, [reason, end["traceback"]]))
-    if status == "not_a_number" or end.get("whose") == "job":
+    if status == Status.NOT_A_NUMBER or end.get("whose") == "job":
         error = JobError(told)
         error.common = bool(end.get("common"))
         raise error
-    if status == "out_of_memory":
+    if status == Status.OUT_OF_MEMORY:
         # What others left of a GPU's memory tonight says nothing about another night.
         return Estimate(**key, reason=f"{OUT_OF_MEMORY} ({reason})", passing=trial_end.occupied)
     if status in _ANSWERS:
-        return Estimate(**key, reason=reason, passing=status in ("hung", "lost"))
+        return Estimate(**key, reason=reason, passing=status in (Status.HUNG, Status.LOST))
     if end.get("whose") == "technique":
         failed = Estimate(**key, reason=f"technique {trial.technique!r} failed: {told}", passing=True)
         if trial_end.stepped:

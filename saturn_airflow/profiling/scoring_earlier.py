@@ -16,6 +16,7 @@ from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.model.outcomes import Planned
+from saturn_airflow.model.status import Status
 
 #: What of the hyper-parameters an evaluation depends on; by the seed a job may choose its evaluation data.
 _EVALUATING = ("batch_size", "precision", "accumulate", "seed")
@@ -95,7 +96,7 @@ def score(
             end = event
     finally:
         run.kill()
-    if end.get("status") != "finished":
+    if end.get("status") != Status.FINISHED:
         log(str(end.get("traceback") or ""))
         raise SaturnError(str(end.get("reason")))
     return dict(end["result"])

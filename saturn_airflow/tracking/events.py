@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saturn_airflow.model.metrics import TAKEN
+from saturn_airflow.model.status import Status
 from saturn_airflow.tracking import parameters
 
 Event = Mapping[str, Any]
@@ -28,6 +29,13 @@ RESULT_METRICS = {
     "seconds": "train_seconds",
     "seconds_per_batch": "mean_seconds_per_batch",
     "spread": "seconds_per_batch_spread",
+}
+#: How a job or sweep may end, and what MLflow calls it.
+STATUSES: dict[str, str] = {
+    Status.FINISHED: "FINISHED",
+    Status.FAILED: "FAILED",
+    Status.STOPPED: "KILLED",
+    Status.PRUNED: "KILLED",
 }
 #: Milliseconds between two steps of which all metrics are recorded.
 _PAUSE_MS = 1000
@@ -142,7 +150,7 @@ class Recorder:
             rest = {k: v for k, v in self._held_back["values"].items() if k not in EVERY_STEP}
             records.append({**self._held_back, "values": rest})
             self._held_back = None
-        if event.get("status") == "finished" and event.get("reason"):
+        if event.get("status") == Status.FINISHED and event.get("reason"):
             records.append(
                 {"kind": "tags", "values": parameters.tags({"saturn.ended_early": event["reason"]})}
             )

@@ -16,8 +16,9 @@ from saturn_airflow.model.disks import left, write_whole
 from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.folders import slug
 from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.status import Status
 from saturn_airflow.tracking import job_table, machine, models, parameters, unique
-from saturn_airflow.tracking.events import Event, Recorder
+from saturn_airflow.tracking.events import STATUSES, Event, Recorder
 from saturn_airflow.tracking.outbox import OUTBOX, Outbox
 from saturn_airflow.tracking.sender import BackgroundSender, Sender
 from saturn_airflow.tracking.sending import send_patiently
@@ -33,8 +34,6 @@ SWEEP_TAG = "saturn.sweep"
 SUPERSEDED_TAG = "saturn.superseded"
 #: Figures of the result that :meth:`SweepRun.log_plan` logs, once per round.
 _IN_PLAN = ("planned_seconds", "lower_bound", "planning_seconds", "gap")
-#: How a job or sweep may end, and what MLflow calls it.
-STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "pruned": "KILLED"}
 
 
 class _Run:
@@ -215,7 +214,7 @@ class SweepRun(_Run):
         reason = "MLflow has not answered, or not got the model yet; it is registered when it has"
         return {"name": name, "alias": alias, "version": None, "champion": None, "reason": reason}
 
-    def close(self, status: str = "finished", reason: str | None = None) -> bool:
+    def close(self, status: str = Status.FINISHED, reason: str | None = None) -> bool:
         """End the run.
 
         :param status: ``finished``, ``failed``, ``stopped`` or ``pruned``.
@@ -296,7 +295,7 @@ class JobRun(_Run):
         """Send what waits, for as long as MLflow answers. Returns whether all was sent."""
         return self._background.flush()
 
-    def close(self, status: str = "finished", reason: str | None = None) -> bool:
+    def close(self, status: str = Status.FINISHED, reason: str | None = None) -> bool:
         """End the run, and send what waits for as long as MLflow answers.
 
         :param status: ``finished``, ``failed``, ``stopped`` or ``pruned``.
@@ -311,7 +310,7 @@ class JobRun(_Run):
         :param ended: whether the run has ended already; else it ends as stopped.
         """
         if not ended:
-            self._append_end("stopped", reason)
+            self._append_end(Status.STOPPED, reason)
         self.tag({"saturn.status": "superseded", SUPERSEDED_TAG: reason})
         self.leave()
 

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.model.status import Status
 from saturn_airflow.tracking import server
-from saturn_airflow.tracking.mlflow_runs import STATUSES, SWEEP_TAG, reopen_sweep
+from saturn_airflow.tracking.events import STATUSES
+from saturn_airflow.tracking.mlflow_runs import SWEEP_TAG, reopen_sweep
 from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.sender import Sender
 from saturn_airflow.tracking.sending import send_patiently
 
 # Runs that are asked for at most.
 _PAGE = 1000
-_STOPPED = "stopped"
+_STOPPED = Status.STOPPED
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from saturn_airflow.model import json_text
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.metrics import PART
+from saturn_airflow.model.status import Status
 from saturn_airflow.tracking import server
 from saturn_airflow.tracking.mlflow_runs import SUPERSEDED_TAG
 from saturn_airflow.tracking.parameters import METRICS_TAG
@@ -38,7 +39,12 @@ _REPORT = "report.json"
 # Runs or experiments of one answer.
 _PAGE = 1000
 #: MLflow's words where Saturn's own tag is not there yet.
-_STATUSES = {"RUNNING": "running", "FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
+_STATUSES = {
+    "RUNNING": "running",
+    "FINISHED": Status.FINISHED,
+    "FAILED": Status.FAILED,
+    "KILLED": Status.STOPPED,
+}
 
 
 def recent(uri: str, limit: int = 20, dag_id: str | None = None) -> list[dict[str, Any]]:

@@ -90,7 +90,6 @@ class Checkpoints:
         self.rest_seconds = 0.0
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._stuck: set[Path] = set()
         self._staging = Staging(ranks.device)
         self._changes_come_late = True
         self._shared = SharedFolder(folder, ranks, self._group, warn)
@@ -148,6 +147,16 @@ class Checkpoints:
             if saved is not None:
                 saved(path, time.perf_counter() - began)
 
+        if not beside:
+            write()
+        waited = time.perf_counter() - asked
+        self.rest_seconds = 19 * waited if waited > 2 else 0.0
+        if beside:
+            self._begin_writing(write)
+
+    def _begin_writing(self, write: Callable[[], None]) -> None:
+        """Write in a thread of its own; :meth:`finish` tells what goes wrong."""
+
         def write_and_keep_error() -> None:
             if self._ranks.device.type == "cuda":  # threads begin on the first GPU, which may be another's
                 torch.cuda.set_device(self._ranks.device)
@@ -156,12 +165,6 @@ class Checkpoints:
             except BaseException as error:
                 self._error = error
 
-        if not beside:
-            write()
-        waited = time.perf_counter() - asked
-        self.rest_seconds = 19 * waited if waited > 2 else 0.0
-        if not beside:
-            return
         self._writer = threading.Thread(target=write_and_keep_error, name="saturn-checkpoint", daemon=True)
         self._writer.start()
 
@@ -276,18 +279,9 @@ class Checkpoints:
         kept = {*found[: self._keep], *[path for path in found if checkpoint_files.step_of(path) <= sure][:1]}
         useless = (*self._folder.glob("damaged-*"), *self._folder.glob("refused-*"))
         for old in [*(path for path in found if path not in kept), *useless]:
-            self._remove(old)
+            self._shared.remove(old)
         for base in checkpoint_files.unused(self._folder):
-            self._remove(base)
-
-    def _remove(self, path: Path) -> None:
-        """Take away what nobody needs; that it can't be is no reason to do without what has been written."""
-        try:
-            checkpoint_files.take_away(path)
-        except OSError as error:
-            if path not in self._stuck:
-                self._warn(f"{path} is of no use any more and can't be removed ({error.strerror})")
-            self._stuck.add(path)
+            self._shared.remove(base)
 
     def set_aside(self, after: int) -> None:
         """Take those of more than ``after`` steps out of what :meth:`load` finds; they stay until the next is
@@ -336,7 +330,7 @@ class Checkpoints:
                 failed = failed or (f"{path}: {damage}" if disks.is_told(damage) else "")
                 aside.append(name)
                 continue
-            self._put_aside(aside)
+            self._shared.put_aside(aside)
             manifest = json_text.parse((path / MANIFEST).read_text())
             self._check_definition(path, manifest)
             of_base = self._shared.everyones(checkpoint_files.damage_of_base(path, part))
@@ -351,17 +345,12 @@ class Checkpoints:
                 f"no checkpoint in {self._folder} can be read ({failed}): look after that disk; where they "
                 "are lost, move them away, and the job starts from the beginning"
             )
-        self._put_aside(aside)
+        self._shared.put_aside(aside)
         if found:
             self._warn(f"no checkpoint in {self._folder} is whole; starting from the beginning")
         elif why := checkpoint_files.why_removed(self._folder):
             self._warn(f"the checkpoints in {self._folder} are gone ({why}); starting from the beginning")
         return None
-
-    def _put_aside(self, damaged: list[str]) -> None:
-        for name in damaged if self._ranks.is_first else ():
-            with suppress(OSError):
-                (self._folder / name).rename(self._folder / f"damaged-{name}")
 
     def _check_definition(self, path: Path, manifest: Mapping[str, Any]) -> None:
         if self._definition is None or "definition" not in manifest:

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from saturn_airflow.launch.request import NotANumberError
+from saturn_airflow.model.status import Status
 from saturn_airflow.training import memory, storing, timing
 from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import GlobalBatch
@@ -46,7 +47,7 @@ def result(
     measuring = training.request.measure is not None
     evaluating = training.evaluation_seconds
     return {
-        "status": "finished" if training.finished else "stopped",
+        "status": Status.FINISHED if training.finished else Status.STOPPED,
         "reason": training.plateau.reason or "",
         "steps": training.step,
         "batches": len(seconds[warmups:] or seconds) if measuring else len(seconds),

@@ -11,6 +11,7 @@ from saturn_airflow.launch.request import DoesNotFit, TrainRequest
 from saturn_airflow.library import Parameters
 from saturn_airflow.model.estimates import OUT_OF_MEMORY
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.status import Status
 from saturn_airflow.training.session import Session
 
 
@@ -29,7 +30,7 @@ def first_that_fits(session: Session, *tiers: Sequence[Parameters]) -> tuple[Par
         except DoesNotFit:
             continue
         except RanksFailedError as error:
-            if error.failure.status not in ("out_of_memory", "lost"):
+            if error.failure.status not in (Status.OUT_OF_MEMORY, Status.LOST):
                 raise
     return session.fastest(last)
 

@@ -21,6 +21,7 @@ from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.model import disks, guards
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.status import Status
 from saturn_airflow.training.guarding.plain_files import PlainFile
 from saturn_airflow.training.guarding.verdicts import Verdicts, verdict_key
 
@@ -111,7 +112,7 @@ class Session:
         if best is not None:
             return best if len(candidates) == 1 else self._look_closer(*best)
         # Out of memory says most: with it the user knows what to change.
-        reasons = sorted(failed, key=lambda error: error.failure.status != "out_of_memory")
+        reasons = sorted(failed, key=lambda error: error.failure.status != Status.OUT_OF_MEMORY)
         raise reasons[0]
 
     def launch(self, function: Callable[..., Any] | str, *arguments: Any) -> list[Any]:
@@ -194,7 +195,7 @@ class Session:
         try:
             return {mark: session.verdict(parameters)}
         except RanksFailedError as error:
-            refused = error.failure.status in ("changes_result", "does_not_fit")
+            refused = error.failure.status in (Status.CHANGES_RESULT, Status.DOES_NOT_FIT)
             return {mark: guards.refused(error.failure.reason)} if refused else {}
 
     def _note_verdict(self, parameters: Parameters, found: Mapping[str, Any]) -> None:
@@ -206,7 +207,7 @@ class Session:
         """How the training went."""
         if self._result is not None:
             return self._result
-        return {"status": "stopped" if self._told_to_stop else "finished"}
+        return {"status": Status.STOPPED if self._told_to_stop else Status.FINISHED}
 
     def _look_closer(self, parameters: Parameters, seconds: float) -> tuple[Parameters, float]:
         """The fastest candidate and its seconds per batch, measured for longer where they vary much."""
@@ -284,7 +285,7 @@ class Session:
             ranks = self._launch(launching.pack(function, replace(request, plain_steps=known)), seconds)
         except RanksFailedError as error:
             # Weights or data that are others in each launch are not the technique's doing.
-            if not known or error.failure.status != "changes_result":
+            if not known or error.failure.status != Status.CHANGES_RESULT:
                 raise
             ranks = self._launch(launching.pack(function, request), seconds)
             self._plain_file.forget()
@@ -377,7 +378,7 @@ def _remembering_refusals(
     try:
         yield
     except RanksFailedError as error:
-        if error.failure.status == "changes_result":
+        if error.failure.status == Status.CHANGES_RESULT:
             refused = guards.refused(error.failure.reason)
             Verdicts(session.folder).set(verdict_key(spec, technique), refused)
         raise
@@ -392,7 +393,7 @@ def _exported(
 ) -> dict[str, Any]:
     """Write the finished job's model beside its checkpoints."""
     checkpoint, folder = session.result.get("checkpoint"), session.folder / _MODEL
-    if session.result["status"] != "finished":
+    if session.result["status"] != Status.FINISHED:
         return {}
     if checkpoint is None:
         if folder.is_dir():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from saturn_airflow.launch import checkpoint_files
 from saturn_airflow.model import disks, sizes
 from saturn_airflow.model.errors import DiskError, JobError
 from saturn_airflow.training import tensor_files
@@ -47,6 +48,7 @@ class SharedFolder:
         self._group = group
         self._warn = warn
         self._disk_is_short = False
+        self._stuck: set[Path] = set()
         with self.explained():
             if ranks.is_first:
                 path.mkdir(parents=True, exist_ok=True)
@@ -85,6 +87,21 @@ class SharedFolder:
                 f"{_MAKE_ROOM}"
             )
         self._disk_is_short = is_short
+
+    def remove(self, path: Path) -> None:
+        """Take away what nobody needs; that it can't be is no reason to do without what has been written."""
+        try:
+            checkpoint_files.take_away(path)
+        except OSError as error:
+            if path not in self._stuck:
+                self._warn(f"{path} is of no use any more and can't be removed ({error.strerror})")
+            self._stuck.add(path)
+
+    def put_aside(self, damaged: Iterable[str]) -> None:
+        """Give damaged checkpoints names under which nobody reads them."""
+        for name in damaged if self._ranks.is_first else ():
+            with suppress(OSError):
+                (self.path / name).rename(self.path / f"damaged-{name}")
 
     def everyones(self, value: Any) -> list[Any]:
         """``value`` of every rank, in order; every rank must call this together."""

@@ -16,6 +16,7 @@ from saturn_airflow.launch.failures import Failure
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.printable import one_line, printable
 from saturn_airflow.model.problem import PlannedJob
+from saturn_airflow.model.status import Status
 from saturn_airflow.operators.progress_in_log import Teller
 
 #: Clears the screen; sets the clipboard and the title; goes back in the line; text by another's control set.
@@ -63,7 +64,7 @@ def test_words_of_jobs_are_one_entry_of_the_log_each() -> None:
 
 
 def test_errors_of_jobs_command_no_terminal() -> None:
-    failure = Failure(status="failed", reason="\x1b]0;x\x07no", traceback="one\ntwo\x1b[2J\x08")
+    failure = Failure(status=Status.FAILED, reason="\x1b]0;x\x07no", traceback="one\ntwo\x1b[2J\x08")
     assert (failure.reason, failure.traceback) == ("no", "one\ntwo�")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from saturn_airflow.launch.failures import Failure
 from saturn_airflow.launch.restarts import MOST_WITHOUT_PROGRESS, Restarts
+from saturn_airflow.model.status import Status
 
-KILLED = Failure(status="lost", reason="rank 0 was killed by SIGKILL", signal="SIGKILL")
+KILLED = Failure(status=Status.LOST, reason="rank 0 was killed by SIGKILL", signal="SIGKILL")
 
 
 def starts(*checkpoints: int) -> int:

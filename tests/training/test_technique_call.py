@@ -11,8 +11,9 @@ from running import small_job, spec_for
 
 from saturn_airflow.launch import forked, technique_call
 from saturn_airflow.launch.failures import Failure, RanksFailedError
+from saturn_airflow.model.status import Status
 
-NO_MEMORY = Failure(status="out_of_memory", reason="no room")
+NO_MEMORY = Failure(status=Status.OUT_OF_MEMORY, reason="no room")
 #: How often each call asked for ranks.
 asked: list[int] = []
 
@@ -51,7 +52,9 @@ def test_where_ranks_fail_it_goes_on_with_what_else_it_has(call: Callable[..., A
     assert asked == [2], "single recomputes where the rest does not fit"
 
 
-@pytest.mark.parametrize("error", [RanksFailedError(Failure(status="hung", reason="late")), OSError("late")])
+@pytest.mark.parametrize(
+    "error", [RanksFailedError(Failure(status=Status.HUNG, reason="late")), OSError("late")]
+)
 def test_it_can_not_go_on_where_the_run_ends(call: Callable[..., Any], error: Exception) -> None:
     def poll() -> bool:
         raise error

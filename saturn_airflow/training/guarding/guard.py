@@ -25,6 +25,7 @@ from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, NotANu
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.status import Status
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import state
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
@@ -121,7 +122,7 @@ class Guard:
             met = failures.describe(error)
             # Such as too many open files, which there are not another night.
             passing = met.peer_lost or isinstance(error, OSError)
-            own = met.status == "failed" and not passing and library.is_saturns(self._name)
+            own = met.status == Status.FAILED and not passing and library.is_saturns(self._name)
             if not (own or isinstance(error, JobError)):
                 raise
             said = failures.said(error) if isinstance(error, JobError) else met.reason
