@@ -47,7 +47,10 @@ _MOVES = {
     ),
     ("training", "training.guarding"): "differences guard guarded plain randomness samples",
     ("training", "training.losses"): "decompose means objective rules",
-    ("training", "training.optim"): "alike elementwise group_state mixing optimizers plain_values",
+    (
+        "training",
+        "training.optim",
+    ): "alike:broken_optimizers elementwise group_state mixing optimizers plain_values",
 }
 
 #: For an old module, the one name that went to another module than the rest did, and that module.

@@ -42,7 +42,7 @@ from saturn_airflow.training.loading import check_equal_everywhere, load_model
 from saturn_airflow.training.losses import decompose
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.optim import mixing, optimizers
-from saturn_airflow.training.optim.alike import broken_optimizers
+from saturn_airflow.training.optim.broken_optimizers import broken_optimizers
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.own_state import OwnState
 from saturn_airflow.training.plateau import Plateau
@@ -97,7 +97,7 @@ class Training(BaseTraining):
         self.eval_data = eval_data
         loading_weights.start_from(model, job, request.initial_weights)
         look(self, model)
-        bare = whole.bare(model) if request.measure is None and ranks.is_first else None
+        bare = whole.without_weights(model) if request.measure is None and ranks.is_first else None
         self._users = UsersState(job, model)  # which looking ahead does not change
         self._parallelize(technique, model)
         self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)

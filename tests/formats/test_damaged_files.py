@@ -43,7 +43,7 @@ from saturn_airflow.training.exports import load_exported
 from saturn_airflow.training.guarding import kept_steps
 from saturn_airflow.training.guarding.first_steps import PlainSteps
 from saturn_airflow.training.guarding.verdicts import Verdicts
-from saturn_airflow.training.trainers import kept
+from saturn_airflow.training.trainers import whole_checkpoints
 
 
 def test_what_is_whole_is_read(tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ def test_checkpoint_of_a_trainer(content: bytes) -> None:
         folder = Path(name)
         for step in (4, 8):
             (folder / f"checkpoint-{step}").mkdir()
-            kept.seal(folder / f"checkpoint-{step}", {"metrics": {}})
-        (folder / "checkpoint-8" / kept.MANIFEST).write_bytes(content)
-        found = kept.newest(folder, lambda warning: None)
+            whole_checkpoints.write_manifest(folder / f"checkpoint-{step}", {"metrics": {}})
+        (folder / "checkpoint-8" / whole_checkpoints.MANIFEST).write_bytes(content)
+        found = whole_checkpoints.newest(folder, lambda warning: None)
         assert found is not None
         assert found[0].name in ("checkpoint-4", "checkpoint-8")
 

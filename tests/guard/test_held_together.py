@@ -36,12 +36,12 @@ HELD = {
 def test_it_is_one_object_in_a_copy_of_a_moment(kind: str) -> None:
     held, change = HELD[kind]
     model = Holds(held)
-    copy, given = whole.bare(model), model_attributes.plain_attributes(model)
+    copy, given = whole.without_weights(model), model_attributes.plain_attributes(model)
     change(held)  # type: ignore[no-untyped-call]
     weights = {name: p.detach() for name, p in model.named_parameters()}
     assert copy is not None
     changed = model_attributes.changed(given, model_attributes.plain_attributes(model))
-    filled: Any = whole.filled(copy, weights, changed)
+    filled: Any = whole.with_weights(copy, weights, changed)
     assert filled.held is filled.block.held is filled.inside["also"] is not held
     assert plain_values.equal(filled.held, held)
 

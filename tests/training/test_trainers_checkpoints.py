@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from saturn_airflow.model.errors import DiskError, JobError
-from saturn_airflow.training.trainers import kept
+from saturn_airflow.training.trainers import whole_checkpoints
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def folder(tmp_path: Path) -> Path:
         path = tmp_path / f"checkpoint-{step}"
         path.mkdir()
         (path / "model.safetensors").write_bytes(b"weights" * step)
-        kept.seal(path, {"step": step})
+        whole_checkpoints.write_manifest(path, {"step": step})
     return tmp_path
 
 
 def _newest(folder: Path) -> str | None:
-    found = kept.newest(folder, lambda warning: None)
+    found = whole_checkpoints.newest(folder, lambda warning: None)
     return None if found is None else found[0].name
 
 
@@ -36,7 +36,7 @@ def test_a_copy_that_somebody_made_is_none(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO], ids=os.strerror)
-@pytest.mark.parametrize("place", [kept.MANIFEST, ".safetensors"])
+@pytest.mark.parametrize("place", [whole_checkpoints.MANIFEST, ".safetensors"])
 @pytest.mark.parametrize("which", ["checkpoint-", "checkpoint-8"])
 def test_what_may_be_whole_and_can_not_be_read_is_no_reason_to_start_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, place: str, which: str

@@ -174,7 +174,10 @@ def _take_steps(
             _refuse_caches_that_matter(job, model, loop, next(iter(batches.values())).micro_batches[0].data)
         watched = Watched(job, loop.model, device)
     steps: list[Step] = []
-    with still(own_generators=plain.alone) as what, comparing.noting_formats(plain, model, hooks=hooks):
+    with (
+        still(own_generators=plain.alone) as what,
+        comparing.noting_formats(plain, model, hooks=hooks),
+    ):
         for number, batch in batches.items():
             rng.seed(job.hparams.seed, "step", len(steps), 0, 0)
             step = loop.step(batch.micro_batches)
@@ -232,7 +235,7 @@ def _refuse_what_is_not_kept(
         with still():
             watched.refuse_what_is_missed(forgotten, functools.partial(loop.gradients, first))
     with still():
-        bare = whole.bare(model)
+        bare = whole.without_weights(model)
         another = load() if bare is None else bare
         allowed = 10 * TOLERANCES[plain.number_format].loss
         watched.refuse_what_is_lost(another, loop.loss_of, first[0].data, allowed)

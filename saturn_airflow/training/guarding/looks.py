@@ -258,8 +258,8 @@ class Looks:
         kept = training.state.globals
         in_functions = kept.values()[0].get("", {}) if kept is not None else {}
         with self._undone(), torch.compiler.set_stance("force_eager"), still(), without_group():
-            model = whole.bare(self._bare) if self._bare is not None else None
-            model = whole.filled(model or load_model(training.job), weights, attributes)
+            model = whole.without_weights(self._bare) if self._bare is not None else None
+            model = whole.with_weights(model or load_model(training.job), weights, attributes)
             model_attributes.put(model, self._attributes.objects(), device)
             model_attributes.put(model, self._of_others, device)
             put_into_functions(model, in_functions)

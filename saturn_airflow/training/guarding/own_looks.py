@@ -27,7 +27,7 @@ from saturn_airflow.training.guarding.own_plain import buffers, gradients_as_see
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.randomness import still
 from saturn_airflow.training.layout import MicroBatch
-from saturn_airflow.training.own_step import shared
+from saturn_airflow.training.own_step import shared_step
 from saturn_airflow.training.own_step.user_step import OwnStep
 from saturn_airflow.training.without_group import without_group
 
@@ -98,7 +98,7 @@ class OwnLooks(Looks):
                         taken = own.take(micro_batch.data, batch.position.batch, schedule=False)
                         loss = float(taken.loss)
                 else:
-                    loss, _ = shared.take(own, training.parallel, batch, schedule=False)
+                    loss, _ = shared_step.take(own, training.parallel, batch, schedule=False)
             stateful = _stateful(own.optimizers, self._names)
             after = weights(self._names)
             return Step(loss, None, gradients, before, after, buffers(model), stateful)

@@ -47,7 +47,7 @@ def refuse_what_is_lost(
     if dict(another.named_parameters()).keys() != named.keys():
         return
     passing = _passing_buffers(trained, another, set(kept))
-    resumed = whole.filled(another, {**kept, **named}, {}).to(device)
+    resumed = whole.with_weights(another, {**kept, **named}, {}).to(device)
     model_attributes.put(resumed, attributes, device)
     job_globals.put_into_functions(resumed, in_functions)
     versions = [p._version for p in parameters_of(trained)]

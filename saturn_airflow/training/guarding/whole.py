@@ -50,7 +50,7 @@ def refers_to_others(value: Any) -> bool:
     return refers and library not in own_classes.LIBRARIES
 
 
-def bare(model: nn.Module) -> nn.Module | None:
+def without_weights(model: nn.Module) -> nn.Module | None:
     """A copy of ``model`` whose parameters are empty; None where a copy would not be the same."""
     if not can_be_copied(model):
         return None
@@ -64,7 +64,7 @@ def bare(model: nn.Module) -> nn.Module | None:
         return None
 
 
-def filled(model: nn.Module, weights: Mapping[str, torch.Tensor], attributes: Attributes) -> nn.Module:
+def with_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], attributes: Attributes) -> nn.Module:
     """``model`` with the parameters, buffers and attributes of another moment; parameters share memory with
     ``weights``, by the names they have in the model."""
     memo: dict[int, Any] = {}  # what several modules hold, they hold together

@@ -113,8 +113,8 @@ def objectives(
     return objective.of(data, rule), objective.of(eval_data or data, in_evaluation)
 
 
-class See(Protocol):
-    """Looks at some samples of one batch."""
+class EvaluateRows(Protocol):
+    """Evaluates the loss on some samples of one batch."""
 
     def __call__(self, rows: range, seed: int = 0, over: Sequence[float] | None = None) -> Part:
         """What is seen of the samples ``rows``.
@@ -143,12 +143,12 @@ def find_rule(
     try:
         data = objective.take(batch.data, batch.samples, range(samples)).data
 
-        def see(rows: range, seed: int = 0, over: Sequence[float] | None = None) -> Part:
-            return _see(parallel, objective, objective.take(data, samples, rows), seed, over)
+        def evaluate(rows: range, seed: int = 0, over: Sequence[float] | None = None) -> Part:
+            return _evaluate(parallel, objective, objective.take(data, samples, rows), seed, over)
 
         with (looking or evaluating)(parallel):
             try:
-                whole = see(range(samples))
+                whole = evaluate(range(samples))
             except Exception as error:
                 if parallel.wants_example:  # the other ranks wait for this one
                     raise
@@ -156,7 +156,7 @@ def find_rule(
                 if samples == batch.samples or not _works(parallel, objective, batch):
                     return SAMPLES
                 raise _fails_on_parts(error) from error
-            return rule_of(whole, see, cuts.one_by_one)
+            return rule_of(whole, evaluate, cuts.one_by_one)
     except DoesNotFit as reason:
         if not cuts.by:
             return SAMPLES
@@ -164,17 +164,17 @@ def find_rule(
         raise DoesNotFit(f"{cuts.by} cuts batches into parts, and {reason}{way_out}") from None
 
 
-def rule_of(whole: Part, see: See, one_by_one: bool) -> Rule:
+def rule_of(whole: Part, evaluate: EvaluateRows, one_by_one: bool) -> Rule:
     """The rule for a loss.
 
     :param whole: what was seen of a batch.
-    :param see: looks at parts of it.
+    :param evaluate: evaluates parts of it.
     :param one_by_one: see :class:`Cuts`.
     :raises DoesNotFit: when there is none.
     """
     if whole.samples < 2 or (math.isnan(whole.loss) and whole.over is None):
-        return _by_its_looks(whole, one_by_one)
-    parts = _see_parts(whole.samples, see)
+        return _by_counts_alone(whole, one_by_one)
+    parts = _evaluate_parts(whole.samples, evaluate)
     if whole.over is not None:
         if _is_near(whole, sum(part.loss for part in parts), whole.loss) and _is_near(
             whole, sum(part.over or 0.0 for part in parts), whole.over
@@ -189,7 +189,9 @@ def rule_of(whole: Part, see: See, one_by_one: bool) -> Rule:
         in_all = zip(*(part.counts for part in parts), strict=False)
         if not all(_is_near(whole, sum(of), all_) for of, all_ in zip(in_all, whole.counts, strict=False)):
             return False
-        return _is_sum(whole, _see_parts(whole.samples, see, whole.counts) if whole.counts else parts)
+        return _is_sum(
+            whole, _evaluate_parts(whole.samples, evaluate, whole.counts) if whole.counts else parts
+        )
 
     if len(whole.counts) == 1 and _is_mean_over_labels(whole, parts):
         return LABELS
@@ -199,8 +201,10 @@ def rule_of(whole: Part, see: See, one_by_one: bool) -> Rule:
         return Rule("samples", len(whole.counts))
     if (not one_by_one or not whole.counts) and adds_up():
         return SUM if whole.counts else Rule("sum", 0)
-    if not _is_near(whole, see(range(whole.samples), 1).loss, whole.loss):
-        return _by_its_looks(whole, one_by_one)  # it draws numbers, so parts can't be compared with the whole
+    if not _is_near(whole, evaluate(range(whole.samples), 1).loss, whole.loss):
+        return _by_counts_alone(
+            whole, one_by_one
+        )  # it draws numbers, so parts can't be compared with the whole
     if one_by_one and whole.counts and adds_up():
         raise DoesNotFit(_SEVERAL.format(len(whole.counts)))
     raise DoesNotFit(
@@ -218,7 +222,7 @@ _SEVERAL = (
 )
 
 
-def _by_its_looks(whole: Part, one_by_one: bool) -> Rule:
+def _by_counts_alone(whole: Part, one_by_one: bool) -> Rule:
     """The rule for a loss of which parts can't be compared with the whole."""
     if len(whole.counts) == 1:
         return LABELS
@@ -227,11 +231,11 @@ def _by_its_looks(whole: Part, one_by_one: bool) -> Rule:
     return SUM if whole.counts else Rule("samples", 0)
 
 
-def _see_parts(samples: int, see: See, over: Sequence[float] | None = None) -> list[Part]:
+def _evaluate_parts(samples: int, evaluate: EvaluateRows, over: Sequence[float] | None = None) -> list[Part]:
     """What is seen of one sample, of another, and of the rest."""
     edges = sorted({0, 1, min(2, samples - 1), samples})
     try:
-        return [see(range(first, end), 0, over) for first, end in pairwise(edges)]
+        return [evaluate(range(first, end), 0, over) for first, end in pairwise(edges)]
     except DoesNotFit:
         raise
     except Exception as error:
@@ -248,7 +252,7 @@ def _fails_on_parts(error: Exception) -> DoesNotFit:
 def _works(parallel: Parallel, objective: Objective, batch: MicroBatch) -> bool:
     """Whether a whole batch can be evaluated."""
     try:
-        _see(parallel, objective, batch, 0, None)
+        _evaluate(parallel, objective, batch, 0, None)
     except Exception:
         return False
     return True
@@ -364,7 +368,7 @@ def training(parallel: Parallel) -> Iterator[None]:
         yield
 
 
-def _see(
+def _evaluate(
     parallel: Parallel, objective: Objective, data: MicroBatch, seed: int, over: Sequence[float] | None
 ) -> Part:
     rule = Rule("samples", 0) if over is None else SUM

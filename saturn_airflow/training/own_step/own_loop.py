@@ -22,7 +22,7 @@ from saturn_airflow.training import reporting, resuming, rng
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding.own_looks import OwnLooks
 from saturn_airflow.training.job_training import Training
-from saturn_airflow.training.own_step import hooks, lightning, shared
+from saturn_airflow.training.own_step import hooks, lightning, shared_step
 from saturn_airflow.training.own_step.configured import check_hparams
 from saturn_airflow.training.own_step.own_step_state import OwnStepState
 from saturn_airflow.training.own_step.user_step import OwnStep
@@ -99,7 +99,7 @@ class OwnStepTraining(Training):
         self.own.place(batch, self.step)
         if batch.position.batch == 0:
             hooks.call(self.parallel.model, "on_train_epoch_start")
-        loss, self.logged = shared.take(self.own, self.parallel, batch, schedule=not self.is_past_end)
+        loss, self.logged = shared_step.take(self.own, self.parallel, batch, schedule=not self.is_past_end)
         asked = self.ranks.sums([self.ranks.stop_requested(), save_due and self.ranks.is_first])
         stop, save = (flag > 0 for flag in asked)
         reporting.check_is_number(self, loss, batch)

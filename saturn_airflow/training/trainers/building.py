@@ -144,8 +144,8 @@ def rng_unchanged() -> Iterator[None]:
         random.setstate(python_state)
 
 
-def be_alone() -> None:
-    """Let nothing look like a training on several devices, which a Trainer would take part in."""
+def leave_process_group() -> None:
+    """Leave the ranks' group, and what says that there is one: a Trainer would train as a part of it."""
     for name in NUMBERS:
         os.environ.pop(name, None)
     if dist.is_initialized():

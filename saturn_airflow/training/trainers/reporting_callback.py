@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from saturn_airflow.training.trainers import kept
+from saturn_airflow.training.trainers import whole_checkpoints
 from saturn_airflow.training.trainers.trainer_progress import TrainerProgress
 
 
-class Ended(BaseException):
+class EndTraining(BaseException):
     """Training ends here, with its checkpoint; none of the job's own code is told."""
 
 
-class Telling(TrainerCallback):
+class ReportingCallback(TrainerCallback):
     """The last of a trainer's callbacks.
 
     :param facts: what was said of the checkpoint that training goes on from.
@@ -33,16 +33,16 @@ class Telling(TrainerCallback):
         self._saved_step = 0
         self._save = self._end = self._between = False
 
-    def hear_losses(self, trainer: Any) -> None:
-        """Hear what the trainer's ``training_step`` returns; its sum over a step is the step's loss."""
+    def record_losses(self, trainer: Any) -> None:
+        """Record what the trainer's ``training_step`` returns; its sum over a step is the step's loss."""
         take = trainer.training_step
 
-        def heard(*args: Any, **kwargs: Any) -> torch.Tensor:
+        def recorded(*args: Any, **kwargs: Any) -> torch.Tensor:
             loss: torch.Tensor = take(*args, **kwargs)
             self._parts.append(loss.detach())
             return loss
 
-        trainer.training_step = heard
+        trainer.training_step = recorded
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """See the class."""
@@ -77,11 +77,11 @@ class Telling(TrainerCallback):
             control.should_save = state.global_step == training.save_at
             self._save = control.should_save and self._ends_epoch(state)
             if self._end and not control.should_save:
-                raise Ended
+                raise EndTraining
             return
         if not training.keeps:
             if self._end and state.global_step < state.max_steps:
-                raise Ended
+                raise EndTraining
             return
         if self._save_due(state.global_step, now) or self._end:
             # After an epoch's last step its evaluation is still to come.
@@ -111,14 +111,14 @@ class Telling(TrainerCallback):
         self._since = self._saved_at = time.perf_counter()
         if self._ends_epoch(state) and not self._between:
             return  # to go on from here would leave out the epoch's end
-        kept.seal(path, training.facts())
+        whole_checkpoints.write_manifest(path, training.facts())
         self._saved_step = state.global_step
         if training.keeps:
             seconds = time.perf_counter() - began
             training.ranks.emit("checkpoint", step=state.global_step, path=str(path), seconds=seconds)
         self._since = time.perf_counter()
         if self._end:
-            raise Ended
+            raise EndTraining
 
     def _ends_epoch(self, state: Any) -> bool:
         return bool(state.epoch == math.floor(state.epoch))

@@ -15,7 +15,7 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import timing
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.trainers.building import arguments, batches_per_epoch, be_alone, build
+from saturn_airflow.training.trainers.building import arguments, batches_per_epoch, build, leave_process_group
 from saturn_airflow.training.trainers.callback_state import Remembered
 
 #: Batches that are slower than those after them.
@@ -45,7 +45,7 @@ class TrainerProgress:
         self.request, self.ranks, self.folder = request, ranks, folder
         if ranks.size != 1 or request.parameters:
             raise DoesNotFit("a Trainer trains on one device, as it is")
-        be_alone()
+        leave_process_group()
         self.job = Job.from_dict(request.job)
         self.stop_at, self.save_at = stop_at, save_at
         self.trainer = trainer = build(self.job, folder)

@@ -12,12 +12,13 @@ from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.status import Status
 from saturn_airflow.training import timing
 from saturn_airflow.training.exports import export_trained
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.trainers import kept
+from saturn_airflow.training.trainers import whole_checkpoints
 from saturn_airflow.training.trainers.building import arguments, rng_unchanged
-from saturn_airflow.training.trainers.reporting_callback import Ended, Telling
+from saturn_airflow.training.trainers.reporting_callback import EndTraining, ReportingCallback
 from saturn_airflow.training.trainers.trainer_progress import TrainerProgress
 
 
@@ -27,23 +28,23 @@ class TrainerTraining(TrainerProgress):
     def run(self) -> dict[str, Any]:
         """Train, from the last checkpoint if there is one; what :func:`..loop.train` returns."""
         trainer: Any = self.trainer
-        found = kept.newest(self.folder, self.warn)
+        found = whole_checkpoints.newest(self.folder, self.warn)
         if self.request.measure is not None:
             trainer.args.eval_on_start = False
         if found is not None:
             self._go_on(*found)
-        telling = Telling(self, None if found is None else found[1])
-        trainer.add_callback(telling)
-        telling.hear_losses(trainer)
-        status = "finished"
+        callback = ReportingCallback(self, None if found is None else found[1])
+        trainer.add_callback(callback)
+        callback.record_losses(trainer)
+        status = Status.FINISHED
         try:
             with of_the_job("Trainer.train()"):
                 trainer.train(resume_from_checkpoint=None if found is None else str(found[0]))
-        except Ended:
-            status = "stopped"
+        except EndTraining:
+            status = Status.STOPPED
         if self.request.measure is not None and self.stop_at is None:
             self._measure_evaluation()
-        elif self.request.measure is None and status == "finished":
+        elif self.request.measure is None and status == Status.FINISHED:
             if self.total is not None and self.step < self.total:
                 self.ended = "a callback of the Trainer's ended it"
             if self.keeps:
@@ -54,7 +55,7 @@ class TrainerTraining(TrainerProgress):
         self.trainer.args.eval_on_start = False
         before, now = Definition.from_dict(facts["definition"]), Definition.from_dict(self.definition)
         changes = [*map(str, before.changes(now))] if self.request.goes_on_from is None else []
-        changes += kept.changes(facts["arguments"], arguments(self.trainer))
+        changes += whole_checkpoints.changes(facts["arguments"], arguments(self.trainer))
         if changes:
             raise JobError(
                 f"{path} belongs to another training ({'; '.join(changes[:5])}): start the job from scratch "

@@ -25,7 +25,7 @@ _NAME = re.compile(r"checkpoint-[0-9]+")
 _ARGUMENTS = "training_args.bin"
 
 
-def seal(checkpoint: Path, facts: Mapping[str, Any]) -> None:
+def write_manifest(checkpoint: Path, facts: Mapping[str, Any]) -> None:
     """Say of a checkpoint that it is whole, and what else is to be known of it, JSON-ready."""
     digests = {}
     arguments = checkpoint / _ARGUMENTS
@@ -47,7 +47,7 @@ def newest(folder: Path, warn: Callable[[str], object]) -> tuple[Path, dict[str,
     failed: OSError | None = None
     for path in sorted(there, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
         try:
-            # Without a seal, its writing was interrupted, or it is the trainer's best and none to go on from.
+            # Without a manifest, its writing was interrupted, or it is the best, and none to go on from.
             if not (path / MANIFEST).is_file():
                 continue
             facts = _facts(path)
