@@ -130,15 +130,13 @@ def cases(
     longest = f"{name}, plain, recomputed, clipped, longer batch"
     clips, whole = {"clip_grad_norm": 1.0}, held.layers == large.layers
     against = memory if whole else "6B, spill"
-    spilled = Case(
-        f"{name}, spill",
-        held,
-        "spill",
-        cap=cap,
-        against=memory,
-        faster_than=(memory, fsdp, deepspeed) if whole else (memory,),
-    )
+    beaten = (memory, fsdp, deepspeed) if whole else (memory,)
+    spilled = Case(f"{name}, spill", held, "spill", cap=cap, against=memory, faster_than=beaten)
     deep = Case("6B, spill", large, "spill", cap=cap, faster_than=(fsdp, deepspeed))
+    faster = (llama_memory,)
+    spilled_llama = Case(
+        f"{llama_name}, spill", held_llama, "spill", cap=cap, against=llama_memory, faster_than=faster
+    )
     return [
         Case("1.5B, plain", small, "plain"),
         Case("1.5B, single", small, "single", against="1.5B, plain", faster_than=("1.5B, plain",)),
@@ -159,14 +157,7 @@ def cases(
         Case("30B, adapters, spill", adapters, "spill", cap=24 * GIB),
         Case("1.5B, single, compiled", small, "single", compile=True, against="1.5B, plain"),
         Case(llama_memory, held_llama, "plain, recomputed"),
-        Case(
-            f"{llama_name}, spill",
-            held_llama,
-            "spill",
-            cap=cap,
-            against=llama_memory,
-            faster_than=(llama_memory,),
-        ),
+        spilled_llama,
         *(
             Case(f"6B, spill, batches of {n}", dataclasses.replace(large, batch_size=n), "spill", cap=cap)
             for n in batch_sizes

@@ -98,13 +98,7 @@ def measure(
         trial_seconds=seconds,
         **run_settings,
     )
-    run = runs.start(spec, handed)
-    # The node's server is there by now: its start is none of what goes with each trial.
-    before = cores.worked()
-    trial_end, estimate = _followed(run, trial, node.kind, log, on_broken)
-    if (use := _core_use(node, before, trial_end.end)) is not None:
-        on_use(use)
-    return estimate
+    return _followed(runs.start(spec, handed), trial, node, log, on_broken, on_use)
 
 
 class _TrialEnd(NamedTuple):
@@ -123,14 +117,17 @@ class _TrialEnd(NamedTuple):
 def _followed(
     run: Run,
     trial: Trial,
-    kind: str,
+    node: Node,
     log: Callable[[str], object],
     on_broken: Callable[[str, str], object],
-) -> tuple[_TrialEnd, Estimate]:
-    """How ``run`` ended, and what it found."""
+    on_use: Callable[[CoreUse], object],
+) -> Estimate:
+    """What ``run`` found, once it has ended."""
+    # The node's server is there by now: its start is none of what goes with each trial.
+    before = cores.worked()
     try:
         trial_end = _follow(run, log, on_broken)
-        estimate = _estimate(trial, kind, trial_end)
+        estimate = _estimate(trial, node.kind, trial_end)
         estimate.check()
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SaturnError(
@@ -140,7 +137,9 @@ def _followed(
     finally:
         # Whoever leaves early, an Airflow task that is killed too, leaves no ranks behind.
         run.kill()
-    return trial_end, estimate
+    if (use := _core_use(node, before, trial_end.end)) is not None:
+        on_use(use)
+    return estimate
 
 
 def _core_use(node: Node, before: cores.Worked | None, end: Mapping[str, Any]) -> CoreUse | None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from saturn_airflow import library
 from saturn_airflow.launch import job_log
-from saturn_airflow.launch.request import TrainRequest
+from saturn_airflow.launch.request import Measure, TrainRequest
 from saturn_airflow.launch.users_code import common_to_alike, each_of_the_job
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, blocks, unsupported
@@ -214,8 +214,7 @@ class Training(BaseTraining):
         precision.use(self.hparams.precision)
         measure = self.request.measure
         wanted = self.request.batch_count if measure is None else measure.warmups + measure.batches
-        known = {"total_batches": self.total, "batches_per_epoch": self.data.batches_per_epoch}
-        self.ranks.emit("start", step=self.step, checkpoint=self.checkpoint, **known)
+        self._tell_of_start()
         limit = self._limit(wanted if measure is None else None)
         seconds: list[float] = []
         warmups = measure.warmups if measure is not None else _WARMUPS
@@ -249,10 +248,8 @@ class Training(BaseTraining):
             self.ranks.emit("step", **told)
             self.inputs = self.inputs or self._inputs(batch)
             if measure is not None:
-                timed = time.perf_counter() - timed_since
-                self.busy_cores = (time.process_time() - worked) / timed if timed > 0 else 0.0
-                enough = timing.is_enough(measure, seconds[warmups:], timed)
-                stop = self.ranks.any(stop_asked or enough or timed >= measure.seconds)
+                enough = self._is_measured(measure, seconds[warmups:], timed_since, worked)
+                stop = self.ranks.any(stop_asked or enough)
                 continue
             self.callbacks.on_step(told)
             if batch.ends_epoch or self.finished or stop_asked or save:
@@ -272,6 +269,21 @@ class Training(BaseTraining):
         elif self.evaluation is not None:
             self.evaluation_seconds.append(self.evaluation.seconds())
         return reporting.result(self, seconds, setup_seconds, warmups)
+
+    def _is_measured(self, measure: Measure, seconds: list[float], since: float, worked: float) -> bool:
+        """Whether this rank need not train on to be measured; tells how many cores it has kept busy.
+
+        :param seconds: of the batches that are timed.
+        :param since: when these began.
+        :param worked: CPU seconds of this process before them.
+        """
+        timed = time.perf_counter() - since
+        self.busy_cores = (time.process_time() - worked) / timed if timed > 0 else 0.0
+        return timing.is_enough(measure, seconds, timed) or timed >= measure.seconds
+
+    def _tell_of_start(self) -> None:
+        known = {"total_batches": self.total, "batches_per_epoch": self.data.batches_per_epoch}
+        self.ranks.emit("start", step=self.step, checkpoint=self.checkpoint, **known)
 
     def _begin_to_train(self) -> None:
         """Have all modules in training mode."""

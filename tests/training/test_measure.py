@@ -178,7 +178,8 @@ def test_memory_that_others_used_says_nothing_of_another_night(occupied: bool) -
     ended: Any = SimpleNamespace(events=lambda: iter(told), kill=lambda: None)
     job = small_job()
     trial = Trial(job=job, technique="single", devices=1, node="here", covers=(job.name,), fingerprint="abc")
-    _, found = _followed(ended, trial, "h100", lambda line: None, lambda job, reason: None)
+    node = Node("n", devices=2, kind="h100")
+    found = _followed(ended, trial, node, lambda line: None, lambda job, reason: None, lambda use: None)
     assert found.reason is not None
     assert found.reason.startswith("out of memory")
     assert found.passing is occupied
