@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -164,40 +164,12 @@ class SaturnSweepOperator(TaskGroup):
         report_args: Mapping[str, Any] | None = None,
         **group_arguments: Any,
     ) -> None:
+        given = dict(locals())  # the arguments: nothing else has a name yet
         what = f"sweep {task_id!r}"
         try:
             if isinstance(jobs, list | tuple):
                 jobs = [Job.from_dict(job) if isinstance(job, Mapping) else job for job in jobs]
-            if cluster is None:
-                cluster = deployed_cluster(_bound_nodes(jobs))
-            settings = SweepSettings(
-                cluster=cluster,
-                techniques=_checked_techniques(techniques),
-                profile=profile,
-                planning_seconds=planning_seconds,
-                objective=objective,
-                deadline=None if deadline is None else Deadline.of(deadline),
-                confidence=confidence,
-                on_missed_deadline=_checked_function("on_missed_deadline", on_missed_deadline),
-                metric=metric,
-                mode=mode,
-                register_as=_checked_model_name(register_as),
-                checkpoint_every=checkpoint_every,
-                keep_checkpoints=keep_checkpoints,
-                checkpoints_budget=checkpoints_budget,
-                retries=retries,
-                job_timeout=_checked_seconds("job_timeout", job_timeout),
-                allowed_failures=allowed_failures,
-                rounds=Rounds.of(rounds),
-                selection=None if selection is None else rule_of(selection),
-                experiment=experiment,
-                mlflow_conn_id=mlflow_conn_id,
-                on_missing_node=on_missing_node,
-                priority=priority,
-                preempt=preempt,
-                team=team,
-            )
-            deployed_teams().check(settings.team, settings.priority)
+            settings = _settings_of({**given, "jobs": jobs})
             checked_jobs.check_in_file(jobs, settings)
             _check_comparison(metric, mode)
             _check_asset(asset)
@@ -246,6 +218,28 @@ class SaturnSweepOperator(TaskGroup):
     def output(self) -> XComArg:
         """The sweep's result, for the next task: best job, all outcomes, what is missing."""
         return XComArg(self.report)
+
+
+def _settings_of(given: Mapping[str, Any]) -> SweepSettings:
+    """The settings among the arguments of the operator, each checked.
+
+    :raises InvalidSweepError: for one that can't be meant.
+    """
+    cluster, deadline, selection = given["cluster"], given["deadline"], given["selection"]
+    settings = {field.name: given[field.name] for field in fields(SweepSettings) if field.name != "group"}
+    settings |= {
+        "cluster": deployed_cluster(_bound_nodes(given["jobs"])) if cluster is None else cluster,
+        "techniques": _checked_techniques(given["techniques"]),
+        "deadline": None if deadline is None else Deadline.of(deadline),
+        "on_missed_deadline": _checked_function("on_missed_deadline", given["on_missed_deadline"]),
+        "register_as": _checked_model_name(given["register_as"]),
+        "job_timeout": _checked_seconds("job_timeout", given["job_timeout"]),
+        "rounds": Rounds.of(given["rounds"]),
+        "selection": None if selection is None else rule_of(selection),
+    }
+    checked = SweepSettings(**settings)
+    deployed_teams().check(checked.team, checked.priority)
+    return checked
 
 
 def _bound_nodes(jobs: object) -> set[str]:
