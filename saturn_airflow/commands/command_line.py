@@ -23,6 +23,14 @@ _SHIPPED = Path(__file__).parents[1] / "shipped"
 # A wheel brings a copy of what a clone of the repository has at its root.
 _ROOT = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).parents[2]
 COMPOSE = _ROOT / "docker" / "compose.yaml"
+#: Variables by which Airflow finds connections where it has no file of configuration.
+_LEAD_TO_CONNECTIONS = (
+    "AIRFLOW_CONN_MLFLOW_DEFAULT",
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN",
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_CMD",
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_SECRET",
+    "AIRFLOW__SECRETS__BACKEND",
+)
 #: Columns of what is no terminal, where COLUMNS does not say otherwise: wide enough to be read by programs.
 _WIDTH = 200
 
@@ -63,9 +71,7 @@ def uri_of(args: argparse.Namespace) -> str:
 
 def _deployments_uri() -> str:
     """The tracking URI of this deployment's sweeps; without Airflow's configuration, the default one."""
-    airflow_home = _airflow_home()
-    settings = ("AIRFLOW_CONN_MLFLOW_DEFAULT", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN")
-    if (airflow_home / "airflow.cfg").exists() or any(name in os.environ for name in settings):
+    if _has_configuration() or any(name in os.environ for name in _LEAD_TO_CONNECTIONS):
         with suppress(ModuleNotFoundError):
             return _tasks_uri()
     from saturn_airflow import tracking
@@ -75,13 +81,12 @@ def _deployments_uri() -> str:
 
 def home() -> Path:
     """The folder of Saturn's state, as it is configured here."""
-    airflow_home = _airflow_home()
-    if not os.environ.get("AIRFLOW__SATURN__HOME") and (airflow_home / "airflow.cfg").exists():
+    if not os.environ.get("AIRFLOW__SATURN__HOME") and _has_configuration():
         with suppress(ModuleNotFoundError):
             from saturn_airflow.operators import context
 
             return context.home()
-    return Path(os.environ.get("AIRFLOW__SATURN__HOME") or airflow_home / "saturn")
+    return Path(os.environ.get("AIRFLOW__SATURN__HOME") or _airflow_home() / "saturn")
 
 
 def sharing_rules() -> SharingRules:
@@ -90,12 +95,17 @@ def sharing_rules() -> SharingRules:
     from saturn_airflow.model.teams import Teams
 
     configured = os.environ.get("AIRFLOW__SATURN__SHARES")
-    if configured is None and (_airflow_home() / "airflow.cfg").exists():
+    if configured is None and _has_configuration():
         with suppress(ModuleNotFoundError):
             from saturn_airflow.operators import context
 
             return context.sharing_rules()
     return SharingRules(shares=Teams.parse(configured or "", "").shares)
+
+
+def _has_configuration() -> bool:
+    """Whether there is a file of Airflow's configuration; Airflow, imported without one, writes it."""
+    return Path(os.environ.get("AIRFLOW_CONFIG") or _airflow_home() / "airflow.cfg").expanduser().exists()
 
 
 def _airflow_home() -> Path:

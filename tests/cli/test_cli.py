@@ -121,15 +121,33 @@ def test_what_can_not_be_done_is_one_line_and_status_2(
     assert said in complaints[0]
 
 
+@pytest.mark.parametrize("command", ["sweeps", "estimates"])
 def test_the_connection_that_tasks_use_is_asked_first(
-    uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    uri: str, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MLFLOW_DEFAULT", "http://user:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    assert main(["sweeps"]) == 2
+    assert main([command]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("MLflow: http://127.0.0.1:9\nsaturn sweeps: ")
+    assert err.startswith(f"MLflow: http://127.0.0.1:9\nsaturn {command}: ")
     assert "secret" not in err
+
+
+@pytest.mark.parametrize("leads", ["AIRFLOW__SECRETS__BACKEND", "AIRFLOW_CONFIG"])
+@pytest.mark.slow
+def test_a_connection_is_found_where_airflow_looks_for_it(leads: str, uri: str, tmp_path: Path) -> None:
+    connections = tmp_path / "connections.json"
+    connections.write_text(
+        json.dumps({"mlflow_default": {"conn_type": "http", "host": "127.0.0.1", "port": 9}})
+    )
+    backend = "airflow.secrets.local_filesystem.LocalFilesystemBackend"
+    kwargs = json.dumps({"connections_file_path": str(connections)})
+    variables = {"AIRFLOW__SECRETS__BACKEND": backend, "AIRFLOW__SECRETS__BACKEND_KWARGS": kwargs}
+    if leads == "AIRFLOW_CONFIG":
+        (tmp_path / "own.cfg").write_text(f"[secrets]\nbackend = {backend}\nbackend_kwargs = {kwargs}\n")
+        variables = {"AIRFLOW_CONFIG": str(tmp_path / "own.cfg")}
+    said = saturn("estimates", AIRFLOW_HOME=str(tmp_path / "home"), MLFLOW_TRACKING_URI=uri, **variables)
+    assert said.stderr.startswith("MLflow: http://127.0.0.1:9\n"), said.stderr
 
 
 def test_a_store_that_is_not_there_is_not_made(
