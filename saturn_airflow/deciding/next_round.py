@@ -233,7 +233,9 @@ def decide_round(stand: Stand, problem: Problem, situation: Situation, seconds: 
             problem,
             stand.plan,
             situation,
-            effort=Effort(time_limit=time_limit, objective=objective, deadline=deadline),
+            effort=Effort(
+                time_limit=time_limit, objective=objective, deadline=deadline, all_wait=stand.plan is None
+            ),
             checkpoint=checkpoint,
             length=(lambda makespan: math.inf) if whole else policy.length,
         )

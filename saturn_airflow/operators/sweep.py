@@ -63,7 +63,8 @@ class SaturnSweepOperator(TaskGroup):
     :param techniques: names of the techniques to choose from (default: all in the library).
     :param profile: ``"auto"`` measures what earlier sweeps don't know already; ``"fresh"`` measures all anew;
         ``"never"`` plans with what is known, and leaves out jobs of which nothing is.
-    :param planning_seconds: the time limit of planning, in seconds.
+    :param planning_seconds: the time limit of planning, in seconds. The first plan ends before when it has
+        taken as long as a better one could save.
     :param objective: what the plan minimises: ``"makespan"``, the time until all jobs are done;
         ``"mean-completion"``, the time until a job is done, on average; ``"device-time"``, the time that
         devices are held, with every job done by the ``deadline``.

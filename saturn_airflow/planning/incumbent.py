@@ -38,6 +38,8 @@ class Incumbent:
 
     :param enough: the gap at which to stop, as a share (0.01: one per cent).
     :param target: the value at which to stop.
+    :param all_wait: whether nothing runs until there is a plan: then the time is up as soon as it took as long
+        as any better plan could save.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Incumbent:
         enough: float = 0.0,
         on_progress: Callable[[SolveProgress], None] | None = None,
         target: float = 0.0,
+        all_wait: bool = False,
     ) -> None:
         self.instance = instance
         self.objective = objective
@@ -55,6 +58,7 @@ class Incumbent:
         self.enough = enough
         self.on_progress = on_progress
         self.target = target
+        self.all_wait = all_wait
         self.schedule: Schedule = []
         self.value = math.inf
         self.bound = 0.0
@@ -91,6 +95,8 @@ class Incumbent:
             self._tell()
 
     def _tell(self) -> None:
+        if self.all_wait:
+            self.clock.limit = min(self.clock.limit, self.value - self.bound)
         if self.on_progress is not None and math.isfinite(self.value):
             self.on_progress(SolveProgress(self.clock.elapsed, self.value, self.bound))
 

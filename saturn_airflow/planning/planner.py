@@ -33,6 +33,7 @@ def solve(
     deadline: float | None = None,
     started: float | None = None,
     repeatable: bool = False,
+    all_wait: bool = False,
 ) -> Plan:
     """Plan ``problem``: stops at the time limit, at the asked gap, or when the plan is optimal.
 
@@ -48,6 +49,8 @@ def solve(
     :param repeatable: count steps of the search, about as many as fit in the time limit, rather than time, so
         that the same problem and seed always give the same plan. The models of HiGHS, which count time, are
         left out: the lower bound is a weak one.
+    :param all_wait: whether nothing runs until there is a plan. Planning for ``"makespan"`` then also stops when
+        it has taken as long as any better plan could save: the makespan of the best less the bound.
     :raises InvalidSweepError: for an unknown objective, a time limit that is not above 0, a gap below 0, or a
         deadline that is missing, misplaced or no time.
     :raises MissedDeadlineError: (an InvalidSweepError) when the deadline can't be met, or no plan that
@@ -60,7 +63,7 @@ def solve(
     instance = group(problem)
     carried = None if previous is None else carry_on(instance, previous)
     if aim.name == MAKESPAN:
-        best = Incumbent(instance, aim, clock, gap, on_progress)
+        best = Incumbent(instance, aim, clock, gap, on_progress, all_wait=all_wait)
         minimise_makespan(best, seed, processes, carried)
         bound = best.bound
     else:

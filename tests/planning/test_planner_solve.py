@@ -14,9 +14,10 @@ import pyomo.environ as pyo
 import pytest
 from planning_problems import INSTANCES, assert_valid
 
+from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.plan import Plan
-from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.planning import highs, solve
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.incumbent import SolveProgress
@@ -105,6 +106,22 @@ def test_a_previous_plan_is_carried_over_to_what_is_left(mix50: Solved) -> None:
     changed = dataclasses.replace(problem, nodes=problem.nodes[1:], jobs=(*problem.jobs[10:], late))
     plan = solve(changed, time_limit=0.5, previous=previous)
     assert_valid(changed, plan)
+
+
+def test_where_all_wait_planning_takes_no_longer_than_it_can_save() -> None:
+    rng = random.Random(2)
+    jobs = [PlannedJob(f"j{n}", (Option("t", 1, {"cpu": rng.uniform(4, 12)}),)) for n in range(40)]
+    problem = Problem("short", (Node("a", 4, "cpu"), Node("b", 4, "cpu")), tuple(jobs))
+    plan = solve(problem, repeatable=True, all_wait=True)
+    assert_valid(problem, plan)
+    assert 0 < plan.makespan - plan.lower_bound <= plan.seconds < 2
+
+
+def test_where_hours_may_be_saved_planning_takes_as_long_though_all_wait() -> None:
+    problem = read("mix50-8x8")
+    plans = [solve(problem, time_limit=0.5, repeatable=True, all_wait=wait) for wait in (True, False)]
+    assert plans[0].assignments == plans[1].assignments
+    assert plans[0].seconds >= 0.5
 
 
 def test_priorities_and_releases() -> None:

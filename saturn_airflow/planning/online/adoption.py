@@ -51,6 +51,7 @@ class Effort:
     :param time_limit: seconds of each solve; at a boundary with another to come there are up to five.
     :param repeatable: count steps rather than seconds, see :func:`solve`.
     :param deadline: seconds from now, for the objective ``"device-time"``.
+    :param all_wait: whether nothing runs until there is a plan, see :func:`solve`.
     """
 
     time_limit: float = 10.0
@@ -58,6 +59,7 @@ class Effort:
     repeatable: bool = False
     objective: str = MAKESPAN
     deadline: float | None = None
+    all_wait: bool = False
 
     def solve(self, problem: Problem, previous: Plan | None) -> Plan:
         """The best plan for ``problem`` found in that time."""
@@ -69,6 +71,7 @@ class Effort:
             previous=previous,
             objective=self.objective,
             deadline=self.deadline,
+            all_wait=self.all_wait,
         )
 
     def cost(self, problem: Problem, run: Execution) -> float:
