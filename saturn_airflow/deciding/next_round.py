@@ -72,6 +72,11 @@ class Stand:
     law: ErrorLaw | None = None
 
     @property
+    def is_once(self) -> bool:
+        """Whether all is planned here, once."""
+        return self.settings.rounds.most == 1 and self.plan is None
+
+    @property
     def is_last(self) -> bool:
         """Whether no round follows this one, unless a node is lost."""
         return self.number >= self.settings.rounds.most
@@ -221,12 +226,9 @@ def decide_round(stand: Stand, problem: Problem, situation: Situation, seconds: 
     :param seconds: until the deadline; None where there is none. Where it can't be met, all is planned to end
         as early as possible.
     """
-    settings, policy = stand.settings, stand.settings.rounds
-    # Where jobs wait for each other at a rung, that is what ends a round.
-    whole = stand.is_last or _waits_at_rungs(settings)
-    time_limit = settings.planning_seconds / (1 if whole else _SEARCHES)
+    settings, length, checkpoint = stand.settings, length_of(stand), checkpoint_seconds(stand)
+    time_limit = settings.planning_seconds / (1 if _is_whole(stand) else _SEARCHES)
     time_limit /= 1 if settings.confidence is None else plans_with_odds.SEARCHES
-    checkpoint = 0.0 if stand.plan is None else _checkpoint_seconds(stand.progress)
 
     def adopt(objective: str, deadline: float | None) -> Adoption:
         return decide(
@@ -237,13 +239,36 @@ def decide_round(stand: Stand, problem: Problem, situation: Situation, seconds: 
                 time_limit=time_limit, objective=objective, deadline=deadline, all_wait=stand.plan is None
             ),
             checkpoint=checkpoint,
-            length=(lambda makespan: math.inf) if whole else policy.length,
+            length=length,
         )
 
     situation = replace(situation, left={job.name: situation.left[job.name] for job in problem.jobs})
     ends = None if stand.law is None else _ends(stand, problem, situation, stand.law, checkpoint)
     adoption, missed = _in_time(adopt, settings, seconds, ends)
     return Decided(adoption, what_is_left(problem, situation), missed, ends and ends(adoption))
+
+
+def length_of(stand: Stand) -> Callable[[float], float]:
+    """When the round is to end that begins with a plan of so many seconds; infinite for not by time."""
+    return (lambda makespan: math.inf) if _is_whole(stand) else stand.settings.rounds.length
+
+
+def _is_whole(stand: Stand) -> bool:
+    """Whether no time ends the round: it is the last, or jobs wait for each other at a rung."""
+    return stand.is_last or _waits_at_rungs(stand.settings)
+
+
+def checkpoint_seconds(stand: Stand) -> float:
+    """What saving a job takes: the longest that was seen."""
+    took = [p.checkpoint_seconds for p in stand.progress.values() if p.checkpoint_seconds]
+    return 0.0 if stand.plan is None else max(took, default=_CHECKPOINT_SECONDS)
+
+
+def seen_where_they_run(stand: Stand, situation: Situation) -> set[str]:
+    """Jobs that run and whose speed was seen there."""
+    running = {job: (place.technique, place.devices) for job, place in situation.running.items()}
+    speeds = seen(stand.progress, stand.estimates, stand.jobs)
+    return {s.job for s in speeds if running.get(s.job) == (s.technique, s.devices)}
 
 
 def staying(made: Sequence[PlanEntry], progress: Mapping[str, Progress], adoption: Adoption) -> set[str]:
@@ -271,7 +296,7 @@ def entries_of(stand: Stand, decided: Decided, cluster: Cluster, rung: float, ma
     """
     found = entries(decided.adoption.plan, stand.jobs, stand.estimates, cluster, made)
     stay = staying(found, stand.progress, decided.adoption)
-    if stand.settings.rounds.most == 1 and stand.plan is None:
+    if stand.is_once:
         by_name = {job.name: job for job in decided.left.jobs}
         return [replace(e, strategies=strategies(e, by_name[e.name], stand.estimates)) for e in found]
     return [_in_round(stand, entry, decided.adoption, rung, stay) for entry in found]
@@ -321,9 +346,7 @@ def _ends(
     stand: Stand, problem: Problem, situation: Situation, law: ErrorLaw, checkpoint: float
 ) -> Callable[[Adoption], PlanEnds]:
     """A function that says when a plan may end."""
-    running = {job: (place.technique, place.devices) for job, place in situation.running.items()}
-    speeds = seen(stand.progress, stand.estimates, stand.jobs)
-    known = {s.job for s in speeds if running.get(s.job) == (s.technique, s.devices)}
+    known = seen_where_they_run(stand, situation)
     return lambda made: ends_of(problem, made.plan, situation, law, seen=known, checkpoint=checkpoint)
 
 
@@ -391,9 +414,3 @@ def _waits_at_rungs(settings: SweepSettings) -> bool:
     """Whether rounds end when all jobs have reached the selection's rung, rather than by ``rounds``."""
     rule = settings.selection
     return rule is not None and not settings.rounds.says_when and rule.next_rung(0.0) < math.inf
-
-
-def _checkpoint_seconds(progress: Mapping[str, Progress]) -> float:
-    """What saving a job takes: the longest that was seen."""
-    took = [p.checkpoint_seconds for p in progress.values() if p.checkpoint_seconds]
-    return max(took, default=_CHECKPOINT_SECONDS)

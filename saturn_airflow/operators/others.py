@@ -23,8 +23,9 @@ from saturn_airflow.operators.context import SweepContext, home, sharing_rules
 from saturn_airflow.operators.making_claims import leaves_in, trial_name
 
 if TYPE_CHECKING:
-    from saturn_airflow.deciding.next_round import Decided
+    from saturn_airflow.deciding.next_round import Decided, Stand
     from saturn_airflow.planning.online.error_law import ErrorLaw
+    from saturn_airflow.planning.online.execution import Situation
 
 log = logging.getLogger(__name__)
 
@@ -48,23 +49,27 @@ def around_others(problem: Problem, others: SharedCluster, own: Collection[Place
 
 
 def among_others(
-    others: SharedCluster, facts: SharedSweep, problem: Problem, decided: Decided, law: ErrorLaw | None
+    stand: Stand,
+    problem: Problem,
+    situation: Situation,
+    decided: Decided,
+    facts: SharedSweep,
+    others: SharedCluster,
 ) -> Decided:
     """``decided``; where other sweeps are active on its nodes, with what is to be expected among them.
 
+    :param problem: whole jobs, with the seconds now expected, on the nodes that are there.
+    :param situation: where they stand.
+    :param decided: what was decided around the jobs of others that run.
     :param facts: of the sweep that is planned.
-    :param decided: its plan around those of others that run.
-    :param law: of the errors of its estimates.
     """
-    alone, ends = decided.adoption.plan, decided.ends
-    from saturn_airflow.sharing.among import ends_among, meets_others, plan_among
+    from saturn_airflow.deciding.among_others import decide_among
+    from saturn_airflow.sharing.among import meets_others
 
     if not meets_others(problem, others):
         return decided
     try:
-        found = plan_among(problem, alone, facts, others, sharing_rules())
-        if found is not None and law is not None:
-            ends = ends_among(problem, found, facts, others, sharing_rules(), law)
+        found = decide_among(stand, problem, situation, decided, facts, others, sharing_rules())
     except AssertionError:
         # What others are at must not cost this sweep its plan.
         log.exception("Planned as if no other sweep waited, for a mistake of Saturn's: please report it")
@@ -74,9 +79,9 @@ def among_others(
         return decided
     log.info(
         "Planned among %d other sweeps: done in %.1f s, which would be %.1f s if none of them waited",
-        *(len(others.sweeps), found.makespan, alone.makespan),
+        *(len(others.sweeps), found.adoption.plan.makespan, decided.adoption.plan.makespan),
     )
-    return decided._replace(adoption=decided.adoption._replace(plan=found), ends=ends)
+    return found
 
 
 def tell_others(

@@ -129,8 +129,8 @@ class PlanOperator(KeptPlanOperator):
             self.hand_on(context, OTHERS_KEY, others.planned)
             problem = around_others(problem, others, going.situation.running.values())
             decided = self.decide(stand, problem, going)
-            if self._is_only and self.settings.objective != DEVICE_TIME:
-                decided = among_others(others, facts, problem, decided, stand.law)
+            if self.settings.objective != DEVICE_TIME:
+                decided = among_others(stand, problem, going.situation, decided, facts, others)
             self._promise(known, decided)
             self._say(context, stand, decided)
             plan, made = decided.adoption.plan, now_after(stand.standing)
@@ -152,11 +152,6 @@ class PlanOperator(KeptPlanOperator):
         self._tell(context, sweep, stand, plan, cluster, made, shown=bool(found))
         found += self._entries_to_conclude(sweep, stand, going, unfollowed, made, len(found))
         return [entry.to_dict() for entry in found]
-
-    @property
-    def _is_only(self) -> bool:
-        """Whether all is planned here, once."""
-        return self.settings.rounds.most == 1 and not self.earlier
 
     def _beginning(self, context: Context, sweep: SweepContext) -> Stand:
         """Where the sweep stands after its trials.
@@ -325,7 +320,7 @@ class PlanOperator(KeptPlanOperator):
             alone=first.alone if first else least_seconds(stand.problem.jobs, stand.problem.nodes),
             priority=self.settings.priority,
             deadline=self.ends_by,
-            preempt=self.settings.preempt and self._is_only,
+            preempt=self.settings.preempt and stand.is_once,
             team=self.settings.team,
         )
 

@@ -9,7 +9,7 @@ may be told to leave.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from saturn_airflow.model.plan import Assignment, Place, Plan
@@ -88,60 +88,82 @@ def plan_among(
     own = tuple(node.name for node in problem.nodes)
     planned = {a.job: (a.node,) for a in alone.assignments}
     # Where some nodes are idle, or soon free, the exact plan's choice of nodes may be the better one.
+    choices = ({job.name: job.nodes or own for job in problem.jobs}, planned)
     found = [
-        _expected(problem, sweep, others, rules, {job.name: job.nodes or own for job in problem.jobs}),
-        _expected(problem, sweep, others, rules, planned),
+        expected_of(entered(problem, sweep, others, _bound(problem, of)), sweep, rules) for of in choices
     ]
-    plans = [_as_plan(alone, problem, each, others.now) for each in found if each]
+    plans = [as_plan(alone, problem, each, others.now) for each in found if each]
     return min(plans, key=lambda plan: (plan.value or 0.0, plan.makespan), default=None)
 
 
 def ends_among(
+    jobs: Collection[SharedJob],
     problem: Problem,
-    plan: Plan,
     sweep: SharedSweep,
     others: SharedCluster,
     rules: SharingRules,
     law: ErrorLaw,
+    seen: Collection[str] = (),
 ) -> PlanEnds:
-    """When ``plan``, which :func:`plan_among` made, may end; seconds from now.
+    """When a plan among ``others`` may end; seconds from now.
 
+    :param jobs: of ``sweep``, as the plan has them.
     :param law: of the errors of its estimates, and of those of others, too.
+    :param seen: jobs that run and whose speed was seen there.
     :raises AssertionError: when what is expected never ends, which is a mistake of Saturn's.
     """
-    nodes_of: dict[str, tuple[str, ...]] = {a.job: (a.node,) for a in plan.assignments}
-    cluster = _entered(problem, sweep, others, nodes_of)
+    cluster = entered(problem, sweep, others, jobs)
     draws = DRAWS if sum(len(each.jobs) for each in cluster.sweeps) <= _MANY_JOBS else _FEWER_DRAWS
-    found = odds(cluster, rules, law, draws=draws)
-    jobs = {job.name: found.jobs[sweep.name, job.name].since(others.now) for job in problem.jobs}
-    return PlanEnds(found.sweeps[sweep.name].since(others.now), jobs)
+    found = odds(cluster, rules, law, seen=[(sweep.name, job) for job in seen], draws=draws)
+    ends = {job.name: found.jobs[sweep.name, job.name].since(others.now) for job in jobs}
+    return PlanEnds(found.sweeps[sweep.name].since(others.now), ends)
 
 
-def _entered(
-    problem: Problem, sweep: SharedSweep, others: SharedCluster, nodes_of: Mapping[str, tuple[str, ...]]
+def waiting_as_planned(problem: Problem, plan: Plan) -> tuple[SharedJob, ...]:
+    """The jobs of ``problem`` as they wait under a plan that :func:`plan_among` made: bound to its nodes."""
+    return _bound(problem, {a.job: (a.node,) for a in plan.assignments})
+
+
+def _bound(problem: Problem, nodes_of: Mapping[str, tuple[str, ...]]) -> tuple[SharedJob, ...]:
+    return tuple(SharedJob(replace(job, nodes=nodes_of[job.name])) for job in problem.jobs)
+
+
+def entered(
+    problem: Problem, sweep: SharedSweep, others: SharedCluster, jobs: Iterable[SharedJob]
 ) -> SharedCluster:
-    """``others`` and ``sweep``, its jobs bound to these nodes."""
-    jobs = tuple(SharedJob(replace(job, nodes=nodes_of[job.name])) for job in problem.jobs)
+    """``others`` and ``sweep`` with these jobs; where one of them runs, nobody else does."""
     # What its jobs would win by changing later is not counted on: a plan has one strategy for each.
-    entered = replace(sweep, jobs=jobs, preempt=False)
+    own = replace(sweep, jobs=tuple(jobs), preempt=False)
     nodes = {node.name: node for node in (*others.nodes, *problem.nodes)}
-    return replace(others, nodes=tuple(nodes.values()), sweeps=(*others.sweeps, entered))
+    places = [job.place for job in own.jobs if job.place is not None]
+    taken = {(place.node, device) for place in places for device in place.device_ids}
+    busy = {device: until for device, until in others.busy.items() if device not in taken}
+    beside = tuple(_without(one, taken) for one in others.sweeps)
+    return replace(others, nodes=tuple(nodes.values()), sweeps=(*beside, own), busy=busy)
 
 
-def _expected(
-    problem: Problem,
-    sweep: SharedSweep,
-    others: SharedCluster,
-    rules: SharingRules,
-    nodes_of: Mapping[str, tuple[str, ...]],
-) -> dict[str, Expected]:
-    """What is to be expected of each job, on these nodes; nothing where one finds no place."""
-    expected = plan_together(_entered(problem, sweep, others, nodes_of), rules).jobs
-    found = {job.name: expected.get((sweep.name, job.name)) for job in problem.jobs}
+def _without(sweep: SharedSweep, taken: Collection[tuple[str, int]]) -> SharedSweep:
+    """``sweep``, whose jobs on these devices must have left them."""
+    return replace(
+        sweep,
+        jobs=tuple(
+            replace(job, place=None, leaving=None, setting_up=0.0)
+            if job.place is not None and any((job.place.node, d) in taken for d in job.place_ids)
+            else job
+            for job in sweep.jobs
+        ),
+    )
+
+
+def expected_of(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules) -> dict[str, Expected]:
+    """What to expect of each job of ``sweep``, one of ``cluster``; nothing where one finds no place."""
+    expected = plan_together(cluster, rules).jobs
+    own = next(one for one in cluster.sweeps if one.name == sweep.name)
+    found = {job.name: expected.get((sweep.name, job.name)) for job in own.jobs}
     return {} if None in found.values() else {name: each for name, each in found.items() if each}
 
 
-def _as_plan(alone: Plan, problem: Problem, expected: Mapping[str, Expected], now: float) -> Plan:
+def as_plan(alone: Plan, problem: Problem, expected: Mapping[str, Expected], now: float) -> Plan:
     """What is expected, with the bounds of ``alone``."""
     assigned = _assignments(expected, now)
     end = max(a.end for a in assigned)

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from saturn_airflow import Cluster, HParams, Job, Node
+from saturn_airflow import Cluster, HParams, Job, Node, Rounds
 from saturn_airflow.cli import main
-from saturn_airflow.deciding.next_round import GoingOn, Stand
+from saturn_airflow.deciding.next_round import Decided, GoingOn, Stand
 from saturn_airflow.launch import whereabouts
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.folders import slug
-from saturn_airflow.model.plan import Place
+from saturn_airflow.model.plan import Assignment, Place, Plan
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.sharing import SharedJob, SharedSweep
@@ -35,6 +35,7 @@ from saturn_airflow.operators.others import (
     tell_of_trials,
 )
 from saturn_airflow.operators.plan_task import PlanOperator
+from saturn_airflow.planning.online.adoption import Adoption
 from saturn_airflow.planning.online.execution import Situation
 from saturn_airflow.planning.warming import warm
 from saturn_airflow.plugin.cluster_page import cluster_page
@@ -77,10 +78,30 @@ def test_a_plan_is_made_around_what_others_run_and_its_gap_is_to_that(ledger: Le
     operator = PlanOperator(task_id="plan", settings=settings, profile_tasks=[])
     decided = operator.decide(stand, problem, going)
     facts = SharedSweep("own/run/sweep", (), arrived=others.now, alone=12.0)
-    plan = among_others(others, facts, problem, decided, None).adoption.plan
+    plan = among_others(stand, problem, going.situation, decided, facts, others).adoption.plan
     (assigned,) = plan.assignments
     assert (assigned.technique, assigned.device_ids) == ("one", (1,))
     assert (plan.makespan, plan.gap) == (pytest.approx(20.0), pytest.approx(0.0, abs=1e-6))  # type: ignore[comparison-overlap]
+
+
+def test_a_later_round_is_planned_among_others_too(ledger: Ledger) -> None:
+    """On both devices its job would be done earlier; but it waited for the other one, which goes first."""
+    settings = SweepSettings(
+        cluster=Cluster(NODE), group="sweep", planning_seconds=1.0, rounds=Rounds(most=4)
+    )
+    others = others_now(context(1), "own/run/sweep", OWN)
+    before = Plan("p", "makespan", 20.0, 0.0, 0.1, (Assignment("a", "one", 1, "n", (1,), 0.0, 20.0),))
+    wide = Plan("p", "makespan", 6.0, 0.0, 0.1, (Assignment("a", "two", 2, "n", (0, 1), 0.0, 6.0),))
+    situation = Situation({"a": 0.5}, {"a": Place("one", 1, "n", (1,))})
+    stand = Stand(settings=settings, number=2, problem=OWN, jobs={}, estimates={}, plan=before)
+    decided = Decided(Adoption(wide, True, 6.0, 10.0, ("a",), 2.4), OWN, None)
+    facts = SharedSweep("own/run/sweep", (), arrived=others.now, alone=12.0)
+    found = among_others(stand, OWN, situation, decided, facts, others).adoption
+    assert (found.adopted, found.moved) == (False, ())
+    assert found.plan.makespan == pytest.approx(10.0)
+    assert found.length == pytest.approx(0.4 * 10.0)
+    nobody = replace(others, sweeps=())
+    assert among_others(stand, OWN, situation, decided, facts, nobody) is decided
 
 
 def test_a_sweep_whose_dag_run_has_ended_is_no_other(ledger: Ledger) -> None:
