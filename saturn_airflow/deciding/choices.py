@@ -12,7 +12,8 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.profiling.fingerprints import fingerprint
-from saturn_airflow.profiling.options import Estimates, by_key, refusal, too_large_for_hosts, total_batches
+from saturn_airflow.profiling.host_parts import NOTHING_SEEN, HostBytes, too_large_for_hosts
+from saturn_airflow.profiling.options import Estimates, by_key, refusal, total_batches
 
 #: What is shown of an estimate beside a job's plan.
 _SHOWN = (
@@ -72,10 +73,12 @@ def why_nowhere(
     refusals: Sequence[Mapping[str, Any]],
     profile: str = "auto",
     cluster: Cluster | None = None,
+    memory: HostBytes = NOTHING_SEEN,
 ) -> str:
     """Why no strategy trains ``job``, in the words of each technique.
 
     :param cluster: the nodes whose memory is looked at.
+    :param memory: bytes that jobs may have on them, as far as that was seen.
     """
     mark = fingerprint(job)
     own = [estimate for estimate in found if estimate.fingerprint == mark]
@@ -83,7 +86,7 @@ def why_nowhere(
     refused = [(e.technique, e.devices, reason) for e in works if (reason := refusal(job, e))]
     works = [e for e in works if not refusal(job, e)]
     if cluster is not None:
-        large = {e.key: why for e in works if (why := too_large_for_hosts(job, e, cluster))}
+        large = {e.key: why for e in works if (why := too_large_for_hosts(job, e, cluster, memory))}
         refused += [(key.technique, key.devices, why) for key, why in large.items()]
         works = [e for e in works if e.key not in large]
     if works and total_batches(job, by_key(*own)) is None:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from saturn_airflow.model import sizes
+from saturn_airflow.model.node_memory import KEPT_FREE
 
 SETTING = "[saturn] job_memory"
 DEFAULT = "0.9"
 #: As the machine's memory runs out, runs that use more than their share end, from when less than this part of
 #: it is left: the further beyond its share, the sooner.
-_RESERVE = 0.08
+_RESERVE = KEPT_FREE
 # Looking may take this part of the time; the second, where memory is half used up.
 _CALM, _ALERT = 0.01, 0.05
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -82,12 +83,21 @@ class Watch:
 
 def total() -> float:
     """The memory that processes of this machine, or of this container, can have at all, in bytes."""
-    return min([_meminfo("MemTotal"), *(most for most, _ in _groups())])
+    return min(limits().values())
+
+
+def limits() -> dict[str, float]:
+    """The bytes that all processes under each limit of memory can have together, by what tells the limit from
+    others: this machine's, and those of this process's control groups."""
+    machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    # The number of a group's folder is that of the group, whatever its path is in a container.
+    groups = {f"{machine}/{folder.stat().st_ino}": most for folder, most, _ in _groups()}
+    return {machine: _meminfo("MemTotal"), **groups}
 
 
 def available() -> float:
     """What of :func:`total` can still be taken, in bytes."""
-    return min([_meminfo("MemAvailable"), *(max(0.0, most - used) for most, used in _groups())])
+    return min([_meminfo("MemAvailable"), *(max(0.0, most - used) for _, most, used in _groups())])
 
 
 def _meminfo(name: str) -> float:
@@ -97,8 +107,9 @@ def _meminfo(name: str) -> float:
     return float("inf")
 
 
-def _groups(root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[float, float]]:
-    """The limit and the use, in bytes, of each control group of this process that has a limit of memory."""
+def _groups(root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[Path, float, float]]:
+    """The folder, the limit and the use, in bytes, of each control group of this process that has a limit of
+    memory."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -114,7 +125,7 @@ def _groups(root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[float, float]
             with contextlib.suppress(OSError, ValueError):
                 most, used = (float((folder / name).read_text()) for name in names)
                 if most < 2**62:
-                    yield most, used - _cached(folder)
+                    yield folder, most, used - _cached(folder)
 
 
 def _cached(group: Path) -> float:

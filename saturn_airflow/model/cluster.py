@@ -26,8 +26,9 @@ class Node:
     :param kind: what its devices are: ``"cpu"`` for CPU slots, otherwise a name of the GPU type. Devices
         of one kind are taken to be equally fast.
     :param queue: the Celery queue its worker listens on.
-    :param host_memory: GiB of its memory that jobs may use, of which each device has an equal part; None
-        where nobody is to look at it. No plan gives a job a strategy that took more than its devices' part.
+    :param host_memory: GiB of its memory that jobs may use, of which each device has an equal part: no plan
+        gives a job a strategy that took more than its devices' part. None for what the node itself sees of
+        its machine's memory, or its container's.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Node:
             not isinstance(memory, int | float) or isinstance(memory, bool) or not 0 < memory < math.inf
         ):
             raise InvalidSweepError(
-                f"node {self.name!r}: host_memory is {memory!r}; give the GiB that jobs may use, or None"
+                f"node {self.name!r}: host_memory is {memory!r}; give the GiB that jobs may use, or leave it out"
             )
         if not self.queue:
             object.__setattr__(self, "queue", f"saturn.{self.name}")

@@ -31,6 +31,7 @@ FORMATS = {
     "a shared cluster": 1,
     "a claim": 1,
     "what teams used of a node's devices": 1,
+    "a node's memory": 1,
     "an active sweep": 1,
     "a file of arrivals": 1,
 }

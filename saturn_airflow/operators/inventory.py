@@ -15,7 +15,7 @@ from saturn_airflow.model import json_text
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.operators import executors
+from saturn_airflow.operators import executors, memory_records
 from saturn_airflow.operators.airflow_internals import celery_app
 from saturn_airflow.operators.context import home
 
@@ -57,10 +57,11 @@ def deployed_cluster(bound: Iterable[str] = ()) -> Cluster:
 
 
 def announce(node: Node) -> Path:
-    """Write down that ``node`` exists, where the DAG processor finds it; the file."""
+    """Write down that ``node`` exists, which is this machine, where the DAG processor finds it; the file."""
     path = _nodes_folder() / f"{node.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(node.to_dict()))
+    memory_records.record(node)
     return path
 
 

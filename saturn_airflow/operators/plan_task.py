@@ -168,7 +168,9 @@ class PlanOperator(KeptPlanOperator):
         jobs = {job.name: job for job in learned.knowledge.jobs}
         self.hand_on(context, "profiling", profiling(learned, began))
         estimates = waves.estimates_for_plan(learned.knowledge, quick_solve(self.settings.planning_seconds))
-        planned, unplanned = to_plan(learned, estimates, refusals, self.settings.profile, self.left_out)
+        planned, unplanned = to_plan(
+            learned, estimates, refusals, self.settings.profile, self.left_out, self.log.warning
+        )
         self.hand_on(context, "unplanned", unplanned)
         self.also_told |= {"jobs": len(jobs), "not_planned": len(unplanned)}
         for entry in unplanned:

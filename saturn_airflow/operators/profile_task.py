@@ -18,6 +18,7 @@ from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.folders import slug
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.settings import SweepSettings
+from saturn_airflow.operators import memory_records
 from saturn_airflow.operators.context import (
     SweepContext,
     finite,
@@ -66,6 +67,7 @@ class ProfileOperator(BaseOperator):
         except SaturnError as error:
             raise AirflowFailException(str(error)) from None
         node = Node(**self.node)
+        memory_records.record(node)
         names = ", ".join(trial.covers)
         self.log.info("Measuring %s x %d on %s for %s", trial.technique, trial.devices, node.name, names)
         jobs = jobs_of(trial, context, self.settings.trials_task)

@@ -21,7 +21,7 @@ from saturn_airflow.model.formats import NewerFormatError
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import WORTH_A_RETRY, Status
-from saturn_airflow.operators import beginning, cancelled, making_claims
+from saturn_airflow.operators import beginning, cancelled, making_claims, memory_records
 from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
 from saturn_airflow.operators.context import (
     SweepContext,
@@ -231,6 +231,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
         sweep = SweepContext.of(context, self.settings.group)
         entry, node, job = self.entry, Node(**self.node), self.entry.job
+        memory_records.record(node)
         return runs.RunSpec(
             mode="train",
             job=job,

@@ -21,6 +21,7 @@ from saturn_airflow.operators import (
     connections,
     first_weights,
     measuring,
+    memory_records,
     upstream_jobs,
     wishes,
 )
@@ -103,7 +104,9 @@ class TrialsOperator(ListingOperator):
             uri = mlflow_uri(settings.mlflow_conn_id)
             jobs = first_weights.settled(jobs, lambda: uri, sweep.folder, self.log.info)
             known = [] if settings.profile == "fresh" else earlier_estimates(uri, jobs)
-            knowledge = Knowledge.of(jobs, cluster, settings.techniques, known)
+            knowledge = Knowledge.of(
+                jobs, cluster, settings.techniques, known, memory=memory_records.learned()
+            )
             _, refusals = strategies(jobs, cluster, settings.techniques)
             wave = [] if settings.profile == "never" else self._wave(knowledge)
             attempt = time.time()

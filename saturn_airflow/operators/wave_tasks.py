@@ -18,6 +18,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import SweepSettings
+from saturn_airflow.operators import memory_records
 from saturn_airflow.operators.context import SweepContext, pull_all, pull_from_trials, use_techniques_folder
 from saturn_airflow.operators.others import tell_of_trials
 from saturn_airflow.operators.presence import left_out_now, present
@@ -79,9 +80,8 @@ class Learned:
         found = by_key(*map(Estimate.from_dict, known))
         for e in crowded(list(zip(fresh, uses, strict=True)), cluster, len(jobs)):
             found[e.key] = found[e.key].joined(e) if e.key in found else e
-        knowledge = Knowledge.of(
-            list(map(Job.from_dict, jobs)), cluster, settings.techniques, found.values(), list(broken)
-        )
+        every, memory = list(map(Job.from_dict, jobs)), memory_records.learned()
+        knowledge = Knowledge.of(every, cluster, settings.techniques, found.values(), list(broken), memory)
         return cls(knowledge, fresh, broken, len(measured), attempt)
 
 

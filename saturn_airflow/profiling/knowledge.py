@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from saturn_airflow import library
 from saturn_airflow.model import guards
@@ -12,6 +12,7 @@ from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.problem import PlannedJob, Problem
+from saturn_airflow.profiling.host_parts import NOTHING_SEEN, HostBytes
 from saturn_airflow.profiling.options import Estimates, options_of
 from saturn_airflow.profiling.trials import Candidate, Strategies, strategies
 from saturn_airflow.profiling.unmeasured import hopeless, interpolated, optimistic
@@ -29,6 +30,7 @@ class Knowledge:
     :param known: what was measured, works or not.
     :param broken: names of jobs that can't be trained, such as those whose own code raises: nothing more is
         measured with or for them.
+    :param memory: bytes that jobs may have on nodes, as far as that was seen.
     """
 
     jobs: tuple[Job, ...]
@@ -37,6 +39,7 @@ class Knowledge:
     between: Strategies
     known: Estimates
     broken: frozenset[str] = frozenset()
+    memory: HostBytes = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -46,6 +49,7 @@ class Knowledge:
         techniques: Sequence[str] | None,
         known: Iterable[Estimate] = (),
         broken: Collection[str] = (),
+        memory: HostBytes = NOTHING_SEEN,
     ) -> Knowledge:
         """Put it together; of what is known twice the last counts, and what this sweep can't use is left out.
 
@@ -65,7 +69,7 @@ class Knowledge:
             and e.version == candidates[e.key].version
             and not (e.reason and e.verdicts and _suits_others(e, candidates[e.key]))
         }
-        return cls(tuple(jobs), cluster, grid, between, usable, frozenset(broken))
+        return cls(tuple(jobs), cluster, grid, between, usable, frozenset(broken), memory)
 
     @property
     def strategies(self) -> dict[Key, Candidate]:
@@ -126,7 +130,9 @@ class Knowledge:
         """The jobs that ``estimates`` say something of, to plan; None where there are none."""
         planned = []
         for job in self.jobs:
-            if job.name not in self.broken and (options := options_of(job, estimates, self.cluster)):
+            if job.name in self.broken:
+                continue
+            if options := options_of(job, estimates, self.cluster, self.memory):
                 planned.append(PlannedJob(job.name, options, self.cluster.among(job.nodes)))
         return Problem("trials", self.cluster.nodes, tuple(planned)) if planned else None
 

@@ -10,6 +10,7 @@ from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.host_parts import NOTHING_SEEN, HostBytes, within_hosts
 
 Estimates = Mapping[Key, Estimate]
 
@@ -19,8 +20,13 @@ def by_key(*estimates: Estimate) -> dict[Key, Estimate]:
     return {estimate.key: estimate for estimate in estimates}
 
 
-def options_of(job: Job, estimates: Estimates, cluster: Cluster) -> tuple[Option, ...]:
-    """What the planner may choose from for ``job``: strategies that work and fit on a node it may use."""
+def options_of(
+    job: Job, estimates: Estimates, cluster: Cluster, memory: HostBytes = NOTHING_SEEN
+) -> tuple[Option, ...]:
+    """What the planner may choose from for ``job``: strategies that work and fit on a node it may use.
+
+    :param memory: bytes that jobs may have on nodes, as far as that was learned.
+    """
     mark = fingerprint(job)
     batches = total_batches(job, estimates)
     if batches is None:
@@ -28,15 +34,15 @@ def options_of(job: Job, estimates: Estimates, cluster: Cluster) -> tuple[Option
     marks: dict[str, str] = {}
     seconds: dict[tuple[str, int], dict[str, float]] = {}
     setup: dict[tuple[str, int], float] = {}
-    for (owner, technique, devices, kind), estimate in estimates.items():
-        allowed = job.techniques is None or technique in job.techniques
-        usable = (
-            owner == mark and estimate.works and allowed and not too_large_for_hosts(job, estimate, cluster)
-        )
-        if usable and not refusal(job, estimate, marks):
-            seconds.setdefault((technique, devices), {})[kind] = estimate.seconds(batches)
-            paid_again = estimate.launch_seconds + estimate.setup_seconds
-            setup[technique, devices] = min(paid_again, setup.get((technique, devices), paid_again))
+    own = [
+        e
+        for e in estimates.values()
+        if e.fingerprint == mark and e.works and (job.techniques is None or e.technique in job.techniques)
+    ]
+    for e in within_hosts(job, [e for e in own if not refusal(job, e, marks)], cluster, memory):
+        seconds.setdefault((e.technique, e.devices), {})[e.kind] = e.seconds(batches)
+        paid_again = e.launch_seconds + e.setup_seconds
+        setup[e.technique, e.devices] = min(paid_again, setup.get((e.technique, e.devices), paid_again))
     options = tuple(
         Option(technique, devices, kinds, setup[technique, devices])
         for (technique, devices), kinds in seconds.items()
@@ -59,30 +65,6 @@ def refusal(job: Job, estimate: Estimate, marks: dict[str, str] | None = None) -
     assert verdict is not None
     wanted = "" if verdict.startswith(guards.REFUSED) else ", and Job(exact=True) wants it exact"
     return verdict.removeprefix(f"{guards.REFUSED}: ") + wanted
-
-
-def too_large_for_hosts(job: Job, estimate: Estimate, cluster: Cluster) -> str | None:
-    """Why a strategy takes more of a node's memory than its devices' part; None where it does not.
-
-    Where each run keeps to the part of its devices, no plan of any jobs takes more than there is, since none
-    gives a device to two. Of nodes of one kind the one with the least counts, for a plan may take any.
-    """
-    parts = {
-        node.host_memory * 2**30 * estimate.devices / node.devices: node
-        for node in cluster
-        if node.kind == estimate.kind
-        and node.host_memory is not None
-        and estimate.devices <= node.devices
-        and (not job.nodes or node.name in job.nodes)
-    }
-    if not parts or estimate.peak_host_bytes <= min(parts):
-        return None
-    node = parts[min(parts)]
-    return (
-        f"it took {estimate.peak_host_bytes / 2**30:.1f} GiB of host memory, and its devices' part of node "
-        f"{node.name!r} is {min(parts) / 2**30:.1f} GiB; let it use more devices, or other nodes "
-        "(Job(nodes=...)), or give the node's jobs more with Node(host_memory=...)"
-    )
 
 
 def total_batches(job: Job, estimates: Estimates) -> int | None:

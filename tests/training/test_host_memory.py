@@ -111,7 +111,7 @@ def test_the_limits_of_a_container_count(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         Path, "read_text", lambda path: "0::/a\n" if path == Path("/proc/self/cgroup") else real(path)
     )
-    assert list(host_memory._groups(tmp_path)) == [(4 * GB, 2 * GB)]
+    assert list(host_memory._groups(tmp_path)) == [(tmp_path / "a", 4 * GB, 2 * GB)]
 
 
 @pytest.mark.slow
