@@ -7,6 +7,7 @@ import difflib
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from saturn_airflow.model.errors import InvalidSweepError
@@ -122,6 +123,11 @@ def plain(value: Any) -> Any:
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
     return value
+
+
+def in_seconds(value: Any) -> Any:
+    """A ``timedelta`` in seconds; anything else as it is, for whoever checks it."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def json_mapping(value: object, what: str) -> dict[str, Any]:

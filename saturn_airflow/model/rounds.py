@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import timedelta
 
 from saturn_airflow.model.arguments import checked
 from saturn_airflow.model.errors import InvalidSweepError
@@ -26,7 +27,7 @@ class Rounds:
 
     :param most: how many rounds there are at the most, also ``max_rounds``; those that are not needed are
         skipped.
-    :param every_minutes: a round ends after so many minutes.
+    :param every_minutes: a round ends after so many minutes, or a ``timedelta``.
     :param share: a round ends after this share of its plan's makespan.
     :param off_by: a round ends when a job is going to end earlier or later than planned by more than this
         share of its plan's makespan; or, on several nodes, when other sweeps have come or ended, and what
@@ -35,7 +36,7 @@ class Rounds:
     """
 
     most: int = 4
-    every_minutes: float | None = None
+    every_minutes: float | timedelta | None = None
     share: float | None = None
     off_by: float | None = None
 
@@ -49,6 +50,8 @@ class Rounds:
                 f"rounds: {self.most} are too many: each is a plan and its tasks in the DAG; "
                 f"give at most {MOST_ROUNDS}"
             )
+        if isinstance(self.every_minutes, timedelta):
+            object.__setattr__(self, "every_minutes", self.every_minutes / timedelta(minutes=1))
         given = [name for name in ("every_minutes", "share", "off_by") if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidSweepError(f"rounds: give {given[0]} or {given[1]}, not both")
@@ -56,7 +59,7 @@ class Rounds:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise InvalidSweepError(f"rounds: {name} is {value!r}; give a number")
-        if self.every_minutes is not None and self.every_minutes < LEAST_MINUTES:
+        if isinstance(self.every_minutes, int | float) and self.every_minutes < LEAST_MINUTES:
             raise InvalidSweepError(
                 f"rounds: every_minutes is {self.every_minutes:g}; moving a job takes most of a minute by "
                 f"itself, so give at least {LEAST_MINUTES:g}"
@@ -94,7 +97,7 @@ class Rounds:
     def length(self, makespan: float) -> float:
         """Seconds after which a round ends whose plan takes ``makespan`` seconds; infinite where only a job
         that strays ends it."""
-        if self.every_minutes is not None:
+        if isinstance(self.every_minutes, int | float):
             return self.every_minutes * 60
         if self.off_by is not None:
             return math.inf

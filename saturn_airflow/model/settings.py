@@ -180,7 +180,7 @@ def _check_confidence(value: object, deadline: Deadline | None) -> None:
 
 def _check_number(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise InvalidSweepError(f"{name} is {value!r}; give a number of seconds above 0")
+        raise InvalidSweepError(f"{name} is {value!r}; give a number of seconds or a timedelta, above 0")
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

@@ -18,7 +18,7 @@ from airflow.sdk import (
 )
 
 from saturn_airflow.model import metrics
-from saturn_airflow.model.arguments import unknown
+from saturn_airflow.model.arguments import in_seconds, unknown
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.errors import InvalidSweepError
@@ -63,8 +63,8 @@ class SaturnSweepOperator(TaskGroup):
     :param techniques: names of the techniques to choose from (default: all in the library).
     :param profile: ``"auto"`` measures what earlier sweeps don't know already; ``"fresh"`` measures all anew;
         ``"never"`` plans with what is known, and leaves out jobs of which nothing is.
-    :param planning_seconds: the time limit of planning, in seconds. The first plan ends before when it has
-        taken as long as a better one could save.
+    :param planning_seconds: the time limit of planning, in seconds or as a ``timedelta``. The first plan ends
+        before when it has taken as long as a better one could save.
     :param objective: what the plan minimises: ``"makespan"``, the time until all jobs are done;
         ``"mean-completion"``, the time until a job is done, on average; ``"device-time"``, the time that
         devices are held, with every job done by the ``deadline``.
@@ -89,7 +89,7 @@ class SaturnSweepOperator(TaskGroup):
     :param register_as: the registered model in MLflow that the best job becomes a version of, with the alias
         ``champion`` (or that of ``"name@alias"``): only if no job failed beyond ``allowed_failures`` and it
         beats the present champion by the metric.
-    :param checkpoint_every: seconds between checkpoints.
+    :param checkpoint_every: the time between checkpoints, in seconds or as a ``timedelta``.
     :param keep_checkpoints: how many checkpoints of a job are kept.
     :param checkpoints_budget: how much disk the sweep's checkpoints may take, such as ``"200 GB"``. What
         is more goes, the oldest that others stand in for first; never the last of an unfinished job.
@@ -136,7 +136,7 @@ class SaturnSweepOperator(TaskGroup):
         cluster: Cluster | None = None,
         techniques: Sequence[str] | None = None,
         profile: Profile = "auto",
-        planning_seconds: float = 10.0,
+        planning_seconds: float | timedelta = 10.0,
         objective: Objective = MAKESPAN,
         deadline: timedelta | str | None = None,
         confidence: float | None = None,
@@ -144,7 +144,7 @@ class SaturnSweepOperator(TaskGroup):
         metric: str | None = None,
         mode: Literal["min", "max"] | None = None,
         register_as: str | None = None,
-        checkpoint_every: float = 60.0,
+        checkpoint_every: float | timedelta = 60.0,
         keep_checkpoints: int = 2,
         checkpoints_budget: str | None = None,
         retries: int = 2,
@@ -231,6 +231,8 @@ def _settings_of(given: Mapping[str, Any]) -> SweepSettings:
     settings |= {
         "cluster": deployed_cluster(_bound_nodes(given["jobs"])) if cluster is None else cluster,
         "techniques": _checked_techniques(given["techniques"]),
+        "planning_seconds": in_seconds(given["planning_seconds"]),
+        "checkpoint_every": in_seconds(given["checkpoint_every"]),
         "deadline": None if deadline is None else Deadline.of(deadline),
         "on_missed_deadline": _checked_function("on_missed_deadline", given["on_missed_deadline"]),
         "register_as": _checked_model_name(given["register_as"]),

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saturn_airflow import Cluster, HParams, InvalidSweepError, Job, Node, Rounds, grid
+from saturn_airflow import Cluster, DoesNotFit, HParams, InvalidSweepError, Job, Node, Rounds, grid
+from saturn_airflow.launch import request
 from saturn_airflow.model.jobs import check_jobs
 
 
@@ -142,6 +143,7 @@ def test_other_names_and_numbers_of_numpy_mean_the_same() -> None:
     assert named == HParams(batches=3, accumulate=2, lr=0.5)
     assert type(named.batches) is int
     assert Rounds(max_rounds=3) == Rounds(most=3)
+    assert DoesNotFit is request.DoesNotFit
     assert Job.from_dict({**job().to_dict(), "hparams": {"max_steps": 3}}).hparams.batches == 3
     assert job(model_args={"sizes": [np.int64(2)]}).model_args == {"sizes": [2]}
 

@@ -1,6 +1,7 @@
 """What users give as ``rounds=`` and ``selection=``: what is taken or refused, and what rules decide."""
 
 import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ def test_a_number_that_cannot_be_meant_is_refused(value: Any, words: Any) -> Non
     [
         ({"most": 0}, "at least 1"),
         ({"every_minutes": 1 / 60}, "takes most of a minute"),
+        ({"every_minutes": timedelta(seconds=59)}, "takes most of a minute"),
         ({"every_minutes": math.nan}, "give a number"),
         ({"share": 0.0}, "0.05 to 0.95"),
         ({"share": 1.0}, "0.05 to 0.95"),
@@ -48,6 +50,7 @@ def test_a_policy_that_would_fire_all_the_time_is_refused(policy: Any, words: An
 
 def test_a_round_ends_when_its_policy_says() -> None:
     assert Rounds(every_minutes=2).length(1000) == 120
+    assert Rounds(every_minutes=timedelta(seconds=90)) == Rounds(every_minutes=1.5)
     assert Rounds(share=0.25).length(1000) == 250
     straying = Rounds(off_by=0.1)
     assert straying.length(1000) == math.inf

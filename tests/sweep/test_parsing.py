@@ -267,6 +267,10 @@ MISTAKES = [
     ),
     ("jobs=[job(techniques=['ddp'])], techniques=['fsdp']", "job 'a' may use ddp, the sweep fsdp"),
     ("checkpoint_every='1h'", "checkpoint_every is '1h'"),
+    (
+        "planning_seconds=__import__('datetime').timedelta(0)",
+        "planning_seconds is 0.0; give a number of seconds or a timedelta, above 0",
+    ),
     ("jobs=[job('a%d' % i) for i in range(1025)]", "the sweep has 1025 jobs, more than Airflow maps over"),
 ]
 
@@ -312,16 +316,18 @@ def test_the_objective_and_the_deadline_reach_every_plan(tmp_path: Path) -> None
         """
         from datetime import timedelta
         for more in ({"deadline": "06:00"}, {"deadline": timedelta(hours=6), "rounds": 2}):
+            more |= {"checkpoint_every": timedelta(minutes=2), "planning_seconds": timedelta(seconds=3)}
             tasks = build(objective="device-time", **more).tasks
             plans = [t.settings for t in tasks if t.task_id.endswith("plan")]
-            print(json.dumps([[s.objective, vars(s.deadline)] for s in plans]))
+            times = lambda s: [s.checkpoint_every, s.planning_seconds]
+            print(json.dumps([[s.objective, vars(s.deadline), times(s)] for s in plans]))
         """,
         tmp_path,
     )
     assert done.returncode == 0, done.stderr
     clock, span = map(json.loads, done.stdout.splitlines()[-2:])
-    assert clock == [["device-time", {"seconds": None, "clock": "06:00"}]]
-    assert span == [["device-time", {"seconds": 21600, "clock": None}]] * 2
+    assert clock == [["device-time", {"seconds": None, "clock": "06:00"}, [120, 3]]]
+    assert span == [["device-time", {"seconds": 21600, "clock": None}, [120, 3]]] * 2
 
 
 def test_references_may_be_left_to_the_nodes(tmp_path: Path) -> None:
