@@ -31,6 +31,13 @@ def test_the_reference_says_what_docstrings_say() -> None:
     assert page == list_api.written(page), "run: python docs/list_api.py"
 
 
+def test_the_page_of_commands_lists_every_argument() -> None:
+    import list_commands
+
+    page = list_commands.PAGE.read_text()
+    assert page == list_commands.written(page), "run: python docs/list_commands.py"
+
+
 def test_no_name_of_a_file_or_a_class_means_two_things() -> None:
     """Files of ``commands`` have the names of the commands, whatever else these are names of."""
     places: dict[str, list[str]] = defaultdict(list)
