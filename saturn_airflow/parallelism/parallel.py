@@ -102,16 +102,20 @@ class Parallel:
         self._tell_norms(samples)
         with self._gradient_sync(last):
             with self._blame_the_model():
-                total, over = objective(self.module, prepared, count)
+                total, over = objective(self.call, prepared, count)
             self.run_backward(total * (scale * self.shares), samples, last)
         return self._part(total.detach()), self._part(over)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the model, of which losses are computed."""
+        return self.module(*args, **kwargs)
 
     def evaluate(self, objective: Objective, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's part of the summed loss of a micro-batch and of what it is a sum over."""
         prepared, count = objective.prepare(batch, samples)
         self._tell_norms(samples)
         with self._blame_the_model():
-            total, over = objective(self.module, prepared, count)
+            total, over = objective(self.call, prepared, count)
         return self._part(total), self._part(over)
 
     def finish_evaluating(self) -> None:

@@ -20,6 +20,7 @@ from saturn_airflow.parallelism.stages import Stage, StageOutputs
 from saturn_airflow.training import batches, rng
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.without_group import without_group
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Piece = tuple[Any, int, tuple[int, ...]]
@@ -58,7 +59,10 @@ class Pipelined(Parallel):
         piece, count = next(self._cut(objective, batch, samples))
         example, over = objective.prepare(piece, count)
         self.model.train()
-        found = anatomy.examine(self.model, lambda: objective(self.model, example, over), self.ranks.device)
+        with without_group():
+            found = anatomy.examine(
+                self.model, lambda: objective(self.model, example, over), self.ranks.device
+            )
         cuts = stages.choose_cuts(found, self.ranks.size) if self._cuts is None else self._cuts
         stages.check_cuts(found, cuts, self.ranks.size)
         self.decided = {"cuts": list(cuts)}

@@ -22,6 +22,7 @@ from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.module_state import ModuleState, copied, parameters_of
 from saturn_airflow.training.nested import tensors_in
 from saturn_airflow.training.optim.plain_values import equal_tensors
+from saturn_airflow.training.without_group import without_group
 
 Compute = Callable[..., Any]
 Versions = Sequence[tuple[torch.Tensor, int]]
@@ -97,7 +98,7 @@ class Call:
     def again(self) -> Any:
         """Compute the block as it was when this was made; nothing of it is changed by that."""
         args, kwargs = copied(self._inputs, {}, tensors=False)
-        with self._state.put_back(), job_log.muted():
+        with self._state.put_back(), job_log.muted(), without_group():
             return self._compute(*args, **kwargs)
 
     def check(self, first: Any) -> None:

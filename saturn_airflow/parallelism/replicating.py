@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.missing import forget_missing
 from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.without_group import without_group
 
 
 class Replicated(Parallel):
@@ -24,6 +25,11 @@ class Replicated(Parallel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._have_gradient: set[str] = set()
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the model, which sees no other rank: it might be that which has no samples."""
+        with without_group():
+            return super().call(*args, **kwargs)
 
     def missing_gradients(self) -> int:
         """Those of this rank alone, before DDP put in the others': of a rank without samples, from earlier

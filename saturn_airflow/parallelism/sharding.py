@@ -34,6 +34,7 @@ from saturn_airflow.parallelism.parallel import Kernels, Parallel
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.nested import tensors_in
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.without_group import without_group
 
 FIX = "use fsdp's parameter by_block=False, which gathers all of the model at once, or another technique"
 _PASS_DONE = "nothing more"
@@ -119,6 +120,11 @@ class Sharded(Parallel):
         self._agreement = Agreement([*exchanged, _PASS_DONE], ranks, FIX)
         for name, code, what in zip(names, codes, descriptions, strict=True):
             self._watch(module.get_submodule(name), code, what)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the model, which sees no other rank; FSDP names its group."""
+        with without_group():
+            return super().call(*args, **kwargs)
 
     def missing_gradients(self) -> int:
         """Those of this rank alone, as FSDP was about to reduce them."""

@@ -26,6 +26,7 @@ from saturn_airflow.parallelism.anatomy import COMPUTES_GRADIENTS, Anatomy
 from saturn_airflow.parallelism.blocks import own_forward
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.training import rng
+from saturn_airflow.training.without_group import without_group
 
 _CONSTANTS = (bool, int, float, str, bytes, torch.Size, torch.dtype, torch.device, type(None))
 
@@ -180,7 +181,8 @@ class Stage:
         rng.seed(*position)
         result = None
         try:
-            result = compute()
+            with without_group():  # other ranks run other parts of the job's code
+                result = compute()
         except LeaveForward:
             pass
         except Exception as error:

@@ -38,6 +38,8 @@ class BaseTraining:
     #: The first names of parameters and buffers.
     aliases: dict[str, str]
     optimizer: torch.optim.Optimizer
+    #: What no gradients were asked of when the optimizer was made, by name.
+    frozen: Mapping[str, torch.nn.Parameter]
     state: State
     checkpoints: Checkpoints | None
     looks: LooksAgain | None

@@ -45,14 +45,16 @@ class JobGlobals:
         """What has changed, JSON-ready, and why what else has changed can't be kept, by its name."""
         found: Globals = {}
         why_not: dict[str, str] = {}
-        for (module, name), (value, _) in self._places():
-            if self._given.get((module, name)) == _summary(value):
-                continue
+        for (module, name), value in self._changed():
             try:
                 found.setdefault(module, {})[name] = plain_values.encode(value, "it")
             except JobError as error:
                 why_not[_called(module, name)] = str(error)
         return {module: own for module, own in found.items() if own}, why_not
+
+    def changed(self) -> Iterator[tuple[str, Any]]:
+        """What has changed, as it is there, by its name."""
+        return ((_called(*where), value) for where, value in self._changed())
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with what :meth:`values` told."""
@@ -66,6 +68,11 @@ class JobGlobals:
     def place(self, name: str) -> ValuePlace | None:
         """Where what :meth:`values` calls so is."""
         return next((place for where, place in self._places() if _called(*where) == name), None)
+
+    def _changed(self) -> Iterator[tuple[tuple[str, str], Any]]:
+        for where, (value, _) in self._places():
+            if self._given.get(where) != _summary(value):
+                yield where, value
 
     def _places(self) -> Iterator[tuple[tuple[str, str], ValuePlace]]:
         """Where there may be state of the job's."""

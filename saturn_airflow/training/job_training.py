@@ -168,6 +168,7 @@ class Training(BaseTraining):
     def _prepare(self) -> None:
         """Make what trains and evaluates the model, and its state."""
         self.optimizer = optimizers.make_optimizer(self.hparams, self.groups, self.parallel, self.job)
+        self.frozen = optimizers.frozen(self.parallel.model)
         self._users = UsersState(self.job, self.parallel.model)  # with what the optimizer made
         group_state = GroupState(self.optimizer)
         own_state = OwnState(self.optimizer, mixing.lacks_some(self.groups, self.parallel.trainable()))

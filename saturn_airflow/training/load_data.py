@@ -20,7 +20,7 @@ from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.loaders import is_table, ordered, samples_stand_alone
 from saturn_airflow.training.streams import Stream
 from saturn_airflow.training.tables import Table
-from saturn_airflow.training.without_group import loading_alone
+from saturn_airflow.training.without_group import without_group
 
 
 def load_data(job: Job, reference: Reference, *, in_order: bool = False, here: bool = False) -> Data:
@@ -40,7 +40,7 @@ def load_data(job: Job, reference: Reference, *, in_order: bool = False, here: b
         arguments = handed_over.arguments(job.data_args, "data_args")
         if job.hparams.batch_size is not None and _takes(function, "batch_size"):
             arguments.setdefault("batch_size", job.hparams.batch_size)
-        with of_the_job(repr(name)), job_log.loading(), loading_alone():
+        with of_the_job(repr(name)), job_log.loading(), without_group():
             return function(**arguments)
 
     loader = make()

@@ -17,7 +17,7 @@ from saturn_airflow.parallelism import caches
 from saturn_airflow.parallelism.batch_norm import in_one_process
 from saturn_airflow.training import precision, rng, shared_memory
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.without_group import loading_alone
+from saturn_airflow.training.without_group import without_group
 
 
 def made(job: Job, allowed_modules: Collection[str] | None = None) -> Any:
@@ -41,7 +41,7 @@ def load_model(job: Job) -> nn.Module:
     :raises JobError: when it can't be loaded, or is no module that can be trained.
     """
     rng.seed(job.hparams.seed, "model")
-    with of_the_job(f"load_model {job.load_model!r}"), job_log.loading(), loading_alone():
+    with of_the_job(f"load_model {job.load_model!r}"), job_log.loading(), without_group():
         model = made_model(job)
     if isinstance(getattr(model, "model", None), nn.Module) and hasattr(model, "compute_loss"):
         raise JobError(

@@ -17,9 +17,11 @@ from saturn_airflow.launch import devices, job_log, launching
 from saturn_airflow.launch.emitted import Emitted
 from saturn_airflow.launch.launching import Link
 from saturn_airflow.training import memory
-from saturn_airflow.training.without_group import NUMBERS
 
 T = TypeVar("T")
+
+# What torchrun tells of a rank in the environment.
+_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,9 @@ def run(
         torch.cuda.set_device(device)
         _stay_near(device)
     torch.set_num_threads(threads)
-    os.environ.update(zip(NUMBERS, map(str, (rank, rank, size, size)), strict=True))
+    # A job's code that reads them would train by the number of devices, and share out its data once more.
+    for name in _NUMBERS:
+        os.environ.pop(name, None)
     # The ranks of a job are on one machine: nothing needs to listen to the network.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

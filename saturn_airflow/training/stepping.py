@@ -46,6 +46,7 @@ def take(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[bo
         training.meanwhile()
         loss = None if training.overlaps else _read(training, asked, agreed, batch)
         _complete_gradients(training, batch, asked, agreed)
+        optimizers.refuse_thawed(training.frozen)
     if clips is not None:
         parallel.clip_gradients(clips)
     if training.checkpoints is not None:

@@ -185,7 +185,75 @@ class Reduces(nn.Module):
         return x
 
 
+class RemembersSamples(nn.Module):
+    """It pulls what it makes of a sample towards what it made of it before, as temporal ensembling does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[float, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return x
+        keys = x.detach().sum(1).round(decimals=1).tolist()
+        pulls = [(y - self.before.get(key, y.detach())) ** 2 for key, y in zip(keys, x, strict=True)]
+        self.before.update(zip(keys, x.detach().clone(), strict=True))
+        return x + torch.stack(pulls)
+
+
+class CountsSamples(nn.Module):
+    """It learns more from a sample that it has met before; which it has, it notes in an array of numpy's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met = np.zeros(1009)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = (10 * x.detach().sum(1)).round().long().numpy() % len(self.met)
+        y = x * torch.from_numpy(1 + self.met[rows])[:, None].to(x)
+        self.met[rows] += self.training
+        return y
+
+
+class Caches(nn.Module):
+    """It keeps what it needs for batches of each size, and counts its passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_size: dict[int, torch.Tensor] = {}
+        self.passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        ones = self.by_size.setdefault(len(x), torch.ones(len(x), 1, dtype=x.dtype))
+        return x * ones * (1 + self.passes / 10)
+
+
+class TakesTurns(nn.Module):
+    """It trains its layer in every other pass.
+
+    :param thaws: begin with a layer that is frozen.
+    """
+
+    def __init__(self, thaws: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8).requires_grad_(not thaws)
+        self.passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.layer.requires_grad_(self.passes % 2 == 0)
+            self.passes += 1
+        found: torch.Tensor = self.layer(x)
+        return found
+
+
 EXTRAS = {
+    "remembers samples": RemembersSamples,
+    "counts samples": CountsSamples,
+    "caches": Caches,
+    "takes turns": TakesTurns,
+    "thaws": lambda: TakesTurns(thaws=True),
     "reduces": Reduces,
     "small batches": lambda: ByBatchSize(13),
     "small batches after a norm": lambda: nn.Sequential(nn.BatchNorm1d(8), ByBatchSize(13)),
@@ -290,6 +358,20 @@ def labelled_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def mean_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy(outputs, targets.clamp(min=0))
+
+
+def by_world_size(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """What the environment says of ranks makes another loss."""
+    return mean_loss(outputs, targets) * int(os.environ.get("WORLD_SIZE", "7"))
+
+
+def gathered_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """It weighs itself by the outputs of all ranks, where there are several."""
+    everyones = [outputs]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        everyones = [torch.empty_like(outputs) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyones, outputs.detach())
+    return mean_loss(outputs, targets) * len(everyones)
 
 
 def contrastive_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

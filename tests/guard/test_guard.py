@@ -95,6 +95,19 @@ WRONG: dict[str, tuple[Cell, str]] = {
         Cell(job(loss_function="odd_models:loss_by_draw"), "fsdp", 2),
         "the loss of step",
     ),
+    **{
+        f"what is remembered of samples under {technique}": (
+            Cell(
+                job(model_args={"extra": "remembers samples"}, hparams={"precision": "float32"}), technique, 2
+            ),
+            "what 'extra.before' remembers of samples is that of its own share alone",
+        )
+        for technique in ("ddp", "fsdp")
+    },
+    "a sample that comes again to another rank": (
+        Cell(job(model_args={"extra": "counts samples"}), "ddp", 2),
+        "the loss of step 3",
+    ),
     "passes counted in a class": (
         Cell(job(model_args={"extra": "counts in its class"}), "ForwardTwice"),
         "the loss of step",
@@ -173,6 +186,28 @@ RIGHT: dict[str, tuple[Cell, str]] = {
             "samples": {"load_dataloader": "odd_models:moved_by_rank"},
         }.items()
     },
+    "what is kept of samples on one device": (
+        Cell(job(model_args={"extra": "remembers samples"}), "single"),
+        "exact",
+    ),
+    "a cache": (Cell(job(model_args={"extra": "caches"}), "ddp", 2), "exact"),
+    "a layer that takes turns": (Cell(job(model_args={"extra": "takes turns"}), "single"), "exact"),
+    **{
+        f"a loss by the number of ranks under {technique}": (
+            Cell(
+                job(load_model="late_jobs:row", loss_function="odd_models:by_world_size"), technique, devices
+            ),
+            "exact" if devices == 1 else "distribution",
+        )
+        for technique, devices in [("single", 1), ("ddp", 2), ("pipeline", 2)]
+    },
+    **{
+        f"a loss that asks for ranks under {technique}": (
+            Cell(job(load_model="late_jobs:row", loss_function="odd_models:gathered_loss"), technique, 2),
+            "distribution",
+        )
+        for technique in ("ddp", "fsdp", "pipeline")
+    },
     "a hook": (Cell(job(model_args={"extra": "halved gradient"}), "ddp", 2), "exact"),
     "pairs": (Cell(job(loss_function="odd_models:sum_loss"), "ddp", 2), "exact"),
     "zeros that change nothing": (
@@ -245,6 +280,7 @@ def found() -> dict[str, str]:
             hparams={"batch_size": None},
         )
         cells[f"caches: {use_cache}"] = Cell(packed, "single"), ""
+    cells["thaws"] = Cell(job(model_args={"extra": "thaws"}), "single"), ""
     cells["broken"] = Cell(job(load_model="odd_models:broken"), "single"), ""
     return dict(zip(cells, verdicts([cell for cell, _ in cells.values()]), strict=True))
 
@@ -280,3 +316,7 @@ def test_caches_that_change_the_loss_are_refused_with_how_to_say_what_is_meant(f
 
 def test_what_one_device_can_not_do_is_the_jobs_fault(found: dict[str, str]) -> None:
     assert found["broken"].startswith("job: the model raised RuntimeError: mat1 and mat2")
+
+
+def test_what_no_optimizer_has_is_not_left_untrained_silently(found: dict[str, str]) -> None:
+    assert found["thaws"].startswith("job: the model asks for gradients of 'extra.layer.weight' by now")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import odd_models
 import pytest
 import torch
 from checking import job
 
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training.guarding import users_state
 from saturn_airflow.training.guarding.users_state import UsersState
 
 
@@ -26,3 +30,20 @@ def test_what_a_class_counts_is_put_back() -> None:
         model(torch.ones(2, 6))
         assert odd_models.CountsInClass.passes == before + 1
     assert odd_models.CountsInClass.passes == before
+
+
+def test_what_is_too_large_to_be_put_back_may_not_change() -> None:
+    model = odd_models.plain()
+    with mock.patch.object(users_state, "_MOST_NUMBERS", 5000):
+        with mock.patch.object(odd_models, "TABLE", torch.zeros(5000), create=True):
+            with UsersState(job(), model).put_back():
+                odd_models.TABLE[0] = 1.0  # type: ignore[attr-defined]
+            assert not odd_models.TABLE.any()  # type: ignore[attr-defined]
+        with mock.patch.object(odd_models, "TABLE", torch.zeros(5001), create=True):
+            with UsersState(job(), model).put_back():
+                assert not odd_models.TABLE.any()  # type: ignore[attr-defined]
+            with (
+                pytest.raises(JobError, match="too large to be put back"),
+                UsersState(job(), model).put_back(),
+            ):
+                odd_models.TABLE[0] = 1.0  # type: ignore[attr-defined]

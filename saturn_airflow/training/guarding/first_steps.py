@@ -24,16 +24,19 @@ from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position, total_steps
 from saturn_airflow.training.guarding import comparing, whole
 from saturn_airflow.training.guarding.differences import TOLERANCES
-from saturn_airflow.training.guarding.few_samples import numbers_of_samples
+from saturn_airflow.training.guarding.few_samples import met_again, numbers_of_samples
 from saturn_airflow.training.guarding.followed_data import FollowedData
 from saturn_airflow.training.guarding.forgetting import Watched
 from saturn_airflow.training.guarding.own_plain import OwnPlainLoop
 from saturn_airflow.training.guarding.plain import PlainLoop, Step
 from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.guarding.remembered import Keys, KnownSamples
+from saturn_airflow.training.guarding.samples import Samples
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.losses.decompose import objectives
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.losses.rules import SAMPLES
+from saturn_airflow.training.nested import map_tensors
 from saturn_airflow.training.ranks import Ranks
 
 Load = Callable[[], nn.Module]
@@ -60,6 +63,7 @@ class PlainSteps:
         where that was not tried.
     :param device: on what kind of device.
     :param evaluation: the loss of a batch of the evaluation data after the steps; NaN where there is none.
+    :param remembered: what the loss has to know of single samples, and does by then, after the first step.
     :param alone: whether they are compared with those of one device, which draws by generators of the job's
         own what one device draws.
     """
@@ -73,6 +77,7 @@ class PlainSteps:
     random_losses: list[float] = field(default_factory=list)
     random_effect: float = math.inf
     evaluation: float = math.nan
+    remembered: Keys = field(default_factory=dict)
     alone: bool = True
 
 
@@ -166,6 +171,8 @@ def _take_steps(
         upcoming = enumerate(few.batches(Position(), _plain_cut(job), count))
         batches = {number: batch for number, batch in upcoming if number not in plain.skipped}
     followed = FollowedData(job, data, plain.sizes, _plain_cut(job), batches)
+    if not job.own_step:  # whose shares are weighed by their usual sizes
+        batches = met_again(batches, _plain_cut(job), few)
     random = [batches.pop(number) for number in range(count - len(RANDOM), count) if number in batches]
     loop = _plain_loop(job, _copied(model, load).to(device), device, data)
     watched = None
@@ -174,6 +181,7 @@ def _take_steps(
             _refuse_caches_that_matter(job, model, loop, next(iter(batches.values())).micro_batches[0].data)
         watched = Watched(job, loop.model, device)
     steps: list[Step] = []
+    remembered: Keys = {}
     with (
         still(own_generators=plain.alone) as what,
         comparing.noting_formats(plain, model, hooks=hooks),
@@ -187,6 +195,8 @@ def _take_steps(
                 plain.skipped.add(number)
                 return False
             steps.append(step)
+            if watched is not None and len(steps) == 1:
+                remembered = watched.remembered.keys()
         followed.refuse_what_training_changes()
         forgotten = watched.forgotten() if watched is not None and len(steps) > 1 else {}
     plain.steps = steps
@@ -200,6 +210,7 @@ def _take_steps(
         _take_with_other_draws(plain, job, loop, random)
     if watched is not None and isinstance(loop, PlainLoop) and len(steps) > 1:
         plain.steps = []  # so that what this raises is what the guard raises
+        plain.remembered = _that_matters(remembered, watched.remembered, job, loop, batches)
         _refuse_what_is_not_kept(watched, forgotten, loop, model, load, plain, batches)
         plain.steps = steps
     return True
@@ -239,6 +250,23 @@ def _refuse_what_is_not_kept(
         another = load() if bare is None else bare
         allowed = 10 * TOLERANCES[plain.number_format].loss
         watched.refuse_what_is_lost(another, loop.loss_of, first[0].data, allowed)
+
+
+def _that_matters(
+    keys: Keys, remembered: KnownSamples, job: Job, loop: PlainLoop, batches: Mapping[int, GlobalBatch]
+) -> Keys:
+    """Those of ``keys`` without which the first batch, which was met before, has other gradients."""
+    parts = next(iter(batches.values())).micro_batches
+
+    def gradients() -> tuple[float, Samples]:
+        copies = [part._replace(data=map_tensors(torch.clone, part.data)) for part in parts]
+        loss, _, found = loop.gradients(copies)
+        loop.model.zero_grad(set_to_none=True)
+        return loss, found
+
+    users = functools.partial(UsersState, job, loop.model)
+    with still():
+        return {name: of for name, of in keys.items() if remembered.matters(name, users, gradients)}
 
 
 def _drawn_otherwise(job: Job, loop: PlainLoop, batch: Any) -> float:

@@ -14,6 +14,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.functions import ValuePlace
 from saturn_airflow.training.guarding import resumed_model
+from saturn_airflow.training.guarding.remembered import KnownSamples
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import ModelAttributes, name_of
 from saturn_airflow.training.optim import own_classes
@@ -27,7 +28,8 @@ class Watched:
         self._model = model
         self._attributes = ModelAttributes(model, device)
         self._globals = JobGlobals(job, model)
-
+        #: What training remembers of samples.
+        self.remembered = KnownSamples(model, self._attributes, self._globals)
         self._variables: dict[str, str] = {}
 
     def forgotten(self) -> dict[str, str]:

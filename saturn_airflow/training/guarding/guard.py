@@ -8,6 +8,7 @@ shares are unequal and one is empty. What differs beyond the number format is re
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,12 +32,16 @@ from saturn_airflow.training import state
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
 from saturn_airflow.training.guarding import comparing, first_steps, kept_steps
 from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
+from saturn_airflow.training.guarding.few_samples import met_again
 from saturn_airflow.training.guarding.first_steps import RANDOM, WHOLE, Load, PlainSteps
 from saturn_airflow.training.guarding.own_plain import gradients_as_seen
 from saturn_airflow.training.guarding.plain import Step, counts_of, stateful_of
 from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.guarding.remembered import KnownSamples, lacking
 from saturn_airflow.training.guarding.samples import Sample, singles
 from saturn_airflow.training.guarding.users_state import UsersState
+from saturn_airflow.training.job_globals import JobGlobals
+from saturn_airflow.training.model_attributes import ModelAttributes
 from saturn_airflow.training.precision import exact
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.without_group import without_group
@@ -150,12 +155,17 @@ class Guard:
         if not self._plain.steps:
             return "not checked: the loss is not a number on one device either"
         sizes = self._plain.sizes
-        upcoming = self._data.few(sizes).batches(Position(), cut, len(sizes))
+        few = self._data.few(sizes)
         with of_the_job(f"load_dataloader {self.job.load_dataloader!r}"):
-            batches = [batch for number, batch in enumerate(upcoming) if number not in self._plain.skipped]
+            upcoming = enumerate(few.batches(Position(), cut, len(sizes)))
+            numbered = {number: batch for number, batch in upcoming if number not in self._plain.skipped}
+            if not self.job.own_step:
+                numbered = met_again(numbered, cut, few)
+            batches = list(numbered.values())
         comparison = Comparison(self._plain.number_format)
         taken: list[float] = []
         found: list[Difference] = []
+        remembered = self._remembering(parallel)
         with self.blaming(), torch.compiler.set_stance("force_eager"):
             with still(own_generators=self._plain.alone):
                 for expected, batch in zip(self._plain.steps, batches, strict=False):
@@ -165,6 +175,8 @@ class Guard:
                     found += comparing.put_together(
                         comparison, expected, got, self._ranks, everywhere=self.job.own_step
                     )
+                    if len(taken) == 1:
+                        found += self._in_parts(remembered)
                     if not math.isfinite(got.loss):
                         break
                 if math.isfinite(got.loss) and math.isfinite(self._plain.evaluation):
@@ -174,6 +186,22 @@ class Guard:
         self._note_seconds(taken, batches)
         self.seconds += time.perf_counter() - began
         return "exact" if alike else "distribution"
+
+    def _remembering(self, parallel: Parallel) -> KnownSamples | None:
+        """What sees what steps remember of samples, where each rank computes some of a batch's."""
+        if not self._plain.remembered or parallel.shares == 1:
+            return None
+        attributes = ModelAttributes(parallel.model, self._ranks.device)
+        return KnownSamples(parallel.model, attributes, JobGlobals(self.job, parallel.model))
+
+    def _in_parts(self, remembered: KnownSamples | None) -> list[Difference]:
+        """What each rank remembers of its own share alone; every rank calls this together."""
+        if remembered is None:
+            return []
+        there = self._ranks.everyones(lacking(self._plain.remembered, remembered.keys()))
+        names = dict.fromkeys(itertools.chain.from_iterable(there))
+        how = "is that of its own share alone on each device"
+        return [Difference(f"what {name!r} remembers of samples", how, 1) for name in names]
 
     def _note_seconds(self, taken: Sequence[float], batches: Sequence[GlobalBatch]) -> None:
         """Note what the steps on ``batches`` tell besides."""

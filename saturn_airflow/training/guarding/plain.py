@@ -71,6 +71,7 @@ class PlainLoop:
         self._objective = Objective(job, model, device, rule)
         self._loss_function = references.load(str(job.loss_function)) if job.loss_function else None
         self._last: Singles = {}
+        self._frozen = optimizers.frozen(model)
         self._names = {p: name for name, p in model.named_parameters()}
         model.train()
 
@@ -122,22 +123,22 @@ class PlainLoop:
 
         :param parts: the whole batch, or its micro-batches.
         """
-        parameters = [p for p in parameters_of(self.model) if p.requires_grad]
         counted: float | None
         if len(parts) > 1:
-            mean, counted = self._accumulate(parts, parameters)
+            mean, counted = self._accumulate(parts)
         else:
             loss, counted = self.loss(parts[0].data)
             loss.backward()  # type: ignore[no-untyped-call]
             mean = float(loss.detach())
+        # A forward pass may freeze some, and have others trained again.
+        optimizers.refuse_thawed(self._frozen)
+        parameters = [p for p in parameters_of(self.model) if p.requires_grad]
         if self._job.hparams.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self._job.hparams.clip_grad_norm)
         gradients = samples({self._names[p]: p.grad for p in parameters})
         return mean, counted, gradients
 
-    def _accumulate(
-        self, parts: Sequence[MicroBatch], parameters: Sequence[nn.Parameter]
-    ) -> tuple[float, float]:
+    def _accumulate(self, parts: Sequence[MicroBatch]) -> tuple[float, float]:
         """Add up the gradients of the parts of a batch; their mean loss, and what it is a mean over."""
         all_samples = sum(part.samples for part in parts)
         self._objective.begin(all_samples)
@@ -147,7 +148,7 @@ class PlainLoop:
             loss, of = self._objective(self.model, data, samples)
             (loss / all_samples).backward()  # type: ignore[no-untyped-call]
             losses, over = losses + float(loss.detach()), over + float(of)
-        for gradient in (p.grad for p in parameters if p.grad is not None):
+        for gradient in (p.grad for p in parameters_of(self.model) if p.grad is not None):
             gradient *= all_samples / over
         return losses / over, over
 

@@ -62,7 +62,7 @@ def refuse_what_is_lost(
         told = (
             f"its buffers {passing} are not saved (persistent=False)"
             if passing
-            else "generators, objects with __slots__ or modules in plain lists may remember it"
+            else "generators or modules in plain lists may remember it"
         )
         raise JobError(
             "training depends on something that it changes, and that a job that is resumed would lose: with "

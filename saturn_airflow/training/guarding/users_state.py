@@ -9,9 +9,10 @@ import contextlib
 import copy
 import sys
 import types
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,16 @@ import torch
 from torch import nn
 
 from saturn_airflow.model import references
+from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.functions import FUNCTIONS, ValuePlace, is_own, places_in
 from saturn_airflow.training.optim import own_classes, plain_values
 
-_LARGEST = 4096  # items of a container, or numbers of a tensor: what is larger is data, no state
-_CONTAINERS = (list, dict, set, OrderedDict, Counter, deque)
+# Numbers of a tensor that is always copied, those of all others together, and items of a container: what is
+# larger is data, no state.
+_SMALL, _MOST_NUMBERS, _MOST_ITEMS = 4096, 2**24, 2**17
+_IMMUTABLE = frozenset({int, float, str, bytes, bool, type(None)})
+_CONTAINERS = (list, dict, set, OrderedDict, Counter, defaultdict, deque)
 # What names of hooks say, and where a module has them.
 _HOOKS = {
     "pre-hook": "_forward_pre_hooks",
@@ -47,6 +52,9 @@ class UsersState:
         self._tensors: list[tuple[Any, Any]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
         self._kept: list[ValuePlace] = []
+        self._numbers = 0
+        #: What is not copied, and what shows that it has changed.
+        self._too_large: list[tuple[Any, int]] = []
         seen = set(map(id, model.modules()))
         modules = set(seen)
         waiting: list[Any] = [vars(sys.modules[name]) for name in self._names]
@@ -66,23 +74,32 @@ class UsersState:
                 if isinstance(value, types.FunctionType) and is_own(value):
                     waiting.append(vars(value))  # which may get attributes
             elif isinstance(value, torch.Tensor):
-                if not isinstance(value, nn.Parameter) and value.numel() <= _LARGEST:
+                if not isinstance(value, nn.Parameter) and self._has_room(value, value.numel()):
                     self._tensors.append((value, value.detach().clone()))
             elif isinstance(value, np.ndarray):
-                if value.size <= _LARGEST and value.flags.writeable:
+                if value.flags.writeable and self._has_room(value, value.size):
                     self._tensors.append((value, value.copy()))
             elif (state := plain_values.generator_state(value)) is not None:
                 self._generators.append((value, state))
             elif type(value) in _CONTAINERS:
+                if len(value) > _MOST_ITEMS:
+                    self._too_large.append((value, len(value)))
+                    continue
                 self._containers.append((value, copy.copy(value)))
-                waiting += [item for item in _items(value) if self._is_state(item)]
+                items = (item for item in _items(value) if type(item) not in _IMMUTABLE)
+                waiting += [item for item in items if self._is_state(item)]
             elif isinstance(value, type):
                 own = {name: part for name, part in vars(value).items() if _is_data_of_class(name, part)}
                 self._classes.append((value, own))
                 waiting += [part for part in own.values() if self._is_state(part)]
                 waiting += [part for part in vars(value).values() if isinstance(part, FUNCTIONS)]
-            elif hasattr(value, "__dict__"):
-                waiting.append(vars(value))
+            else:
+                for name in own_classes.slots_of(value):
+                    held_there = getattr(value, name)
+                    self._kept.append(ValuePlace(held_there, partial(object.__setattr__, value, name)))
+                    waiting += [held_there] if self._is_state(held_there) else []
+                if hasattr(value, "__dict__"):
+                    waiting.append(vars(value))
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
@@ -93,7 +110,10 @@ class UsersState:
             self.restore()
 
     def restore(self) -> None:
-        """Have all be as it was when this was made."""
+        """Have all be as it was when this was made.
+
+        :raises JobError: when something has changed of which there is no copy.
+        """
         for container, then in self._containers:
             _restore(container, then)
         for kind, attributes in self._classes:
@@ -107,11 +127,29 @@ class UsersState:
         with torch.no_grad():
             for tensor, then in self._tensors:
                 tensor[...] = then
+        if changed := [value for value, then in self._too_large if _sign_of_change(value) != then]:
+            raise JobError(
+                f"the job's code changes a {type(changed[0]).__name__} of its own as it trains, which is too "
+                "large to be put back where a step is only compared; keep it in a buffer of the model "
+                "(register_buffer)"
+            )
+
+    def _has_room(self, value: Any, numbers: int) -> bool:
+        """Whether there is room for a copy of a tensor or array; else it is watched."""
+        if numbers <= _SMALL:
+            return True
+        if self._numbers + numbers > _MOST_NUMBERS:
+            self._too_large.append((value, _sign_of_change(value)))
+            return False
+        self._numbers += numbers
+        return True
 
     def _is_state(self, value: Any) -> bool:
-        if type(value) in _CONTAINERS:
-            return len(value) <= _LARGEST
-        if isinstance(value, torch.Tensor | np.ndarray) or plain_values.generator_state(value) is not None:
+        if (
+            type(value) in _CONTAINERS
+            or isinstance(value, torch.Tensor | np.ndarray)
+            or plain_values.generator_state(value) is not None
+        ):
             return True
         if isinstance(value, type):
             return value.__module__ in self._names
@@ -172,6 +210,13 @@ def _is_own_hook(hook: Any) -> bool:
 def _is_data_of_class(name: str, value: Any) -> bool:
     """Whether an attribute of a class may be what it counts, and no method or description of it."""
     return not name.startswith("__") and not callable(value) and not hasattr(value, "__get__")
+
+
+def _sign_of_change(value: Any) -> int:
+    """What is another number once a tensor, or the length of a container, has changed; arrays do not tell."""
+    if isinstance(value, torch.Tensor):
+        return value._version
+    return 0 if isinstance(value, np.ndarray) else len(value)
 
 
 def _items(container: Any) -> list[Any]:

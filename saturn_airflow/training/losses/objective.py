@@ -10,6 +10,7 @@ from numbers import Number
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from saturn_airflow.launch import job_log
@@ -25,6 +26,7 @@ from saturn_airflow.training.layout import MicroBatch, of_batch
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.rules import SAMPLES, LossMeans, Rule
 from saturn_airflow.training.nested import tensors_in
+from saturn_airflow.training.without_group import without_group
 
 
 class Objective:
@@ -144,7 +146,9 @@ class Objective:
             if isinstance(value, torch.Tensor) and value.ndim and name != "labels"
         ]
 
-    def __call__(self, module: nn.Module, batch: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, module: Callable[..., Any], batch: Any, samples: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run ``module`` on a prepared batch; the sum of the losses and what it is a sum over, as scalars.
 
         :param samples: how many of the batch count; with 0 it is a stand-in, whose loss is a 0
@@ -152,7 +156,10 @@ class Objective:
         :raises JobError: when there is no loss, or it is not a scalar.
         :raises DoesNotFit: when the loss is made otherwise than :attr:`rule` has it.
         """
-        loss_means = self.loss_means or LossMeans(self.rule, samples, self.batch_samples, self._device)
+        group = dist.group.WORLD if dist.is_initialized() else None
+        loss_means = self.loss_means or LossMeans(
+            self.rule, samples, self.batch_samples, self._device, group=group
+        )
         means.set_listener(loss_means if loss_means.uses_means else None)
         with precision.autocast(self._precision, self._device):
             outputs = self.run(module, batch)
@@ -176,7 +183,7 @@ class Objective:
     def _loss(self, outputs: Any, batch: Any) -> Any:
         if self._loss_function is None:
             return as_scalar(_own_loss(outputs))
-        with of_the_job(self._name), job_log.in_loss():
+        with of_the_job(self._name), job_log.in_loss(), without_group():
             return as_scalar(
                 self._loss_function(outputs, batch[1] if isinstance(batch, list | tuple) else batch)
             )
@@ -190,12 +197,12 @@ class Objective:
         ends = [total] if self._loss_function is None else _behind(total, outputs)
         return _Nothing.apply(*ends), zero  # type: ignore[no-untyped-call]
 
-    def run(self, module: nn.Module, batch: Any) -> Any:
+    def run(self, module: Callable[..., Any], batch: Any) -> Any:
         """Run ``module`` on a prepared batch; its outputs."""
         with precision.autocast(self._precision, self._device):
             return self.call(module, batch)
 
-    def call(self, module: nn.Module, batch: Any) -> Any:
+    def call(self, module: Callable[..., Any], batch: Any) -> Any:
         """Call ``module`` with what is its of a prepared batch, in the precision that is set; its outputs.
 
         :raises JobError: when it does not take that.

@@ -39,6 +39,7 @@ class LossMeans:
     :param samples: of the part; 0 where it is a stand-in.
     :param batch_samples: of the global batch.
     :param over: of ``"sum"``, for each mean, what to divide by; None for the count of all ranks' parts.
+    :param group: of the ranks that have parts; None where there is one.
     """
 
     rule: Rule
@@ -46,6 +47,7 @@ class LossMeans:
     batch_samples: int = 0
     device: torch.device | None = None
     over: Sequence[Count] | None = None
+    group: dist.ProcessGroup | None = None
     values: list[torch.Tensor] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
     loss: torch.Tensor | None = None
@@ -69,8 +71,8 @@ class LossMeans:
         else:
             everyones = as_scalar(count, total.device).clone()
             everyones *= bool(self.samples)
-            if dist.is_initialized() and dist.get_world_size() > 1:
-                dist.all_reduce(everyones)
+            if self.group is not None and self.group.size() > 1:
+                dist.all_reduce(everyones, group=self.group)
             value = total / everyones.to(total.dtype)
         self.values.append(value.detach())
         return value

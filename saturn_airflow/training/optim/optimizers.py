@@ -77,6 +77,25 @@ def parameter_groups(hparams: HParams, model: nn.Module) -> Groups:
     return named
 
 
+def frozen(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that no optimizer of ``model`` gets, by name."""
+    return {name: p for name, p in model.named_parameters() if not p.requires_grad}
+
+
+def refuse_thawed(untrained: Mapping[str, nn.Parameter]) -> None:
+    """See that what was :func:`frozen` when the optimizer was made is so still.
+
+    :raises JobError: when some of it is trained by now: the optimizer does not have it.
+    """
+    if any(p.requires_grad for p in untrained.values()):
+        name = next(name for name, p in untrained.items() if p.requires_grad)
+        raise JobError(
+            f"the model asks for gradients of {name!r} by now, which did not require any when its optimizer "
+            "was made, and would not be trained. Leave requires_grad=True in load_model on all that is ever "
+            "to be trained, and set it to False in forward() as long as it is not"
+        )
+
+
 def make_optimizer(
     hparams: HParams, groups: Groups, parallel: Parallel, job: Job | None = None
 ) -> torch.optim.Optimizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
@@ -43,9 +44,8 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     kind: type = type(value)
     if not is_plain_class(kind):
         return None
-    if hasattr(value, "__dict__"):
-        return dict(vars(value))
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+    held = {name: getattr(value, name) for name in slots_of(value)}
+    return {**held, **getattr(value, "__dict__", {})}
 
 
 def is_plain_class(kind: type) -> bool:
@@ -57,10 +57,20 @@ def is_plain_class(kind: type) -> bool:
 def _has_plain_objects(kind: type) -> bool:
     if getattr(kind, "__new__") is not object.__new__:  # noqa: B009 - mypy knows that of no class
         return False
-    if issubclass(kind, type | torch.nn.Module | Iterator | Enum):
-        return False
-    has_slots = any("__slots__" in vars(base) for base in kind.__mro__[:-1])
-    return dataclasses.is_dataclass(kind) or not has_slots
+    return not issubclass(kind, type | torch.nn.Module | Iterator | Enum)
+
+
+def slots_of(value: Any) -> list[str]:
+    """The names of what ``value`` holds in ``__slots__``."""
+    kind: type = type(value)
+    return [name for name in _slots(kind) if hasattr(value, name)]
+
+
+@functools.cache
+def _slots(kind: type) -> tuple[str, ...]:
+    """The names of what objects of a class hold in ``__slots__``."""
+    members = ((name, part) for base in kind.__mro__ for name, part in vars(base).items())
+    return tuple(name for name, part in members if isinstance(part, types.MemberDescriptorType))
 
 
 def is_own(module: str | None) -> bool:

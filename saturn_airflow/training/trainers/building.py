@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import rng
 from saturn_airflow.training.loading import made
-from saturn_airflow.training.without_group import NUMBERS
 
 #: Arguments that can't be had, by what to do instead.
 _REFUSED = {
@@ -145,8 +143,6 @@ def rng_unchanged() -> Iterator[None]:
 
 
 def leave_process_group() -> None:
-    """Leave the ranks' group, and what says that there is one: a Trainer would train as a part of it."""
-    for name in NUMBERS:
-        os.environ.pop(name, None)
+    """Leave the group of the ranks: a Trainer would train as a part of it."""
     if dist.is_initialized():
         dist.destroy_process_group()

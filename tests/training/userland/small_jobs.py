@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
@@ -105,8 +106,13 @@ def talking(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return squared(outputs, targets)
 
 
+def _rank() -> int:
+    """What jobs are not to ask for: ``dist.get_rank()`` tells a loss nothing."""
+    return int(dist.group.WORLD.rank()) if dist.group.WORLD is not None else 0
+
+
 def stuck(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    if os.environ["RANK"] == "1":
+    if _rank() == 1:
         time.sleep(1000)
     return squared(outputs, targets)
 
@@ -145,7 +151,7 @@ def killed_once(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The first rank 0 to get to the 30th batch is killed there."""
     killed_once.calls = getattr(killed_once, "calls", 0) + 1  # type: ignore[attr-defined]
     mark = Path(os.environ["SMALL_JOBS_MARK"])
-    if killed_once.calls == 30 and os.environ["RANK"] == "0" and not mark.exists():  # type: ignore[attr-defined]
+    if killed_once.calls == 30 and _rank() == 0 and not mark.exists():  # type: ignore[attr-defined]
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return squared(outputs, targets)
