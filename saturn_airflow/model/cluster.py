@@ -57,7 +57,8 @@ class Node:
             not isinstance(memory, int | float) or isinstance(memory, bool) or not 0 < memory < math.inf
         ):
             raise InvalidSweepError(
-                f"node {self.name!r}: host_memory is {memory!r}; give the GiB that jobs may use, or leave it out"
+                f"node {self.name!r}: host_memory is {memory!r}; give the GiB that jobs may use, "
+                "or leave it out"
             )
         if not self.queue:
             object.__setattr__(self, "queue", f"saturn.{self.name}")

@@ -41,7 +41,8 @@ class NodeMemory:
         """What :meth:`to_dict` described; the caller has checked its format."""
         fields = formats.known_fields(cls, data)
         limits = {str(name): float(most) for name, most in data["limits"].items()}
-        return cls(**{**fields, "limits": limits, "seen": float(data["seen"]), "devices": int(data["devices"])})
+        devices, seen = int(data["devices"]), float(data["seen"])
+        return cls(**{**fields, "limits": limits, "seen": seen, "devices": devices})
 
 
 def for_jobs(seen: Collection[NodeMemory]) -> dict[str, float]:

@@ -21,9 +21,7 @@ def record(node: Node) -> None:
     """Write down what memory this machine has, on which ``node`` is."""
     path = home() / "memory" / f"{node.name}.json"
     try:
-        seen = NodeMemory(
-            node=node.name, devices=node.devices, seen=time.time(), limits=host_memory.limits()
-        )
+        seen = NodeMemory(node=node.name, devices=node.devices, seen=time.time(), limits=host_memory.limits())
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(seen.to_dict()))
     except OSError as error:

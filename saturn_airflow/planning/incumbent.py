@@ -38,8 +38,8 @@ class Incumbent:
 
     :param enough: the gap at which to stop, as a share (0.01: one per cent).
     :param target: the value at which to stop.
-    :param all_wait: whether nothing runs until there is a plan: then the time is up as soon as it took as long
-        as any better plan could save.
+    :param all_wait: whether nothing runs until there is a plan: then the time is up as soon as it took as
+        long as any better plan could save.
     """
 
     def __init__(

@@ -49,8 +49,8 @@ def solve(
     :param repeatable: count steps of the search, about as many as fit in the time limit, rather than time, so
         that the same problem and seed always give the same plan. The models of HiGHS, which count time, are
         left out: the lower bound is a weak one.
-    :param all_wait: whether nothing runs until there is a plan. Planning for ``"makespan"`` then also stops when
-        it has taken as long as any better plan could save: the makespan of the best less the bound.
+    :param all_wait: whether nothing runs until there is a plan. Planning for ``"makespan"`` then also stops
+        when it has taken as long as any better plan could save: the makespan of the best less the bound.
     :raises InvalidSweepError: for an unknown objective, a time limit that is not above 0, a gap below 0, or a
         deadline that is missing, misplaced or no time.
     :raises MissedDeadlineError: (an InvalidSweepError) when the deadline can't be met, or no plan that

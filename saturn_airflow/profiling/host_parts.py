@@ -1,4 +1,4 @@
-"""Whether strategies keep to their devices' part of a node's memory, so that no plan takes more than there is."""
+"""Whether strategies keep to their devices' part of a node's memory: no plan takes more than there is."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _beyond(job: Job, estimate: Estimate, cluster: Cluster, memory: HostBytes, a
 
 
 def _part(node: Node, devices: int, memory: HostBytes, alone: bool) -> float:
-    """Bytes that a strategy may take on a node; ``alone``: as if no other ran where its memory was learned."""
+    """Bytes that a strategy may take on a node; ``alone``: if no other ran where its memory was learned."""
     share = devices / node.devices
     if node.host_memory is not None:
         return node.host_memory * 2**30 * share

@@ -136,6 +136,13 @@ def test_where_its_jobs_run_nobody_else_does() -> None:
     assert found.plan.makespan == pytest.approx(36 + 62)
 
 
+def bound_to(place: Place, one: PlannedJob) -> PlannedJob:
+    """The job, as a plan has it that stands."""
+    return replace(
+        one, options=tuple(o for o in one.options if o.devices == place.devices), nodes=(place.node,)
+    )
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_round_never_ends_later_than_the_plan_that_stands_and_moves_nobody_to_wait(
@@ -177,26 +184,17 @@ def test_a_round_never_ends_later_than_the_plan_that_stands_and_moves_nobody_to_
     asked |= {name: place for name, place in running.items() if name not in moved}
     left = {one.name: data.draw(shares) for one in own}
     others = SharedCluster(NOW, nodes, tuple(sweeps))
-    begins = RoundBegins(
-        Problem("own", nodes, tuple(own)), Situation(left, running), FACTS, others, RULES, CHECKPOINT
-    )
+    problem, situation = Problem("own", nodes, tuple(own)), Situation(left, running)
+    begins = RoundBegins(problem, situation, FACTS, others, RULES, CHECKPOINT)
     exact = Adoption(plan(*asked.items()), True, 1.0, 2.0, moved, math.inf)
     found = begins.decide(exact, plan(*standing.items()))
     assert found is not None
     adoption, among = found
     # If nothing changes: everybody as he is, and this sweep by its plan.
-    as_it_is = [
-        SharedJob(
-            replace(
-                one, options=tuple(o for o in one.options if o.devices == place.devices), nodes=(place.node,)
-            ),
-            left[one.name],
-            running.get(one.name),
-        )
-        for one in own
-        for place in [standing[one.name]]
-    ]
-    stands = plan_together(replace(others, sweeps=(*sweeps, replace(FACTS, jobs=tuple(as_it_is)))), RULES)
+    as_it_is = tuple(
+        SharedJob(bound_to(standing[one.name], one), left[one.name], running.get(one.name)) for one in own
+    )
+    stands = plan_together(replace(others, sweeps=(*sweeps, replace(FACTS, jobs=as_it_is))), RULES)
     assert adoption.plan.makespan <= stands.sweeps["own"] - NOW + 1e-6
     assert {a.job for a in adoption.plan.assignments} == set(left)
     assert set(adoption.moved) <= set(moved)

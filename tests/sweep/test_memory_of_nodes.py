@@ -1,4 +1,4 @@
-"""Nodes' memory as they see it themselves: written down, divided among those that share it, and planned with."""
+"""Nodes' memory as they see it: written down, divided among those that share it, and planned with."""
 
 from __future__ import annotations
 
@@ -132,9 +132,7 @@ def test_a_job_beyond_its_part_is_not_lost_but_told_of_and_one_beyond_the_node_i
     for gib, planned_there in ((59, True), (29, False)):
         knowledge = Knowledge((JOB,), cluster, {}, {}, known, memory={"n": gib * GIB})
         warned: list[str] = []
-        planned, unplanned = to_plan(
-            Learned(knowledge, [], {}, 0, 0.0), known, [], "auto", {}, warned.append
-        )
+        planned, unplanned = to_plan(Learned(knowledge, [], {}, 0, 0.0), known, [], "auto", {}, warned.append)
         assert bool(planned) == planned_there
         assert bool(warned) == planned_there
         if planned:
