@@ -248,13 +248,7 @@ class Problem:
 
         :raises InvalidSweepError: when the file can't be read, is no JSON, or holds no valid problem.
         """
-        try:
-            data = json_text.parse(Path(path).read_text())
-        except OSError as error:
-            raise InvalidSweepError(f"{path} can't be read: {error.strerror}") from None
-        except ValueError as error:
-            raise InvalidSweepError(f"{path} is not JSON: {error}") from None
-        return cls.from_dict(data)
+        return cls.from_dict(json_text.read(path))
 
 
 def _job(data: Mapping[str, Any], what: str) -> PlannedJob:

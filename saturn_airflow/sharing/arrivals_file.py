@@ -94,12 +94,7 @@ class ArrivalsFile:
 
         :raises InvalidSweepError: when it can't be read, is no JSON, or holds no valid arrivals.
         """
-        try:
-            data = json_text.parse(Path(path).read_text())
-        except OSError as error:
-            raise InvalidSweepError(f"{path} can't be read: {error.strerror}") from None
-        except ValueError as error:
-            raise InvalidSweepError(f"{path} is not JSON: {error}") from None
+        data = json_text.read(path)
         if not isinstance(data, dict):
             raise InvalidSweepError(f"{path} is not in the expected form: it holds no object")
         return cls.from_dict(data, path)
