@@ -50,9 +50,10 @@ test-packages: install
 test-families: install
 	PYTHONPATH=tests $(BIN)/python -m families --jobs 2 --write --results $(STATE)/families-$$(git rev-parse --short HEAD).jsonl
 
-# On a machine with GPUs; a machine without skips them.
+# On a machine with GPUs; a machine without skips them. Other files would be imported, which need Airflow.
+CUDA_TESTS = $(shell grep -rl 'pytest\.mark\.cuda' tests --include='test_*.py')
 test-cuda: install
-	$(BIN)/python -m pytest -m cuda
+	$(BIN)/python -m pytest -m cuda $(CUDA_TESTS)
 
 # No Airflow services, no ranks, and nothing that takes more than a moment: about a minute of two cores.
 test-fast: install

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,11 +35,15 @@ def find(node: str, kind: str, count: int) -> list[Device]:
 
     Where ``CUDA_VISIBLE_DEVICES`` is set for the worker, the GPUs are those it names, in its order.
 
-    :raises InvalidSweepError: when this machine has fewer GPUs.
+    :raises InvalidSweepError: when this machine has fewer GPUs, or can't be asked for them.
     """
     if kind == "cpu":
         return [Device(i, f"{node}-cpu{i}") for i in range(count)]
     uuids = gpu_uuids()
+    if not uuids and importlib.util.find_spec("pynvml") is None:
+        raise InvalidSweepError(
+            f"nobody can say which GPUs node {node!r} has: install nvidia-ml-py there, which asks the driver"
+        )
     if len(uuids) < count:
         raise InvalidSweepError(
             f"node {node!r} is said to have {count} {kind} devices, but {len(uuids)} GPUs are visible here; "

@@ -11,7 +11,7 @@ from saturn_airflow.launch import job_log
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import precision
 from saturn_airflow.training.batches import GlobalBatch
-from saturn_airflow.training.nested import map_tensors
+from saturn_airflow.training.nested import map_tensors, tensors_in
 
 
 def pays(job: Job, device: torch.device) -> bool:
@@ -61,6 +61,18 @@ class Ahead:
         job_log.at(step)
 
 
+def lies_on_host(data: Any) -> bool:
+    """Whether ``data`` may be copied in a stream of its own.
+
+    What is on a GPU already may still be computed in the stream of whoever made it. And torch keeps the
+    memory of sparse tensors for no other stream than that which they were made in.
+    """
+    return all(
+        type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
+        for tensor in tensors_in(data)
+    )
+
+
 class PlacedAhead:
     """A batch on its way to a GPU in a stream of its own, beside what is computed there."""
 
@@ -72,7 +84,9 @@ class PlacedAhead:
         self._placed: Any = None
 
     def put(self, data: Any) -> None:
-        """Begin to copy ``data``, which the next :meth:`take` may ask for."""
+        """Begin to copy ``data``, which the next :meth:`take` may ask for, if :func:`lies_on_host`."""
+        if not lies_on_host(data):
+            return
         with torch.cuda.stream(self._stream):
             self._given, self._placed = data, precision.place(data, self._device, self._precision)
 

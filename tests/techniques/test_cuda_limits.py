@@ -259,6 +259,8 @@ def test_training_that_runs_out_of_memory_says_so_and_leaves_the_device_free(tmp
 
 
 def tried(a_job: Job, technique: str, tmp_path: Path) -> Any:
+    if ON == "cuda":
+        pytest.importorskip("pynvml")
     node = Node("here", devices=1, kind="gpu" if ON == "cuda" else "cpu")
     trial = Trial(
         job=a_job, technique=technique, devices=1, node="here", covers=(a_job.name,), fingerprint="abc"
@@ -285,6 +287,7 @@ def test_a_trial_measures(technique: str, tmp_path: Path) -> None:
 def test_another_process_on_a_gpu_is_seen() -> None:
     from saturn_airflow.launch import devices, occupied
 
+    pytest.importorskip("pynvml")
     uuid = devices.gpu_uuids()[0]
     code = (
         "import torch, sys; kept = torch.zeros(3 * 2**30, dtype=torch.uint8, device='cuda'); "
@@ -310,11 +313,24 @@ def test_another_process_on_a_gpu_is_seen() -> None:
     assert devices.used_bytes([uuid])[uuid][0] < used
 
 
+def allocator_settings(ranks: Ranks) -> str:
+    torch.zeros(1, device=ranks.device)
+    return torch._C._accelerator_getAllocatorSettings()
+
+
+@needs_a_gpu
+def test_ranks_take_memory_in_segments_that_grow() -> None:
+    """The process that ranks are forked from has torch imported, which is not to have settled it."""
+    (found,) = launch_ranks(allocator_settings, size=1, device_type="cuda")
+    assert "expandable_segments:True" in found
+
+
 @needs_a_gpu
 def test_doctor_sees_what_torch_sees(tmp_path: Path) -> None:
     from saturn_airflow.deployment import survey
     from saturn_airflow.launch import devices
 
+    pytest.importorskip("pynvml")
     assert len(devices.gpu_uuids()) == torch.cuda.device_count()
     assert survey.torch_cuda() == torch.version.cuda
     driver = devices.driver_cuda()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 
 import fake_nvml
 import pytest
@@ -54,6 +56,16 @@ def test_cores_are_shared_among_the_slots() -> None:
 def test_fewer_gpus_than_the_node_is_said_to_have() -> None:
     with pytest.raises(InvalidSweepError, match=r"node 'a' is said to have 99 h100 devices, but \d+ GPUs"):
         devices.find("a", "h100", 99)
+
+
+def test_without_what_asks_the_driver_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "pynvml" else find_spec(name)
+    )
+    with pytest.raises(InvalidSweepError, match=r"which GPUs node 'a' has: install nvidia-ml-py"):
+        devices.find("a", "h100", 1)
 
 
 def test_a_split_gpu_counts_as_its_parts_and_a_lost_one_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,11 @@ def test_ranks_share_a_process_group_and_return_what_they_found(size: int) -> No
     assert events == [{"event": "added", "total": expected, "rank": 0}], "only rank 0 is heard"
 
 
+def test_a_rank_has_no_more_threads_than_cores() -> None:
+    (result,) = ranks.launch(add_up, 10, size=1, threads=1024)
+    assert result["threads"] == len(os.sched_getaffinity(0))
+
+
 def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
     results = ranks.launch(

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from loop_jobs import loss, points
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -148,6 +149,20 @@ def test_where_the_job_hears_of_its_steps_nothing_is_fetched_before_it_did() -> 
 def test_a_cpu_has_nothing_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert not ahead.pays(Job("j", "m:m", "m:d", "m:l"), HERE.device)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "goes"),
+    [
+        (torch.zeros(3), True),
+        (torch.zeros(3, device="meta"), False),  # on a device, that is
+        (torch.zeros(3).to_sparse(), False),
+        (nn.Parameter(torch.zeros(3)), False),
+    ],
+    ids=["dense", "on a device", "sparse", "of a class of its own"],
+)
+def test_batches_are_copied_beside_others_from_the_host_alone(tensor: torch.Tensor, goes: bool) -> None:
+    assert ahead.lies_on_host({"x": [torch.ones(1), tensor]}) is goes
 
 
 def test_a_batch_that_fails_is_told_when_it_is_its_turn() -> None:
