@@ -13,7 +13,7 @@ from saturn_airflow.commands import command_line
 from saturn_airflow.model import guards
 
 if TYPE_CHECKING:
-    from saturn_airflow.tracking.estimate_store import Known
+    from saturn_airflow.tracking.estimate_store import KnownEstimate
 
 
 #: Verdicts that the table has room to explain.
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _matches(known: Known, args: argparse.Namespace) -> bool:
+def _matches(known: KnownEstimate, args: argparse.Namespace) -> bool:
     estimate = known.estimate
     return (
         (not args.jobs or any(fnmatch(known.job, pattern) for pattern in args.jobs))
@@ -55,13 +55,13 @@ def _matches(known: Known, args: argparse.Namespace) -> bool:
     )
 
 
-def _order(known: Known) -> tuple[Any, ...]:
+def _order(known: KnownEstimate) -> tuple[Any, ...]:
     """Jobs by name; of each, what works first, the fastest first."""
     e = known.estimate
     return known.job, e.fingerprint, e.kind, e.reason is not None, e.seconds_per_batch, e.technique, e.devices
 
 
-def _row(known: Known) -> dict[str, Any]:
+def _row(known: KnownEstimate) -> dict[str, Any]:
     return {
         "job": known.job,
         **known.estimate.to_dict(),
@@ -71,7 +71,7 @@ def _row(known: Known) -> dict[str, Any]:
     }
 
 
-def _show(found: Sequence[Known], count: int) -> None:
+def _show(found: Sequence[KnownEstimate], count: int) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text

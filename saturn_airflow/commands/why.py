@@ -18,7 +18,7 @@ from saturn_airflow.model.settings import PROMISED
 if TYPE_CHECKING:
     from saturn_airflow.model.active_sweep import ActiveSweep
     from saturn_airflow.model.sharing import SharedCluster, SharedSweep, SharingRules
-    from saturn_airflow.sharing.broken_deadlines import Late
+    from saturn_airflow.sharing.broken_deadlines import LateDeadline
     from saturn_airflow.sharing.forecast import StandingPlan
     from saturn_airflow.sharing.outlook import Outlook
 
@@ -118,7 +118,7 @@ def _described(
     }
 
 
-def _of_deadlines(sweep: str, broken: Sequence[Late]) -> dict[str, Any]:
+def _of_deadlines(sweep: str, broken: Sequence[LateDeadline]) -> dict[str, Any]:
     """What a sweep has to do with deadlines that are expected to be missed.
 
     :returns: ``late``: whether its own is; ``broken_by``: when it would be done without each of the sweeps

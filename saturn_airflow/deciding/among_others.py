@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from saturn_airflow.deciding.next_round import (
-    Decided,
-    Stand,
+    DecidedRound,
+    SweepState,
     checkpoint_seconds,
     length_of,
     seen_where_they_run,
@@ -17,14 +17,14 @@ from saturn_airflow.sharing.round_among import RoundBegins
 
 
 def decide_among(
-    stand: Stand,
+    stand: SweepState,
     problem: Problem,
     situation: Situation,
-    decided: Decided,
+    decided: DecidedRound,
     facts: SharedSweep,
     others: SharedCluster,
     rules: SharingRules,
-) -> Decided | None:
+) -> DecidedRound | None:
     """``decided`` with what is to be expected among ``others``; None where a job finds no place among them.
 
     :param problem: whole jobs, with the seconds now expected, on the nodes that are there.

@@ -20,7 +20,7 @@ from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.errors import MissedDeadlineError
 from saturn_airflow.model.estimates import Key
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.model.learning import Seen, corrected
+from saturn_airflow.model.learning import SeenSpeed, corrected
 from saturn_airflow.model.plan import Place, Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import MAKESPAN, SweepSettings
@@ -44,7 +44,7 @@ _ENDING = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stand:
+class SweepState:
     """Where a sweep stands when one of its rounds is planned.
 
     :param number: of the round, from 1.
@@ -87,7 +87,7 @@ class Stand:
         return max((e.batches_per_epoch for e in self.estimates.values() if e.fingerprint == mark), default=0)
 
 
-class GoingOn(NamedTuple):
+class JobsGoingOn(NamedTuple):
     """Who trains on after a boundary.
 
     :param jobs: that are neither done, nor dropped, nor failed for good.
@@ -106,7 +106,7 @@ class GoingOn(NamedTuple):
     warnings: tuple[str, ...]
 
 
-class Nodes(NamedTuple):
+class ProblemOnNodes(NamedTuple):
     """A problem on the nodes that are there.
 
     :param gone: nodes that are not, with the reasons.
@@ -123,7 +123,7 @@ class Nodes(NamedTuple):
         return bool(self.gone) and {job.name for job in self.problem.jobs} == set(self.stranded)
 
 
-class Decided(NamedTuple):
+class DecidedRound(NamedTuple):
     """The plan of a round.
 
     :param left: what it is for: what is left of the jobs, up to the round's rung.
@@ -137,7 +137,7 @@ class Decided(NamedTuple):
     ends: PlanEnds | None = None
 
 
-def who_goes_on(stand: Stand) -> GoingOn:
+def who_goes_on(stand: SweepState) -> JobsGoingOn:
     """Who trains on, and whom the selection drops."""
     progress = stand.progress or {job.name: Progress() for job in stand.problem.jobs}
     over = {job for job, status in stand.statuses.items() if status in OVER}.union(stand.pruned)
@@ -158,7 +158,7 @@ def who_goes_on(stand: Stand) -> GoingOn:
     rung = _rung(stand, [progress[job] for job in going])
     situation = situation_of(progress, {job: _goal(stand, job, rung) for job in going})
     unfollowed = finished_alone(stand.progress, stand.statuses)
-    return GoingOn(tuple(going), dropped, tuple(unfollowed), rung, situation, warnings)
+    return JobsGoingOn(tuple(going), dropped, tuple(unfollowed), rung, situation, warnings)
 
 
 def situation_of(progress: Mapping[str, Progress], goals: Mapping[str, float]) -> Situation:
@@ -186,7 +186,7 @@ def finished_alone(progress: Mapping[str, Progress], statuses: Mapping[str, Stat
     return [job for job, p in progress.items() if p.status == Status.FINISHED != statuses.get(job)]
 
 
-def seen(progress: Mapping[str, Progress], estimates: Estimates, jobs: Mapping[str, Job]) -> list[Seen]:
+def seen(progress: Mapping[str, Progress], estimates: Estimates, jobs: Mapping[str, Job]) -> list[SeenSpeed]:
     """The speeds that training showed of estimated strategies, as factors of their estimated seconds."""
     found = []
     for job, p in progress.items():
@@ -194,16 +194,16 @@ def seen(progress: Mapping[str, Progress], estimates: Estimates, jobs: Mapping[s
             estimate = estimates.get(Key(fingerprint(jobs[job]), speed.technique, speed.devices, speed.kind))
             if estimate is not None and estimate.works:
                 factor = speed.seconds / estimate.seconds_per_batch
-                found.append(Seen(job, speed.technique, speed.devices, speed.kind, factor))
+                found.append(SeenSpeed(job, speed.technique, speed.devices, speed.kind, factor))
     return found
 
 
-def learned(problem: Problem, speeds: Iterable[Seen], jobs: Mapping[str, Job]) -> Problem:
+def learned(problem: Problem, speeds: Iterable[SeenSpeed], jobs: Mapping[str, Job]) -> Problem:
     """``problem`` with the seconds to be expected after the speeds that were seen."""
     return corrected(problem, speeds, {job.name: fingerprint(jobs[job.name]) for job in problem.jobs})
 
 
-def on_what_is_there(problem: Problem, cluster: Cluster, gone: Mapping[str, str]) -> Nodes:
+def on_what_is_there(problem: Problem, cluster: Cluster, gone: Mapping[str, str]) -> ProblemOnNodes:
     """``problem`` on the nodes that are there, some of them perhaps again, with the jobs that fit on them.
 
     :param cluster: all nodes of the sweep.
@@ -214,12 +214,14 @@ def on_what_is_there(problem: Problem, cluster: Cluster, gone: Mapping[str, str]
     gone = {node.name: gone[node.name] for node in cluster if node.name in gone}
     stay = tuple(stranded(problem, here))
     if len(stay) == len(problem.jobs):
-        return Nodes(problem, gone, stay)
+        return ProblemOnNodes(problem, gone, stay)
     going = tuple(job for job in problem.jobs if job.name not in stay)
-    return Nodes(on_nodes(replace(problem, jobs=going), here), gone, stay)
+    return ProblemOnNodes(on_nodes(replace(problem, jobs=going), here), gone, stay)
 
 
-def decide_round(stand: Stand, problem: Problem, situation: Situation, seconds: float | None) -> Decided:
+def decide_round(
+    stand: SweepState, problem: Problem, situation: Situation, seconds: float | None
+) -> DecidedRound:
     """The plan of the round.
 
     :param problem: whole jobs, with the seconds now expected, on the nodes that are there.
@@ -245,26 +247,26 @@ def decide_round(stand: Stand, problem: Problem, situation: Situation, seconds: 
     situation = replace(situation, left={job.name: situation.left[job.name] for job in problem.jobs})
     ends = None if stand.law is None else _ends(stand, problem, situation, stand.law, checkpoint)
     adoption, missed = _in_time(adopt, settings, seconds, ends)
-    return Decided(adoption, what_is_left(problem, situation), missed, ends and ends(adoption))
+    return DecidedRound(adoption, what_is_left(problem, situation), missed, ends and ends(adoption))
 
 
-def length_of(stand: Stand) -> Callable[[float], float]:
+def length_of(stand: SweepState) -> Callable[[float], float]:
     """When the round is to end that begins with a plan of so many seconds; infinite for not by time."""
     return (lambda makespan: math.inf) if _is_whole(stand) else stand.settings.rounds.length
 
 
-def _is_whole(stand: Stand) -> bool:
+def _is_whole(stand: SweepState) -> bool:
     """Whether no time ends the round: it is the last, or jobs wait for each other at a rung."""
     return stand.is_last or _waits_at_rungs(stand.settings)
 
 
-def checkpoint_seconds(stand: Stand) -> float:
+def checkpoint_seconds(stand: SweepState) -> float:
     """What saving a job takes: the longest that was seen."""
     took = [p.checkpoint_seconds for p in stand.progress.values() if p.checkpoint_seconds]
     return 0.0 if stand.plan is None else max(took, default=_CHECKPOINT_SECONDS)
 
 
-def seen_where_they_run(stand: Stand, situation: Situation) -> set[str]:
+def seen_where_they_run(stand: SweepState, situation: Situation) -> set[str]:
     """Jobs that run and whose speed was seen there."""
     running = {job: (place.technique, place.devices) for job, place in situation.running.items()}
     speeds = seen(stand.progress, stand.estimates, stand.jobs)
@@ -289,7 +291,9 @@ def staying(made: Sequence[PlanEntry], progress: Mapping[str, Progress], adoptio
     return training | waiting
 
 
-def entries_of(stand: Stand, decided: Decided, cluster: Cluster, rung: float, made: float) -> list[PlanEntry]:
+def entries_of(
+    stand: SweepState, decided: DecidedRound, cluster: Cluster, rung: float, made: float
+) -> list[PlanEntry]:
     """The plan's jobs in the order of their start, with what their train tasks must know of the round.
 
     :param made: when the plan was made, in seconds since the epoch.
@@ -302,7 +306,7 @@ def entries_of(stand: Stand, decided: Decided, cluster: Cluster, rung: float, ma
     return [_in_round(stand, entry, decided.adoption, rung, stay) for entry in found]
 
 
-def without_place(stand: Stand, job: str, made: float, position: int) -> PlanEntry:
+def without_place(stand: SweepState, job: str, made: float, position: int) -> PlanEntry:
     """An entry for this round of a job that its plan does not have."""
     return replace(
         stand.before[job],
@@ -315,7 +319,9 @@ def without_place(stand: Stand, job: str, made: float, position: int) -> PlanEnt
     )
 
 
-def _in_round(stand: Stand, entry: PlanEntry, adoption: Adoption, rung: float, stay: Set[str]) -> PlanEntry:
+def _in_round(
+    stand: SweepState, entry: PlanEntry, adoption: Adoption, rung: float, stay: Set[str]
+) -> PlanEntry:
     """``entry`` with what its train task must know of the round: when it ends, and how the job comes to it.
 
     :param rung: epochs that jobs train to.
@@ -343,7 +349,7 @@ def _in_round(stand: Stand, entry: PlanEntry, adoption: Adoption, rung: float, s
 
 
 def _ends(
-    stand: Stand, problem: Problem, situation: Situation, law: ErrorLaw, checkpoint: float
+    stand: SweepState, problem: Problem, situation: Situation, law: ErrorLaw, checkpoint: float
 ) -> Callable[[Adoption], PlanEnds]:
     """A function that says when a plan may end."""
     known = seen_where_they_run(stand, situation)
@@ -375,7 +381,7 @@ def _in_time(
         return make(MAKESPAN, None), str(error)
 
 
-def _rung(stand: Stand, going: Sequence[Progress]) -> float:
+def _rung(stand: SweepState, going: Sequence[Progress]) -> float:
     """Epochs that jobs train to in this round: the next rung of the selection after the last of them."""
     rule = stand.settings.selection
     if rule is None or stand.is_last:
@@ -384,7 +390,7 @@ def _rung(stand: Stand, going: Sequence[Progress]) -> float:
     return rule.next_rung(min(epochs, default=0.0) + _NOTHING)
 
 
-def _never_judged(stand: Stand, rule: selection.Rule) -> tuple[str, ...]:
+def _never_judged(stand: SweepState, rule: selection.Rule) -> tuple[str, ...]:
     """Who ends before a rule that counts epochs looks at anybody, as a job may that is given batches."""
     least = getattr(rule, "min_epochs", 0)
     short = {}
@@ -401,7 +407,7 @@ def _never_judged(stand: Stand, rule: selection.Rule) -> tuple[str, ...]:
     )
 
 
-def _goal(stand: Stand, name: str, rung: float) -> float:
+def _goal(stand: SweepState, name: str, rung: float) -> float:
     """The share of its batches that a job is to have trained at the end of the round."""
     job = stand.jobs[name]
     total = total_batches(job, stand.estimates)

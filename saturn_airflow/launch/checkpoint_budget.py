@@ -25,7 +25,7 @@ _SUPERSEDED, _OLDER, _FINISHED, _NEVER = range(4)
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptCheckpoint:
     """A checkpoint, or what is left of one.
 
     :param bytes: that it takes on disk.
@@ -42,7 +42,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Result:
+class KeptWithinBudget:
     """What came of keeping to a budget.
 
     :param removed: what was taken away.
@@ -74,7 +74,7 @@ def alone(home: Path) -> Iterator[bool]:
         os.close(file)
 
 
-def keep_to(budget: float, sweeps: Iterable[Path], why: str) -> Result:
+def keep_to(budget: float, sweeps: Iterable[Path], why: str) -> KeptWithinBudget:
     """Take checkpoints away until those of ``sweeps`` take no more than ``budget`` bytes, or none may go.
 
     Whoever calls this is :func:`alone`.
@@ -107,7 +107,7 @@ def keep_to(budget: float, sweeps: Iterable[Path], why: str) -> Result:
     for folder in {path.parent for path in removed}:
         names = [path.name for path in removed if path.parent == folder]
         checkpoint_files.note_removed(folder, names, why)
-    return Result(tuple(removed), taken, taken > budget)
+    return KeptWithinBudget(tuple(removed), taken, taken > budget)
 
 
 def taken_by(sweeps: Iterable[Path]) -> int:
@@ -124,21 +124,21 @@ def _is_of_one_that_trains(checkpoint: Path) -> bool:
     return not training.match(SUPERSEDED) and runs.attach(training) is not None
 
 
-def _checkpoints(job: Path) -> Iterator[Kept]:
+def _checkpoints(job: Path) -> Iterator[KeptCheckpoint]:
     """The checkpoints of a job, with those of its trainings that others stand in for."""
     for folder in job.glob(f"{SUPERSEDED}/checkpoints"):
         yield from _with_bases([_kept(path, _SUPERSEDED) for path in folder.glob("*/")])
     yield from _with_bases(list(_present(job)))
 
 
-def _with_bases(found: Sequence[Kept]) -> Iterator[Kept]:
+def _with_bases(found: Sequence[KeptCheckpoint]) -> Iterator[KeptCheckpoint]:
     """The same, with what others need beside them staying as long as they do."""
     needed = {checkpoint_files.base_of(kept.path) for kept in found}
     for kept in found:
         yield replace(kept, order=_NEVER) if kept.path in needed else kept
 
 
-def _present(job: Path) -> Iterator[Kept]:
+def _present(job: Path) -> Iterator[KeptCheckpoint]:
     """The checkpoints of the job's present training."""
     there = [path for path in (job / "checkpoints").glob("*/") if path.is_dir()]
     if not there:
@@ -160,8 +160,8 @@ def _present(job: Path) -> Iterator[Kept]:
         yield _kept(path, order, newer)
 
 
-def _kept(path: Path, order: int, newer: Sequence[Path] = ()) -> Kept:
+def _kept(path: Path, order: int, newer: Sequence[Path] = ()) -> KeptCheckpoint:
     written = 0.0
     with contextlib.suppress(OSError):
         written = path.stat().st_mtime
-    return Kept(path, checkpoint_files.bytes_of(path), written, order, tuple(newer))
+    return KeptCheckpoint(path, checkpoint_files.bytes_of(path), written, order, tuple(newer))

@@ -15,7 +15,7 @@ _STEP = "such as emit('step', step=3, loss=0.5)"
 _EVAL = "such as emit('eval', step=300, epoch=0, eval_loss=0.5, metrics={'accuracy': 0.9})"
 
 
-class Emitted:
+class EventChecker:
     """Checks the events of one process, and adds to them what can be told without their author.
 
     The author of an event ``step`` gives ``step`` (from 1) and ``loss``, of an ``eval`` its ``step``, and
@@ -49,7 +49,7 @@ class Emitted:
         return {"event": "step", **optional, **fields}
 
 
-class Reported:
+class ReportedResult:
     """What a training's events say came of it, for a technique that trains by itself.
 
     Its time begins when this is made.

@@ -35,7 +35,7 @@ from saturn_airflow.launch import (
     technique_call,
     warm,
 )
-from saturn_airflow.launch.emitted import Reported
+from saturn_airflow.launch.emitted import ReportedResult
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.giving_way import TurnsOfRun
 from saturn_airflow.launch.host_memory import Watch
@@ -233,7 +233,7 @@ class Supervisor:
         deadline = leased_at + self._spec.trial_seconds
         if self._spec.mode == "trial":
             self._deadline = deadline + _TRIAL_GRACE_SECONDS
-        restarts, reported = Restarts(), Reported()
+        restarts, reported = Restarts(), ReportedResult()
 
         def tell(event: dict[str, Any]) -> None:
             reported.add(event)

@@ -17,7 +17,7 @@ from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharingRules
 from saturn_airflow.sharing import at_a_node
-from saturn_airflow.sharing.line import InLine, in_line
+from saturn_airflow.sharing.line import Waiting, in_line
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Sharing:
     rules: SharingRules = field(default_factory=SharingRules)
 
 
-class Found(NamedTuple):
+class DevicesToTake(NamedTuple):
     """What a waiter finds.
 
     :param devices: that it may take now; none while it must wait.
@@ -52,7 +52,7 @@ def next_devices(
     held: Mapping[str, Holder],
     sharing: Sharing | None,
     used: Mapping[str, float] | None = None,
-) -> Found:
+) -> DevicesToTake:
     """The devices that ``ticket`` may take now.
 
     :param tickets: of all who wait.
@@ -66,7 +66,7 @@ def next_devices(
     line = here.line(now, rules, used)
     before = line[: line.index(ticket)]
     if mine is None or sharing is None or at_a_node.plan_stands([*here.holding, *here.waiting]):
-        return Found(granted(ticket, before, set(held)), None, before)
+        return DevicesToTake(granted(ticket, before, set(held)), None, before)
     if mine.by_plan and not mine.sweep.trials:
         mine = replace(mine, by_plan=False)
         ticket.tell(replace(ticket.holder, claim=mine))
@@ -74,7 +74,7 @@ def next_devices(
     decision = at_a_node.decision_at_a_node(here.waiting, here.holding, busy, devices, now, rules, used)
     place = at_a_node.place_in(decision, mine)
     names = () if place is None else tuple(sharing.node[device] for device in place.device_ids)
-    return Found(names, place, before)
+    return DevicesToTake(names, place, before)
 
 
 def is_to_leave(
@@ -128,7 +128,7 @@ class _Here(NamedTuple):
         devices = len(self.node)
         ranks = at_a_node.ranks_at_a_node(self.waiting, self.holding, devices, now, rules, used)
         by_order = {ticket.order: ticket for ticket in self.tickets}
-        waiting = [InLine(ticket.order, ticket.holder.claim) for ticket in self.tickets]
+        waiting = [Waiting(ticket.order, ticket.holder.claim) for ticket in self.tickets]
         return [by_order[one.order] for one in in_line(waiting, ranks)]
 
     def busy(self, line: Iterable[Ticket]) -> list[int]:

@@ -27,7 +27,7 @@ MAKE, JOB, STRATEGY, OWN = 0.35, 0.35, 0.15, 0.15
 NOISE = 0.005
 
 
-class Seen(NamedTuple):
+class SeenSpeed(NamedTuple):
     """A measured speed.
 
     :param factor: actual seconds per batch over estimated.
@@ -40,13 +40,13 @@ class Seen(NamedTuple):
     factor: float
 
 
-def corrected(problem: Problem, seen: Iterable[Seen], like: Mapping[str, str] | None = None) -> Problem:
+def corrected(problem: Problem, seen: Iterable[SeenSpeed], like: Mapping[str, str] | None = None) -> Problem:
     """``problem`` with the seconds to be expected after what was seen; see :func:`corrected_jobs`."""
     return dataclasses.replace(problem, jobs=corrected_jobs(problem.jobs, seen, like))
 
 
 def corrected_jobs(
-    jobs: tuple[PlannedJob, ...], seen: Iterable[Seen], like: Mapping[str, str] | None = None
+    jobs: tuple[PlannedJob, ...], seen: Iterable[SeenSpeed], like: Mapping[str, str] | None = None
 ) -> tuple[PlannedJob, ...]:
     """``jobs`` with the seconds that are to be expected after what was seen. Set-ups stay as they are.
 
@@ -62,7 +62,7 @@ def corrected_jobs(
     )
 
     def expected(job: str, option: Option, kind: str) -> float:
-        asked = Seen(job, option.technique, option.devices, kind, 1.0)
+        asked = SeenSpeed(job, option.technique, option.devices, kind, 1.0)
         log = sum(_shared(asked, s, makes) * weight for s, weight in zip(known, weights, strict=True))
         return option.setup + (option.seconds[kind] - option.setup) * math.exp(log)
 
@@ -78,7 +78,7 @@ def corrected_jobs(
     )
 
 
-def _latest(seen: Iterable[Seen]) -> list[Seen]:
+def _latest(seen: Iterable[SeenSpeed]) -> list[SeenSpeed]:
     """The last measurement of each job under each strategy."""
     return list({entry[:4]: entry for entry in seen if entry.factor > 0}.values())
 
@@ -88,7 +88,7 @@ def _make(job: PlannedJob) -> str:
     return repr([(o.technique, o.devices, sorted(o.seconds.items())) for o in job.options])
 
 
-def _shared(a: Seen, b: Seen, makes: Mapping[str, str]) -> float:
+def _shared(a: SeenSpeed, b: SeenSpeed, makes: Mapping[str, str]) -> float:
     """Covariance of two speeds."""
     same_job, same_strategy = a.job == b.job, a[1:4] == b[1:4]
     if not same_job and makes.get(a.job, a.job) != makes.get(b.job, b.job):

@@ -148,14 +148,14 @@ def check_arguments(reference: str, what: str, given: Iterable[str], also: Itera
         raise InvalidSweepError(f"{what}: it needs {lacking[0]!r}; give it there{elsewhere}")
 
 
-class Takes(NamedTuple):
+class ParameterNames(NamedTuple):
     """What a function takes by name: all of it, and what it can't be called without."""
 
     names: tuple[str, ...]
     needed: tuple[str, ...]
 
 
-def parameters(reference: str) -> Takes | None:
+def parameters(reference: str) -> ParameterNames | None:
     """What the function or class that ``reference`` names takes, from its source.
 
     None where the source does not tell: something decorated, what is inherited, or ``**kwargs``.
@@ -169,7 +169,7 @@ def parameters(reference: str) -> Takes | None:
     takes = _taken_by(made["__init__"])
     if takes is None or not takes.names:  # it takes *args
         return None
-    return Takes(takes.names[1:], tuple(one for one in takes.needed if one != takes.names[0]))
+    return ParameterNames(takes.names[1:], tuple(one for one in takes.needed if one != takes.names[0]))
 
 
 def is_class_with(reference: str, method: str) -> bool:
@@ -198,7 +198,7 @@ def _methods(made: ast.ClassDef) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in made.body if isinstance(node, ast.FunctionDef)}
 
 
-def _taken_by(function: ast.FunctionDef) -> Takes | None:
+def _taken_by(function: ast.FunctionDef) -> ParameterNames | None:
     """The arguments that a function takes; None where its source does not tell."""
     takes = function.args
     if function.decorator_list or takes.kwarg or takes.posonlyargs:
@@ -207,7 +207,7 @@ def _taken_by(function: ast.FunctionDef) -> Takes | None:
     only = zip(takes.kwonlyargs, takes.kw_defaults, strict=True)
     needed = [*takes.args[:of_defaults], *(one for one, default in only if default is None)]
     names = [*takes.args, *takes.kwonlyargs]
-    return Takes(tuple(one.arg for one in names), tuple(one.arg for one in needed))
+    return ParameterNames(tuple(one.arg for one in names), tuple(one.arg for one in needed))
 
 
 def imported_by(reference: str) -> list[str]:

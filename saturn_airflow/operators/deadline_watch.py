@@ -18,7 +18,7 @@ from saturn_airflow.operators import missed_deadlines
 from saturn_airflow.operators.context import SweepContext, finite, home, sharing_rules
 
 if TYPE_CHECKING:
-    from saturn_airflow.sharing.broken_deadlines import Late
+    from saturn_airflow.sharing.broken_deadlines import LateDeadline
 
 log = logging.getLogger(__name__)
 
@@ -34,18 +34,18 @@ _CLOSING_SECONDS = 10.0
 _OWN_SHARE = 0.05
 
 
-class Broken(NamedTuple):
+class BrokenDeadlines(NamedTuple):
     """What a sweep has to do with deadlines that are expected to be missed.
 
     :param own: its own.
     :param others: those that would be kept without it.
     """
 
-    own: Late | None
-    others: list[Late]
+    own: LateDeadline | None
+    others: list[LateDeadline]
 
 
-def broken_now(key: str) -> Broken:
+def broken_now(key: str) -> BrokenDeadlines:
     """What is expected now of deadlines that concern the sweep of ``key``."""
     from saturn_airflow.launch.ledger import Ledger
 
@@ -53,22 +53,22 @@ def broken_now(key: str) -> Broken:
     return broken_in(ledger.cluster(ledger.sweeps()), key)
 
 
-def broken_in(cluster: SharedCluster, key: str) -> Broken:
+def broken_in(cluster: SharedCluster, key: str) -> BrokenDeadlines:
     """What is expected in ``cluster``."""
     from saturn_airflow.sharing.broken_deadlines import late
     from saturn_airflow.sharing.forecast import plan_together
 
     names = {sweep.name for sweep in cluster.sweeps if sweep.deadline is not None}
     if not names:
-        return Broken(None, [])
+        return BrokenDeadlines(None, [])
     try:
         ends = plan_together(cluster, sharing_rules()).sweeps
         own = late(cluster, sharing_rules(), ends, of={key})
         others = late(cluster, sharing_rules(), ends, of=names - {key}, suspects={key})
     except AssertionError:
         log.exception("Nobody knows which deadlines are kept, for a mistake of Saturn's: please report it")
-        return Broken(None, [])
-    return Broken(next(iter(own), None), [one for one in others if one.without])
+        return BrokenDeadlines(None, [])
+    return BrokenDeadlines(next(iter(own), None), [one for one in others if one.without])
 
 
 def say_what_breaks(
@@ -102,7 +102,7 @@ def say_what_breaks(
     return found
 
 
-def in_words(late: Late) -> str:
+def in_words(late: LateDeadline) -> str:
     """That a deadline is expected to be missed, without names of others."""
     if late.without:
         whose = f"without another sweep it would be {_at(min(late.without.values()))}; `saturn why` names it"
@@ -180,7 +180,7 @@ def _told_file(sweep: SweepContext, attempt: float) -> Path:
 
 
 def _tell_once(
-    context: Context, sweep: SweepContext, own: Late, function: str | None, attempt: float
+    context: Context, sweep: SweepContext, own: LateDeadline, function: str | None, attempt: float
 ) -> None:
     """Tell the author, whichever of the sweep's tasks finds it first."""
     try:

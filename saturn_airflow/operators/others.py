@@ -23,7 +23,7 @@ from saturn_airflow.operators.context import SweepContext, home, sharing_rules
 from saturn_airflow.operators.making_claims import leaves_in, trial_name
 
 if TYPE_CHECKING:
-    from saturn_airflow.deciding.next_round import Decided, Stand
+    from saturn_airflow.deciding.next_round import DecidedRound, SweepState
     from saturn_airflow.planning.online.error_law import ErrorLaw
     from saturn_airflow.planning.online.execution import Situation
 
@@ -49,13 +49,13 @@ def around_others(problem: Problem, others: SharedCluster, own: Collection[Place
 
 
 def among_others(
-    stand: Stand,
+    stand: SweepState,
     problem: Problem,
     situation: Situation,
-    decided: Decided,
+    decided: DecidedRound,
     facts: SharedSweep,
     others: SharedCluster,
-) -> Decided:
+) -> DecidedRound:
     """``decided``; where other sweeps are active on its nodes, with what is to be expected among them.
 
     :param problem: whole jobs, with the seconds now expected, on the nodes that are there.

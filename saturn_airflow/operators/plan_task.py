@@ -46,7 +46,7 @@ from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
 from saturn_airflow.profiling.options import by_key
 
 if TYPE_CHECKING:
-    from saturn_airflow.deciding.next_round import Decided, GoingOn, Stand
+    from saturn_airflow.deciding.next_round import DecidedRound, JobsGoingOn, SweepState
     from saturn_airflow.launch.progress import Progress
 
 #: What the first plan of a sweep with rounds leaves for the later ones.
@@ -153,12 +153,12 @@ class PlanOperator(KeptPlanOperator):
         found += self._entries_to_conclude(sweep, stand, going, unfollowed, made, len(found))
         return [entry.to_dict() for entry in found]
 
-    def _beginning(self, context: Context, sweep: SweepContext) -> Stand:
+    def _beginning(self, context: Context, sweep: SweepContext) -> SweepState:
         """Where the sweep stands after its trials.
 
         :raises AirflowFailException: when no job can be planned.
         """
-        from saturn_airflow.deciding.next_round import Stand
+        from saturn_airflow.deciding.next_round import SweepState
         from saturn_airflow.profiling import waves
 
         began = time.time()
@@ -182,16 +182,16 @@ class PlanOperator(KeptPlanOperator):
             problem = Problem(sweep.key, cluster.nodes, tuple(planned))
         except InvalidSweepError as error:
             raise AirflowFailException(str(error)) from None
-        return Stand(
+        return SweepState(
             settings=self.settings, number=self.number, problem=problem, jobs=jobs, estimates=estimates
         )
 
-    def _stand(self, context: Context, sweep: SweepContext) -> Stand:
+    def _stand(self, context: Context, sweep: SweepContext) -> SweepState:
         """Where the sweep stands after the rounds before this one.
 
         :raises AirflowSkipException: when none of them has a plan, or this one is in reserve and not needed.
         """
-        from saturn_airflow.deciding.next_round import Stand
+        from saturn_airflow.deciding.next_round import SweepState
 
         ti = context["ti"]
         before = ti.xcom_pull(task_ids=self.earlier[-1], key="attempt", map_indexes=-1)
@@ -205,7 +205,7 @@ class PlanOperator(KeptPlanOperator):
         problem, standing = Problem.from_dict(state["problem"]), standing_plans(ti, self.earlier)
         outcomes = last_outcomes(ti, self.earlier, self.trained)
         self.hand_on(context, "unplanned", [])
-        return Stand(
+        return SweepState(
             settings=self.settings,
             number=self.number,
             problem=problem,
@@ -235,7 +235,7 @@ class PlanOperator(KeptPlanOperator):
             state = kept or state
         return (Plan.from_dict(plan), found, state) if plan and state else None
 
-    def _leave_behind(self, context: Context, stand: Stand, going: GoingOn) -> None:
+    def _leave_behind(self, context: Context, stand: SweepState, going: JobsGoingOn) -> None:
         """Note for later rounds what this one begins with, and stop the jobs that are dropped.
 
         :raises AirflowSkipException: when nothing is left to do.
@@ -254,7 +254,7 @@ class PlanOperator(KeptPlanOperator):
             raise AirflowSkipException("every job is done")
         _stop(stand.progress, going.dropped)
 
-    def _problem_now(self, stand: Stand, going: GoingOn) -> Problem:
+    def _problem_now(self, stand: SweepState, going: JobsGoingOn) -> Problem:
         """Whole jobs that go on, with the seconds to be expected now, on the nodes that are there."""
         from saturn_airflow.deciding import next_round
 
@@ -291,7 +291,7 @@ class PlanOperator(KeptPlanOperator):
             self.log.error("%s fits nowhere else: %s", job, what)
         return found.problem
 
-    def decide(self, stand: Stand, problem: Problem, going: GoingOn) -> Decided:
+    def decide(self, stand: SweepState, problem: Problem, going: JobsGoingOn) -> DecidedRound:
         """The plan of the round."""
         from saturn_airflow.deciding import next_round
 
@@ -304,7 +304,7 @@ class PlanOperator(KeptPlanOperator):
             )
         return found
 
-    def _promise(self, known: promises.Experience, decided: Decided) -> None:
+    def _promise(self, known: promises.Experience, decided: DecidedRound) -> None:
         """Say when all is done with the odds that were asked for."""
         left = None if self.ends_by is None else self.ends_by - time.time()
         odds = promises.odds_of(decided.ends, left)
@@ -312,7 +312,7 @@ class PlanOperator(KeptPlanOperator):
         self.also_told["promise"] = {**promise, "odds": odds}
         self.log.info("%s", promises.in_words(promise, odds))
 
-    def _facts(self, context: Context, sweep: SweepContext, stand: Stand) -> SharedSweep:
+    def _facts(self, context: Context, sweep: SweepContext, stand: SweepState) -> SharedSweep:
         """What other sweeps are told of this one, besides its jobs."""
         first = next(iter(stand.before.values()), None)
         return SharedSweep(
@@ -326,7 +326,7 @@ class PlanOperator(KeptPlanOperator):
             team=self.settings.team,
         )
 
-    def _unfollowed(self, sweep: SweepContext, stand: Stand) -> set[str]:
+    def _unfollowed(self, sweep: SweepContext, stand: SweepState) -> set[str]:
         """Asked again: some finish while this plans, some before they can be stopped."""
         from saturn_airflow.deciding.next_round import finished_alone
 
@@ -338,8 +338,8 @@ class PlanOperator(KeptPlanOperator):
     def _entries_to_conclude(
         self,
         sweep: SweepContext,
-        stand: Stand,
-        going: GoingOn,
+        stand: SweepState,
+        going: JobsGoingOn,
         unfollowed: set[str],
         made: float,
         position: int,
@@ -369,7 +369,7 @@ class PlanOperator(KeptPlanOperator):
         self,
         context: Context,
         sweep: SweepContext,
-        stand: Stand,
+        stand: SweepState,
         plan: Plan,
         cluster: Cluster,
         made: float,
@@ -395,7 +395,7 @@ class PlanOperator(KeptPlanOperator):
             names = {fingerprint(job): job.name for job in reversed(self._learned.knowledge.jobs)}
             tracking.estimate_store.record(uri, lasting, sweep.folder, speed_versions(), jobs=names)
 
-    def _say(self, context: Context, stand: Stand, decided: Decided) -> None:
+    def _say(self, context: Context, stand: SweepState, decided: DecidedRound) -> None:
         """Say what was decided, and tell the author where the first plan can't meet the deadline."""
         if stand.plan is not None:
             self.log.info("%s", in_words(decided.adoption, self.settings.objective))

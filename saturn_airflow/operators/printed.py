@@ -18,7 +18,7 @@ BAR_SECONDS = 10.0
 _LONGEST, _CHUNK = 2000, 1 << 20
 
 
-class Printed:
+class OutputReader:
     """Reads a run's output on from where the last who did had come to.
 
     :param output: the file with all that the run's processes print.

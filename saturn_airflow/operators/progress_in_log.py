@@ -13,7 +13,7 @@ from saturn_airflow.model.status import Status
 STEP_SECONDS = 10.0
 
 
-class Teller:
+class ProgressLog:
     """Writes into a task's log.
 
     :param node: the job's node.

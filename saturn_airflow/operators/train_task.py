@@ -38,8 +38,8 @@ from saturn_airflow.operators.context import (
 from saturn_airflow.operators.following import FollowingOperator
 from saturn_airflow.operators.live import live_of
 from saturn_airflow.operators.numbers_for_airflow import LeaseWait
-from saturn_airflow.operators.printed import Printed
-from saturn_airflow.operators.progress_in_log import Teller
+from saturn_airflow.operators.printed import OutputReader
+from saturn_airflow.operators.progress_in_log import ProgressLog
 from saturn_airflow.operators.retrying import TryAgainError, seconds_until_next_try
 from saturn_airflow.operators.upstream_jobs import handed_on
 from saturn_airflow.plugin.links import MlflowRunLink
@@ -328,8 +328,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         budgets = self._budgets(context)
         ti = context["ti"]
         waits = LeaseWait({"dag_id": ti.dag_id, "node": self.entry.node})
-        teller = Teller(self.log, self.entry.node)
-        printed = Printed(run.log, teller.job_prints)
+        teller = ProgressLog(self.log, self.entry.node)
+        printed = OutputReader(run.log, teller.job_prints)
 
         def must_let_go() -> bool:
             printed.look()

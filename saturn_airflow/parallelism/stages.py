@@ -36,7 +36,7 @@ class LeaveForward(BaseException):
 
 
 @dataclass(frozen=True)
-class Like:
+class TensorLike:
     """What a tensor looks like."""
 
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class StageOutputs:
     """What a stage hands on.
 
     :param tensors: those arguments of the next stage's first block that it can't compute itself.
-    :param returned: what each block so far returned, with a :class:`Like` for every tensor.
+    :param returned: what each block so far returned, with a :class:`TensorLike` for every tensor.
     """
 
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -132,7 +132,7 @@ def holders(anatomy: Anatomy, cuts: Sequence[int], model: nn.Module) -> dict[nn.
 
 
 @dataclass
-class _Passage:
+class _ForwardPass:
     """One forward pass of a stage."""
 
     position: tuple[int, ...]
@@ -163,7 +163,7 @@ class Stage:
         self._own = own
         self._device = device
         self._is_last = own.stop == len(anatomy.blocks)
-        self._passage: _Passage | None = None
+        self._passage: _ForwardPass | None = None
         _drop_parameters(model, keep, device)
         for index, (_, block) in enumerate(anatomy.blocks):
             compute = own_forward(block)  # what a stage does around it is not compiled with it
@@ -177,7 +177,7 @@ class Stage:
         :param arrived: from the stage before.
         :raises DoesNotFit: when the model does not call its blocks as it did before.
         """
-        passage = self._passage = _Passage(position, arrived, torch.is_grad_enabled())
+        passage = self._passage = _ForwardPass(position, arrived, torch.is_grad_enabled())
         rng.seed(*position)
         result = None
         try:
@@ -213,7 +213,7 @@ class Stage:
         if index < own.start:
             passage.next += 1
             return _pytree.tree_map_only(
-                Like, lambda like: like.lacking(self._device), passage.arrived.returned[index]
+                TensorLike, lambda like: like.lacking(self._device), passage.arrived.returned[index]
             )
         self._check_gradients(index, passage, args, kwargs)
         if index == own.stop:
@@ -232,7 +232,7 @@ class Stage:
             passage.arrived.returned.append(self._describe(index, returned))
         return returned
 
-    def _check_gradients(self, index: int, passage: _Passage, args: Any, kwargs: Any) -> None:
+    def _check_gradients(self, index: int, passage: _ForwardPass, args: Any, kwargs: Any) -> None:
         """Refuse blocks whose gradients are computed otherwise than by going backward through them."""
         if passage.trains and not torch.is_grad_enabled():
             leaves = _pytree.tree_leaves((args, kwargs))
@@ -255,7 +255,7 @@ class Stage:
         leaves, spec = _pytree.tree_flatten(returned)
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
-                leaves[number] = Like(tuple(leaf.shape), leaf.dtype)
+                leaves[number] = TensorLike(tuple(leaf.shape), leaf.dtype)
             elif not isinstance(leaf, _CONSTANTS):
                 raise DoesNotFit(
                     f"block {self._name(index)!r} returns a {type(leaf).__name__}; between stages go tensors "
@@ -266,7 +266,7 @@ class Stage:
     def _name(self, index: int) -> str:
         return self._anatomy.blocks[min(index, len(self._anatomy.blocks) - 1)][0]
 
-    def _explain(self, error: Exception, passage: _Passage) -> NoReturn:
+    def _explain(self, error: Exception, passage: _ForwardPass) -> NoReturn:
         """Raise ``error``, or what it means where it may come from what this stage lacks."""
         if "have been used in the graph" in str(error) or "does not require grad" in str(error):
             raise DoesNotFit(COMPUTES_GRADIENTS) from error
@@ -281,7 +281,9 @@ class Stage:
 
 def _drop_parameters(model: nn.Module, keep: set[nn.Parameter], device: torch.device) -> None:
     """Leave of ``model`` the parameters ``keep``, and put it on ``device``."""
-    nothing = {dtype: Like((), dtype).lacking(device) for dtype in {p.dtype for p in parameters_of(model)}}
+    nothing = {
+        dtype: TensorLike((), dtype).lacking(device) for dtype in {p.dtype for p in parameters_of(model)}
+    }
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and parameter not in keep:

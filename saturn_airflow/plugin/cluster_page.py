@@ -14,7 +14,7 @@ from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.sharing import SharedCluster, SharedSweep
 from saturn_airflow.operators.context import sharing_rules
 from saturn_airflow.planning.online.error_law import ErrorLaw
-from saturn_airflow.sharing.broken_deadlines import Late, late
+from saturn_airflow.sharing.broken_deadlines import LateDeadline, late
 from saturn_airflow.sharing.drawn_futures import odds
 from saturn_airflow.sharing.forecast import StandingPlan, plan_together
 from saturn_airflow.sharing.outlook import Outlook, goes_before, outlooks
@@ -86,7 +86,7 @@ def _active(home: Path, moment: int) -> list[ActiveSweep]:
 @lru_cache(maxsize=1)
 def _read_state(
     home: Path, moment: int, over: frozenset[DagRunId]
-) -> tuple[list[ActiveSweep], SharedCluster, StandingPlan, _DoneBy, list[Late]]:
+) -> tuple[list[ActiveSweep], SharedCluster, StandingPlan, _DoneBy, list[LateDeadline]]:
     """The active sweeps that are not over, the cluster, its plan, by when all is done, and who is late."""
     active = [one for one in _active(home, moment) if (one.dag_id, one.run_id) not in over]
     cluster, rules = Ledger(home).cluster(active), sharing_rules()
@@ -116,7 +116,7 @@ def _done_by(cluster: SharedCluster, active: list[ActiveSweep]) -> _DoneBy:
     )
 
 
-def _of_deadlines(key: str, broken: list[Late], names: dict[str, str]) -> dict[str, Any]:
+def _of_deadlines(key: str, broken: list[LateDeadline], names: dict[str, str]) -> dict[str, Any]:
     """The sweeps that break its deadline, and those whose it breaks; none where it has no name here."""
     if names[key] == _HIDDEN:
         return {"broken_by": [], "breaks": []}

@@ -19,7 +19,7 @@ from saturn_airflow.planning.objectives import MEAN_COMPLETION
 from saturn_airflow.planning.online.ends import PlanEnds
 from saturn_airflow.planning.online.error_law import ErrorLaw
 from saturn_airflow.sharing.drawn_futures import DRAWS, odds
-from saturn_airflow.sharing.forecast import Expected, plan_together
+from saturn_airflow.sharing.forecast import ExpectedRun, plan_together
 
 #: With more jobs than this, fewer futures are drawn, so that planning does not wait: 90% is the 18th of 20.
 _MANY_JOBS, _FEWER_DRAWS = 60, 19
@@ -155,7 +155,7 @@ def _without(sweep: SharedSweep, taken: Collection[tuple[str, int]]) -> SharedSw
     )
 
 
-def expected_of(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules) -> dict[str, Expected]:
+def expected_of(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules) -> dict[str, ExpectedRun]:
     """What to expect of each job of ``sweep``, one of ``cluster``; nothing where one finds no place."""
     expected = plan_together(cluster, rules).jobs
     own = next(one for one in cluster.sweeps if one.name == sweep.name)
@@ -163,7 +163,7 @@ def expected_of(cluster: SharedCluster, sweep: SharedSweep, rules: SharingRules)
     return {} if None in found.values() else {name: each for name, each in found.items() if each}
 
 
-def as_plan(alone: Plan, problem: Problem, expected: Mapping[str, Expected], now: float) -> Plan:
+def as_plan(alone: Plan, problem: Problem, expected: Mapping[str, ExpectedRun], now: float) -> Plan:
     """What is expected, with the bounds of ``alone``."""
     assigned = _assignments(expected, now)
     end = max(a.end for a in assigned)
@@ -175,7 +175,7 @@ def as_plan(alone: Plan, problem: Problem, expected: Mapping[str, Expected], now
     return replace(found, value=mean, value_bound=min(alone.value_bound, mean))
 
 
-def _assignments(expected: Mapping[str, Expected], now: float) -> tuple[Assignment, ...]:
+def _assignments(expected: Mapping[str, ExpectedRun], now: float) -> tuple[Assignment, ...]:
     """Seconds of a plan begin now."""
     return tuple(
         Assignment(

@@ -16,7 +16,7 @@ _MOST, _MOST_FOR_ALL = 8, 12
 
 
 @dataclass(frozen=True)
-class Late:
+class LateDeadline:
     """A deadline that is expected to be missed. Seconds of the cluster's clock.
 
     :param end: when its sweep is expected to be done; infinite where a job of it fits on no node.
@@ -36,7 +36,7 @@ def late(
     *,
     of: Collection[str] | None = None,
     suspects: Collection[str] | None = None,
-) -> list[Late]:
+) -> list[LateDeadline]:
     """The deadlines that are expected to be missed, of those that have not passed.
 
     :param ends: when sweeps are expected to be done, where that is known already.
@@ -65,7 +65,7 @@ def late(
                 forecasts[other] = plan_together(replace(cluster, sweeps=rest), rules).sweeps
             if (instead := forecasts[other].get(sweep.name, math.inf)) <= sweep.deadline:
                 without[other] = instead
-        found.append(Late(sweep.name, sweep.deadline, end, without))
+        found.append(LateDeadline(sweep.name, sweep.deadline, end, without))
     return found
 
 

@@ -13,7 +13,7 @@ from saturn_airflow.sharing.ranking import Rank
 
 
 @dataclass(eq=False)
-class Entry:
+class JobEntry:
     """A job while it is decided where it runs.
 
     :param rank: of its sweep.
@@ -68,12 +68,12 @@ class Devices:
 
     now: float
     free_at: dict[str, list[float]] = field(default_factory=dict)
-    holder: dict[str, list[Entry | None]] = field(default_factory=dict)
+    holder: dict[str, list[JobEntry | None]] = field(default_factory=dict)
     claimed: dict[str, list[bool]] = field(default_factory=dict)
-    taker: dict[str, list[Entry | None]] = field(default_factory=dict)
+    taker: dict[str, list[JobEntry | None]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cluster: SharedCluster, entries: Iterable[Entry]) -> Devices:
+    def of(cls, cluster: SharedCluster, entries: Iterable[JobEntry]) -> Devices:
         """The devices of ``cluster``, with what runs on them."""
         found = cls(cluster.now)
         for node in cluster.nodes:
@@ -94,7 +94,7 @@ class Devices:
                     free[device] = max(free[device], entry.job.leaving)
         return found
 
-    def runs(self, entry: Entry) -> bool:
+    def runs(self, entry: JobEntry) -> bool:
         """Whether ``entry`` runs on a node that is up, and was not told to leave before."""
         place = entry.job.place
         return place is not None and place.node in self.holder and entry.job.leaving is None
@@ -106,11 +106,11 @@ class Devices:
         ids.sort(key=free.__getitem__)
         return ids
 
-    def held(self, node: str) -> Iterator[Entry]:
+    def held(self, node: str) -> Iterator[JobEntry]:
         """The jobs that run on ``node`` and have not been decided yet."""
         yield from {id(entry): entry for entry in self.holder[node] if entry is not None}.values()
 
-    def keep(self, entry: Entry) -> bool:
+    def keep(self, entry: JobEntry) -> bool:
         """Let ``entry`` go on where it runs, if it does and nobody before it took its devices."""
         place = entry.job.place
         if place is None or not self.runs(entry) or self.holder[place.node][place.device_ids[0]] is not entry:
@@ -122,7 +122,7 @@ class Devices:
         entry.target = place
         return True
 
-    def stop(self, entry: Entry, at: float) -> None:
+    def stop(self, entry: JobEntry, at: float) -> None:
         """What ``entry`` runs on is free for others from ``at`` on, and so is it to run elsewhere."""
         assert entry.job.place is not None
         node = entry.job.place.node
@@ -132,7 +132,7 @@ class Devices:
             self.free_at[node][device] = at
         entry.ready, entry.target = at, None
 
-    def claim(self, entry: Entry, node: str, way: Way) -> None:
+    def claim(self, entry: JobEntry, node: str, way: Way) -> None:
         """``entry`` is to run there, on the devices that are free first."""
         ids = self.idle(node)[: way.devices]
         assert len(ids) == way.devices, "more devices than there are"
@@ -141,7 +141,7 @@ class Devices:
         entry.target = Place(way.option.technique, way.devices, node, tuple(sorted(ids)))
         entry.way = way
 
-    def give_back(self, entry: Entry) -> None:
+    def give_back(self, entry: JobEntry) -> None:
         """``entry``, which waits, is not to run where it was going to."""
         assert entry.target is not None
         for device in entry.target.device_ids:

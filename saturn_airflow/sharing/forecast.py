@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharedCluster, SharingRules
-from saturn_airflow.sharing.replay import Key, Ran, replay
+from saturn_airflow.sharing.replay import Key, StayOnDevices, replay
 from saturn_airflow.sharing.turns import Decision, decide
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedRun:
     """What is expected of a job. Seconds of the cluster's clock.
 
     :param place: where it runs first from now on.
@@ -25,7 +25,7 @@ class Expected:
     place: Place
     start: float
     end: float
-    stays: tuple[Ran, ...]
+    stays: tuple[StayOnDevices, ...]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StandingPlan:
     """
 
     decision: Decision
-    jobs: Mapping[Key, Expected]
+    jobs: Mapping[Key, ExpectedRun]
     sweeps: Mapping[str, float]
 
 
@@ -49,13 +49,13 @@ def plan_together(cluster: SharedCluster, rules: SharingRules) -> StandingPlan:
     expected, so they foresee stops and changes of width that will pay when somebody is done.
     """
     found = replay((), cluster.nodes, rules, begin=cluster, learn=False)
-    stays: dict[Key, list[Ran]] = {}
+    stays: dict[Key, list[StayOnDevices]] = {}
     for ran in found.ran:
         stays.setdefault((ran.sweep, ran.job), []).append(ran)
     left = {(sweep.name, job.name) for sweep in found.left.sweeps for job in sweep.jobs}
     since = {(s.name, j.name): j.since for s in cluster.sweeps for j in s.jobs if j.place is not None}
     jobs = {
-        key: Expected(own[0].place, since.get(key, own[0].start), own[-1].end, tuple(own))
+        key: ExpectedRun(own[0].place, since.get(key, own[0].start), own[-1].end, tuple(own))
         for key, own in stays.items()
         if key not in left
     }

@@ -18,7 +18,7 @@ Order = tuple[float, int, float, str]
 """When the plan was made that sent somebody, his place in it, since when he waits, the name of his ticket."""
 
 
-class InLine(NamedTuple):
+class Waiting(NamedTuple):
     """Somebody who waits.
 
     :param order: no two have the same.
@@ -28,7 +28,7 @@ class InLine(NamedTuple):
     claim: Claim | None
 
 
-def in_line(waiting: Iterable[InLine], ranks: Mapping[str, Rank]) -> list[InLine]:
+def in_line(waiting: Iterable[Waiting], ranks: Mapping[str, Rank]) -> list[Waiting]:
     """All who wait at a node, the first in line first.
 
     :param ranks: the turns of the sweeps whose claims wait, by their names.
@@ -37,7 +37,7 @@ def in_line(waiting: Iterable[InLine], ranks: Mapping[str, Rank]) -> list[InLine
     claimed = [one.order for one in waiting if one.claim is not None]
     oldest = min(claimed, default=None)
 
-    def place(one: InLine) -> tuple[int, tuple[object, ...], Order]:
+    def place(one: Waiting) -> tuple[int, tuple[object, ...], Order]:
         if one.claim is not None:
             return 1, ranks[one.claim.sweep.name].key, one.order
         return 0 if oldest is None or one.order < oldest else 2, (), one.order

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
-from saturn_airflow.sharing.forecast import Expected, StandingPlan
+from saturn_airflow.sharing.forecast import ExpectedRun, StandingPlan
 from saturn_airflow.sharing.ranking import Rank, ranks
 
 
@@ -39,7 +39,7 @@ class Outlook:
     job: str
     left: float
     place: Place | None
-    expected: Expected | None
+    expected: ExpectedRun | None
     holders: tuple[ExpectedHolder, ...] = ()
 
 

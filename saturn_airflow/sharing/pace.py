@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from saturn_airflow.model.learning import Seen, corrected_jobs
+from saturn_airflow.model.learning import SeenSpeed, corrected_jobs
 from saturn_airflow.model.sharing import Pace, SharedSweep
 
 #: Seconds, and the share of its training, after which the speed of a job is known.
@@ -38,7 +38,7 @@ def at_pace_seen(
             continue
         # Before an epoch has ended, evaluations may be to come, which the estimate has in it.
         if factor > 1 or pace.saw_epoch_end:
-            seen.append(Seen(job.name, place.technique, place.devices, kind, factor))
+            seen.append(SeenSpeed(job.name, place.technique, place.devices, kind, factor))
     if all(abs(one.factor - 1) <= off_by for one in seen):
         return sweep
     found = corrected_jobs(tuple(job.job for job in sweep.jobs), seen)

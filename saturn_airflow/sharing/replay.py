@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from saturn_airflow.model.cluster import Node
-from saturn_airflow.model.learning import Seen, corrected_jobs
+from saturn_airflow.model.learning import SeenSpeed, corrected_jobs
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import SharedCluster, SharedJob, SharedSweep, SharingRules
@@ -31,7 +31,7 @@ Decide = Callable[[SharedCluster, SharingRules], Decision]
 
 
 @dataclass(frozen=True)
-class Ran:
+class StayOnDevices:
     """A job on its devices without a break, from its launch until they are free again.
 
     :param start: seconds of the cluster's clock, as ``end``.
@@ -70,7 +70,7 @@ class Replay:
     """
 
     done: Mapping[str, float]
-    ran: tuple[Ran, ...]
+    ran: tuple[StayOnDevices, ...]
     stops: int
     decisions: int
     left: SharedCluster
@@ -230,8 +230,8 @@ class _Replay:
         self.busy: dict[tuple[str, int], float] = {}
         self.used: dict[str, float] = {}
         self.done: dict[str, float] = {}
-        self.ran: list[Ran] = []
-        self.seen: dict[str, list[Seen]] = {}
+        self.ran: list[StayOnDevices] = []
+        self.seen: dict[str, list[SeenSpeed]] = {}
         self.estimated: dict[str, tuple[PlannedJob, ...]] = {}
         self.stops = self.decisions = 0
         self.now = 0.0
@@ -330,7 +330,7 @@ class _Replay:
         """``live`` has left its devices."""
         place = live.shared.place
         assert place is not None
-        self.ran.append(Ran(*key, place, live.began, self.now, live.left - live.rest))
+        self.ran.append(StayOnDevices(*key, place, live.began, self.now, live.left - live.rest))
         live.shared = dataclasses.replace(
             live.shared, left=live.rest, place=None, leaving=None, setting_up=0.0
         )
@@ -365,7 +365,7 @@ class _Replay:
         seen = self.seen.setdefault(sweep, [])
         if abs(factor - 1) < _NOTHING and not seen:
             return False
-        seen.append(Seen(key[1], place.technique, place.devices, kind, factor))
+        seen.append(SeenSpeed(key[1], place.technique, place.devices, kind, factor))
         for job in corrected_jobs(first, seen):
             if job.name in self.live[sweep]:
                 other = self.live[sweep][job.name]

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Way
 from saturn_airflow.model.sharing import SharedCluster, SharingRules
-from saturn_airflow.sharing.device_state import Devices, Entry
+from saturn_airflow.sharing.device_state import Devices, JobEntry
 from saturn_airflow.sharing.ranking import kinds_of, ranks, ways_on
 from saturn_airflow.sharing.widening import widen
 
@@ -84,7 +84,7 @@ class _Choice(NamedTuple):
     spare: int
     node: str
     way: Way
-    victims: tuple[Entry, ...]
+    victims: tuple[JobEntry, ...]
 
 
 class _Room(NamedTuple):
@@ -96,11 +96,11 @@ class _Room(NamedTuple):
 
     idle: int
     held: int
-    behind: list[Entry]
+    behind: list[JobEntry]
 
-    def victims(self, devices: int) -> tuple[Entry, ...]:
+    def victims(self, devices: int) -> tuple[JobEntry, ...]:
         """Who is to give way for so many devices."""
-        chosen: list[Entry] = []
+        chosen: list[JobEntry] = []
         wanted = devices - self.idle
         for other in self.behind:
             if wanted <= 0:
@@ -131,7 +131,7 @@ class _Deciding:
         found = ranks(cluster, rules)
         ranked = [(found[sweep.name], sweep) for sweep in cluster.sweeps]
         ranked.sort(key=lambda pair: pair[0].key)
-        self.sweeps = [[Entry(sweep, job, rank) for job in sweep.jobs] for rank, sweep in ranked]
+        self.sweeps = [[JobEntry(sweep, job, rank) for job in sweep.jobs] for rank, sweep in ranked]
         self.entries = [entry for entries in self.sweeps for entry in entries]
         self.devices = Devices.of(cluster, self.entries)
         self.of_kinds = kinds_of(cluster.nodes)
@@ -158,7 +158,7 @@ class _Deciding:
         self._backfill()
         return self._decision()
 
-    def _keeps(self, entry: Entry) -> bool:
+    def _keeps(self, entry: JobEntry) -> bool:
         """Whether ``entry`` goes on where it runs."""
         if not self.devices.keep(entry):
             return False
@@ -166,14 +166,14 @@ class _Deciding:
         self.rooms.pop(entry.target.node, None)
         return True
 
-    def _thrifty_seconds(self, entry: Entry) -> float:
+    def _thrifty_seconds(self, entry: JobEntry) -> float:
         """What a job takes under the strategy of least area."""
         nodes = self.cluster.nodes if entry.job.job.nodes is not None else self.of_kinds
         found = [way for node in nodes for way in ways_on(entry.job.job, node)]
         left = entry.job.left
         return min(((way.area(left), way.seconds(left)) for way in found), default=(0.0, 0.0))[1]
 
-    def _place(self, entry: Entry, critical: float, price: float) -> None:
+    def _place(self, entry: JobEntry, critical: float, price: float) -> None:
         """Give ``entry`` the best place there is, stopping who gives way for it; or reserve devices for it.
 
         :param critical: what its seconds count for, from 0 to 1: 1 for the longest job of its sweep.
@@ -217,17 +217,17 @@ class _Deciding:
             self.rooms[node] = _Room(len(self.devices.idle(node)), held, behind)
         return self.rooms[node]
 
-    def _gives_way(self, other: Entry) -> bool:
+    def _gives_way(self, other: JobEntry) -> bool:
         """Whether a job may be stopped, and still has several times as long to go as that costs."""
         cost = self._seconds_of_stop(other)
         return other.may_stop(self.cluster.now, self.rules) and other.seconds_here() > self.rules.win * cost
 
-    def _cost_of_stop(self, victim: Entry) -> float:
+    def _cost_of_stop(self, victim: JobEntry) -> float:
         """Device-seconds."""
         assert victim.way is not None
         return victim.way.devices * self._seconds_of_stop(victim)
 
-    def _seconds_of_stop(self, victim: Entry) -> float:
+    def _seconds_of_stop(self, victim: JobEntry) -> float:
         assert victim.way is not None
         return self.rules.seconds_to_leave(victim.job) + victim.way.setup
 
@@ -238,7 +238,7 @@ class _Deciding:
         """
         return not self.reservations and not all(sweep.preempt for sweep in self.cluster.sweeps)
 
-    def _reserve(self, entry: Entry) -> None:
+    def _reserve(self, entry: JobEntry) -> None:
         """Keep idle devices free of the node where ``entry`` is going to end first."""
         best: tuple[float, float, str, int] | None = None
         for node in self.cluster.nodes:
@@ -292,6 +292,6 @@ class _Deciding:
         return Decision(tuple(starts), tuple(stops), tuple(following), again)
 
 
-def _way_of(entry: Entry, kind: str) -> Way:
+def _way_of(entry: JobEntry, kind: str) -> Way:
     option = entry.job.option
     return Way(option.devices, option.seconds[kind] - option.setup, option.setup, option)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from saturn_airflow.model.problem import Way
 from saturn_airflow.model.sharing import SharedCluster, SharingRules
-from saturn_airflow.sharing.device_state import Devices, Entry
+from saturn_airflow.sharing.device_state import Devices, JobEntry
 from saturn_airflow.sharing.ranking import ways_on
 
 #: Seconds of a job count by this power of its share of the time to its sweep's end, and for this much at
@@ -28,7 +28,7 @@ class _Gain(NamedTuple):
 
 
 def widen(
-    cluster: SharedCluster, rules: SharingRules, devices: Devices, sweeps: Sequence[Sequence[Entry]]
+    cluster: SharedCluster, rules: SharingRules, devices: Devices, sweeps: Sequence[Sequence[JobEntry]]
 ) -> None:
     """Give the idle devices to those who gain most, one after another.
 
@@ -57,13 +57,13 @@ def widen(
         ends[entry.sweep.name] = _end(by_name[entry.sweep.name])
 
 
-def _end(entries: Sequence[Entry]) -> float:
+def _end(entries: Sequence[JobEntry]) -> float:
     """Seconds until the last job of a sweep ends that is to run now."""
     return max((entry.seconds() for entry in entries if entry.target is not None), default=0.0)
 
 
 def _gain(
-    cluster: SharedCluster, rules: SharingRules, entry: Entry, idle: dict[str, int], end: float
+    cluster: SharedCluster, rules: SharingRules, entry: JobEntry, idle: dict[str, int], end: float
 ) -> _Gain | None:
     """The best that ``entry`` can win by more devices; None where it wins nothing, or not enough for a stop.
 

@@ -44,7 +44,7 @@ REASON_DAYS = 7.0
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownEstimate:
     """An estimate, and where it comes from.
 
     :param job: the name of a job that it was last seen of; jobs alike share it.
@@ -133,7 +133,7 @@ def find(
     return _as_training_had_it(combined, observations)
 
 
-def everything(uri: str) -> list[Known]:
+def everything(uri: str) -> list[KnownEstimate]:
     """All estimates there are, each under the versions it was seen under last.
 
     :raises TrackingError: when MLflow does not answer.
@@ -146,7 +146,7 @@ def everything(uri: str) -> list[Known]:
         alike = [o for o in seen if o["versions"] == last["versions"]]
         estimate = _combined(alike, forgetful=False)
         assert estimate is not None
-        found.append(Known(last.get("job", ""), estimate, last["source"], last["versions"]))
+        found.append(KnownEstimate(last.get("job", ""), estimate, last["source"], last["versions"]))
     return found
 
 

@@ -22,11 +22,11 @@ def lean_attention() -> Iterator[None]:
     hold queries, keys, values and the output alone (Dao et al., 2022).
     """
     # Torch's own modules call it where no mode is on; others may have imported it by name.
-    with mock.patch.object(functional, "scaled_dot_product_attention", _attend), _ByName():
+    with mock.patch.object(functional, "scaled_dot_product_attention", _attend), _ReplacedByName():
         yield
 
 
-class _ByName(TorchFunctionMode):
+class _ReplacedByName(TorchFunctionMode):
     """Replaces the function where it was imported by name."""
 
     def __torch_function__(
@@ -39,11 +39,11 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
     kind = query.device.type
     if torch.is_autocast_enabled(kind) and query.is_floating_point():
         query, key, value = (t.to(torch.get_autocast_dtype(kind)) for t in (query, key, value))
-    attended: torch.Tensor = _Lean.apply(query, key, value)  # type: ignore[no-untyped-call]
+    attended: torch.Tensor = _AttentionOfShapes.apply(query, key, value)  # type: ignore[no-untyped-call]
     return attended
 
 
-class _Lean(torch.autograd.Function):
+class _AttentionOfShapes(torch.autograd.Function):
     """Attention without data: what comes out, and its gradients, have the right shapes."""
 
     @staticmethod

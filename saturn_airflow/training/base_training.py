@@ -16,7 +16,7 @@ from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
 from saturn_airflow.training.checkpoints import Checkpoints
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.plateau import Plateau
-from saturn_airflow.training.protocols import LooksAgain
+from saturn_airflow.training.protocols import SpotChecks
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State
 
@@ -42,7 +42,7 @@ class BaseTraining:
     frozen: Mapping[str, torch.nn.Parameter]
     state: State
     checkpoints: Checkpoints | None
-    looks: LooksAgain | None
+    looks: SpotChecks | None
     plateau: Plateau
 
     #: Steps done, of all calls; those that were done when this call began.

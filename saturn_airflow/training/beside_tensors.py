@@ -11,7 +11,7 @@ from saturn_airflow.training.optim import group_state, plain_values
 from saturn_airflow.training.state import State
 
 
-class About(NamedTuple):
+class StateBesideTensors(NamedTuple):
     """What a rank knows.
 
     :param forgotten: why what has changed besides can't be kept, by its name.
@@ -27,7 +27,7 @@ class About(NamedTuple):
     dtypes: dict[str, str]
 
     @classmethod
-    def of(cls, state: State) -> About:
+    def of(cls, state: State) -> StateBesideTensors:
         """What this rank knows of the training that ``state`` is of."""
         attributes, forgotten = state.attributes.values()
         variables: job_globals.Globals = {}
@@ -47,7 +47,7 @@ class About(NamedTuple):
         )
 
 
-def of_all(abouts: Sequence[About]) -> dict[str, Any]:
+def of_all(abouts: Sequence[StateBesideTensors]) -> dict[str, Any]:
     """What stands in the manifest, from what all ranks know."""
     attributes = of_all_ranks.merged(about.attributes for about in abouts)
     variables = of_all_ranks.merged(about.variables for about in abouts)

@@ -35,8 +35,8 @@ from saturn_airflow.launch.checkpoint_files import MANIFEST
 from saturn_airflow.model import disks, formats, json_text
 from saturn_airflow.model.definition import Change, Definition
 from saturn_airflow.training import storing, tensor_files
-from saturn_airflow.training.beside_tensors import About, of_all
-from saturn_airflow.training.frozen import Base, Unchanged, worth_a_folder
+from saturn_airflow.training.beside_tensors import StateBesideTensors, of_all
+from saturn_airflow.training.frozen import FrozenFolder, UnchangedTensors, worth_a_folder
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.shared_folder import CheckpointError as CheckpointError
 from saturn_airflow.training.shared_folder import DiskOfCheckpointsError, SharedFolder, lengths_of
@@ -80,8 +80,8 @@ class Checkpoints:
         self.changes: list[Change] = []
         #: What the last checkpoint lacks, and why, by its name.
         self.forgotten: dict[str, str] = {}
-        self._unchanged = Unchanged()
-        self._base: Base | None = None
+        self._unchanged = UnchangedTensors()
+        self._base: FrozenFolder | None = None
         self._beside = ranks.device.type == "cuda" if beside is None else beside
         # What is said while training goes on must not get between what training says.
         self._group = dist.new_group(backend="gloo") if self._beside and ranks.size > 1 else None
@@ -128,7 +128,7 @@ class Checkpoints:
         frozen = self._frozen(tensors)
         if self._base is not None:
             tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
-        about = About.of(state)
+        about = StateBesideTensors.of(state)
         extra = copy.deepcopy(dict(extra))
         beside = self._beside
         if beside and self._ranks.device.type == "cuda":
@@ -213,7 +213,7 @@ class Checkpoints:
         step: int,
         tensors: Tensors,
         frozen: frozenset[str],
-        about: About,
+        about: StateBesideTensors,
         extra: Mapping[str, Any],
         sure: int,
     ) -> Path:
@@ -234,7 +234,7 @@ class Checkpoints:
                 shutil.rmtree(leftover, ignore_errors=True)
             raise
 
-    def _write_base(self, tensors: Tensors, names: frozenset[str]) -> Base:
+    def _write_base(self, tensors: Tensors, names: frozenset[str]) -> FrozenFolder:
         """Write what training leaves alone to a folder of its own."""
         temporary = self._folder / ".saving-frozen"
         files, digest = self._shared.write(temporary, tensors), ""
@@ -246,15 +246,15 @@ class Checkpoints:
                 temporary.rename(final)
                 tensor_files.sync(self._folder)
         digest = self._shared.everyones(digest)[0]
-        return Base(f"{checkpoint_files.FROZEN}{digest[:16]}", digest, names)
+        return FrozenFolder(f"{checkpoint_files.FROZEN}{digest[:16]}", digest, names)
 
     def _write_to(
         self,
         temporary: Path,
         step: int,
         tensors: Tensors,
-        base: Base | None,
-        about: About,
+        base: FrozenFolder | None,
+        about: StateBesideTensors,
         extra: Mapping[str, Any],
         sure: int,
     ) -> Path:
@@ -336,7 +336,7 @@ class Checkpoints:
             of_base = self._shared.everyones(checkpoint_files.damage_of_base(path, part))
             if damage := next((d for d in of_base if d), None):
                 raise _without_base(path, damage)
-            self._base = Base.from_manifest(manifest)
+            self._base = FrozenFolder.from_manifest(manifest)
             self._read(path, state, manifest)
             extra: dict[str, Any] = manifest["extra"]
             return path, extra
@@ -369,7 +369,7 @@ class Checkpoints:
                 "with it; start the job from scratch"
             )
 
-    def _manifest(self, tensors: Tensors, about: About) -> dict[str, Any]:
+    def _manifest(self, tensors: Tensors, about: StateBesideTensors) -> dict[str, Any]:
         """The manifest without what is known later."""
         shapes: dict[str, list[int]] = {}
         everyones = self._shared.everyones(({name: list(t.shape) for name, t in tensors.items()}, about))
@@ -445,7 +445,7 @@ def read_weights(path: str | Path) -> Tensors:
     :raises CheckpointError: when that folder is missing, or is not what it was.
     """
     manifest = checkpoint_files.manifest_of(Path(path))
-    dtypes, base = manifest.get("dtypes", {}), Base.from_manifest(manifest)
+    dtypes, base = manifest.get("dtypes", {}), FrozenFolder.from_manifest(manifest)
     weights = tensor_files.read_whole(Path(path), "model.")
     if base is not None:
         if damage := checkpoint_files.damage_of_base(Path(path)):

@@ -24,7 +24,7 @@ _WORDS = 2**18
 _MASK, _ONE, _OTHER = 2**64 - 1, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
 
-class Base(NamedTuple):
+class FrozenFolder(NamedTuple):
     """The folder with what training leaves alone.
 
     :param digest: that of its manifest.
@@ -36,7 +36,7 @@ class Base(NamedTuple):
     names: frozenset[str]
 
     @classmethod
-    def from_manifest(cls, manifest: Mapping[str, Any]) -> Base | None:
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> FrozenFolder | None:
         """The one that a checkpoint with this manifest needs, if it needs one."""
         told = manifest.get("frozen")
         return None if told is None else cls(told["folder"], told[HASH], frozenset(told["names"]))
@@ -46,7 +46,7 @@ class Base(NamedTuple):
         return {"folder": self.folder, HASH: self.digest, "names": sorted(self.names)}
 
 
-class Unchanged:
+class UnchangedTensors:
     """Which tensors of this rank are as they were."""
 
     def __init__(self) -> None:

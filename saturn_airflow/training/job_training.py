@@ -46,7 +46,7 @@ from saturn_airflow.training.optim.broken_optimizers import broken_optimizers
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.own_state import OwnState
 from saturn_airflow.training.plateau import Plateau
-from saturn_airflow.training.protocols import Evaluates, LooksAgain
+from saturn_airflow.training.protocols import Evaluates, SpotChecks
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.tables import Table
 
@@ -125,7 +125,7 @@ class Training(BaseTraining):
         self._look_at_alike()
         can_differ = looks.can_differ(self.parallel, job, request.technique, request.parameters)
         looking = request.measure is None and can_differ
-        self.looks: LooksAgain | None = self._make_looks(bare) if looking else None
+        self.looks: SpotChecks | None = self._make_looks(bare) if looking else None
         self.parallel.settle()
         self.first_step = self.step
         self.saved_step = self.step if self.checkpoint else -1
@@ -197,8 +197,8 @@ class Training(BaseTraining):
         """Make the scheduler, as it is after the steps that are done."""
         self.scheduler_step = resuming.schedule(self)
 
-    def _make_looks(self, bare: nn.Module | None) -> LooksAgain:
-        return looks.Looks(self, bare, self.aliases)
+    def _make_looks(self, bare: nn.Module | None) -> SpotChecks:
+        return looks.LoopSpotChecks(self, bare, self.aliases)
 
     def _look_at_alike(self) -> None:
         """Say which of the jobs that share this trial can't have their optimizer or their schedule."""

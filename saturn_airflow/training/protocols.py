@@ -23,7 +23,7 @@ class Evaluates(Protocol):
         ...
 
 
-class LooksAgain(Protocol):
+class SpotChecks(Protocol):
     """Compares the technique with one device while it trains; every rank calls its methods together."""
 
     def before(self, batch: GlobalBatch, *, last: bool) -> float:

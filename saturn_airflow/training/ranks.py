@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from saturn_airflow import library
 from saturn_airflow.launch import devices, job_log, launching
-from saturn_airflow.launch.emitted import Emitted
+from saturn_airflow.launch.emitted import EventChecker
 from saturn_airflow.launch.launching import Link
 from saturn_airflow.training import memory
 
@@ -39,7 +39,7 @@ class Ranks:
     _emit: Callable[[dict[str, Any]], None] = field(default=lambda event: None, repr=False)
     _stop_requested: Callable[[], bool] = field(default=lambda: False, repr=False)
     _wait_until_recorded: Callable[[], None] = field(default=lambda: None, repr=False)
-    _emitted: Emitted = field(default_factory=Emitted, repr=False, compare=False)
+    _emitted: EventChecker = field(default_factory=EventChecker, repr=False, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -49,7 +49,7 @@ class Ranks:
     def emit(self, event: str, **fields: Any) -> None:
         """Report what happened, JSON-ready: ``emit("step", step=3, loss=0.5)``. Only rank 0 is heard.
 
-        :raises TypeError: naming what an event lacks (:class:`~saturn_airflow.launch.emitted.Emitted`).
+        :raises TypeError: naming what an event lacks (:class:`~saturn_airflow.launch.emitted.EventChecker`).
         """
         if self.is_first:
             self._emit(self._emitted.complete(event, fields))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from saturn_airflow import library
 from saturn_airflow.launch import failures, job_log, launching
-from saturn_airflow.launch.emitted import Emitted
+from saturn_airflow.launch.emitted import EventChecker
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.launching import Link
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, Measure, TrainRequest
@@ -60,7 +60,7 @@ class Session:
         self._plain_file = PlainFile(spec)
         self._result: dict[str, Any] | None = None
         self._told_to_stop = False
-        self._emitted = Emitted()
+        self._emitted = EventChecker()
 
     def train(self, parameters: Parameters, batch_count: int | None = None) -> dict[str, Any]:
         """Train with Saturn's ranks and loop, from the last checkpoint on.
@@ -126,7 +126,7 @@ class Session:
     def emit(self, event: str, **fields: Any) -> None:
         """Report what happens: ``emit("step", step=3, loss=0.5)`` shows up where all training shows up.
 
-        :raises TypeError: naming what an event lacks (:class:`~saturn_airflow.launch.emitted.Emitted`).
+        :raises TypeError: naming what an event lacks (:class:`~saturn_airflow.launch.emitted.EventChecker`).
         """
         self._link.emit(self._emitted.complete(event, fields))
 

@@ -17,7 +17,7 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.printable import one_line, printable
 from saturn_airflow.model.problem import PlannedJob
 from saturn_airflow.model.status import Status
-from saturn_airflow.operators.progress_in_log import Teller
+from saturn_airflow.operators.progress_in_log import ProgressLog
 
 #: Clears the screen; sets the clipboard and the title; goes back in the line; text by another's control set.
 COMMANDS = (
@@ -59,7 +59,7 @@ def test_words_of_jobs_are_one_entry_of_the_log_each() -> None:
             said.append(form % values)
 
     forged = "careful\r\n[2026-11-24] INFO - Task finished\x1b[2K"
-    Teller(Log(), "n").tell({"event": "warning", "message": forged})
+    ProgressLog(Log(), "n").tell({"event": "warning", "message": forged})
     assert said == ["careful� [2026-11-24] INFO - Task finished"]
 
 

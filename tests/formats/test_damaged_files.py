@@ -31,7 +31,7 @@ from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.sharing import SharingRules
 from saturn_airflow.operators import drains, first_weights, inventory, measuring
-from saturn_airflow.operators.printed import Printed
+from saturn_airflow.operators.printed import OutputReader
 from saturn_airflow.planning.presenting.plan_files import read_plan
 from saturn_airflow.profiling import measure
 from saturn_airflow.sharing.arrivals_file import ArrivalsFile
@@ -298,7 +298,7 @@ def test_notes_of_how_far_was_read(content: bytes) -> None:
         (run / "output.log").write_text("one\n")
         (run / "printed").write_bytes(content)
         printed: list[str] = []
-        reader = Printed(run / "output.log", printed.append)
+        reader = OutputReader(run / "output.log", printed.append)
         with (run / "output.log").open("a") as file:
             file.write("two\n")
         reader.look()

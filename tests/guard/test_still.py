@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Categorical, Normal
 
-from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.guarding.randomness import without_randomness
 
 WEIGHTS = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]])
 
@@ -42,7 +42,7 @@ def test_what_is_drawn_is_the_same_each_time(how: str) -> None:
     torch.manual_seed(1)
     example = torch.as_tensor(DRAWN[how]())
     own = {name: getattr(torch, name) for name in ("randint", "randperm", "multinomial")}
-    with still() as what:
+    with without_randomness() as what:
         assert not what.drew
         first, second = torch.as_tensor(DRAWN[how]()), torch.as_tensor(DRAWN[how]())
         assert what.drew
@@ -55,6 +55,6 @@ def test_what_is_drawn_is_the_same_each_time(how: str) -> None:
 
 
 def test_a_permutation_moves_what_it_mixes() -> None:
-    with still():
+    with without_randomness():
         assert torch.equal(torch.randperm(5).sort().values, torch.arange(5))
         assert torch.randperm(5).tolist() != list(range(5))

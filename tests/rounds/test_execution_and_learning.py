@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planning_problems import problems
 
 from saturn_airflow.model.cluster import Node
-from saturn_airflow.model.learning import Seen, corrected
+from saturn_airflow.model.learning import SeenSpeed, corrected
 from saturn_airflow.model.plan import Assignment, Place, Plan
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.planning import solve
@@ -239,14 +239,14 @@ def factors(found: Any) -> Any:
 
 
 def test_a_speed_that_was_seen_corrects_the_jobs_others_and_its_twins() -> None:
-    found = factors(corrected(TWINS, [Seen("a", "one", 1, "cpu", 2.0)]))
+    found = factors(corrected(TWINS, [SeenSpeed("a", "one", 1, "cpu", 2.0)]))
     assert found["a", "one"] == pytest.approx(2.0, rel=0.02)
     assert 1 < found["b", "two"] < found["b", "one"] < found["a", "two"] < 2
     assert found["c", "one"] == 1
 
 
 def test_the_last_measurement_counts() -> None:
-    found = factors(corrected(TWINS, [Seen("a", "one", 1, "cpu", f) for f in (5.0, 2.0)]))
+    found = factors(corrected(TWINS, [SeenSpeed("a", "one", 1, "cpu", f) for f in (5.0, 2.0)]))
     assert found["a", "one"] == pytest.approx(2.0, rel=0.02)
 
 
@@ -260,7 +260,8 @@ def test_the_last_measurement_counts() -> None:
 )
 def test_corrections_stay_within_what_was_seen(seen: Any) -> None:
     entries = [
-        Seen(name, technique, devices, "cpu", factor) for (name, (technique, devices)), factor in seen.items()
+        SeenSpeed(name, technique, devices, "cpu", factor)
+        for (name, (technique, devices)), factor in seen.items()
     ]
     found = factors(corrected(TWINS, entries))
     for (name, strategy), factor in seen.items():
@@ -275,7 +276,7 @@ def test_learning_predicts_better_than_estimates_do() -> None:
     for seed in range(40):
         actual = truth(TWINS, 0.3, seed)
         true = factors(actual)
-        guess = factors(corrected(TWINS, [Seen("a", "one", 1, "cpu", true["a", "one"])]))
+        guess = factors(corrected(TWINS, [SeenSpeed("a", "one", 1, "cpu", true["a", "one"])]))
         for key in (("a", "two"), ("b", "one"), ("b", "two")):
             before += math.log(true[key]) ** 2
             after += math.log(true[key] / guess[key]) ** 2

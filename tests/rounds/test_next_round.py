@@ -14,7 +14,7 @@ import pytest
 
 from saturn_airflow import Cluster, HParams, Job, MedianStopping, Node, SuccessiveHalving
 from saturn_airflow.deciding import next_round
-from saturn_airflow.deciding.next_round import Stand
+from saturn_airflow.deciding.next_round import SweepState
 from saturn_airflow.launch.progress import Progress, Speed
 from saturn_airflow.launch.runs import Run, RunSpec
 from saturn_airflow.model.entries import PlanEntry
@@ -66,20 +66,22 @@ PROBLEM = Problem(
 )
 
 
-def beginning(rounds: int = 3, **settings: Any) -> Stand:
+def beginning(rounds: int = 3, **settings: Any) -> SweepState:
     made = SweepSettings(
         cluster=CLUSTER, group="s", rounds=Rounds(most=rounds), planning_seconds=1.0, **settings
     )
-    return Stand(settings=made, number=1, problem=PROBLEM, jobs=JOBS, estimates=ESTIMATES)
+    return SweepState(settings=made, number=1, problem=PROBLEM, jobs=JOBS, estimates=ESTIMATES)
 
 
-def planned(stand: Stand, seconds: float | None = None) -> tuple[next_round.Decided, list[PlanEntry]]:
+def planned(
+    stand: SweepState, seconds: float | None = None
+) -> tuple[next_round.DecidedRound, list[PlanEntry]]:
     going = next_round.who_goes_on(stand)
     decided = next_round.decide_round(stand, stand.problem, going.situation, seconds)
     return decided, next_round.entries_of(stand, decided, CLUSTER, going.rung, MADE)
 
 
-def at_boundary(stand: Stand, progress: dict[str, Progress], **more: Any) -> Stand:
+def at_boundary(stand: SweepState, progress: dict[str, Progress], **more: Any) -> SweepState:
     decided, entries = planned(stand)
     return dataclasses.replace(
         stand,

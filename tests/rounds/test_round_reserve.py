@@ -14,7 +14,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from saturn_airflow import Cluster, HParams, Job, Node
-from saturn_airflow.deciding.next_round import Stand
+from saturn_airflow.deciding.next_round import SweepState
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.launch.progress import Progress
 from saturn_airflow.launch.runs import RunSpec
@@ -349,7 +349,7 @@ def test_what_fits_nowhere_else_waits_for_its_node_because_no_round_follows(
     assert problem.nodes == (A,)
     assert operator.waiting == ("bound",)
     before = entry_of("bound", node="gpu-b", ends_at=50.0)
-    stand = Stand(
+    stand = SweepState(
         settings=settings(),
         number=2,
         problem=problem,

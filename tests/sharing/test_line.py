@@ -17,7 +17,7 @@ from saturn_airflow.model.claims import HERE, Claim, claim_of, claim_of_trial
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharedSweep, SharingRules
 from saturn_airflow.sharing.at_a_node import plan_stands, ranks_at_a_node
-from saturn_airflow.sharing.line import InLine, in_line
+from saturn_airflow.sharing.line import Waiting, in_line
 
 NODE = ("d0", "d1", "d2", "d3")
 PRIORITIES = {"a": 0.0, "b": 0.0, "c": 5.0}
@@ -132,7 +132,7 @@ def mixed(data: st.DataObject, most: int) -> Iterator[Queue]:
 @given(st.data())
 def test_there_is_one_line_whoever_looks(data: st.DataObject) -> None:
     with mixed(data, 9) as queue:
-        waiting = [InLine(ticket.order, ticket.holder.claim) for ticket, _ in queue.waiting.values()]
+        waiting = [Waiting(ticket.order, ticket.holder.claim) for ticket, _ in queue.waiting.values()]
     claims = [one.claim for one in waiting if one.claim is not None]
     ranks = ranks_at_a_node(claims, (), len(NODE), time.time(), RULES)
     line = in_line(waiting, ranks)

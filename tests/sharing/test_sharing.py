@@ -27,7 +27,7 @@ from saturn_airflow.model.sharing import (
 )
 from saturn_airflow.sharing.forecast import plan_together
 from saturn_airflow.sharing.outlook import goes_before
-from saturn_airflow.sharing.replay import Arrival, NodeChange, Ran, Replay, replay
+from saturn_airflow.sharing.replay import Arrival, NodeChange, Replay, StayOnDevices, replay
 from saturn_airflow.sharing.turns import Decision, decide
 
 NODES = (Node("a", 4, "gpu"), Node("b", 4, "gpu"), Node("c", 2, "old"))
@@ -89,7 +89,7 @@ def _actual(one: PlannedJob, factor: float) -> PlannedJob:
     return dataclasses.replace(one, options=options)
 
 
-def assert_no_device_twice(ran: Sequence[Ran]) -> None:
+def assert_no_device_twice(ran: Sequence[StayOnDevices]) -> None:
     """No device runs two jobs, no job runs in two places, and places are real."""
     sizes = {node.name: node.devices for node in NODES}
     spans: dict[object, list[tuple[float, float]]] = defaultdict(list)

@@ -13,7 +13,7 @@ import pytest
 
 from saturn_airflow import Cluster, HParams, Job, Node, Rounds
 from saturn_airflow.cli import main
-from saturn_airflow.deciding.next_round import Decided, GoingOn, Stand
+from saturn_airflow.deciding.next_round import DecidedRound, JobsGoingOn, SweepState
 from saturn_airflow.launch import whereabouts
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.model.active_sweep import ActiveSweep
@@ -73,8 +73,8 @@ def test_a_plan_is_made_around_what_others_run_and_its_gap_is_to_that(ledger: Le
     others = others_now(context(1), "own/run/sweep", OWN)
     problem = around_others(OWN, others, ())
     assert problem.free["n"] == (pytest.approx(50, abs=2), 0.0)  # type: ignore[comparison-overlap]
-    stand = Stand(settings=settings, number=1, problem=OWN, jobs={}, estimates={})
-    going = GoingOn(("a",), {}, (), math.inf, Situation({"a": 1.0}), ())
+    stand = SweepState(settings=settings, number=1, problem=OWN, jobs={}, estimates={})
+    going = JobsGoingOn(("a",), {}, (), math.inf, Situation({"a": 1.0}), ())
     operator = PlanOperator(task_id="plan", settings=settings, profile_tasks=[])
     decided = operator.decide(stand, problem, going)
     facts = SharedSweep("own/run/sweep", (), arrived=others.now, alone=12.0)
@@ -93,8 +93,8 @@ def test_a_later_round_is_planned_among_others_too(ledger: Ledger) -> None:
     before = Plan("p", "makespan", 20.0, 0.0, 0.1, (Assignment("a", "one", 1, "n", (1,), 0.0, 20.0),))
     wide = Plan("p", "makespan", 6.0, 0.0, 0.1, (Assignment("a", "two", 2, "n", (0, 1), 0.0, 6.0),))
     situation = Situation({"a": 0.5}, {"a": Place("one", 1, "n", (1,))})
-    stand = Stand(settings=settings, number=2, problem=OWN, jobs={}, estimates={}, plan=before)
-    decided = Decided(Adoption(wide, True, 6.0, 10.0, ("a",), 2.4), OWN, None)
+    stand = SweepState(settings=settings, number=2, problem=OWN, jobs={}, estimates={}, plan=before)
+    decided = DecidedRound(Adoption(wide, True, 6.0, 10.0, ("a",), 2.4), OWN, None)
     facts = SharedSweep("own/run/sweep", (), arrived=others.now, alone=12.0)
     found = among_others(stand, OWN, situation, decided, facts, others).adoption
     assert (found.adopted, found.moved) == (False, ())
@@ -251,7 +251,7 @@ class Planner(PlanOperator):
 
     made: dict[str, Any]
 
-    def _beginning(self, context: Any, sweep: SweepContext) -> Stand:
+    def _beginning(self, context: Any, sweep: SweepContext) -> SweepState:
         jobs = {name: Job(name, "m:a", "m:b", "m:c", hparams=HParams(batches=100)) for name in "ab"}
         marks = [fingerprint(job) for job in jobs.values()]
         known = [
@@ -260,7 +260,9 @@ class Planner(PlanOperator):
         ]
         planned = tuple(PlannedJob(name, (Option("one", 1, {"cpu": 100.0}),)) for name in jobs)
         problem = Problem(sweep.key, (NODE,), planned)
-        return Stand(settings=self.settings, number=1, problem=problem, jobs=jobs, estimates=by_key(*known))
+        return SweepState(
+            settings=self.settings, number=1, problem=problem, jobs=jobs, estimates=by_key(*known)
+        )
 
     def _tell(
         self, context: Any, sweep: Any, stand: Any, plan: Any, cluster: Any, made: Any, *, shown: bool

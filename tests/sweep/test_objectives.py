@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from saturn_airflow.deciding.next_round import Decided, GoingOn, Stand
+from saturn_airflow.deciding.next_round import DecidedRound, JobsGoingOn, SweepState
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.deadlines import Deadline
 from saturn_airflow.model.outcomes import Outcome, TimeOnDevices
@@ -54,9 +54,9 @@ def planned(operator: PlanOperator) -> Plan:
     return decided_by(operator).adoption.plan
 
 
-def decided_by(operator: PlanOperator, law: ErrorLaw | None = None) -> Decided:
-    stand = Stand(settings=operator.settings, number=1, problem=ONE_JOB, jobs={}, estimates={}, law=law)
-    going = GoingOn(("a",), {}, (), math.inf, Situation({"a": 1.0}), ())
+def decided_by(operator: PlanOperator, law: ErrorLaw | None = None) -> DecidedRound:
+    stand = SweepState(settings=operator.settings, number=1, problem=ONE_JOB, jobs={}, estimates={}, law=law)
+    going = JobsGoingOn(("a",), {}, (), math.inf, Situation({"a": 1.0}), ())
     return operator.decide(stand, ONE_JOB, going)
 
 

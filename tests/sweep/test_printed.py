@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from saturn_airflow.operators import printed
-from saturn_airflow.operators.printed import Printed
+from saturn_airflow.operators.printed import OutputReader
 
 
 @pytest.fixture
@@ -16,9 +16,9 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "output.log"
 
 
-def reader(output: Path) -> tuple[Printed, list[str]]:
+def reader(output: Path) -> tuple[OutputReader, list[str]]:
     said: list[str] = []
-    return Printed(output, said.append), said
+    return OutputReader(output, said.append), said
 
 
 def write(output: Path, text: str) -> None:

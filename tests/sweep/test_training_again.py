@@ -21,7 +21,7 @@ from saturn_airflow.launch import restarting, runs
 from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import train_task
-from saturn_airflow.operators.progress_in_log import Teller
+from saturn_airflow.operators.progress_in_log import ProgressLog
 from saturn_airflow.operators.retrying import TRAINING_POLICY, TryAgainError
 from saturn_airflow.operators.train_task import TrainOperator
 from saturn_airflow.operators.trials_task import TrialsOperator
@@ -312,12 +312,12 @@ def test_what_a_job_prints_is_in_the_tasks_log_as_it_comes(
 ) -> None:
     heard: list[str] = []
 
-    def hear(teller: Teller, line: str) -> None:
+    def hear(teller: ProgressLog, line: str) -> None:
         heard.append(line)
         if line == "can you hear me?":
             (tmp_path / "mark").touch()
 
-    monkeypatch.setattr(Teller, "job_prints", hear)
+    monkeypatch.setattr(ProgressLog, "job_prints", hear)
     monkeypatch.setenv("SMALL_JOBS_MARK", str(tmp_path / "mark"))
     assert sweep.train(job("talking"))["status"] == "finished"
     assert heard.count("can you hear me?") == heard.count("good") == 1

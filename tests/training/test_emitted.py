@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saturn_airflow.launch.emitted import Emitted, Reported
-from saturn_airflow.operators.progress_in_log import Teller
+from saturn_airflow.launch.emitted import EventChecker, ReportedResult
+from saturn_airflow.operators.progress_in_log import ProgressLog
 from saturn_airflow.tracking.events import Recorder
 
 
 def test_what_the_docs_ask_for_is_enough_for_all_who_listen() -> None:
-    emitted, told = Emitted(), Reported()
+    emitted, told = EventChecker(), ReportedResult()
     events = [
         emitted.complete("step", {"step": 1, "loss": np.float32(0.5)}),
         emitted.complete("step", {"step": np.int64(2), "loss": 0.25}),
@@ -25,7 +25,7 @@ def test_what_the_docs_ask_for_is_enough_for_all_who_listen() -> None:
         def info(self, message: str, *args: Any) -> None:
             said.append(message % args)
 
-    teller, recorder = Teller(Log(), "here"), Recorder()
+    teller, recorder = ProgressLog(Log(), "here"), Recorder()
     for event in events:
         told.add(event)
         teller.tell({**event, "time": 1000.0})
@@ -50,7 +50,7 @@ def test_the_times_of_steps_say_how_fast_training_was(monkeypatch: pytest.Monkey
 
     def speed(*steps: tuple[int, float], start: int | None = 0) -> dict[str, Any]:
         now[0] = 100.0
-        told = Reported()
+        told = ReportedResult()
         if start is not None:
             told.add({"event": "start", "step": start})
         for step, at in steps:
@@ -89,6 +89,6 @@ def test_the_times_of_steps_say_how_fast_training_was(monkeypatch: pytest.Monkey
 )
 def test_a_missing_field_is_one_message_that_names_it(event: str, fields: Any, words: str) -> None:
     with pytest.raises(TypeError) as raised:
-        Emitted().complete(event, fields)
+        EventChecker().complete(event, fields)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)

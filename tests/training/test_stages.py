@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism import anatomy, stages
 from saturn_airflow.parallelism.blocks import blocks_to_run, find_blocks
-from saturn_airflow.parallelism.stages import Like, Stage, StageOutputs
+from saturn_airflow.parallelism.stages import Stage, StageOutputs, TensorLike
 
 CPU = torch.device("cpu")
 works = st.floats(0, 10, allow_nan=False)
@@ -288,7 +288,7 @@ def test_what_a_stage_lacks_is_never_trained_with(way: str, says: str) -> None:
     assert stages.choose_cuts(found, 2) == [2]
     keep = {p for p, ranks in stages.holders(found, [2], model).items() if 1 in ranks}
     stage = Stage(model, found, range(2, 4), keep, CPU)
-    hidden = Like((3, 6), torch.float64)
+    hidden = TensorLike((3, 6), torch.float64)
     arrived = StageOutputs([torch.ones(3, 6, dtype=torch.float64)], [hidden, hidden])
     if says:
         with pytest.raises(DoesNotFit, match=says):

@@ -26,7 +26,7 @@ _PASSES = 2
 _LATE = 3.0
 
 
-class Item(NamedTuple):
+class ForeseenJob(NamedTuple):
     """A job under a mode."""
 
     devices: int
@@ -36,7 +36,7 @@ class Item(NamedTuple):
     mode: int
 
 
-Row = list[Item]
+Row = list[ForeseenJob]
 
 
 def foresee(
@@ -52,7 +52,7 @@ def foresee(
     items = [
         [
             [
-                Item(m.devices, m.seconds, instance.problem.jobs[job].release, job, at)
+                ForeseenJob(m.devices, m.seconds, instance.problem.jobs[job].release, job, at)
                 for at, m in enumerate(modes)
             ]
             for modes in by_type
@@ -116,7 +116,11 @@ class _RemainingArea:
 
 
 def _anneal(
-    rows: list[Row], on_node: list[list[list[Item]]], rest: _RemainingArea, rng: random.Random, clock: Clock
+    rows: list[Row],
+    on_node: list[list[list[ForeseenJob]]],
+    rest: _RemainingArea,
+    rng: random.Random,
+    clock: Clock,
 ) -> list[Row]:
     """The best rows met while cooling until the time is up.
 
@@ -157,7 +161,7 @@ def _anneal(
             best, least = list(rows), sum(energies)
 
 
-def _mode(modes: list[Item], item: Item, drawn: float) -> Item:
+def _mode(modes: list[ForeseenJob], item: ForeseenJob, drawn: float) -> ForeseenJob:
     """The item under its own mode half of the time, otherwise under any of them.
 
     :param modes: the job's on the node it goes to.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.learning import Seen, corrected
+from saturn_airflow.model.learning import SeenSpeed, corrected
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.rounds import Rounds
@@ -244,7 +244,7 @@ class _Sweep:
         self.now = 0.0
         self.situation = Situation({job.name: 1.0 for job in estimated.jobs})
         self.stretches: list[Stretch] = []
-        self.seen: list[Seen] = []
+        self.seen: list[SeenSpeed] = []
         self.pruned: list[str] = []
         self.warnings: list[str] = []
         self.used = 1
@@ -319,7 +319,7 @@ class _Sweep:
                     for p in (self.actual, self.estimated)
                 )
                 factor = (real.seconds[kind] - real.setup) / (expected.seconds[kind] - expected.setup)
-                self.seen.append(Seen(s.job, s.place.technique, s.place.devices, kind, factor))
+                self.seen.append(SeenSpeed(s.job, s.place.technique, s.place.devices, kind, factor))
         # What :meth:`_view` left out of account for this round's goal is still to be trained.
         left = {job: run.situation.left.get(job, 0.0) + 1 - self.goal for job in self.situation.left}
         left = {job: share for job, share in left.items() if share > _NOTHING}

@@ -29,7 +29,7 @@ from saturn_airflow.training.guarding.followed_data import FollowedData
 from saturn_airflow.training.guarding.forgetting import Watched
 from saturn_airflow.training.guarding.own_plain import OwnPlainLoop
 from saturn_airflow.training.guarding.plain import PlainLoop, Step
-from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.guarding.remembered import Keys, KnownSamples
 from saturn_airflow.training.guarding.samples import Samples
 from saturn_airflow.training.guarding.users_state import UsersState
@@ -183,7 +183,7 @@ def _take_steps(
     steps: list[Step] = []
     remembered: Keys = {}
     with (
-        still(own_generators=plain.alone) as what,
+        without_randomness(own_generators=plain.alone) as what,
         comparing.noting_formats(plain, model, hooks=hooks),
     ):
         for number, batch in batches.items():
@@ -204,7 +204,7 @@ def _take_steps(
     if eval_data is not None and steps and len(steps) == len(batches):
         with of_the_job(f"load_eval_dataloader {job.load_eval_dataloader!r}"):
             some = eval_data.few(plain.sizes[:1]).first()
-        with still():
+        with without_randomness():
             plain.evaluation = loop.evaluate(some.data)
     if plain.drew and job.hparams.accumulate == 1:
         _take_with_other_draws(plain, job, loop, random)
@@ -243,9 +243,9 @@ def _refuse_what_is_not_kept(
     """:raises JobError: when the job's steps depend on what a resumed job would have lost."""
     first = next(iter(batches.values())).micro_batches
     if forgotten:
-        with still():
+        with without_randomness():
             watched.refuse_what_is_missed(forgotten, functools.partial(loop.gradients, first))
-    with still():
+    with without_randomness():
         bare = whole.without_weights(model)
         another = load() if bare is None else bare
         allowed = 10 * TOLERANCES[plain.number_format].loss
@@ -265,7 +265,7 @@ def _that_matters(
         return loss, found
 
     users = functools.partial(UsersState, job, loop.model)
-    with still():
+    with without_randomness():
         return {name: of for name, of in keys.items() if remembered.matters(name, users, gradients)}
 
 
@@ -282,7 +282,7 @@ def _refuse_caches_that_matter(job: Job, model: nn.Module, loop: PlainLoop, batc
 
     :raises JobError: when it is another.
     """
-    with still(), torch.no_grad():
+    with without_randomness(), torch.no_grad():
         with caches.as_given(model, loop.model) as had_caches:
             if not had_caches:
                 return

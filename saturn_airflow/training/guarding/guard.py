@@ -36,7 +36,7 @@ from saturn_airflow.training.guarding.few_samples import met_again
 from saturn_airflow.training.guarding.first_steps import RANDOM, WHOLE, Load, PlainSteps
 from saturn_airflow.training.guarding.own_plain import gradients_as_seen
 from saturn_airflow.training.guarding.plain import Step, counts_of, stateful_of
-from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.guarding.remembered import KnownSamples, lacking
 from saturn_airflow.training.guarding.samples import Sample, singles
 from saturn_airflow.training.guarding.users_state import UsersState
@@ -167,7 +167,7 @@ class Guard:
         found: list[Difference] = []
         remembered = self._remembering(parallel)
         with self.blaming(), torch.compiler.set_stance("force_eager"):
-            with still(own_generators=self._plain.alone):
+            with without_randomness(own_generators=self._plain.alone):
                 for expected, batch in zip(self._plain.steps, batches, strict=False):
                     started = time.perf_counter()
                     got = self._take(parallel, optimizers, step, batch)

@@ -34,7 +34,7 @@ from saturn_airflow.training.batches import Cut, GlobalBatch
 from saturn_airflow.training.guarding import comparing, whole
 from saturn_airflow.training.guarding.differences import Comparison
 from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
-from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import put_into_functions
 from saturn_airflow.training.layout import MicroBatch
@@ -81,7 +81,7 @@ class PlainTake:
     why_not: str = ""
 
 
-class Looks:
+class LoopSpotChecks:
     """The looks at one training on this rank.
 
     :param training: with its technique in place, and its optimizer.
@@ -257,7 +257,7 @@ class Looks:
         )
         kept = training.state.globals
         in_functions = kept.values()[0].get("", {}) if kept is not None else {}
-        with self._undone(), torch.compiler.set_stance("force_eager"), still(), without_group():
+        with self._undone(), torch.compiler.set_stance("force_eager"), without_randomness(), without_group():
             model = whole.without_weights(self._bare) if self._bare is not None else None
             model = whole.with_weights(model or load_model(training.job), weights, attributes)
             model_attributes.put(model, self._attributes.objects(), device)
@@ -288,7 +288,7 @@ class Looks:
         own.ranks = dataclasses.replace(own.ranks, _stop_requested=lambda: False)
         if job is not own.job:
             own.objective = own.objective.exactly()
-        with self._undone(), torch.compiler.set_stance("force_eager"), still():
+        with self._undone(), torch.compiler.set_stance("force_eager"), without_randomness():
             try:
                 loss = stepping.compute_gradients(own, batch)
                 if own.hparams.clip_grad_norm is not None:

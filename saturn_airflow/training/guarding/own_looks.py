@@ -22,17 +22,17 @@ from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding import comparing
 from saturn_airflow.training.guarding.differences import Comparison
-from saturn_airflow.training.guarding.looks import SLACK, Looks, PlainTake
+from saturn_airflow.training.guarding.looks import SLACK, LoopSpotChecks, PlainTake
 from saturn_airflow.training.guarding.own_plain import buffers, gradients_as_seen, weights
 from saturn_airflow.training.guarding.plain import Step, stateful_of
-from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.own_step import shared_step
 from saturn_airflow.training.own_step.user_step import OwnStep
 from saturn_airflow.training.without_group import without_group
 
 
-class OwnLooks(Looks):
+class OwnStepSpotChecks(LoopSpotChecks):
     """The looks at one training on this rank; with other precision nothing is compared but the job's own.
 
     :param own: the step that ``training`` takes by now.
@@ -85,7 +85,7 @@ class OwnLooks(Looks):
         """
         training, own = self._training, self._own()
         model = training.parallel.model
-        with self._undone(), self._put_back(), torch.compiler.set_stance("force_eager"), still():
+        with self._undone(), self._put_back(), torch.compiler.set_stance("force_eager"), without_randomness():
             if off is not None:
                 comparing.put_off_by_rounding(model, off)
             before = weights(self._names)

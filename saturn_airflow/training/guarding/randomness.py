@@ -36,7 +36,7 @@ _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _DROPOUTS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
 
 
-class Still:
+class SwitchedOffRandomness:
     """What was switched off.
 
     :ivar drew: whether something would have been drawn.
@@ -185,13 +185,13 @@ class Still:
 
 
 @contextmanager
-def still(*, own_generators: bool = True) -> Iterator[Still]:
+def without_randomness(*, own_generators: bool = True) -> Iterator[SwitchedOffRandomness]:
     """While it lasts, nothing that this process computes is random; for all its threads.
 
     :param own_generators: nor what is drawn by a ``generator=`` of the job's own. Where this is not so, who
         draws is to begin with those in the same state: then they show whether the same is drawn.
     """
-    what = Still()
+    what = SwitchedOffRandomness()
     with ExitStack() as patched:
         for where, name, stand_in in list(what.patches()):
             own = getattr(where, name)

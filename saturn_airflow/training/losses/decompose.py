@@ -28,7 +28,7 @@ from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Data
-from saturn_airflow.training.guarding.randomness import still
+from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.objective import Objective
@@ -361,7 +361,7 @@ def evaluating(parallel: Parallel) -> Iterator[None]:
 def training(parallel: Parallel) -> Iterator[None]:
     """As :func:`evaluating`, but in the mode that trains: a router's loss is there alone."""
     eager = torch.compiler.set_stance("force_eager")
-    with evaluating(parallel), frozen_writes.put_back(parallel.model), eager, still():
+    with evaluating(parallel), frozen_writes.put_back(parallel.model), eager, without_randomness():
         for module in {*parallel.model.modules(), *parallel.module.modules()}:
             # The statistics that a BatchNorm trains with are of the whole batch, and so of no part.
             module.training = not isinstance(module, _BatchNorm)

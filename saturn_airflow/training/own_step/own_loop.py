@@ -20,14 +20,14 @@ from saturn_airflow.parallelism import adapting
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import reporting, resuming, rng
 from saturn_airflow.training.batches import GlobalBatch
-from saturn_airflow.training.guarding.own_looks import OwnLooks
+from saturn_airflow.training.guarding.own_looks import OwnStepSpotChecks
 from saturn_airflow.training.job_training import Training
 from saturn_airflow.training.own_step import hooks, lightning, shared_step
 from saturn_airflow.training.own_step.configured import check_hparams
 from saturn_airflow.training.own_step.own_step_state import OwnStepState
 from saturn_airflow.training.own_step.user_step import OwnStep
 from saturn_airflow.training.own_step.validation import OwnEvaluation
-from saturn_airflow.training.protocols import LooksAgain
+from saturn_airflow.training.protocols import SpotChecks
 
 
 class OwnStepTraining(Training):
@@ -80,8 +80,8 @@ class OwnStepTraining(Training):
     def _schedule(self) -> None:
         """Its schedulers are as the checkpoint left them."""
 
-    def _make_looks(self, bare: nn.Module | None) -> LooksAgain:
-        return OwnLooks(self, lambda: self.own)
+    def _make_looks(self, bare: nn.Module | None) -> SpotChecks:
+        return OwnStepSpotChecks(self, lambda: self.own)
 
     def _look_at_alike(self) -> None:
         if not hooks.is_own(self.parallel.model, "configure_optimizers"):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from saturn_airflow.parallelism.own_step_replicas import OwnStepReplicas
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.batches import GlobalBatch
-from saturn_airflow.training.own_step.user_step import OwnStep, Taken
+from saturn_airflow.training.own_step.user_step import OwnStep, StepResult
 
 
 def take(
@@ -42,7 +42,7 @@ def _sharing(parallel: Parallel, samples: int, of: int) -> Iterator[None]:
         parallel.end()
 
 
-def _means(parallel: Parallel, taken: Taken) -> tuple[float, dict[str, float]]:
+def _means(parallel: Parallel, taken: StepResult) -> tuple[float, dict[str, float]]:
     """The loss, and what was logged, as means over the batch; every rank calls this together.
 
     A number that only some ranks logged, as where a step logs what it finds in its samples, is the mean over

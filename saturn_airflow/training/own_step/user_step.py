@@ -30,7 +30,7 @@ _LOSSES = {"training_step": ("loss", "train_loss"), "validation_step": ("eval_lo
 
 
 @dataclass
-class Taken:
+class StepResult:
     """What a step came to.
 
     :param loss: the mean over the samples it was given.
@@ -105,7 +105,7 @@ class OwnStep:
         """Note where training stands: at ``step``, from 0, which is to be taken on ``batch``."""
         self.epoch, self.number = batch.position.epoch, step
 
-    def take(self, batch: Any, batch_idx: int, *, schedule: bool = True) -> Taken:
+    def take(self, batch: Any, batch_idx: int, *, schedule: bool = True) -> StepResult:
         """Train on a batch, which is on any device.
 
         :param schedule: whether schedulers are stepped, where Saturn does it.
@@ -123,9 +123,9 @@ class OwnStep:
                 self._step_schedulers()
         hooks.call(self.model, "on_train_batch_end", returned, batch, batch_idx)
         late = _named_freely(self.logged(), "on_train_batch_end")
-        return Taken(taken.loss.detach(), {**taken.logged, **late})
+        return StepResult(taken.loss.detach(), {**taken.logged, **late})
 
-    def evaluate(self, batch: Any, batch_idx: int, samples: int | None = None) -> Taken:
+    def evaluate(self, batch: Any, batch_idx: int, samples: int | None = None) -> StepResult:
         """What the model's ``validation_step`` says of a batch; a loss of NaN where it says nothing of it.
 
         :param samples: of the batch, where they count; which is what ``self.log`` may give as ``batch_size``.
@@ -229,7 +229,7 @@ class OwnStep:
                 with of_the_job(f"scheduler {type(one.scheduler).__name__}"):
                     one.scheduler.step()
 
-    def _taken(self, returned: Any, what: str) -> Taken:
+    def _taken(self, returned: Any, what: str) -> StepResult:
         """The loss and further numbers among what a step returned and logged."""
         training = what == "training_step"
         given = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
@@ -249,7 +249,7 @@ class OwnStep:
                 "training_step returned a loss that no trainable parameter takes part in; compute it from "
                 "the model's outputs, without detach(), item() or no_grad()"
             )
-        return Taken(loss, _named_freely(logged, what))
+        return StepResult(loss, _named_freely(logged, what))
 
     def logged(self) -> dict[str, torch.Tensor]:
         """What the model logged by ``self.log`` since this was asked last."""

@@ -16,7 +16,7 @@ from saturn_airflow.training.optim import plain_values
 Kept = list[list[Any]]
 
 
-class Remembered:
+class CallbackState:
     """The attributes of callbacks that are numbers, texts, and lists and mappings of such."""
 
     def __init__(self, callbacks: Sequence[TrainerCallback]) -> None:

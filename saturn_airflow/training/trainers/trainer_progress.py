@@ -16,7 +16,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import timing
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.trainers.building import arguments, batches_per_epoch, build, leave_process_group
-from saturn_airflow.training.trainers.callback_state import Remembered
+from saturn_airflow.training.trainers.callback_state import CallbackState
 
 #: Batches that are slower than those after them.
 _WARMUPS = 2
@@ -49,7 +49,7 @@ class TrainerProgress:
         self.job = Job.from_dict(request.job)
         self.stop_at, self.save_at = stop_at, save_at
         self.trainer = trainer = build(self.job, folder)
-        self.remembered = Remembered(trainer.callback_handler.callbacks)
+        self.remembered = CallbackState(trainer.callback_handler.callbacks)
         self.definition = request.definition or Definition.of(self.job).to_dict()
         self.step = self.first_step = 0
         self.total: int | None = None
