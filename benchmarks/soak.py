@@ -1,10 +1,11 @@
 """Overlapping sweeps, and faults of every kind at random: `python benchmarks/soak.py --minutes 20 --seed 1`.
 
 On the deployment of docker/compose.yaml as local processes (Celery, Redis, Postgres, MLflow), two nodes of
-two CPU devices. When the time is up nothing more is disturbed, and what runs may end. Then every job must be
-right to the last digit against a training that nothing disturbed, MLflow must have everything once, and no
-process, lease or file may be left. Services that end are started again as `saturn cluster` does it. Upgrades
-go from one version to another with the same code and back, of a node or of the head.
+two CPU devices. Some sweeps go first (`priority=`), some give way at a checkpoint (`preempt=`); `--at-once 5`
+has five of them meet. When the time is up nothing more is disturbed, and what runs may end. Then every job
+must be right to the last digit against a training that nothing disturbed, MLflow must have everything once,
+and no process, lease or file may be left. Services that end are started again as `saturn cluster` does it.
+Upgrades go from one version to another with the same code and back, of a node or of the head.
 
 Printed: faults by kind; the seconds from a fault until the job trained again (a step done), or until its task
 followed it again where training went on; where training ended, the seconds until the job's next run asked for
@@ -34,7 +35,7 @@ import redis
 from machine import describe
 from releases import HEAD_SERVICES, UpgradableCluster, lay_out
 from soak_checks import References, events, left_behind, wrong_in_mlflow, wrong_results
-from soak_faults import ENDS_TASK, LOST, OF_JOBS, OF_NODES, OF_SERVICES, Fault, outcome_of, table
+from soak_faults import ENDS_TASK, LOST, OF_JOBS, OF_NODES, OF_SERVICES, PLANNER, Fault, outcome_of, table
 
 from saturn_airflow.demo.airflow import Airflow
 from saturn_airflow.deployment.processes import end_on_signals
@@ -44,7 +45,8 @@ from saturn_airflow.model.errors import SaturnError
 ROOT = Path(__file__).resolve().parents[1]
 #: Copied out of this repository: what changes in it meanwhile is no change of the jobs' code.
 DAGS = ROOT / "benchmarks" / "soak"
-DAG, JOBS = "soaked", ("a-single", "b-single", "c-single", "d-ddp")
+DAGS_OF_SWEEPS = ("soaked", "soaked_urgent", "soaked_patient")
+JOBS = ("a-single", "b-single", "c-single", "d-ddp")
 NODES = ("gpu-a", "gpu-b")
 NO_ANSWER = (httpx.HTTPError, SaturnError)
 
@@ -53,10 +55,11 @@ class Soak:
     """One soak on one cluster."""
 
     def __init__(
-        self, cluster: UpgradableCluster, versions: tuple[Path, Path], seed: int, batches: int
+        self, cluster: UpgradableCluster, versions: tuple[Path, Path], args: argparse.Namespace
     ) -> None:
-        self.cluster, self.versions, self.batches = cluster, versions, batches
-        self.chance = random.Random(seed)
+        self.cluster, self.versions = cluster, versions
+        self.batches, self.at_once = args.batches, args.at_once
+        self.chance = random.Random(args.seed)
         self.airflow = Airflow(cluster.airflow_url, cluster.login)
         self.restarts = cluster.restarts(self._say)
         self.sweeps: dict[str, str | None] = {}
@@ -65,14 +68,16 @@ class Soak:
 
     def run(self, minutes: float) -> None:
         """Disturb for so long, then wait until all sweeps have ended."""
-        self.airflow.wait_for_dag(DAG)
+        for dag in DAGS_OF_SWEEPS:
+            self.airflow.wait_for_dag(dag)
+            self.airflow.send("PATCH", f"/dags/{dag}", {"is_paused": False})
         end, next_fault = float("inf"), float("inf")
         while time.monotonic() < end or None in self.sweeps.values():
             now = time.monotonic()
             if end == float("inf") and self._training():
                 # What is known of these jobs is measured once, undisturbed: it is about training.
                 end, next_fault = now + 60 * minutes, now
-            if now < end and list(self.sweeps.values()).count(None) < 2:
+            if now < end and list(self.sweeps.values()).count(None) < self.at_once:
                 self._trigger()
             if next_fault < now < end:
                 next_fault = now + self.chance.uniform(8, 16)
@@ -82,19 +87,22 @@ class Soak:
             self._look()
             time.sleep(0.2)
 
-    def _trigger(self) -> None:
+    def _trigger(self) -> str | None:
+        """Start one more sweep; its name, or None where Airflow does not answer."""
+        dag = DAGS_OF_SWEEPS[len(self.sweeps) % len(DAGS_OF_SWEEPS)]
         run_id = f"sweep-{len(self.sweeps)}"
         body = {"logical_date": None, "dag_run_id": run_id}
         try:
-            self.airflow.send("POST", f"/dags/{DAG}/dagRuns", body)
-            self.airflow.send("PATCH", f"/dags/{DAG}", {"is_paused": False})
+            self.airflow.send("POST", f"/dags/{dag}/dagRuns", body)
         except httpx.HTTPStatusError as error:
             if error.response.status_code != 409:  # it is there already: nobody heard the first answer
-                return
+                return None
         except NO_ANSWER:
-            return
-        self.sweeps[run_id] = None
-        self._say(f"{run_id} started")
+            return None
+        sweep = f"{dag}/{run_id}"
+        self.sweeps[sweep] = None
+        self._say(f"{sweep} started")
+        return sweep
 
     def _look(self) -> None:
         self.restarts.look()
@@ -107,22 +115,18 @@ class Soak:
                 fault.was_let_go |= not followed
                 if fault.was_let_go and followed:
                     fault.followed_after = time.time() - fault.time
-        for run_id in [name for name, state in self.sweeps.items() if state is None]:
+        for sweep in [name for name, state in self.sweeps.items() if state is None]:
             try:
-                state = self.airflow.state(DAG, run_id)
+                state = self.airflow.state(*sweep.split("/"))
             except NO_ANSWER:
                 continue
             if state in ("success", "failed"):
-                self.sweeps[run_id] = state
-                self._say(f"{run_id}: {state}")
+                self.sweeps[sweep] = state
+                self._say(f"{sweep}: {state}")
 
     def folders(self) -> list[Path]:
         """Those of all jobs."""
-        return [
-            self.cluster.home / "sweeps" / DAG / run_id / "sweep" / job
-            for run_id in self.sweeps
-            for job in JOBS
-        ]
+        return [self.cluster.home / "sweeps" / sweep / "sweep" / job for sweep in self.sweeps for job in JOBS]
 
     def _training(self) -> list[tuple[Path, runs.Run, int]]:
         """Jobs that train right now, have a checkpoint, and are not near their end: with their last step."""
@@ -140,6 +144,9 @@ class Soak:
 
     def _disturb(self) -> None:
         training = self._training()
+        if self.chance.random() < 0.1:
+            self._end_planner()
+            return
         of_jobs = training and self.chance.random() < 0.65
         kind = self.chance.choice(OF_JOBS + OF_NODES if of_jobs else tuple(OF_SERVICES))
         if kind in OF_SERVICES:
@@ -183,6 +190,28 @@ class Soak:
             others = [t for t in training if t[0] != folder and t[1].spec.node == node]
             self.faults += [Fault(kind, fault.time, f, s) for f, _, s in others]
         self._say(f"fault {len(self.faults)}: {kind}, {folder.parents[1].name} {folder.name} at step {step}")
+
+    def _end_planner(self) -> None:
+        """Start one more sweep, and end the task that plans it in the middle of its work."""
+        sweep = self._trigger()
+        if sweep is None:
+            return
+        try:
+            planning = self._look_until(lambda: self._planning(sweep), 30)
+            time.sleep(self.chance.uniform(0, 3))
+            psutil.Process(planning["pid"]).kill()
+        except (psutil.Error, ValueError, *NO_ANSWER) as error:
+            self._say(f"no {PLANNER}: {type(error).__name__} {error}")
+            return
+        self.faults.append(Fault(PLANNER, time.time(), None, 0))
+        self._say(f"fault {len(self.faults)}: {PLANNER}, {sweep}")
+
+    def _planning(self, sweep: str) -> dict[str, Any] | None:
+        """The sweep's plan task while it runs."""
+        tasks = self.airflow.tasks(*sweep.split("/"))
+        return next(
+            (t for t in tasks if t["task_id"] == "sweep.plan" and t["state"] == "running" and t["pid"]), None
+        )
 
     def _lose_a_message(self, run: runs.Run) -> None:
         """End a job's task, and the node's worker as Redis has handed it the message of the next try.
@@ -241,7 +270,7 @@ class Soak:
         elif kind == "fork server killed":
             next(_with_words("saturn_airflow.launch.fork_server", self.cluster)).kill()
         elif kind == "task cleared":
-            self.airflow.clear(DAG, run.spec.holder.split("/")[1], self._task(run))
+            self.airflow.clear(*_sweep_of(run), self._task(run))
         elif kind == "task killed":
             psutil.Process(int(self._task(run)["pid"])).kill()
         else:
@@ -260,9 +289,14 @@ class Soak:
             os.killpg(self.cluster.processes.pid(name), 3 if name == "postgres" else 9)
 
     def _task(self, run: runs.Run) -> dict[str, Any]:
-        run_id, name = run.spec.holder.split("/")[1], run.spec.job.name
-        tasks = self.airflow.tasks(DAG, run_id)
+        name, tasks = run.spec.job.name, self.airflow.tasks(*_sweep_of(run))
         return next(t for t in tasks if ".train" in t["task_id"] and t["rendered_map_index"] == name)
+
+
+def _sweep_of(run: runs.Run) -> tuple[str, str]:
+    """The DAG and the DAG run that it belongs to."""
+    dag, run_id, *_ = run.spec.holder.split("/")
+    return dag, run_id
 
 
 def _is_locked(path: Path) -> bool:
@@ -297,6 +331,7 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=20.0, help="how long faults happen (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults (%(default)s)")
+    parser.add_argument("--at-once", type=int, default=2, help="how many sweeps run (%(default)s)")
     parser.add_argument("--batches", type=int, default=400, help="of each job, 0.1 s each (%(default)s)")
     parser.add_argument("--keep", type=Path, help="folder for the cluster, which is then kept")
     parser.add_argument("--out", type=Path, help="file for the results")
@@ -330,29 +365,30 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     os.environ["SOAK_BATCHES"] = str(args.batches)
     load, began = os.getloadavg()[0], time.monotonic()
     with cluster:
-        soaking = Soak(cluster, versions, args.seed, args.batches)
+        soaking = Soak(cluster, versions, args)
         soaking.run(args.minutes)
         took = time.monotonic() - began
-        wrong = [
-            f"{run_id} ended as {state}" for run_id, state in soaking.sweeps.items() if state != "success"
-        ]
+        wrong = [f"{sweep} ended as {state}" for sweep, state in soaking.sweeps.items() if state != "success"]
         references = References(dags)
         for job in soaking.folders():
             wrong += wrong_results(job, references)
         wrong += wrong_in_mlflow(cluster, len(soaking.sweeps), len(JOBS), args.batches)
         wrong += left_behind(cluster, temporary)
         rows = table(soaking.faults)
+        gave_way = [e for job in soaking.folders() for e in events(job) if e["event"] == "gave_way"]
     again = [outcome["steps"] for fault in soaking.faults if (outcome := outcome_of(fault))["steps"]]
     return {
         "machine": {**describe(), "load_average_before": round(load, 1)},
         "seed": args.seed,
         "minutes": args.minutes,
+        "sweeps_at_once": args.at_once,
         "seconds_in_all": round(took),
         "faults": len(soaking.faults),
         "sweeps": len(soaking.sweeps),
         "jobs": len(soaking.sweeps) * len(JOBS),
         "steps": len(soaking.sweeps) * len(JOBS) * args.batches,
         "steps_trained_again": sum(again),
+        "gave_way": len(gave_way),
         "by_kind": rows,
         "wrong": wrong,
     }

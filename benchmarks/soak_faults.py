@@ -12,6 +12,7 @@ from soak_checks import events
 #: What ends a training, what ends the task that follows it, and what ends neither.
 OF_JOBS = ("rank killed", "supervisor killed", "task cleared", "task killed")
 LOST = "message lost with its worker"
+PLANNER = "plan task killed"
 OF_NODES = (
     "worker killed",
     "worker's main process killed",

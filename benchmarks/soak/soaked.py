@@ -1,8 +1,9 @@
-"""The DAG of benchmarks/soak.py: a sweep of small jobs over the deployment's nodes."""
+"""The DAGs of benchmarks/soak.py: a sweep of small jobs, one that goes first, and one that gives way."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from airflow.sdk import dag
 
@@ -29,12 +30,37 @@ JOBS = [
 ]
 
 
-@dag(schedule=None, catchup=False)
-def soaked() -> None:
-    """Sweeps of it overlap."""
+def sweep(**more: Any) -> None:
+    """The sweep of each of the DAGs below."""
     SaturnSweepOperator(
-        task_id="sweep", jobs=JOBS, checkpoint_every=2, planning_seconds=1, retries=5, allowed_failures=0
+        task_id="sweep",
+        jobs=JOBS,
+        checkpoint_every=2,
+        planning_seconds=1,
+        retries=5,
+        allowed_failures=0,
+        **more,
     )
 
 
+@dag(schedule=None, catchup=False)
+def soaked() -> None:
+    """Sweeps of it overlap."""
+    sweep()
+
+
+@dag(schedule=None, catchup=False)
+def soaked_urgent() -> None:
+    """It goes before the others."""
+    sweep(priority=10)
+
+
+@dag(schedule=None, catchup=False)
+def soaked_patient() -> None:
+    """Its jobs give way at a checkpoint."""
+    sweep(preempt=True)
+
+
 soaked()
+soaked_urgent()
+soaked_patient()
