@@ -23,13 +23,13 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from machine import describe
-from soak_checks import References, events, wrong_results
+from soak_checks import References, wrong_results
+from stays import Stay, shared, stays_of
 from two_sweeps import start
 
 from saturn_airflow.demo.airflow import Airflow
@@ -39,26 +39,6 @@ from saturn_airflow.deployment.processes import end_on_signals
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks" / "soak"
 DAG, DEVICES = "soaked", {"gpu-a": 2, "gpu-b": 2}
-
-
-@dataclass(frozen=True)
-class Stay:
-    """A job that was at a node's devices.
-
-    :param planned: when its plan was made, in seconds since the epoch.
-    :param asked: when it asked for the devices.
-    :param began: when it got them.
-    :param worked: when it last said something of its training.
-    :param ended: when it said that it had left them.
-    """
-
-    node: str
-    devices: tuple[str, ...]
-    planned: float
-    asked: float
-    began: float
-    worked: float
-    ended: float
 
 
 def main() -> None:
@@ -151,42 +131,6 @@ def promised(promises: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "kept": sum(one["kept"] for one in found),
         "of": len(found),
     }
-
-
-def stays_of(folder: Path, planned: float) -> Iterable[Stay]:
-    """What a job's events say of the devices that it had.
-
-    :param folder: the state of the job in its sweep.
-    """
-    asked: float | None = None
-    node, devices, began, worked = "", (), None, 0.0
-    for event in events(folder):
-        if asked is None:
-            asked = event["time"]
-            node = json.loads((folder / "runs" / event["run"] / "spec.json").read_text())["node"]
-        if event["event"] == "leased":
-            devices, began = tuple(event["names"]), event["time"]
-        elif event["event"] in ("gave_way", "end"):
-            if began is not None:
-                yield Stay(node, devices, planned, asked, began, worked, event["time"])
-            asked = event["time"] if event["event"] == "gave_way" else None
-            began = None
-        else:
-            worked = event["time"]
-
-
-def shared(stays: list[Stay]) -> list[str]:
-    """Which devices two jobs held at a time."""
-    wrong = []
-    for node in DEVICES:
-        for device in {name for stay in stays if stay.node == node for name in stay.devices}:
-            held = sorted((s.began, s.worked) for s in stays if s.node == node and device in s.devices)
-            wrong += [
-                f"{device} of {node} was given away {before[1] - after[0]:.3f} s too early"
-                for before, after in pairwise(held)
-                if after[0] < before[1]
-            ]
-    return wrong
 
 
 def idle_share(stays: list[Stay], since: Callable[[Stay], float], anywhere: bool = False) -> float:

@@ -3,9 +3,10 @@
 On the deployment of docker/compose.yaml as local processes (Celery, Redis, Postgres, MLflow), two nodes of
 two CPU devices. Some sweeps go first (`priority=`), some give way at a checkpoint (`preempt=`); `--at-once 5`
 has five of them meet. When the time is up nothing more is disturbed, and what runs may end. Then every job
-must be right to the last digit against a training that nothing disturbed, MLflow must have everything once,
-and no process, lease or file may be left. Services that end are started again as `saturn cluster` does it.
-Upgrades go from one version to another with the same code and back, of a node or of the head.
+must be right to the last digit against a training that nothing disturbed, no device may ever have been held
+by two, MLflow must have everything once, and no process, lease or file may be left. Services that end are
+started again as `saturn cluster` does it. Upgrades go from one version to another with the same code and
+back, of a node or of the head.
 
 Printed: faults by kind; the seconds from a fault until the job trained again (a step done), or until its task
 followed it again where training went on; where training ended, the seconds until the job's next run asked for
@@ -36,6 +37,7 @@ from machine import describe
 from releases import HEAD_SERVICES, UpgradableCluster, lay_out
 from soak_checks import References, events, left_behind, wrong_in_mlflow, wrong_results
 from soak_faults import ENDS_TASK, LOST, OF_JOBS, OF_NODES, OF_SERVICES, PLANNER, Fault, outcome_of, table
+from stays import shared, stays_of
 
 from saturn_airflow.demo.airflow import Airflow
 from saturn_airflow.deployment.processes import end_on_signals
@@ -372,6 +374,7 @@ def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         references = References(dags)
         for job in soaking.folders():
             wrong += wrong_results(job, references)
+        wrong += shared([stay for job in soaking.folders() for stay in stays_of(job, 0.0)])
         wrong += wrong_in_mlflow(cluster, len(soaking.sweeps), len(JOBS), args.batches)
         wrong += left_behind(cluster, temporary)
         rows = table(soaking.faults)
