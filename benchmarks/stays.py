@@ -36,23 +36,22 @@ def stays_of(folder: Path, planned: float) -> Iterable[Stay]:
 
     :param folder: the state of the job in its sweep.
     """
-    asked: float | None = None
-    node, devices, began, worked = "", (), None, 0.0
+    run, node, asked, worked = "", "", 0.0, 0.0
+    devices: tuple[str, ...] = ()
+    began: float | None = None
     for event in events(folder):
-        if asked is None:
-            asked = event["time"]
-            node = json.loads((folder / "runs" / event["run"] / "spec.json").read_text())["node"]
-        if event["event"] == "leased":
-            if began is not None:  # who had them before was killed, and could not say that it ended
+        if event["run"] != run:
+            if began is not None:  # its run was killed, and could not say that it ended
                 yield Stay(node, devices, planned, asked, began, worked, worked)
+            run, asked, began = event["run"], event["time"], None
+            node = json.loads((folder / "runs" / run / "spec.json").read_text())["node"]
+        if event["event"] == "leased":
             devices, began = tuple(event["names"]), event["time"]
         elif event["event"] in ("gave_way", "end"):
             if began is not None:
                 yield Stay(node, devices, planned, asked, began, worked, event["time"])
-            asked = event["time"] if event["event"] == "gave_way" else None
-            began = None
-        else:
-            worked = event["time"]
+            asked, began = event["time"], None
+        worked = event["time"]
 
 
 def shared(stays: list[Stay]) -> list[str]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 import pyomo.environ as pyo
+from pyomo.common import dependencies
 from pyomo.contrib.appsi.base import TerminationCondition
 from pyomo.contrib.appsi.solvers.highs import Highs
 
@@ -97,3 +100,12 @@ def _open_log() -> None:
     for handler in logging.getLogger("pyomo").handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream.closed:
             handler.stream = sys.stdout  # setStream() would flush the closed one
+
+
+def _own_lock() -> None:
+    """Give this process a lock of its own for capturing what HiGHS prints: Pyomo has one for all processes
+    that are forked from another, and a task that is killed while it holds it stops those that come later."""
+    dependencies.capture_output_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_own_lock)

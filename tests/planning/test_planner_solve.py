@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import multiprocessing
 import os
 import random
 import subprocess
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import pyomo.environ as pyo
 import pytest
 from planning_problems import INSTANCES, assert_valid
+from pyomo.common import dependencies, tee
 
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import InvalidSweepError
@@ -206,6 +208,23 @@ def test_a_process_with_another_standard_output_than_that_which_imported_pyomo_s
     for handler in logging.getLogger("pyomo").handlers:
         if isinstance(handler, logging.StreamHandler):
             monkeypatch.setattr(handler, "stream", closed)
+    solve_a_small_model()
+
+
+def test_a_process_solves_after_one_forked_from_the_same_was_killed_while_it_solved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left_locked = multiprocessing.Lock()
+    left_locked.acquire()
+    monkeypatch.setattr(dependencies, "capture_output_lock", left_locked)
+    monkeypatch.setattr(tee, "_threading_deadlock", 1)
+    task = multiprocessing.get_context("fork").Process(target=solve_a_small_model)
+    task.start()
+    task.join()
+    assert task.exitcode == 0
+
+
+def solve_a_small_model() -> None:
     model = pyo.ConcreteModel()
     model.x = pyo.Var(bounds=(1, 2))
     model.least = pyo.Objective(expr=model.x)
