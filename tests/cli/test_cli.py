@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,13 @@ def test_a_store_that_is_not_there_is_not_made(
 def test_an_mlflow_that_does_not_answer_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweeps", "--uri", "http://127.0.0.1:9"]) == 2
     assert capsys.readouterr().err.startswith("saturn sweeps: ")
+
+
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"saturn-airflow {version('saturn-airflow')}\n"
 
 
 def test_wrong_arguments_are_status_2() -> None:

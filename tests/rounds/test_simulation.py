@@ -197,6 +197,12 @@ def test_the_command_prints_json_that_is_the_same_each_time(capsys: pytest.Captu
     assert found["makespan"] < found["one_shot"]
 
 
+def test_the_command_draws_errors_of_the_shape_that_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ("make", "strategy")
+    found = [command(capsys, "--rounds", "1", "--json", "--shape", shape)[1].out for shape in told]
+    assert len({json.loads(out)["makespan"] for out in found}) == len(told)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
