@@ -6,6 +6,7 @@ Untried: it was written by DeepSpeed's documentation of its configuration, on a 
 from __future__ import annotations
 
 import importlib.util
+import os
 import statistics
 import time
 from typing import Any
@@ -56,6 +57,8 @@ def train_with_deepspeed(request: TrainRequest, cap: int | None, ranks: Ranks) -
     import deepspeed  # type: ignore[import-not-found]
 
     cap_memory(cap, ranks)
+    # It reads them even where the process group is there.
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     a_job, measure = Job.from_dict(request.job), request.measure
     assert measure is not None
     batch_size = a_job.hparams.batch_size

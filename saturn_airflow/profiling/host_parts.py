@@ -55,7 +55,12 @@ def _beyond(job: Job, estimate: Estimate, cluster: Cluster, memory: HostBytes, a
         and (not job.nodes or node.name in job.nodes)
     ]
     parts = {_part(node, estimate.devices, memory, alone): node for node in nodes}
-    if not parts or estimate.peak_host_bytes <= min(parts):
+    needs: float = estimate.peak_host_bytes
+    if alone and estimate.devices > 1:
+        # Ranks count what they share once each. It ran on a node of this kind, so it did not take more.
+        there = [memory[node.name] for node in cluster if node.kind == estimate.kind and node.name in memory]
+        needs = min(needs, max(there, default=needs))
+    if not parts or needs <= min(parts):
         return None
     node, most = parts[min(parts)], min(parts) / 2**30
     took = f"it took {estimate.peak_host_bytes / 2**30:.1f} GiB of host memory, and "

@@ -30,6 +30,8 @@ class BaseTraining:
     hparams: HParams
     #: When it began, by ``time.perf_counter()``.
     started: float
+    #: Bytes of the host's memory that this rank took while it loaded the whole model, and the data.
+    bytes_of_loading = 0
 
     data: Data
     cut: Cut

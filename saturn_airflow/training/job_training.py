@@ -96,6 +96,7 @@ class Training(BaseTraining):
             eval_data = load_data(job, evaluation, in_order=True, here=here) if evaluation else None
         self.eval_data = eval_data
         loading_weights.start_from(model, job, request.initial_weights)
+        self.bytes_of_loading = memory.peak_host_bytes()
         look(self, model)
         bare = whole.without_weights(model) if request.measure is None and ranks.is_first else None
         self._users = UsersState(job, model)  # which looking ahead does not change

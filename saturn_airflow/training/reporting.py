@@ -63,8 +63,13 @@ def result(
         "checkpoint": training.checkpoint,
         "inputs": training.inputs,
         "decided": training.parallel.decided,
-        "bytes_with_checkpoint": _bytes_with_checkpoint(training) if measuring else 0,
+        "other_host_bytes": _other_host_bytes(training) if measuring else 0,
     }
+
+
+def _other_host_bytes(training: BaseTraining) -> int:
+    """The most of the host's memory that training takes when its steps are not what takes most."""
+    return max(training.bytes_of_loading, _bytes_with_checkpoint(training))
 
 
 def _bytes_with_checkpoint(training: BaseTraining) -> int:

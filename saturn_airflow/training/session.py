@@ -245,7 +245,7 @@ class Session:
             "batches_per_epoch": value["batches_per_epoch"],
             "peak_device_bytes": max(rank["peak_device_bytes"] for rank in ranks),
             "peak_host_bytes": sum(
-                max(rank["peak_host_bytes"], rank["value"].get("bytes_with_checkpoint", 0)) for rank in ranks
+                max(rank["peak_host_bytes"], rank["value"].get("other_host_bytes", 0)) for rank in ranks
             ),
         }
         self.emit(

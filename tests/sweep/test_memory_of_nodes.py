@@ -127,6 +127,15 @@ def test_plans_keep_to_what_was_seen_and_what_was_set_goes_before_it() -> None:
     assert techniques(Cluster(dataclasses.replace(node, host_memory=59)), {"n": 99 * GIB}, *known) == ["fsdp"]
 
 
+def test_what_ranks_share_refuses_nothing_that_ran_on_a_node_of_its_kind() -> None:
+    wide, narrow = estimate("ddp", 2, 70), estimate("single", 1, 70)
+    alike = Cluster(Node("n", 2), Node("m", 2)), {"n": 60 * GIB, "m": 60 * GIB}
+    assert techniques(*alike, wide) == ["ddp"]
+    assert techniques(*alike, narrow) == []
+    unlike = Cluster(Node("n", 2), Node("m", 2)), {"n": 60 * GIB, "m": 80 * GIB}
+    assert techniques(*unlike, wide) == []
+
+
 def test_a_job_beyond_its_part_is_not_lost_but_told_of_and_one_beyond_the_node_is_left_out() -> None:
     cluster, known = Cluster(Node("n", 2)), by_key(estimate("single", 1, 30))
     for gib, planned_there in ((59, True), (29, False)):

@@ -74,6 +74,12 @@ def test_a_trial_measures_what_training_does(tmp_path: Path) -> None:
     assert 0 < use.of_rank < 1, "the loss sleeps"
 
 
+def test_what_loading_takes_of_the_hosts_memory_counts(tmp_path: Path) -> None:
+    job = dataclasses.replace(small_job(), load_model="small_jobs:heavy_to_load")
+    estimate = run(tmp_path, job, how=Measure(1, 2))
+    assert estimate.peak_host_bytes > 1 << 30
+
+
 def test_short_batches_are_counted_for_longer(tmp_path: Path) -> None:
     assert run(tmp_path, small_job()).batches > 20
 

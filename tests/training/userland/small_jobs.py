@@ -138,6 +138,12 @@ def exits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     sys.exit(3)
 
 
+def heavy_to_load() -> nn.Module:
+    """A model that takes a gigabyte while it is loaded, and hardly anything then."""
+    bytearray(1 << 30)
+    return linear()
+
+
 def broken_model() -> nn.Module:
     raise FileNotFoundError("weights.pt is not where it was")
 
