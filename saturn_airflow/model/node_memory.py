@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from saturn_airflow.model import formats
+from saturn_airflow.model.errors import InvalidSweepError
 
 NODE_MEMORY = "a node's memory"
 #: The part of a machine's memory that is not for jobs: for the system, workers, and what follows runs.
 KEPT_FREE = 0.08
 # A node of which nothing was seen for so long shares its machine with no other any more.
 _FORGOTTEN_SECONDS = 7 * 86400.0
+# No number of a note is larger.
+_MOST = 2.0**63
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +41,16 @@ class NodeMemory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> NodeMemory:
-        """What :meth:`to_dict` described; the caller has checked its format."""
-        fields = formats.known_fields(cls, data)
-        limits = {str(name): float(most) for name, most in data["limits"].items()}
-        devices, seen = int(data["devices"]), float(data["seen"])
-        return cls(**{**fields, "limits": limits, "seen": seen, "devices": devices})
+        """What :meth:`to_dict` described; the caller has checked its format.
+
+        :raises InvalidSweepError: when a value can't be right: others than Saturn may have written it.
+        """
+        told = cls(**formats.known_fields(cls, data))
+        numbers = [told.seen, told.devices, *told.limits.values()]
+        right = all(type(number) in (int, float) and 0 < number < _MOST for number in numbers)
+        if not right or not isinstance(told.node, str) or type(told.devices) is not int:
+            raise InvalidSweepError(f"what a node saw of its memory is {told!r:.200}")
+        return told
 
 
 def for_jobs(seen: Collection[NodeMemory]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import sys
 import tempfile
@@ -28,9 +29,10 @@ from saturn_airflow.launch.run_spec import RunSpec, read_spec
 from saturn_airflow.model import json_text
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.definition import Definition
+from saturn_airflow.model.node_memory import NodeMemory
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.sharing import SharingRules
-from saturn_airflow.operators import drains, first_weights, inventory, measuring
+from saturn_airflow.operators import drains, first_weights, inventory, measuring, memory_records
 from saturn_airflow.operators.printed import OutputReader
 from saturn_airflow.planning.presenting.plan_files import read_plan
 from saturn_airflow.profiling import measure
@@ -135,6 +137,16 @@ def test_drains(content: bytes) -> None:
         (folder / "drained").mkdir()
         (folder / "drained" / "n.json").write_bytes(content)
         assert set(drains.drained()) == {"n"}
+
+
+@fuzz(NodeMemory(node="n", devices=2, seen=1.0, limits={"machine": 8.0, "group": 4.0}).to_dict())
+def test_memory_of_nodes(content: bytes) -> None:
+    with one_message("memory of nodes") as folder:
+        memory_records.record(Node("whole", 1))
+        (folder / "memory" / "n.json").write_bytes(content)
+        found = memory_records.learned()
+        assert found["whole"] > 0
+        assert all(0 <= most < math.inf for most in found.values())
 
 
 @fuzz({"wish": "scratch", "format": 1, "time": 1.0})

@@ -45,7 +45,7 @@ def estimate(technique: str, devices: int, gib: float) -> Estimate:
     )
 
 
-def seen(node: str, devices: int, seen: float = 0.0, **limits: float) -> NodeMemory:
+def seen(node: str, devices: int, seen: float = DAY, **limits: float) -> NodeMemory:
     return NodeMemory(node=node, devices=devices, seen=seen, limits=limits)
 
 
@@ -78,7 +78,7 @@ def test_nodes_that_share_memory_have_parts_of_it() -> None:
     assert for_jobs(two) == {"a": free * 20 * GIB, "b": free * 60 * GIB}
     own_groups = [seen("a", 2, machine=80 * GIB, x=10 * GIB), seen("b", 6, machine=80 * GIB, y=70 * GIB)]
     assert for_jobs(own_groups) == {"a": free * 10 * GIB, "b": free * 60 * GIB}
-    gone = [seen("new", 2, seen=9 * DAY, machine=80 * GIB), seen("old", 6, machine=80 * GIB)]
+    gone = [seen("new", 2, seen=10 * DAY, machine=80 * GIB), seen("old", 6, machine=80 * GIB)]
     assert for_jobs(gone)["new"] == free * 80 * GIB
     assert for_jobs([seen("a", 1)]) == {}
 
