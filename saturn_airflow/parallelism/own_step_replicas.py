@@ -39,14 +39,14 @@ class OwnStepReplicas(Parallel):
             parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
             parameter.requires_grad_(trained)
 
-    def begin(self, samples: int, of: int) -> None:
+    def begin(self, samples: int, of: int, turned: bool) -> None:
         """Begin with a batch of which this rank has ``samples``; with none, what it computes stands in."""
         self._weight = samples / of
         self._touched.clear()
         self._tell_norms(samples)
         if self._whole_batch is not None:
             self._whole_batch.weight = self._weight
-        whole_batch.begin(self.ranks, samples)
+        whole_batch.begin(self.ranks, samples, turned)
 
     def end(self) -> None:
         """End with a batch."""
@@ -69,7 +69,7 @@ class OwnStepReplicas(Parallel):
     def _average(self) -> None:
         touched, self._touched = self._touched, set()
         flags = torch.tensor([float(p in touched) for p in self._exchanged], device=self.ranks.device)
-        dist.all_reduce(flags)
+        dist.all_reduce(flags, group=dist.group.WORLD)
         exchanged = [p for p, flag in zip(self._exchanged, flags.tolist(), strict=True) if flag]
         by_format: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in exchanged:
@@ -83,7 +83,7 @@ class OwnStepReplicas(Parallel):
         flat = torch.cat([gradient.reshape(-1) for gradient in own])
         # What stands in may be infinite or no number.
         flat = flat.mul_(self._weight) if self._weight else torch.zeros_like(flat)
-        dist.all_reduce(flat)
+        dist.all_reduce(flat, group=dist.group.WORLD)
         parts = torch.split(flat, [p.numel() for p in parameters])
         for parameter, averaged in zip(parameters, parts, strict=True):
             averaged = averaged.view(parameter.shape)

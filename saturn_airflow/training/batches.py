@@ -49,6 +49,7 @@ class GlobalBatch:
 
     :param ends: whether it is the last of its epoch, or what finds that out.
     :param whole: gives all of the batch, uncut.
+    :param turned: whether the last rank has the first share, and so on.
     """
 
     position: Position
@@ -56,6 +57,7 @@ class GlobalBatch:
     micro_batches: list[MicroBatch]
     ends: bool | Callable[[], bool]
     whole: Callable[[], Any]
+    turned: bool = False
 
     @property
     def ends_epoch(self) -> bool:

@@ -8,14 +8,18 @@ import torch.distributed as dist
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.ranks import Ranks
 
-# The ranks that share the batch of the step that is being taken, and how many samples this one has.
-_shared: tuple[Ranks, int] | None = None
+# The ranks that share the batch of the step that is being taken, how many samples this one has, and whether
+# the last rank has the first ones.
+_shared: tuple[Ranks, int, bool] | None = None
 
 
-def begin(ranks: Ranks, samples: int) -> None:
-    """Begin with a step of which this rank computes ``samples``."""
+def begin(ranks: Ranks, samples: int, turned: bool = False) -> None:
+    """Begin with a step of which this rank computes ``samples``.
+
+    :param turned: whether the last rank has the batch's first samples.
+    """
     global _shared
-    _shared = (ranks, samples)
+    _shared = (ranks, samples, turned)
 
 
 def end() -> None:
@@ -44,7 +48,7 @@ def whole_batch(values: torch.Tensor) -> torch.Tensor:
     values = values.detach()
     if _shared is None or not is_shared():
         return values
-    ranks, samples = _shared
+    ranks, samples, turned = _shared
     if not values.ndim or len(values) != max(samples, 1):
         raise JobError(
             f"whole_batch was given values of shape {tuple(values.shape)} where this device has {samples} "
@@ -52,10 +56,11 @@ def whole_batch(values: torch.Tensor) -> torch.Tensor:
         )
     counts = torch.zeros(ranks.size, dtype=torch.long, device=values.device)
     counts[ranks.rank] = samples
-    dist.all_reduce(counts)
+    dist.all_reduce(counts, group=dist.group.WORLD)
     there = counts.tolist()
     padded = values.new_zeros(max(there), *values.shape[1:])
     padded[:samples] = values[:samples]
     everyones = [torch.empty_like(padded) for _ in there]
-    dist.all_gather(everyones, padded)
-    return torch.cat([part[:count] for part, count in zip(everyones, there, strict=True)])
+    dist.all_gather(everyones, padded, group=dist.group.WORLD)
+    rows = [part[:count] for part, count in zip(everyones, there, strict=True)]
+    return torch.cat(rows[::-1] if turned else rows)

@@ -28,8 +28,9 @@ def job(model: str, **fields: Any) -> Job:
     )
 
 
-EXACT = ["GAN", "Distillation", "EMA", "MoCo", "Accumulating", "Normed"]
-REFUSED = {"Coupled": "gradient", "Summed": "loss", "MoCo": "queue"}
+EXACT = ["GAN", "Distillation", "EMA", "MoCo", "Accumulating", "Normed", "Exchanging"]
+REFUSED = {"Coupled": "gradient", "Summed": "loss", "MoCo": "queue", "Exchanging": "the loss of step 3"}
+ARGUMENTS = {"MoCo": {"whole": False}, "Exchanging": {"remembers": True}}
 
 
 def test_says_whether_steps_are_those_of_one_device() -> None:
@@ -49,8 +50,7 @@ def cells_named(cells: list[Cell]) -> list[str]:
 
 
 def test_refuses_what_depends_on_the_others_of_a_batch() -> None:
-    fields = {name: {"model_args": {"whole": False}} if name == "MoCo" else {} for name in REFUSED}
-    told = verdicts([Cell(job(name, **fields[name]), "ddp", 2) for name in REFUSED])
+    told = verdicts([Cell(job(name, model_args=ARGUMENTS.get(name, {})), "ddp", 2) for name in REFUSED])
     for (name, says), verdict in zip(REFUSED.items(), told, strict=True):
         assert verdict.startswith("refused"), (name, verdict)
         assert says in verdict

@@ -28,7 +28,9 @@ def met_again(batches: Mapping[int, GlobalBatch], cut: Cut, data: Data) -> dict[
     """
     if not {_FIRST, _AGAIN} <= batches.keys():
         return dict(batches)
-    return {**batches, _AGAIN: _elsewhere(batches[_FIRST], cut, data)}
+    again = _elsewhere(batches[_FIRST], cut, data)
+    # Steps of a job's own look at the batch's number.
+    return {**batches, _AGAIN: dataclasses.replace(again, position=batches[_AGAIN].position)}
 
 
 def _elsewhere(batch: GlobalBatch, cut: Cut, data: Data) -> GlobalBatch:
@@ -39,4 +41,4 @@ def _elsewhere(batch: GlobalBatch, cut: Cut, data: Data) -> GlobalBatch:
         whole = batch.whole()
         parts = [data.layout.take(whole, batch.samples, rows) for rows in other.of(batch.samples)]
     copies = [MicroBatch(map_tensors(torch.clone, part.data), part.samples) for part in parts]
-    return dataclasses.replace(batch, micro_batches=copies)
+    return dataclasses.replace(batch, micro_batches=copies, turned=cut.shares > 1)

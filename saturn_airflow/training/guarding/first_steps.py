@@ -171,8 +171,7 @@ def _take_steps(
         upcoming = enumerate(few.batches(Position(), _plain_cut(job), count))
         batches = {number: batch for number, batch in upcoming if number not in plain.skipped}
     followed = FollowedData(job, data, plain.sizes, _plain_cut(job), batches)
-    if not job.own_step:  # whose shares are weighed by their usual sizes
-        batches = met_again(batches, _plain_cut(job), few)
+    batches = met_again(batches, _plain_cut(job), few)
     random = [batches.pop(number) for number in range(count - len(RANDOM), count) if number in batches]
     loop = _plain_loop(job, _copied(model, load).to(device), device, data)
     watched = None

@@ -159,9 +159,7 @@ class Guard:
         with of_the_job(f"load_dataloader {self.job.load_dataloader!r}"):
             upcoming = enumerate(few.batches(Position(), cut, len(sizes)))
             numbered = {number: batch for number, batch in upcoming if number not in self._plain.skipped}
-            if not self.job.own_step:
-                numbered = met_again(numbered, cut, few)
-            batches = list(numbered.values())
+            batches = list(met_again(numbered, cut, few).values())
         comparison = Comparison(self._plain.number_format)
         taken: list[float] = []
         found: list[Difference] = []

@@ -24,18 +24,18 @@ def take(
     :returns: the loss and what was logged, means over the batch.
     """
     (micro_batch,) = batch.micro_batches
-    with _sharing(parallel, micro_batch.samples, batch.samples):
+    with _sharing(parallel, micro_batch.samples, batch):
         taken = own.take(micro_batch.data, batch.position.batch, schedule=schedule)
     return _means(parallel, taken)
 
 
 @contextmanager
-def _sharing(parallel: Parallel, samples: int, of: int) -> Iterator[None]:
+def _sharing(parallel: Parallel, samples: int, of: GlobalBatch) -> Iterator[None]:
     """Around a step in which this rank computes ``samples`` of a batch."""
     if not isinstance(parallel, OwnStepReplicas):
         yield
         return
-    parallel.begin(samples, of)
+    parallel.begin(samples, of.samples, of.turned)
     try:
         yield
     finally:

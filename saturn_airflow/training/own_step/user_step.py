@@ -24,6 +24,7 @@ from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.own_step import hooks, lightning
 from saturn_airflow.training.own_step.configured import Scheduled, configured, needs_closure
 from saturn_airflow.training.own_step.metric_objects import MetricObjects
+from saturn_airflow.training.without_group import without_group
 
 # What is the loss where a step returns none, by what was logged.
 _LOSSES = {"training_step": ("loss", "train_loss"), "validation_step": ("eval_loss", "loss", "val_loss")}
@@ -114,7 +115,8 @@ class OwnStep:
         batch = precision.place(batch, self._device, self.hparams.precision)
         if hooks.call(self.model, "on_train_batch_start", batch, batch_idx) == -1:
             raise JobError("on_train_batch_start returned -1, which skips batches; return None")
-        with of_the_job("training_step"), precision.autocast(self.hparams.precision, self._device):
+        autocast = precision.autocast(self.hparams.precision, self._device)
+        with of_the_job("training_step"), autocast, without_group():
             returned = _call_step(self.model.training_step, batch, batch_idx)
         taken = self._taken(returned, "training_step")
         if self.automatic:
@@ -132,7 +134,8 @@ class OwnStep:
         """
         self.samples = samples
         batch = precision.place(batch, self._device, self.hparams.precision)
-        with of_the_job("validation_step"), precision.autocast(self.hparams.precision, self._device):
+        autocast = precision.autocast(self.hparams.precision, self._device)
+        with of_the_job("validation_step"), autocast, without_group():
             returned = _call_step(self.model.validation_step, batch, batch_idx)
         return self._taken(returned, "validation_step")
 
