@@ -68,7 +68,7 @@ def measure(steps: int, beside: bool) -> dict[str, Any]:
             hparams=HParams(batches=steps + 1, batch_size=2),
         )
         request = TrainRequest(
-            job=job.to_dict(),
+            job=job,
             technique="single",
             folder=folder,
             batch_count=steps,

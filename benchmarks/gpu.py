@@ -162,7 +162,7 @@ def measure(case: Case, machine: Machine, seconds: float) -> dict[str, Any]:
     on_gpu = machine.device_type == "cuda"
     precise = job(case.shape, precision="bf16", compile=case.compile, **case.hparams)
     request = TrainRequest(
-        job=precise.to_dict(),
+        job=precise,
         technique=case.technique,
         parameters=case.parameters,
         measure=Measure(warmups=2, batches=5, seconds=60.0) if on_gpu else Measure(1, 2),
@@ -229,7 +229,7 @@ def deviations(shape: Shape, device_type: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         requests = [
             TrainRequest(
-                job=job(shape, precision=precision, batches=10).to_dict(),
+                job=job(shape, precision=precision, batches=10),
                 technique=technique,
                 folder=f"{folder}/{technique}-{precision}",
                 checkpoint_seconds=None,

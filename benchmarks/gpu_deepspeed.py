@@ -16,7 +16,6 @@ from gpu_jobs import data, loss
 from gpu_plain import Phases, cap_memory
 
 from saturn_airflow.launch.request import TrainRequest
-from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.ranks import Ranks
 
@@ -59,7 +58,7 @@ def train_with_deepspeed(request: TrainRequest, cap: int | None, ranks: Ranks) -
     cap_memory(cap, ranks)
     # It reads them even where the process group is there.
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    a_job, measure = Job.from_dict(request.job), request.measure
+    a_job, measure = request.job, request.measure
     assert measure is not None
     batch_size = a_job.hparams.batch_size
     assert batch_size is not None

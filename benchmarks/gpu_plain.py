@@ -14,7 +14,6 @@ from torch import nn
 
 from saturn_airflow.launch import host_memory
 from saturn_airflow.launch.request import TrainRequest
-from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.blocks import find_blocks
 from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.ranks import Ranks
@@ -68,7 +67,7 @@ def cap_memory(cap: int | None, ranks: Ranks) -> None:
 def train_plainly(request: TrainRequest, cap: int | None, ranks: Ranks) -> dict[str, Any]:
     """The loop that one writes by hand, on the same weights and batches: seconds per batch and losses."""
     cap_memory(cap, ranks)
-    a_job, measure = Job.from_dict(request.job), request.measure
+    a_job, measure = request.job, request.measure
     assert measure is not None
     built, device = load_model(a_job), ranks.device
     if request.technique != "plain":

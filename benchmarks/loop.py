@@ -108,7 +108,7 @@ def saturn(model: dict[str, Any], steps: int, here: Ranks) -> tuple[float, float
         if event["event"] == "step":  # the time to tell of it counts, too
             watch.step_ends()
 
-    request = TrainRequest(job=job(model, steps).to_dict(), technique="single", parameters={}, folder="")
+    request = TrainRequest(job=job(model, steps), technique="single", parameters={}, folder="")
     train(request, dataclasses.replace(here, _emit=note))
     return watch.medians()
 

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         job, weights = _first_weights(stack, args, job)
         handed_over.receive(connections.handed_to(job))
         request = TrainRequest(
-            job=job.to_dict(),
+            job=job,
             technique=args.technique,
             parameters=_parameters(args.parameters),
             folder=str(args.folder.absolute()) if args.folder else "",
@@ -163,7 +163,7 @@ def _train(
         lease = stack.enter_context(
             leases.acquire(
                 list(found),
-                f"saturn train {request.job['name']}",
+                f"saturn train {request.job.name}",
                 count=count,
                 priority=(time.time(), 0),
                 folder=Path(context.leases_folder()),

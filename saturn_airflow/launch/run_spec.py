@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saturn_airflow.launch import host_memory
-from saturn_airflow.launch.request import Measure
+from saturn_airflow.launch.request import Measure, TrainingSpec
 from saturn_airflow.model import formats, json_text
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.definition import Definition
@@ -20,10 +20,9 @@ _SPEC = "a run's spec"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSpec:
-    """What a run does, where, and on which devices. Plain data that fits in JSON.
+class RunSpec(TrainingSpec):
+    """What a run does besides what is trained, where, and on which devices. Plain data that fits in JSON.
 
-    :param folder: the state of this job in this sweep: ``checkpoints/``, and ``runs/`` with a folder each.
     :param node: the name of the node this machine is.
     :param slots: how many devices the node has; CPU threads are split among them.
     :param devices: how many devices the job takes.
@@ -33,15 +32,10 @@ class RunSpec:
         the epoch), place in the plan.
     :param holder: who holds the devices, in words for people.
     :param mode: ``"train"``, ``"trial"`` to measure, or ``"score"`` to evaluate the weights that there are.
-    :param batch_count: global batches to train for in this run; None for all that are left.
-    :param checkpoint_seconds: save a checkpoint when the last one is this old.
-    :param checkpoint_batches: save a checkpoint every so many global batches.
     :param leases_folder: where the node's device locks are; None for the node's default.
     :param technique_folders: folders of the user's techniques.
     :param path: folders of the user's modules, put at the end of the module search path.
     :param measure: how a trial measures.
-    :param alike: jobs whose optimizer and schedule a trial tries to make too; the event ``broken`` (job,
-        reason) tells of those for which it can't.
     :param verdict: what the guard said of this strategy and job, if it was asked; else it is asked first.
     :param trial_seconds: how long a trial may take, once it has its devices; what comes before the
         end of a measurement's first batch is not counted, see :class:`TrialClock`.
@@ -51,10 +45,7 @@ class RunSpec:
     :param stop_seconds: how long training may take to stop when asked to.
     :param outlive_seconds: how long the run goes on when nobody follows it; 0 ends it with its starter.
     :param try_number: which try of the task started it, from 1.
-    :param definition: what the job's checkpoints belong to, :meth:`Definition.to_dict`; by default that of
-        ``job``. A checkpoint of another definition is refused.
-    :param goes_on_from: the hash of another definition whose checkpoints are taken all the same.
-    :param initial_weights: the safetensors file that the job's ``init_from`` means; empty where it has none.
+    :param definition: by default that of ``job``.
     :param plain_steps_folder: where trials of a sweep leave the guard's plain steps for each other; empty for
         nowhere.
     :param claim: what others who want the node's devices are told of the job or trial, by which turns are
@@ -66,27 +57,18 @@ class RunSpec:
         part of what the machine has; ``"0"`` for all they want.
     """
 
-    job: Job
-    technique: str
-    folder: str
     node: str
     slots: int
     devices: int
     device_ids: tuple[int, ...] | None = None
     kind: str = "gpu"
-    parameters: Mapping[str, Any] = field(default_factory=dict)
     priority: tuple[float, int] = (0.0, 0)
     holder: str = ""
     mode: Literal["train", "trial", "score"] = "train"
-    batch_count: int | None = None
-    checkpoint_seconds: float | None = 60.0
-    checkpoint_batches: int | None = None
-    keep_checkpoints: int = 2
     leases_folder: str | None = None
     technique_folders: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     measure: Measure = field(default_factory=Measure)
-    alike: tuple[Job, ...] = ()
     verdict: str | None = None
     trial_seconds: float = 120.0
     hang_seconds: float = 1800.0
@@ -94,9 +76,6 @@ class RunSpec:
     stop_seconds: float = 60.0
     outlive_seconds: float = 0.0
     try_number: int = 1
-    definition: Mapping[str, Any] = field(default_factory=dict)
-    goes_on_from: str | None = None
-    initial_weights: str = ""
     plain_steps_folder: str = ""
     claim: Claim | None = None
     strategies: tuple[Strategy, ...] = ()

@@ -78,7 +78,7 @@ class Training(BaseTraining):
             memory.leave_headroom(ranks.device)
         self.request = request
         self.ranks = ranks
-        self.job = job = Job.from_dict(request.job)
+        self.job = job = request.job
         self.hparams = hparams = job.hparams
 
         technique = library.get(request.technique)
@@ -204,7 +204,7 @@ class Training(BaseTraining):
     def _look_at_alike(self) -> None:
         """Say which of the jobs that share this trial can't have their optimizer or their schedule."""
         began = time.perf_counter()
-        others = map(Job.from_dict, self.request.alike)
+        others = self.request.alike
         broken = broken_optimizers(self.job, others, self.groups, self.parallel, self.data)
         for name, reason in broken.items():
             self.ranks.emit("broken", job=name, reason=reason)

@@ -31,7 +31,7 @@ def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     :raises NotANumberError: when the loss is NaN or infinite.
     :raises JobError: when the job can't be trained as it is written.
     """
-    if request.job.get("trainer"):
+    if request.job.trainer:
         from saturn_airflow.training.trainers import training
 
         return training.train(request, ranks)
@@ -43,7 +43,7 @@ def make_training(request: TrainRequest, ranks: Ranks, look: Look = look_nowhere
 
     :param look: called with it and the job's model before the technique is.
     """
-    if request.job.get("own_step"):
+    if request.job.own_step:
         from saturn_airflow.training.own_step.own_loop import OwnStepTraining
 
         return OwnStepTraining(request, ranks, look)

@@ -18,7 +18,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from saturn_airflow import library
 from saturn_airflow.launch.request import TrainRequest
-from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting, caches, parallel, recomputation
 from saturn_airflow.parallelism.blocks import find_blocks
 from saturn_airflow.parallelism.module_state import parameters_of
@@ -42,7 +41,7 @@ def predict(request: TrainRequest, ranks: Ranks) -> int | None:
     if not ranks.is_first:
         return None
     dist.destroy_process_group()
-    job = Job.from_dict(request.job)
+    job = request.job
     # Fake tensors on "cuda" need a build with CUDA; what counts is how many there are, not where.
     ranks = Ranks(rank=0, size=ranks.size, device=torch.device("cpu"))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks.size)
@@ -94,7 +93,7 @@ _OF_TRAINED = 4
 
 def blocks(request: TrainRequest, ranks: Ranks) -> tuple[int, int]:
     """How many blocks a job's model has, and the bytes that the largest takes while it is trained."""
-    job = Job.from_dict(request.job)
+    job = request.job
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = precision.cast_model(loading.made(job), job.hparams.precision)
         sizes = [

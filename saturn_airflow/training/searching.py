@@ -45,9 +45,7 @@ def refuse_hopeless(technique: str, most_frugal: Parameters, job: Job, count: in
     if device_bytes is None or job.own_step:
         return
     # Their values take no memory.
-    request = TrainRequest(
-        job=replace(job, init_from=None).to_dict(), technique=technique, parameters=most_frugal
-    )
+    request = TrainRequest(job=replace(job, init_from=None), technique=technique, parameters=most_frugal)
     try:
         peak, *_ = session.launch("saturn_airflow.training.memory_prediction:predict", request)
     except RanksFailedError:
@@ -72,7 +70,7 @@ def how_many_stay(job: Job, parameters: Parameters, session: Session) -> int:
     device_bytes = devices.smallest_gpu_bytes()
     if device_bytes is None:
         return 0
-    request = TrainRequest(job=replace(job, init_from=None).to_dict(), technique="spill")
+    request = TrainRequest(job=replace(job, init_from=None), technique="spill")
     try:
         (blocks, each), *_ = session.launch("saturn_airflow.training.memory_prediction:blocks", request)
     except RanksFailedError:

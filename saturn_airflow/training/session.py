@@ -259,22 +259,9 @@ class Session:
     def _request(
         self, parameters: Parameters, batch_count: int | None, measure: Measure | None = None
     ) -> TrainRequest:
-        spec = self._spec
-        return TrainRequest(
-            job=spec.job.to_dict(),
-            technique=spec.technique,
-            parameters=dict(parameters),
-            folder=spec.folder,
-            batch_count=batch_count,
-            checkpoint_seconds=spec.checkpoint_seconds,
-            checkpoint_batches=spec.checkpoint_batches,
-            keep_checkpoints=spec.keep_checkpoints,
-            measure=measure,
-            alike=tuple(job.to_dict() for job in spec.alike) if measure is not None else (),
-            definition=spec.definition,
-            goes_on_from=spec.goes_on_from,
-            initial_weights=spec.initial_weights,
-        )
+        alike = self._spec.alike if measure is not None else ()
+        own: dict[str, Any] = {"parameters": dict(parameters), "batch_count": batch_count}
+        return TrainRequest.of(self._spec, **own, measure=measure, alike=alike)
 
     def _launch_guarded(
         self, function: str, request: TrainRequest, seconds: float | None = None

@@ -142,7 +142,7 @@ def test_it_trains_as_the_sweep_does_and_writes_nothing(folder: Path, tmp_path_f
         data_args={"day": "2026-01-02"},
         hparams=HParams(epochs=2),
     )
-    request = TrainRequest(job=job.to_dict(), technique="single", folder=str(elsewhere))
+    request = TrainRequest(job=job, technique="single", folder=str(elsewhere))
     (expected,) = ranks.launch(in_the_sweep, request, str(elsewhere), size=1)
     assert losses(whole.stdout) == pytest.approx(expected, abs=1e-6)
 

@@ -66,7 +66,7 @@ def job_of(cell: Cell) -> Job:
 
 def request_of(cell: Cell, folder: Path, steps: int | None = None) -> TrainRequest:
     return TrainRequest(
-        job=job_of(cell).to_dict(),
+        job=job_of(cell),
         technique=cell.strategy.technique,
         parameters=dict(cell.strategy.parameters),
         folder=str(folder),

@@ -220,7 +220,7 @@ def request(case: Case, strategy: Strategy, accumulate: int, folder: Path) -> Tr
     a_job = job(case)
     a_job = dataclasses.replace(a_job, hparams=dataclasses.replace(a_job.hparams, accumulate=accumulate))
     return TrainRequest(
-        job=a_job.to_dict(),
+        job=a_job,
         technique=strategy.technique,
         parameters=strategy.parameters,
         folder=str(folder),

@@ -35,13 +35,13 @@ def job(**changes: Any) -> Job:
     return Job("cell", hparams=HParams(**hparams), **{**fields, **changes})
 
 
-def check_all(cells: list[tuple[dict[str, Any], str, dict[str, Any]]], ranks: Ranks) -> list[str]:
+def check_all(cells: list[tuple[Job, str, dict[str, Any]]], ranks: Ranks) -> list[str]:
     """The verdict on each, or why it was refused, after how."""
-    for name, technique in wrong.TECHNIQUES.items():
-        library.register(name, technique)
+    for name, wrong_one in wrong.TECHNIQUES.items():
+        library.register(name, wrong_one)
     verdicts = []
-    for data, technique, parameters in cells:  # type: ignore[assignment]
-        request = TrainRequest(job=data, technique=technique, parameters=parameters)  # type: ignore[arg-type]
+    for a_job, technique, parameters in cells:
+        request = TrainRequest(job=a_job, technique=technique, parameters=parameters)
         try:
             verdicts.append(check(request, ranks)["guard"])
         except ChangesResultError as reason:
@@ -58,7 +58,7 @@ def verdicts(cells: list[Cell]) -> list[str]:
     found = [""] * len(cells)
     for size in sorted({cell.devices for cell in cells}):
         chosen = [i for i, cell in enumerate(cells) if cell.devices == size]
-        asked = [(cells[i].job.to_dict(), cells[i].technique, cells[i].parameters) for i in chosen]
+        asked = [(cells[i].job, cells[i].technique, cells[i].parameters) for i in chosen]
         for i, verdict in zip(chosen, ranks_module.launch(check_all, asked, size=size)[0], strict=True):
             found[i] = verdict
     return found

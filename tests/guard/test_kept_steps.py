@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checking import job
@@ -12,6 +11,7 @@ from checking import job
 from saturn_airflow.launch.request import ChangesResultError, Measure, TrainRequest
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.estimates import Trial
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.guarding import first_steps, guarded
 from saturn_airflow.training.ranks import Ranks
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.ranks
 HERE = Path(__file__).parent
 
 
-def asked_twice(data: dict[str, Any], other: dict[str, Any], ranks: Ranks) -> tuple[str, bool, str]:
+def asked_twice(a_job: Job, other: Job, ranks: Ranks) -> tuple[str, bool, str]:
     """The verdict by kept steps, whether none was taken for it, and what is said of another job by them."""
-    request = TrainRequest(job=data, technique="ddp")
+    request = TrainRequest(job=a_job, technique="ddp")
     kept = guarded.check(request, ranks)["plain_steps"]
     own, taken = first_steps.take, []
     first_steps.take = lambda *args, **kw: taken.append(0) or own(*args, **kw)  # type: ignore[func-returns-value]
@@ -39,9 +39,7 @@ def asked_twice(data: dict[str, Any], other: dict[str, Any], ranks: Ranks) -> tu
 
 def test_kept_steps_stand_for_new_ones_and_find_what_differs() -> None:
     a_job, other = job(), job(hparams={"seed": 1})
-    for verdict, none_taken, told in ranks_module.launch(
-        asked_twice, a_job.to_dict(), other.to_dict(), size=2
-    ):
+    for verdict, none_taken, told in ranks_module.launch(asked_twice, a_job, other, size=2):
         assert verdict == "exact"
         assert none_taken
         assert told.startswith("not as plain steps taken before: the loss of step 1")

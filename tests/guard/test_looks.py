@@ -62,7 +62,7 @@ def trained(requests: list[TrainRequest], size: int = 2, looking: bool = True) -
 
 def request(a_job: Any, technique: str, folder: Path, **changes: Any) -> TrainRequest:
     settings = {"checkpoint_seconds": None, **changes}
-    return TrainRequest(job=a_job.to_dict(), technique=technique, folder=str(folder), **settings)
+    return TrainRequest(job=a_job, technique=technique, folder=str(folder), **settings)
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_a_change_that_begins_later_is_seen(tmp_path: Path) -> None:
 
     def request(after: int) -> TrainRequest:
         late = job("Coupled", model_args={"after": after}, hparams=HParams(precision="float64", batches=16))
-        return TrainRequest(job=late.to_dict(), technique="ddp", folder=str(tmp_path / str(after)))
+        return TrainRequest(job=late, technique="ddp", folder=str(tmp_path / str(after)))
 
     never, late = ranks_module.launch(try_each, [request(99), request(12)], None, size=2)[0]
     looks = [e for e in never["events"] if e["event"] == "looked"]
@@ -80,7 +80,7 @@ def test_looks_count_as_no_steps_of_schedules(tmp_path: Path) -> None:
     from test_looks import look_at_every_step
 
     other = job("EveryOther", hparams=HParams(precision="float64", batches=8))
-    request = TrainRequest(job=other.to_dict(), technique="ddp", folder=str(tmp_path))
+    request = TrainRequest(job=other, technique="ddp", folder=str(tmp_path))
     (told,) = ranks_module.launch(look_at_every_step, [request], True, size=2)[0]
     assert [event["checked"] for event in told["events"] if event["event"] == "looked"] == [True] * 8, told
     rates = [event["lr"] for event in told["events"] if event["event"] == "step"]

@@ -10,6 +10,7 @@ import pytest
 from checking import Cell, job, verdicts
 
 from saturn_airflow.launch.request import TrainRequest
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.guarding.users_state import python_modules
 from saturn_airflow.training.loop import train
@@ -44,21 +45,21 @@ def test_what_looks_at_gradients_on_their_way_is_refused() -> None:
     assert shared.startswith("refused: ddp x 2 changes the result: the gradient of 'enter")
 
 
-def losses(data: dict[str, Any], folder: str, steps: list[int | None], ranks: Ranks) -> list[float]:
+def losses(a_job: Job, folder: str, steps: list[int | None], ranks: Ranks) -> list[float]:
     found = []
     for count in steps:
-        request = TrainRequest(job=data, technique="single", folder=folder, batch_count=count)
+        request = TrainRequest(job=a_job, technique="single", folder=folder, batch_count=count)
         found.append(train(request, ranks)["loss"])
     return found
 
 
 def test_a_buffer_that_took_its_shape_with_the_first_batch_is_resumed(tmp_path: Path) -> None:
-    data = growing("shaped by the first batch", hparams={"batches": 4}).to_dict()
-    ((whole,),) = ranks_module.launch(losses, data, str(tmp_path / "whole"), [None], size=1)
+    a_job = growing("shaped by the first batch", hparams={"batches": 4})
+    ((whole,),) = ranks_module.launch(losses, a_job, str(tmp_path / "whole"), [None], size=1)
     ((_, resumed),) = [
         [  # type: ignore[misc]
-            *ranks_module.launch(losses, data, str(tmp_path / "parts"), [2], size=1)[0],
-            *ranks_module.launch(losses, data, str(tmp_path / "parts"), [None], size=1)[0],
+            *ranks_module.launch(losses, a_job, str(tmp_path / "parts"), [2], size=1)[0],
+            *ranks_module.launch(losses, a_job, str(tmp_path / "parts"), [None], size=1)[0],
         ]
     ]
     assert resumed == whole  # type: ignore[has-type]

@@ -63,7 +63,7 @@ def job(**changes: Any) -> Job:
 
 def request(a_job: Job, strategy: Strategy, folder: str | Path, **changes: Any) -> TrainRequest:
     return TrainRequest(
-        job=a_job.to_dict(),
+        job=a_job,
         technique=strategy.technique,
         parameters=strategy.parameters,
         folder=str(folder),

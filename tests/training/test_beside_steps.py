@@ -328,7 +328,7 @@ def test_the_loop_trains_as_one_device_does(tmp_path: Path) -> None:
     ]
     requests = [
         TrainRequest(
-            job=job.to_dict(),
+            job=job,
             technique=technique,
             folder=str(tmp_path / f"{technique}-{number}"),
             checkpoint_batches=2,

@@ -254,7 +254,7 @@ def test_adapters_move_from_technique_to_technique_beside_one_base(
         load_dataloader="adapter_jobs:table",
         model_args={"folder": str(tmp_path / "pretrained")},
         hparams=HParams(batches=2 * len(CHAIN), batch_size=4, lr=0.05, precision="float64"),
-    ).to_dict()
+    )
     moved, straight = tmp_path / "moved", tmp_path / "straight"
     losses: list[float] = []
     for technique, devices, parameters in CHAIN:

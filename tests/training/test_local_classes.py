@@ -25,7 +25,7 @@ GOES_ON = [(how, False) for how in ("list", "mapping", "object", "none")] + [("o
 def test_they_are_resumed(how: str, inside: bool, tmp_path: Path) -> None:
     a_job = keeping(how, inside=inside)
     whole, first, rest = (
-        dataclasses.replace(requests(tmp_path / place, count)[0], job=a_job.to_dict())
+        dataclasses.replace(requests(tmp_path / place, count)[0], job=a_job)
         for place, count in (("whole", None), ("parts", STOPPED_AT), ("parts", None))
     )
     ((straight, _),) = ranks.launch(train_all, [whole], size=1)[0]

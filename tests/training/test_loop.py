@@ -42,9 +42,7 @@ def job(hparams: dict[str, Any] | None = None, **fields: Any) -> Job:
 
 def request(a_job: Job, folder: Path | str = "", technique: str = "single", **changes: Any) -> TrainRequest:
     defaults: dict[str, Any] = {"checkpoint_seconds": None}
-    return TrainRequest(
-        job=a_job.to_dict(), technique=technique, folder=str(folder), **{**defaults, **changes}
-    )
+    return TrainRequest(job=a_job, technique=technique, folder=str(folder), **{**defaults, **changes})
 
 
 def try_each(requests: list[TrainRequest], stop_after: int | None, ranks: Ranks) -> list[Told]:

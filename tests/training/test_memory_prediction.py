@@ -34,7 +34,7 @@ def request(technique: str, **parameters: Any) -> TrainRequest:
         data_args={"width": WIDTH},
         hparams=HParams(batch_size=8),
     )
-    return TrainRequest(job=job.to_dict(), technique=technique, parameters=parameters)
+    return TrainRequest(job=job, technique=technique, parameters=parameters)
 
 
 def predict_all(requests: list[TrainRequest], this_process: Ranks) -> tuple[list[int | None], int]:
@@ -78,7 +78,7 @@ def test_is_no_more_than_flash_attention_takes(as_module: bool, precision: str) 
         data_args={"width": width, "tokens": tokens},
         hparams=HParams(batch_size=batch, precision=precision),
     )
-    asked = TrainRequest(job=job.to_dict(), technique="single", parameters={})
+    asked = TrainRequest(job=job, technique="single", parameters={})
     (found,), _ = ranks.launch(predict_all, [asked], size=1)[0]
     one_tensor = batch * tokens * width * 4
     scores = batch * heads * tokens * tokens * 4  # of which other ways hold several
@@ -109,7 +109,7 @@ def test_search_refuses_only_what_is_hopeless(
 ) -> None:
     monkeypatch.setattr(devices, "smallest_gpu_bytes", lambda: device_bytes)
     session: Any = DirectSession()
-    job = Job.from_dict(request("single").job)
+    job = request("single").job
     if device_bytes == STATE // 2:
         with pytest.raises(
             DoesNotFit, match=r"its tensors alone take 2\.\d GiB on each of 1 devices, which have 1\.3 GiB"

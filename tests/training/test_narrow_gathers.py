@@ -117,7 +117,7 @@ def test_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
                 "loop_jobs:loss",
                 load_eval_dataloader="loop_jobs:points",
                 hparams=HParams(precision="bf16", epochs=2, batch_size=6, lr=0.05, **hparams),
-            ).to_dict(),
+            ),
             technique="fsdp",
             parameters=parameters,
             folder=str(tmp_path / str(number)),

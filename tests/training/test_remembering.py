@@ -93,7 +93,7 @@ def train_all(requests: list[TrainRequest], ranks: Ranks) -> list[tuple[list[flo
 def requests(folder: Path, batch_count: int | None, technique: str = "single") -> list[TrainRequest]:
     return [
         TrainRequest(
-            job=a_job.to_dict(),
+            job=a_job,
             technique=technique,
             folder=str(folder / what),
             batch_count=batch_count,
@@ -178,7 +178,7 @@ def test_looking_ahead_is_not_remembered(
 
 def guard(a_job: Job, ranks: Ranks) -> str:
     try:
-        return str(check(TrainRequest(job=a_job.to_dict(), technique="single"), ranks)["guard"])
+        return str(check(TrainRequest(job=a_job, technique="single"), ranks)["guard"])
     except JobError as error:
         return str(error)
 
@@ -211,7 +211,7 @@ def test_data_that_follow_the_losses_are_refused_at_the_trial(by: float) -> None
 def test_what_is_made_anew_in_each_step_is_not_missed(tmp_path: Path) -> None:
     a_job = job(load_model="remembering_jobs:notes_its_output")
     assert ranks_module.launch(guard, a_job, size=1) == ["exact"]
-    request = dataclasses.replace(requests(tmp_path, 5)[0], job=a_job.to_dict())
+    request = dataclasses.replace(requests(tmp_path, 5)[0], job=a_job)
     ((_, saved),) = ranks_module.launch(train_all, [request], size=1)[0]
     ((_, resumed),) = ranks_module.launch(train_all, [request], size=1)[0]
     assert ["'last' (it is a SimpleNamespace" in told for told in (saved[0], resumed[0])] == [True, True]
@@ -223,7 +223,7 @@ def test_what_a_later_stage_counts_is_looked_at_and_resumed(tmp_path: Path, says
 
     def losses(folder: str, technique: str, batch_count: int | None = None) -> list[float]:
         request = TrainRequest(
-            job=a_job.to_dict(),
+            job=a_job,
             technique=technique,
             parameters={"micro_batches": 1} if technique == "pipeline" else {},
             folder=str(tmp_path / folder),

@@ -114,7 +114,7 @@ def trained(
         on_step=on_step,
     )
     told: list[dict[str, Any]] = []
-    request = TrainRequest(job=job.to_dict(), technique="single")
+    request = TrainRequest(job=job, technique="single")
     training = loop.make_training(request, dataclasses.replace(HERE, _emit=told.append))
     said.clear()
     training.run()

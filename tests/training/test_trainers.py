@@ -33,7 +33,7 @@ def job(**model_args: Any) -> Job:
 
 def request(one: Job, folder: Path | str, **changes: Any) -> TrainRequest:
     settings = {"checkpoint_seconds": None, **changes}
-    return TrainRequest(job=one.to_dict(), technique="single", folder=str(folder), **settings)
+    return TrainRequest(job=one, technique="single", folder=str(folder), **settings)
 
 
 def alone(folder: Path, **model_args: Any) -> tuple[list[float], torch.nn.Module, list[float]]:

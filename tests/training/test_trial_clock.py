@@ -59,7 +59,7 @@ def test_a_trial_says_how_large_its_model_is(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
         for measure in (Measure(0, 1), None):
-            request = TrainRequest(job=a_job.to_dict(), technique="single", measure=measure)
+            request = TrainRequest(job=a_job, technique="single", measure=measure)
             model = loop.make_training(request, ranks).parallel.model
     finally:
         dist.destroy_process_group()

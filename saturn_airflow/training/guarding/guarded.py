@@ -30,7 +30,7 @@ def check(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     :raises DoesNotFit: when it can't train this job on these devices.
     :raises JobError: when the job can't be trained as it is written.
     """
-    if request.job.get("trainer"):
+    if request.job.trainer:
         from saturn_airflow.training.trainers import resumed
 
         return resumed.check(request, ranks)
@@ -48,7 +48,7 @@ def measure(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     :returns: what both tell; ``guard_seconds`` without what measuring would have taken as well.
     :raises ChangesResultError: as :func:`check` does.
     """
-    if request.job.get("trainer"):
+    if request.job.trainer:
         from saturn_airflow.training.trainers import resumed
 
         return resumed.measure(request, ranks)

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ def make_optimizer(
     """
     cls = references.load(str(hparams.optimizer))
     here = parallel.trainable()
-    arguments: dict[str, Any] = {"lr": hparams.lr, **hparams.optimizer_args}
+    arguments: dict[str, Any] = {"lr": hparams.lr, **deepcopy(hparams.optimizer_args)}
     if parallel.optimizer_kernels != "many at once" and cls in _FUSED and "foreach" not in arguments:
         arguments.setdefault("fused", True)
     mixed = parallel.optimizer_kernels == "two kinds" and not arguments.get("fused")
@@ -191,7 +192,7 @@ def scheduler_of(hparams: HParams, optimizer: torch.optim.Optimizer, total: int 
     if hparams.lr_scheduler is None:
         return None
     cls, what = references.load(str(hparams.lr_scheduler)), f"lr_scheduler {hparams.lr_scheduler!r}"
-    given = {**hparams.lr_scheduler_args}
+    given = deepcopy(dict(hparams.lr_scheduler_args))
     if (name := _steps_left_out(cls, given)) is not None:
         if total is None:
             raise JobError(

@@ -15,7 +15,7 @@ from saturn_airflow import library
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit
 from saturn_airflow.launch.users_code import common_to_alike
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import adapting
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import reporting, resuming, rng
@@ -88,9 +88,9 @@ class OwnStepTraining(Training):
             return
         for other in self.request.alike:
             try:
-                check_hparams(HParams(**other.get("hparams", {})))
+                check_hparams(other.hparams)
             except JobError as error:
-                self.ranks.emit("broken", job=other["name"], reason=str(error))
+                self.ranks.emit("broken", job=other.name, reason=str(error))
 
     def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
         if self.is_past_end:

@@ -12,7 +12,6 @@ from saturn_airflow.launch.request import DoesNotFit, NotANumberError, TrainRequ
 from saturn_airflow.model import metrics
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import timing
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.trainers.building import arguments, batches_per_epoch, build, leave_process_group
@@ -46,7 +45,7 @@ class TrainerProgress:
         if ranks.size != 1 or request.parameters:
             raise DoesNotFit("a Trainer trains on one device, as it is")
         leave_process_group()
-        self.job = Job.from_dict(request.job)
+        self.job = request.job
         self.stop_at, self.save_at = stop_at, save_at
         self.trainer = trainer = build(self.job, folder)
         self.remembered = CallbackState(trainer.callback_handler.callbacks)
