@@ -26,7 +26,7 @@ LOST = {"passing buffer": "its buffers ['passes'] are not saved"}
 
 
 def growing(kind: str, **changes: Any) -> Any:
-    return job(load_model="odd_models:growing", model_args={"kind": kind}, **changes)
+    return job(load_model="growing_models:growing", model_args={"kind": kind}, **changes)
 
 
 def test_what_checkpoints_keep_passes_and_what_they_lose_is_refused() -> None:
