@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,20 @@ class KeptPlanOperator(ListingOperator):
     :param number: of the round, from 1.
     """
 
-    def __init__(self, *, settings: SweepSettings, number: int = 1, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self, *, settings: SweepSettings, number: int = 1, on_success_callback: Any = None, **kwargs: Any
+    ) -> None:
+        theirs = on_success_callback or []
+        theirs = theirs if isinstance(theirs, Sequence) else [theirs]
+        super().__init__(on_success_callback=[_send_records, *theirs], **kwargs)
         self.settings = settings
         self.number = number
         self.mlflow_url: str | None = None
         #: The mapped tasks that train by this plan, once the graph has them.
         self.train_tasks: Sequence[str] = ()
         self._handed_on: dict[str, Any] = {}
+        #: Sends what MLflow is to know of the plan, once Airflow knows it: jobs begin meanwhile.
+        self.send_records: Callable[[], object] = int
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """The plan's entries, in the order of their start."""
@@ -98,3 +104,10 @@ class KeptPlanOperator(ListingOperator):
 
     def _file(self, folder: Path) -> Path:
         return folder / f"round_{self.number}.plan"
+
+
+def _send_records(context: Context) -> None:
+    # The task that ran is a copy of the one that this was given to.
+    ran = context["task"]
+    assert isinstance(ran, KeptPlanOperator), "no other is given this"
+    ran.send_records()

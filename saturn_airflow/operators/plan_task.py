@@ -387,13 +387,14 @@ class PlanOperator(KeptPlanOperator):
         self.hand_on(context, "plan", self.told(plan, cluster, practice))
         uri = mlflow_uri(self.settings.mlflow_conn_id)
         parent = pull_from_trials(context, self.settings.trials_task, "sweep")
-        run = tracking.reopen_sweep(uri, parent, sweep.folder)
-        run.log_plan(plan, cluster, self.number, self.also_told.get("promise"))
+        run = tracking.reopen_sweep(uri, parent, sweep.folder, send=False)
+        run.log_plan(plan, self.number, self.also_told.get("promise"))
         self.mlflow_url = run.url
         if self._learned is not None:
             lasting = [estimate for estimate in self._learned.fresh if not estimate.passing]
             names = {fingerprint(job): job.name for job in reversed(self._learned.knowledge.jobs)}
-            tracking.estimate_store.record(uri, lasting, sweep.folder, speed_versions(), jobs=names)
+            tracking.estimate_store.keep(lasting, sweep.folder, speed_versions(), names)
+        self.send_records = lambda: run.log_chart(plan, cluster, self.number)
 
     def _say(self, context: Context, stand: SweepState, decided: DecidedRound) -> None:
         """Say what was decided, and tell the author where the first plan can't meet the deadline."""

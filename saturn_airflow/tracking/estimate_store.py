@@ -58,25 +58,22 @@ class KnownEstimate:
     versions: Mapping[str, str]
 
 
-def record(
-    uri: str,
+def keep(
     estimates: Iterable[Estimate],
     folder: str | Path,
     versions: Mapping[str, str] | None = None,
-    patience: float = 5.0,
     jobs: Mapping[str, str] | None = None,
     source: Literal["measured", "trained"] = "measured",
-) -> bool:
-    """Keep estimates that trials have measured, or the speeds that training really had.
+) -> Outbox:
+    """Keep estimates that trials have measured, or the speeds that training really had, to be sent.
 
     Whose speed was far from what was expected is ``stale``: it is found so until a later one is as expected.
 
     :param estimates: where they are of training, ``batches`` says how many each was seen over.
     :param folder: of the sweep; keeps what MLflow has not taken yet.
     :param versions: of what can change the speed, such as torch; :func:`find` asks for the same.
-    :param patience: seconds to try for while MLflow does not answer.
     :param jobs: names of jobs by fingerprint, for people.
-    :returns: whether MLflow has everything.
+    :returns: what they are sent from, with what else waits there.
     """
     outbox = Outbox(folder)
     now = round(1000 * time.time())
@@ -100,7 +97,24 @@ def record(
                 }
             )
     outbox.sync()
-    return send_patiently(Sender(uri, outbox), patience)
+    return outbox
+
+
+def record(
+    uri: str,
+    estimates: Iterable[Estimate],
+    folder: str | Path,
+    versions: Mapping[str, str] | None = None,
+    patience: float = 5.0,
+    jobs: Mapping[str, str] | None = None,
+    source: Literal["measured", "trained"] = "measured",
+) -> bool:
+    """Keep estimates (:func:`keep`), and send them.
+
+    :param patience: seconds to try for while MLflow does not answer.
+    :returns: whether MLflow has everything.
+    """
+    return send_patiently(Sender(uri, keep(estimates, folder, versions, jobs, source)), patience)
 
 
 def find(

@@ -107,7 +107,6 @@ class SweepRun(_Run):
         super().__init__(uri, folder, description)
         self._patience = patience
         self._gave_up = -math.inf
-        self.flush()
 
     def to_dict(self) -> dict[str, Any]:
         """This run as JSON-ready data, for XCom: what :func:`open_job` and :func:`reopen_sweep` need."""
@@ -116,23 +115,15 @@ class SweepRun(_Run):
     def log_plan(
         self,
         plan: Plan,
-        nodes: Iterable[Node] | None = None,
         round: int = 1,
         promise: Mapping[str, Any] | None = None,
     ) -> None:
-        """Log a plan, its chart and its figures.
+        """Log a plan and its figures; they are sent with the chart.
 
-        :param nodes: the cluster's, to show devices the plan leaves idle.
         :param round: which of the sweep's plans it is, from 1.
         :param promise: ``seconds`` in which it is done with the odds ``confidence``, where that is known.
         """
-        from saturn_airflow.tracking.chart import draw
-
-        folder = f"plan/round-{round}"
-        self.log_bytes(json.dumps(plan.to_dict(), indent=2).encode(), f"{folder}/plan.json")
-        nodes = None if nodes is None else list(nodes)
-        for format in ("png", "svg"):
-            self.log_bytes(draw(plan, format, nodes), f"{folder}/plan.{format}")
+        self.log_bytes(json.dumps(plan.to_dict(), indent=2).encode(), f"plan/round-{round}/plan.json")
         figures = {
             "planned_seconds": plan.makespan,
             "lower_bound_seconds": plan.lower_bound,
@@ -143,6 +134,18 @@ class SweepRun(_Run):
         if promise and math.isfinite(promise.get("seconds", math.inf)):
             figures |= {"promised_seconds": promise["seconds"], "promised_odds": promise["confidence"]}
         self.log_metrics(figures, step=round)
+
+    def log_chart(self, plan: Plan, nodes: Iterable[Node] | None = None, round: int = 1) -> None:
+        """Draw a plan, and send what waits.
+
+        :param nodes: the cluster's, to show devices the plan leaves idle.
+        :param round: which of the sweep's plans it is, from 1.
+        """
+        from saturn_airflow.tracking.chart import draw
+
+        nodes = None if nodes is None else list(nodes)
+        for format in ("png", "svg"):
+            self.log_bytes(draw(plan, format, nodes), f"plan/round-{round}/plan.{format}")
         self.flush()
 
     def log_report(self, result: Mapping[str, Any], table: Sequence[Mapping[str, Any]] | None = None) -> None:
@@ -372,12 +375,22 @@ def open_sweep(
     :param patience: seconds to try for while MLflow does not answer.
     """
     description = _description(experiment, tags[SWEEP_TAG], ("sweep", tags[SWEEP_TAG]), name, tags, params)
-    return SweepRun(uri, folder, description, patience)
+    run = SweepRun(uri, folder, description, patience)
+    run.flush()
+    return run
 
 
-def reopen_sweep(uri: str, sweep: Mapping[str, Any], folder: str | Path, patience: float = 5.0) -> SweepRun:
-    """The run that :meth:`SweepRun.to_dict` described."""
-    return SweepRun(uri, folder, _identity(sweep), patience)
+def reopen_sweep(
+    uri: str, sweep: Mapping[str, Any], folder: str | Path, patience: float = 5.0, *, send: bool = True
+) -> SweepRun:
+    """The run that :meth:`SweepRun.to_dict` described.
+
+    :param send: whether to send what waits now, or with what is logged later.
+    """
+    run = SweepRun(uri, folder, _identity(sweep), patience)
+    if send:
+        run.flush()
+    return run
 
 
 def open_job(

@@ -54,6 +54,17 @@ def tried(states: dict[str, str | None]) -> tuple[list[Any], dict[str, Any]]:
     return operator.execute({"ti": ti}), pushed  # type: ignore[typeddict-item]
 
 
+def test_the_copy_that_planned_sends_its_records_once_airflow_knows_and_callbacks_of_the_dag_stay() -> None:
+    told: list[str] = []
+    with DAG("dag", default_args={"on_success_callback": lambda context: told.append("theirs")}):
+        planner = Planner(task_id="plan", settings=SETTINGS)
+    ran = planner.prepare_for_execution()
+    ran.send_records = lambda: told.append("sent")
+    for callback in ran.on_success_callback:
+        callback({"task": ran})
+    assert told == ["sent", "theirs"]
+
+
 def test_a_plan_that_was_cleared_alone_is_handed_on_again_as_it_was() -> None:
     first = tried({})
     assert tried({"sweep.train_0": "running", "sweep.train_1": None}) == first

@@ -224,7 +224,8 @@ def test_the_plan_its_chart_and_the_report_are_artifacts(uri: str, tmp_path: Pat
     from mlflow.artifacts import download_artifacts
 
     sweep = open_sweep(uri, tmp_path)
-    sweep.log_plan(PLAN, [Node("local", 4, "cpu")])
+    sweep.log_plan(PLAN)
+    sweep.log_chart(PLAN, [Node("local", 4, "cpu")])
     rows = [{"job": "a", "loss": 1.0, "device_ids": [0, 1]}, {"job": "b", "reason": "its loss is NaN"}]
     best = {"job": "a", "metric": "loss", "value": 1.0, "model_uri": None}
     sweep.log_report({"actual_seconds": 104.0, "failed": ["b"], "jobs": rows, "best": best})
@@ -241,6 +242,14 @@ def test_the_plan_its_chart_and_the_report_are_artifacts(uri: str, tmp_path: Pat
     assert [run.data.metrics[name] for name in metrics] == [100.0, 90.0, 104.0]
     assert run.data.metrics["gap"] == pytest.approx(1 / 9)
     assert run.data.tags["saturn.best.job"] == "a"
+
+
+def test_a_plan_that_nobody_sent_is_sent_with_the_next_records(uri: str, tmp_path: Path) -> None:
+    sweep = open_sweep(uri, tmp_path)
+    tracking.reopen_sweep(uri, sweep.to_dict(), tmp_path / "sweep", send=False).log_plan(PLAN)
+    assert "planned_seconds" not in client(uri).get_run(sweep.id).data.metrics
+    tracking.reopen_sweep(uri, sweep.to_dict(), tmp_path / "sweep")
+    assert client(uri).get_run(sweep.id).data.metrics["planned_seconds"] == 100.0
 
 
 def test_the_jobs_table_is_one_mlflow_can_load(uri: str, tmp_path: Path) -> None:
@@ -441,6 +450,7 @@ def test_an_embedded_store_has_no_page_and_its_artifacts_lie_beside_it(
     uri = tracking.resolve_uri(tmp_path / "state")
     sweep = open_sweep(uri, tmp_path)
     sweep.log_plan(PLAN)
+    sweep.log_chart(PLAN)
     assert sweep.id is not None
     assert sweep.url is None
     assert (tmp_path / "state" / "mlflow.db").is_file()
