@@ -78,6 +78,7 @@ def test_the_latest_sweeps_come_first(uri: str, capsys: pytest.CaptureFixture[st
     assert json.loads(printed(capsys, "sweeps", "--uri", uri, "--json", "--dag", "other")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["nightly", "nightly/tue/sweep", "run"])
 def test_a_sweep_is_shown_job_by_job(uri: str, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     if how == "run":
@@ -101,6 +102,7 @@ def test_a_sweep_is_shown_job_by_job(uri: str, how: str, capsys: pytest.CaptureF
     assert re.search(r"^ *good .* 0\.25 +- +0\.625 *$", out, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -122,6 +124,7 @@ def test_what_can_not_be_done_is_one_line_and_status_2(
     assert said in complaints[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["sweeps", "estimates"])
 def test_the_connection_that_tasks_use_is_asked_first(
     uri: str, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

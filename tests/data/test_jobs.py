@@ -211,6 +211,7 @@ jobs_of_any_kind = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(jobs_of_any_kind)
 def test_a_job_survives_json(original: Any) -> None:
     assert Job.from_dict(json.loads(json.dumps(original.to_dict()))) == original

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -53,5 +55,6 @@ def test_circles_are_seen() -> None:
     assert circles(graph) == {frozenset({"b", "c"})}
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other() -> None:
     assert [sorted(circle) for circle in circles(imports())] == []

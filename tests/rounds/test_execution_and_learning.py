@@ -81,6 +81,7 @@ def test_carrying_on_costs_nothing(problem: Any, seed: Any, share: Any) -> None:
     assert first.end + second.end == pytest.approx(whole.end)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(problems(releases=False, busy=False), st.integers(0, 99), st.floats(0.05, 0.95), st.floats(0, 2))
 def test_a_plan_is_never_left_for_one_expected_to_end_later(

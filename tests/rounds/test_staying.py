@@ -78,6 +78,7 @@ def test_who_waits_behind_one_that_stays_keeps_its_place_in_the_line(waiting: An
     assert staying(waiting, after=()) == {"first", "next"}
 
 
+@pytest.mark.slow
 def test_who_is_to_go_elsewhere_or_after_others_leaves_the_line(waiting: Any) -> None:
     assert staying(waiting, device_ids=(1,)) == {"first"}
     assert staying(waiting, technique="ddp") == {"first"}
@@ -85,6 +86,7 @@ def test_who_is_to_go_elsewhere_or_after_others_leaves_the_line(waiting: Any) ->
     assert staying(waiting, moved=("first",)) == set()
 
 
+@pytest.mark.slow
 def test_a_job_that_evaluates_after_its_last_batch_is_not_forgotten(waiting: Any) -> None:
     """Nor one that was killed then: only a job that has finished, or is at its rung, is left out."""
     at_end = {

@@ -153,6 +153,7 @@ def test_there_is_one_line_whoever_looks(data: st.DataObject) -> None:
                     assert first.trials >= second.trials, "trials overtake"
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_all_have_their_turn_and_none_beside_another_on_a_device(data: st.DataObject) -> None:
@@ -173,6 +174,7 @@ def test_all_have_their_turn_and_none_beside_another_on_a_device(data: st.DataOb
         assert not queue.waiting
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_trial_of_a_higher_priority_waits_but_for_those_that_have_devices(data: st.DataObject) -> None:

@@ -143,6 +143,7 @@ def bound_to(place: Place, one: PlannedJob) -> PlannedJob:
     )
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_round_never_ends_later_than_the_plan_that_stands_and_moves_nobody_to_wait(

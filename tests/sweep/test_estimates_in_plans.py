@@ -90,6 +90,7 @@ def test_a_node_says_its_memory_where_it_has_any() -> None:
     assert Cluster.from_dict(cluster.to_dict()) == cluster
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     memory=st.floats(8, 64),

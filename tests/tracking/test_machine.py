@@ -17,6 +17,7 @@ def step(number: int, moment: float) -> dict[str, Any]:
     return {"event": "step", "step": number, "epoch": 0, "loss": 1.0, "time": moment}
 
 
+@pytest.mark.slow
 def test_a_job_that_trains_has_the_machines_metrics_and_its_retry_counts_on(
     embedded_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

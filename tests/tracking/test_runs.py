@@ -385,6 +385,7 @@ def test_an_experiment_mlflow_does_not_take_loses_nothing(embedded_uri: str, tmp
     assert not (tmp_path / "mlflow" / "refused.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_that_nobody_reports_is_ended_with_its_jobs_and_may_go_on(
     embedded_uri: str, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_nothing_is_pickled(two: dict[str, bytes]) -> None:
             json.loads(content)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_flipped_bit_is_noticed(

@@ -111,6 +111,7 @@ def test_who_is_not_of_the_group_gets_nowhere(shared: Path) -> None:
         as_user(EVE, lambda: os.open(shared / "gate", os.O_RDONLY))
 
 
+@pytest.mark.slow
 def test_members_can_not_remove_what_others_hold_or_wait_with(shared: Path) -> None:
     as_user(ANN, lambda: take(shared), (GPU,))
     with leases.acquire(["gpu0"], "root's job", folder=shared):
@@ -132,6 +133,7 @@ def test_a_dead_ticket_is_removed_by_its_owner_alone(shared: Path) -> None:
     assert list((shared / "tickets").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_user_is_not_used(machine: Path) -> None:
     eves = own_folder(machine, EVE)
     as_user(EVE, lambda: take(eves / "leases"))

@@ -297,5 +297,5 @@ class Line(RuleBasedStateMachine):
         super().teardown()
 
 
-TestLine = Line.TestCase
+TestLine = pytest.mark.slow(Line.TestCase)
 TestLine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

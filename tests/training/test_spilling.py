@@ -89,6 +89,7 @@ def test_at_most_so_many_blocks_are_on_the_device(
     assert not spilled._stream._on_device
 
 
+@pytest.mark.slow
 def test_trains_with_dropout_as_if_not_spilled(ranks: Ranks) -> None:
     model, same = deep(), deep()
     spilled = Spilled(model, ranks, 2, None)
