@@ -15,8 +15,13 @@ from saturn_airflow.launch import progress, runs
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 
 
-def run_sweep(deployment: Any, dag_id: Any) -> Any:
-    run_id = deployment.start(dag_id)
+@pytest.fixture(scope="module")
+def started(deployment: Any) -> dict[str, str]:
+    """A run of each sweep, both at once, on nodes of their own."""
+    return {dag_id: deployment.start(dag_id) for dag_id in ("five_rounds", "halved")}
+
+
+def end_of(deployment: Any, dag_id: str, run_id: str) -> Any:
     state = deployment.wait(dag_id, run_id, timeout=600)
     return {
         "run_id": run_id,
@@ -27,13 +32,13 @@ def run_sweep(deployment: Any, dag_id: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def five(deployment: Any) -> Any:
-    return run_sweep(deployment, "five_rounds")
+def five(deployment: Any, started: dict[str, str]) -> Any:
+    return end_of(deployment, "five_rounds", started["five_rounds"])
 
 
 @pytest.fixture(scope="module")
-def halved(deployment: Any) -> Any:
-    return run_sweep(deployment, "halved")
+def halved(deployment: Any, started: dict[str, str]) -> Any:
+    return end_of(deployment, "halved", started["halved"])
 
 
 def mlflow_runs(deployment: Any, dag_id: Any) -> Any:

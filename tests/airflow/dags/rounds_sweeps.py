@@ -25,12 +25,14 @@ def job(name: str, lr: float = 0.05, epochs: int = 1, **data) -> Job:
     )
 
 
+def cluster(node: str) -> Cluster:
+    return Cluster(Node(node, devices=2, kind="cpu"))
+
+
 #: benchmarks/real_rounds.py asks for more.
 SAMPLES = int(os.environ.get("SAMPLES", "3200"))
 JOBS = [job("slow", samples=SAMPLES, later=0.016), *(job(f"even-{n}", samples=SAMPLES) for n in (1, 2))]
-CLUSTER = Cluster(Node("a", devices=2, kind="cpu"))
 COMMON = {
-    "cluster": CLUSTER,
     "techniques": ["single", "ddp"],
     "planning_seconds": 3.0,
     "checkpoint_every": 5.0,
@@ -39,12 +41,14 @@ COMMON = {
 
 @dag(schedule=None, tags=["test"])
 def one_round():
-    SaturnSweepOperator(task_id="sweep", jobs=JOBS, **COMMON)
+    SaturnSweepOperator(task_id="sweep", jobs=JOBS, cluster=cluster("a"), **COMMON)
 
 
 @dag(schedule=None, tags=["test"])
 def five_rounds():
-    SaturnSweepOperator(task_id="sweep", jobs=JOBS, rounds=Rounds(most=5, share=0.4), **COMMON)
+    SaturnSweepOperator(
+        task_id="sweep", jobs=JOBS, cluster=cluster("a"), rounds=Rounds(most=5, share=0.4), **COMMON
+    )
 
 
 @dag(schedule=None, tags=["test"])
@@ -55,6 +59,7 @@ def halved():
             job(f"lr-{lr}", lr=lr, epochs=3, samples=480, later=0.002, first=0.002)
             for lr in (1e-5, 1e-4, 0.01, 0.1)
         ],
+        cluster=cluster("b"),
         rounds=4,
         selection=SuccessiveHalving(),
         objective="mean-completion",
