@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from saturn_airflow.launch.request import DoesNotFit
@@ -25,6 +26,8 @@ class Replicated(Parallel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._have_gradient: set[str] = set()
+        # What DDP waits for, frozen by now or not.
+        self._awaited = list(self.trainable().values())
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the model, which sees no other rank: it might be that which has no samples."""
@@ -55,9 +58,13 @@ class Replicated(Parallel):
 
         # DDP's hook on a parameter is called once the parameter's place in the graph was reached, also where
         # no gradient arrived there. So a zero that all take part in is added to the loss.
-        parameters = list(trainable.values())
+        frozen = [p for p in self._awaited if not p.requires_grad]
+        with _asking_for_gradients(frozen):
+            zero = _ZeroOfAll.apply(note, loss.detach(), *trainable.values(), *frozen)  # type: ignore[no-untyped-call]
         with _translated_errors():
-            (loss + _ZeroOfAll.apply(note, loss.detach(), *parameters)).backward()  # type: ignore[no-untyped-call]
+            (loss + zero).backward()
+        for parameter in frozen:  # DDP has put in zeros
+            parameter.grad = None
         # The gradients of a sample that stands in are zeros that must not look like gradients of a later one.
         if not samples and not last:
             for name, parameter in trainable.items():
@@ -70,6 +77,18 @@ class Replicated(Parallel):
     def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
         assert isinstance(self.module, DistributedDataParallel)
         return nullcontext() if last else self.module.no_sync()
+
+
+@contextmanager
+def _asking_for_gradients(frozen: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Parameters that are frozen take part inside in what is computed."""
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 @contextmanager

@@ -248,7 +248,19 @@ class TakesTurns(nn.Module):
         return found
 
 
+class FreezesLater(TakesTurns):
+    """It trains its layer in the first three passes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.layer.requires_grad_(self.passes < 3)
+            self.passes += 1
+        found: torch.Tensor = self.layer(dropout(x, 0.3, self.training))
+        return found
+
+
 EXTRAS = {
+    "freezes later": FreezesLater,
     "remembers samples": RemembersSamples,
     "counts samples": CountsSamples,
     "caches": Caches,

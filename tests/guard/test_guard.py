@@ -191,7 +191,17 @@ RIGHT: dict[str, tuple[Cell, str]] = {
         "exact",
     ),
     "a cache": (Cell(job(model_args={"extra": "caches"}), "ddp", 2), "exact"),
-    "a layer that takes turns": (Cell(job(model_args={"extra": "takes turns"}), "single"), "exact"),
+    **{
+        f"a layer that takes turns under {technique}": (
+            Cell(job(model_args={"extra": "takes turns"}), technique, devices),
+            "exact",
+        )
+        for technique, devices in [("single", 1), ("fsdp", 2)]
+    },
+    "a layer that is frozen later": (
+        Cell(job(model_args={"extra": "freezes later"}), "ddp", 2),
+        "distribution",
+    ),
     **{
         f"a loss by the number of ranks under {technique}": (
             Cell(

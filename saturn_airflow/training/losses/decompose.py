@@ -342,6 +342,7 @@ def evaluating(parallel: Parallel) -> Iterator[None]:
     """Without dropout, and with batches in one piece; the model is as before afterwards."""
     modules = [*parallel.model.modules(), *parallel.module.modules()]
     training = [module.training for module in modules]
+    trained = [(parameter, parameter.requires_grad) for parameter in parameters_of(parallel.model)]
     pieces, parallel.pieces = parallel.pieces, 1
     try:
         parallel.model.eval()
@@ -355,6 +356,8 @@ def evaluating(parallel: Parallel) -> Iterator[None]:
         parallel.pieces = pieces
         for module, was in zip(modules, training, strict=True):
             module.training = was
+        for parameter, asked in trained:  # which a forward pass may change
+            parameter.requires_grad_(asked)
 
 
 @contextmanager
