@@ -106,15 +106,21 @@ def cluster(site: Any) -> Iterator[None]:
     # Its DAG run has ended, as Airflow knows, without a word to the ledger.
     over = dataclasses.replace(active("nights", {"old": (600, "gpu-a")}), run_id="night-1")
     over = dataclasses.replace(over, sweep=dataclasses.replace(over.sweep, name="nights/night-1/sweep"))
+    measured = active(
+        "watched_sweep", {"vit ddp 1 gpu-a": (60, "gpu-a"), "vit ddp 2 gpu-a": (60, "gpu-a")}, trials=True
+    )
+    measured = dataclasses.replace(measured, folder=f"{measured.folder}/trials")
+    sweeps = (large, urgent, secret, over, measured)
     with ExitStack() as locks:
-        for sweep in (large, urgent, secret, over):
+        for sweep in sweeps:
             Ledger(home).write(sweep)
         locks.enter_context(let_run(home, large, "gpt2-lr0", [0, 1, 2, 3], 0.6))  # type: ignore[arg-type]
         locks.enter_context(let_run(home, large, "gpt2-lr1", [4, 5], 0.3))  # type: ignore[arg-type]
-        locks.enter_context(let_run(home, large, "gpt2-lr2", [6, 7], 0.2))  # type: ignore[arg-type]
+        locks.enter_context(let_run(home, large, "gpt2-lr2", [6], 0.2))  # type: ignore[arg-type]
         locks.enter_context(let_run(home, secret, "hidden-job", [0, 1, 2, 3], 0.5))  # type: ignore[arg-type]
+        locks.enter_context(let_run(home, measured, "vit ddp 1 gpu-a", [7], 0.5))  # type: ignore[arg-type]
         yield
-        for sweep in (large, urgent, secret, over):
+        for sweep in sweeps:
             Ledger(home).remove(sweep.key)
 
 
@@ -126,6 +132,7 @@ def test_what_runs_and_what_is_to_come_is_shown(site: Any, visit: Any, cluster: 
     expect(rows.filter(has_text="nights · sweep")).to_have_count(1)
     expect(rows.filter(has_text="secret · sweep")).to_have_count(1)
     expect(rows.filter(has_text="large · sweep")).to_contain_text("its priority is 5, and 0 here")
+    expect(rows.filter(has_text="watched_sweep · sweep")).to_contain_text("of its trials; what its jobs want")
     expect(page.locator("#chart canvas")).to_be_visible()
     for width, scheme in ((1400, "light"), (800, "dark"), (420, "light")):
         page.emulate_media(color_scheme=scheme)
