@@ -22,9 +22,16 @@ pytestmark = pytest.mark.services
 
 
 @pytest.fixture(scope="module")
-def broken(deployment: Any) -> Any:
+def started(deployment: Any) -> dict[str, str]:
+    """A run of each sweep that nothing is done to while it runs, all at once, on nodes of their own."""
+    dags = ("broken_sweep", "runtime_sweep", "skipped_sweep")
+    return {dag_id: deployment.start(dag_id) for dag_id in dags}
+
+
+@pytest.fixture(scope="module")
+def broken(deployment: Any, started: dict[str, str]) -> Any:
     """The result of a sweep in which six of eight jobs go wrong."""
-    run_id = deployment.start("broken_sweep")
+    run_id = started["broken_sweep"]
     state = deployment.wait("broken_sweep", run_id)
     result = deployment.airflow.xcom("broken_sweep", run_id, "sweep.report")
     return {"run_id": run_id, "state": state, "result": result}
@@ -325,15 +332,15 @@ def test_a_successful_sweep_sends_its_asset_event_with_the_best_job(deployment: 
     assert deployment.airflow.get("/assets/events", source_dag_id="broken_sweep")["asset_events"] == []
 
 
-def test_a_sweep_behind_a_skipped_task_is_skipped(deployment: Any) -> None:
-    run_id = deployment.start("skipped_sweep")
+def test_a_sweep_behind_a_skipped_task_is_skipped(deployment: Any, started: dict[str, str]) -> None:
+    run_id = started["skipped_sweep"]
     assert deployment.wait("skipped_sweep", run_id) == "success"
     states = deployment.states("skipped_sweep", run_id)
     assert {state for task, state in states.items() if task.startswith("sweep.")} == {"skipped"}
 
 
-def test_jobs_may_be_known_only_at_run_time(deployment: Any) -> None:
-    run_id = deployment.start("runtime_sweep")
+def test_jobs_may_be_known_only_at_run_time(deployment: Any, started: dict[str, str]) -> None:
+    run_id = started["runtime_sweep"]
     assert deployment.wait("runtime_sweep", run_id) == "success"
     result = deployment.airflow.xcom("runtime_sweep", run_id, "sweep.report")
     assert [(o["job"], o["status"]) for o in result["jobs"]] == [("day {{ ds }}", "finished")]

@@ -61,7 +61,7 @@ def runtime_sweep():
         task_id="sweep",
         jobs=jobs(),
         techniques=["single"],
-        cluster=Cluster(Node("a", devices=1, kind="cpu")),
+        cluster=Cluster(Node("c", devices=1, kind="cpu")),
     )
 
 
