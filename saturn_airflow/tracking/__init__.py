@@ -5,14 +5,8 @@ sent from there in order, now or whenever MLflow answers again.
 """
 
 from saturn_airflow.tracking import estimate_store
-from saturn_airflow.tracking.mlflow_runs import (
-    JobRun,
-    SweepRun,
-    open_job,
-    open_sweep,
-    reopen_job,
-    reopen_sweep,
-)
+from saturn_airflow.tracking.mlflow_runs import JobRun, SweepRun
+from saturn_airflow.tracking.opening_runs import open_job, open_sweep, reopen_job, reopen_sweep
 from saturn_airflow.tracking.parameters import METRICS_TAG, job_params, job_tags
 from saturn_airflow.tracking.sending import has_unsent, nobody_sends, send_outbox
 from saturn_airflow.tracking.server import resolve_uri

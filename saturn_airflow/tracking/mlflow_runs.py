@@ -68,7 +68,7 @@ class _Run:
             parameters.metric_key(key): float(value) for key, value in values.items() if value is not None
         }
         self._outbox.append(
-            {"kind": "metrics", "name": "own", "step": step, "time": _now(), "values": numbers}
+            {"kind": "metrics", "name": "own", "step": step, "time": now(), "values": numbers}
         )
 
     def log_artifact(self, path: str | Path, to: str = "") -> None:
@@ -96,7 +96,7 @@ class _Run:
     def _append_end(self, status: str, reason: str | None) -> None:
         tags = parameters.tags({"saturn.status": status, "saturn.reason": reason})
         self._outbox.append(
-            {"kind": "end", "status": STATUSES.get(status, "FAILED"), "tags": tags, "time": _now()}
+            {"kind": "end", "status": STATUSES.get(status, "FAILED"), "tags": tags, "time": now()}
         )
 
 
@@ -179,7 +179,7 @@ class SweepRun(_Run):
         if self._sender.experiment_id is None:
             return None
         try:
-            key = _key_of_job(self.description, job, training)
+            key = key_of_job(self.description, job, training)
             run = unique.find(self._sender.uri, self._sender.experiment_id, key, ("job", job))
         except MlflowAwayError:
             return None
@@ -354,118 +354,19 @@ class JobRun(_Run):
 
     def _log_machine(self, number: int, values: Mapping[str, float]) -> None:
         self._outbox.append(
-            {"kind": "metrics", "name": "machine", "step": number, "time": _now(), "values": dict(values)}
+            {"kind": "metrics", "name": "machine", "step": number, "time": now(), "values": dict(values)}
         )
 
 
-def open_sweep(
-    uri: str,
-    experiment: str,
-    name: str,
-    tags: Mapping[str, Any],
-    params: Mapping[str, Any],
-    folder: str | Path,
-    patience: float = 5.0,
-) -> SweepRun:
-    """The run of a sweep, created where it does not exist; retries and later tasks get the same one.
-
-    :param tags: must hold ``saturn.sweep``, which no other sweep has, such as ``dag/run/task``.
-    :param params: nested mappings are flattened.
-    :param folder: of the sweep; keeps what MLflow has not taken yet.
-    :param patience: seconds to try for while MLflow does not answer.
-    """
-    description = _description(experiment, tags[SWEEP_TAG], ("sweep", tags[SWEEP_TAG]), name, tags, params)
-    run = SweepRun(uri, folder, description, patience)
-    run.flush()
-    return run
-
-
-def reopen_sweep(
-    uri: str, sweep: Mapping[str, Any], folder: str | Path, patience: float = 5.0, *, send: bool = True
-) -> SweepRun:
-    """The run that :meth:`SweepRun.to_dict` described.
-
-    :param send: whether to send what waits now, or with what is logged later.
-    """
-    run = SweepRun(uri, folder, _identity(sweep), patience)
-    if send:
-        run.flush()
-    return run
-
-
-def open_job(
-    uri: str,
-    sweep: SweepRun | Mapping[str, Any],
-    name: str,
-    params: Mapping[str, Any],
-    tags: Mapping[str, Any],
-    folder: str | Path,
-    training: int = 1,
-) -> JobRun:
-    """The run of a job, below its sweep's, created where it does not exist.
-
-    Returns at once: MLflow is talked to in the background, and need not be there.
-
-    :param sweep: the sweep's run, or its ``to_dict()``.
-    :param name: the job's; unique within the sweep.
-    :param params: nested mappings are flattened; see :func:`~saturn_airflow.tracking.job_params`.
-    :param folder: of the job; keeps what MLflow has not taken yet.
-    :param training: which of the job's trainings, from 1: one that starts anew has a run of its own.
-    """
-    parent = _identity(sweep.description if isinstance(sweep, SweepRun) else sweep)
-    description = _description(
-        parent["experiment"], _key_of_job(parent, name, training), ("job", name), name, tags, params
-    )
-    datasets = parameters.datasets(params)
-    return JobRun(uri, folder, {**description, "datasets": datasets, "parent": parent})
-
-
-def reopen_job(uri: str, folder: str | Path) -> JobRun | None:
-    """The run that the records in a job's folder are of, as :func:`open_job` left it; None where none are."""
-    first = next((record for record, _ in Outbox(folder).read(0) if record.get("kind") == "run"), None)
-    return None if first is None else JobRun(uri, folder, first, said=True)
-
-
-def _key_of_job(sweep: Mapping[str, Any], job: str, training: int) -> str:
+def key_of_job(sweep: Mapping[str, Any], job: str, training: int) -> str:
+    """What tells a job's run from all others: its sweep's, its name, and which of its trainings it is."""
     return f"{sweep['key']}\n{job}" + (f"\n{training}" if training > 1 else "")
-
-
-def _description(
-    experiment: str,
-    key: str,
-    claim: tuple[str, str],
-    name: str,
-    tags: Mapping[str, Any],
-    params: Mapping[str, Any],
-) -> dict[str, Any]:
-    return {
-        "kind": "run",
-        "experiment": experiment,
-        "key": key,
-        "claim": list(claim),
-        "name": name,
-        "tags": parameters.tags({"saturn.status": "running", **_shown_by_mlflow(tags), **tags}),
-        "params": parameters.flat(params),
-        "time": _now(),
-    }
-
-
-def _shown_by_mlflow(tags: Mapping[str, Any]) -> dict[str, Any]:
-    """What MLflow's UI shows as a run's source and description."""
-    shown = {"mlflow.source.type": "JOB", "mlflow.source.name": tags.get("airflow.dag_id", "saturn")}
-    if url := tags.get("airflow.url"):
-        shown["mlflow.note.content"] = f"[DAG run in Airflow]({url})"
-    return shown
-
-
-def _identity(sweep: Mapping[str, Any]) -> dict[str, Any]:
-    own = ("run_id", "url", formats.FORMAT, formats.WRITTEN_BY)
-    return {key: value for key, value in sweep.items() if key not in own}
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _now() -> int:
+def now() -> int:
+    """Milliseconds since the epoch, as MLflow has times."""
     return round(1000 * time.time())

@@ -11,7 +11,8 @@ from typing import Any
 from saturn_airflow.model.status import Status
 from saturn_airflow.tracking import server
 from saturn_airflow.tracking.events import STATUSES
-from saturn_airflow.tracking.mlflow_runs import SWEEP_TAG, reopen_sweep
+from saturn_airflow.tracking.mlflow_runs import SWEEP_TAG
+from saturn_airflow.tracking.opening_runs import reopen_sweep
 from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.sender import Sender
 from saturn_airflow.tracking.sending import send_patiently

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import urllib.request
 import uuid
 from pathlib import Path
 from typing import Any
@@ -419,48 +418,3 @@ def test_a_sweep_that_nobody_reports_is_ended_with_its_jobs_and_may_go_on(
     tracking.reopen_sweep(embedded_uri, told, folder).close("finished")
     tracking.go_on(embedded_uri, told, folder, patience=5)
     assert status(sweep) == "FINISHED", "only what was stopped goes on"
-
-
-@pytest.mark.parametrize("address", ["nonsense://x", "http://127.0.0.1:9", "sqlite:////dev/null/x/mlflow.db"])
-def test_an_address_where_nobody_answers_is_no_error(address: str, tmp_path: Path) -> None:
-    sweep = tracking.open_sweep(address, "e", "sweep", {"saturn.sweep": "k"}, {}, tmp_path / "s", 0)
-    job = tracking.open_job(address, sweep, "a", {}, {}, tmp_path / "a")
-    job.follow({"event": "step", "step": 1, "epoch": 0, "loss": 1.0})
-    assert not job.close()
-    assert not sweep.close()
-    assert tracking.estimate_store.find(address, ["f"]) == []
-
-
-@pytest.mark.services
-def test_the_url_is_the_page_of_the_run(shared_server: Any, tmp_path: Path) -> None:
-    sweep = open_sweep(shared_server.uri.replace("//", "//user:secret@"), tmp_path)
-    assert sweep.url is not None
-    assert sweep.url.startswith(shared_server.uri + "/#/experiments/")
-    assert sweep.url.endswith(f"/runs/{sweep.id}")
-    with urllib.request.urlopen(sweep.url, timeout=30) as page:
-        assert page.status == 200
-    written = [file.read_text() for file in (tmp_path / "sweep").rglob("*") if file.is_file()]
-    assert not any("secret" in text for text in written)
-
-
-@pytest.mark.slow
-def test_an_embedded_store_has_no_page_and_its_artifacts_lie_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    uri = tracking.resolve_uri(tmp_path / "state")
-    sweep = open_sweep(uri, tmp_path)
-    sweep.log_plan(PLAN)
-    sweep.log_chart(PLAN)
-    assert sweep.id is not None
-    assert sweep.url is None
-    assert (tmp_path / "state" / "mlflow.db").is_file()
-    assert len(list((tmp_path / "state" / "mlartifacts").rglob("plan.json"))) == 1
-    assert not (tmp_path / "mlruns").exists()
-
-
-def test_mlflows_own_setting_wins_over_the_embedded_store(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000")
-    assert tracking.resolve_uri(tmp_path) == "http://mlflow.example:5000"
