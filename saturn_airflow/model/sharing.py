@@ -119,7 +119,7 @@ class SharedSweep:
     :param team: whose it is; empty for nobody's.
     :param deadline: when it is to be done.
     :param preempt: whether its running jobs may be stopped at a checkpoint, to go on later or elsewhere.
-    :param trials: whether it is still measured: its jobs are trials, over in no time.
+    :param trials: whether it is still measured: its jobs are trials, which are short.
     """
 
     name: str

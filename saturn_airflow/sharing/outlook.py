@@ -94,7 +94,7 @@ def _why_before(first: Rank, second: Rank) -> str:
     if first.priority != second.priority:
         return f"its priority is {first.priority:g}, and {second.priority:g} here"
     if first.measured != second.measured:
-        return "it is being measured, which takes no time"
+        return "it is being measured, and trials go first"
     if first.pressing != second.pressing:
         return "its deadline presses"
     if first.overdue != second.overdue:
