@@ -26,6 +26,7 @@ from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import MAKESPAN, SweepSettings
 from saturn_airflow.model.status import OVER, Status
 from saturn_airflow.planning.online.adoption import Adoption, Effort, decide, what_is_left
+from saturn_airflow.planning.online.begun_later import free_from, seen_from
 from saturn_airflow.planning.online.ends import PlanEnds, ends_of
 from saturn_airflow.planning.online.error_law import ErrorLaw
 from saturn_airflow.planning.online.execution import Situation
@@ -56,6 +57,7 @@ class SweepState:
     :param pruned: jobs that the selection has dropped.
     :param standing: when the plans of earlier rounds were made that still stand, in seconds since the epoch.
     :param law: of the errors of earlier estimates; None where nothing is known of it.
+    :param asks_in: seconds from the plan until its jobs ask for devices; only where the sweep begins.
     """
 
     settings: SweepSettings
@@ -70,6 +72,7 @@ class SweepState:
     pruned: Sequence[str] = ()
     standing: Sequence[float] = ()
     law: ErrorLaw | None = None
+    asks_in: float = 0.0
 
     @property
     def is_once(self) -> bool:
@@ -244,10 +247,15 @@ def decide_round(
             length=length,
         )
 
+    # What is searched and drawn begins when the jobs ask: before that, nobody can win anything.
+    late = stand.asks_in
+    free, problem = free_from(problem, late), seen_from(problem, late)
+    seconds = None if seconds is None else seconds - late
     situation = replace(situation, left={job.name: situation.left[job.name] for job in problem.jobs})
     ends = None if stand.law is None else _ends(stand, problem, situation, stand.law, checkpoint)
     adoption, missed = _in_time(adopt, settings, seconds, ends)
-    return DecidedRound(adoption, what_is_left(problem, situation), missed, ends and ends(adoption))
+    told = ends and ends(adoption).since(-late)
+    return DecidedRound(adoption.later(late), what_is_left(free, situation), missed, told)
 
 
 def length_of(stand: SweepState) -> Callable[[float], float]:

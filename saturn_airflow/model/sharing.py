@@ -120,6 +120,7 @@ class SharedSweep:
     :param deadline: when it is to be done.
     :param preempt: whether its running jobs may be stopped at a checkpoint, to go on later or elsewhere.
     :param trials: whether it is still measured: its jobs are trials, which are short.
+    :param asks: when its jobs ask for devices; before that they have none.
     """
 
     name: str
@@ -131,6 +132,11 @@ class SharedSweep:
     deadline: float | None = None
     preempt: bool = False
     trials: bool = False
+    asks: float = 0.0
+
+    def has_asked(self, now: float) -> bool:
+        """Whether its jobs want devices at this moment; those that have some did before it was expected."""
+        return self.asks <= now or any(job.place is not None for job in self.jobs)
 
     def to_dict(self) -> dict[str, Any]:
         """This sweep as JSON-ready data."""
@@ -144,7 +150,7 @@ class SharedSweep:
         :raises InvalidSweepError: when a value can't be right.
         """
         own = formats.known_fields(cls, data)
-        _check_numbers(own, ("arrived", "alone", "priority"), ("deadline",))
+        _check_numbers(own, ("arrived", "alone", "priority", "asks"), ("deadline",))
         if not isinstance(data["name"], str) or not isinstance(own.get("team", ""), str):
             raise InvalidSweepError(
                 f"a sweep's name is {data['name']!r:.80}, its team {own.get('team')!r:.80}"

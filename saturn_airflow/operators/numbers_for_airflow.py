@@ -11,7 +11,7 @@ from saturn_airflow.operators import airflow_internals
 _log = logging.getLogger(__name__)
 #: Milliseconds that a job waited for its devices, once they were its own.
 LEASE_WAIT = "saturn.lease_wait"
-#: The part of a sweep's device-seconds, from its first job's start to its last one's end, that jobs had them.
+#: The part of a sweep's device-seconds, from its plan to its last job's end, that jobs had them.
 DEVICES_BUSY = "saturn.devices_busy"
 #: A sweep's actual over planned seconds, less 1.
 PLAN_ERROR = "saturn.plan_error"

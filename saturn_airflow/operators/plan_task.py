@@ -115,7 +115,8 @@ class PlanOperator(KeptPlanOperator):
         stand = self._stand(context, sweep) if self.earlier else self._beginning(context, sweep)
         uri = mlflow_uri(self.settings.mlflow_conn_id)
         known = promises.Experience.of(uri, sweep.dag_id, sweep.key, stand.estimates.values())
-        stand = replace(stand, law=known.law)
+        stand = replace(stand, law=known.law, asks_in=0.0 if self.earlier else known.asks_in)
+        self.also_told["asks_in"] = stand.asks_in
         going = next_round.who_goes_on(stand)
         self._leave_behind(context, stand, going)
         self.also_told["rung"] = going.rung
@@ -324,6 +325,7 @@ class PlanOperator(KeptPlanOperator):
             deadline=self.ends_by,
             preempt=self.settings.preempt and stand.is_once,
             team=self.settings.team,
+            asks=time.time() + stand.asks_in,
         )
 
     def _unfollowed(self, sweep: SweepContext, stand: SweepState) -> set[str]:
@@ -378,9 +380,10 @@ class PlanOperator(KeptPlanOperator):
     ) -> None:
         """Hand the plan on: to the pages and the report, to MLflow, and, where jobs are in it, to the log."""
         from saturn_airflow import tracking
+        from saturn_airflow.planning.online.begun_later import free_from
         from saturn_airflow.planning.presenting import baselines
 
-        practice = baselines.current_practice(stand.problem)
+        practice = baselines.current_practice(free_from(stand.problem, stand.asks_in))
         if shown:
             self.log.info("%s", summary(plan, practice))
         self.hand_on(context, "attempt", made)

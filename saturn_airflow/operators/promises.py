@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,17 +21,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+#: Seconds that Airflow takes from a plan until its train tasks ask for devices, where no sweep tells yet.
+ASKS_IN = 2.0
+#: Who is to begin so many seconds after that or less begins with it.
+_AT_ONCE = 0.1
+#: The latest sweeps that tell how long that takes.
+_LATEST = 9
+
+
 class Experience(NamedTuple):
     """What earlier sweeps say of errors.
 
     :param fresh: whether most estimates of this sweep are of trials, not of earlier trainings; only sweeps
-        that are alike in that count.
+        that are alike in that count for the law.
     :param law: None where nothing is known of it; then ``why`` says why.
+    :param asks_in: seconds from a plan until its jobs ask for devices.
     """
 
     fresh: bool
     law: ErrorLaw | None
     why: str | None
+    asks_in: float = ASKS_IN
 
     @classmethod
     def of(cls, uri: str, dag_id: str, key: str, estimates: Iterable[Estimate]) -> Experience:
@@ -43,14 +54,18 @@ class Experience(NamedTuple):
         from saturn_airflow.tracking import error_history
 
         fresh = is_fresh(estimate.source for estimate in estimates if estimate.works)
-        why = None
+        why = asked = None
         for dag in (dag_id, None):
-            earlier = [one for one in error_history.find(uri, dag) if one.fresh == fresh and one.sweep != key]
+            earlier = [one for one in error_history.find(uri, dag) if one.sweep != key]
+            took = [one.asked_in for one in earlier if one.asked_in is not None][:_LATEST]
+            asked = statistics.median(took) if asked is None and took else asked
+            alike = [one for one in earlier if one.fresh == fresh]
             try:
-                return cls(fresh, fit(error for one in earlier for error in one.errors), None)
+                law = fit(error for one in alike for error in one.errors)
+                return cls(fresh, law, None, ASKS_IN if asked is None else asked)
             except InvalidSweepError as error:
                 why = str(error)
-        return cls(fresh, None, why)
+        return cls(fresh, None, why, ASKS_IN if asked is None else asked)
 
 
 def is_fresh(sources: Iterable[str]) -> bool:
@@ -116,6 +131,22 @@ def errors_of(sweep: str, outcomes: Sequence[Outcome], entries: Mapping[str, Pla
             gap = max(0.0, o.held.started_at - _free_at(entry, ended))
             found.append(PastError(sweep, o.job, factor, o.planned.node, gap))
     return found
+
+
+def asked_in(
+    outcomes: Sequence[Outcome], entries: Mapping[str, PlanEntry], planned: float = 0.0
+) -> float | None:
+    """Seconds from a plan until its first jobs had devices, in the median; None where nobody tells.
+
+    :param entries: of the first plan, by job. Who was to wait for another job, or sweep, tells nothing.
+    :param planned: what the plan counted for that.
+    """
+    found = []
+    for o in outcomes:
+        entry = entries.get(o.job)
+        if entry is not None and o.held is not None and o.in_one_go and entry.start <= planned + _AT_ONCE:
+            found.append(max(0.0, o.held.started_at - entry.attempt))
+    return statistics.median(found) if found else None
 
 
 def _expected(entry: PlanEntry, technique: str, devices: int) -> float | None:

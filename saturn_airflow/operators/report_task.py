@@ -91,11 +91,12 @@ class ReportOperator(BaseOperator):
             unplanned = of_no_plan(names, unplanned or [], self.plan_tasks[0])
         every = of_every_job(names, unplanned or [], outcomes)
         plan = Plan.from_dict(planned) if planned else None
-        result = summarize(every, plan, devices_of(planned) or self.settings.cluster.devices)
+        made = context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key="attempt", map_indexes=-1)
+        result = summarize(every, plan, devices_of(planned) or self.settings.cluster.devices, made)
         stop_leftovers(sweep, names, self.log.info)
         others.forget(sweep)
         every = with_last_checkpoints(sweep, every)
-        result |= self._against_plan(context, planned, outcomes)
+        result |= self._against_plan(context, planned, outcomes, made)
         started = pull_from_trials(context, self.settings.trials_task, "started")
         result |= stages(profiling, time.time() - started)
         errors = self._errors(context, sweep, planned, outcomes)
@@ -107,14 +108,13 @@ class ReportOperator(BaseOperator):
         return self._end(context, sweep, every, result)
 
     def _against_plan(
-        self, context: Context, planned: Mapping[str, Any] | None, outcomes: Sequence[Outcome]
+        self, context: Context, planned: Mapping[str, Any] | None, outcomes: Sequence[Outcome], made: float
     ) -> dict[str, Any]:
         """What the plan was to win, and what became of its deadline, of which the author is told."""
         if not planned:
             return {}
         found: dict[str, Any] = {"current_practice_seconds": planned["current_practice"]}
         if promise := planned.get("promise"):
-            made = context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key="attempt", map_indexes=-1)
             found["promise"] = promises.became(promise, made, outcomes)
         if due := planned.get("deadline"):
             found["deadline"] = lateness(due, outcomes)
@@ -135,7 +135,8 @@ class ReportOperator(BaseOperator):
         first = context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key="return_value", map_indexes=-1)
         entries = {entry.name: entry for entry in map(PlanEntry.from_dict, first or ())}
         fresh = bool(((planned or {}).get("promise") or {}).get("fresh", True))
-        return error_history.tag(promises.errors_of(sweep.key, outcomes, entries), fresh)
+        asked = promises.asked_in(outcomes, entries, (planned or {}).get("asks_in", 0.0))
+        return error_history.tag(promises.errors_of(sweep.key, outcomes, entries), fresh, asked)
 
     def _too_many_failed(self, result: Mapping[str, Any]) -> bool:
         return len(result["failed"]) > self.settings.allowed_failures
@@ -267,14 +268,18 @@ def of_every_job(
     return [by_job.get(name) or Outcome(job=name, status=Status.LOST, reason=why) for name in names]
 
 
-def summarize(outcomes: Sequence[Outcome], plan: Plan | None, devices: int) -> dict[str, Any]:
+def summarize(
+    outcomes: Sequence[Outcome], plan: Plan | None, devices: int, made: float | None
+) -> dict[str, Any]:
     """The figures of a sweep: what was planned, and what happened.
 
     :param outcomes: of all its jobs.
     :param devices: how many the plan had.
+    :param made: when that was, in seconds since the epoch; plans and what comes of them count from there.
     """
     held = [o.held for o in outcomes if o.held is not None]
-    makespan = max((h.ended_at for h in held), default=0.0) - min((h.started_at for h in held), default=0.0)
+    began = [h.started_at for h in held] + [made for _ in held if made is not None]
+    makespan = max((h.ended_at for h in held), default=0.0) - min(began, default=0.0)
     busy = sum(o.held.actual_seconds * o.planned.devices for o in outcomes if o.held and o.planned)
     failed = [o.job for o in outcomes if o.status not in (Status.FINISHED, Status.PRUNED)]
     return {

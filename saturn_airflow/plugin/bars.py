@@ -117,7 +117,6 @@ class Round:
     """One plan and what came of it.
 
     :param made_at: when it was made, in seconds since the epoch.
-    :param zero: when its seconds began to count: at the first round's first job, at a later round's plan.
     :param outcomes: by job, of those that are not in the plan too: pruned ones.
     """
 
@@ -125,7 +124,6 @@ class Round:
     plan: Plan
     values: Mapping[str, Any]
     made_at: float
-    zero: float
     bars: list[Bar]
     outcomes: Mapping[str, Mapping[str, Any]]
 
@@ -135,11 +133,17 @@ class Round:
         is_over = bool(ends) and not any(bar.expected_end is not None for bar in self.bars)
         return {
             "number": self.number,
-            "start": self.zero - origin,
+            "start": self.made_at - origin,
             "makespan": self.plan.makespan,
             "rung": self.rung,
-            "took": max(ends) - self.zero if is_over else None,
+            "took": max(ends) - self.began if is_over else None,
         }
+
+    @property
+    def began(self) -> float:
+        """When it was made; where a job of the first round had begun before, when that did."""
+        starts = [bar.start for bar in self.bars if bar.start is not None]
+        return min([self.made_at, *starts]) if self.number == 1 else self.made_at
 
     @property
     def rung(self) -> float | None:
@@ -180,15 +184,13 @@ def read_rounds(record: Record, group: str, now: float) -> list[Round]:
                 held.update(bar.devices)
             if bar.end is not None:
                 freed.update(dict.fromkeys(bar.devices, bar.end))
-        starts = [bar.start for bar in bars if bar.start is not None]
-        zero = min(starts) if starts and number == 1 else made_at
         _cut_interrupted(bars)
         for bar in bars:
-            bar.planned_start = zero + bar.assignment.start
+            bar.planned_start = made_at + bar.assignment.start
         for bar in rounds[-1].bars if rounds else ():
             bar.superseded_at = made_at
         before.update({bar.job: bar for bar in bars if bar.end is not None})
-        rounds.append(Round(number, plan, values, made_at, zero, bars, outcomes))
+        rounds.append(Round(number, plan, values, made_at, bars, outcomes))
     for outcome in report_of(record, group).get("jobs", ()):
         last = before.get(outcome["job"])
         # It ended while no task followed it, between two rounds.

@@ -29,7 +29,7 @@ def sweep_page(record: Record, group: str, now: float) -> dict[str, Any]:
     """
     rounds = read_rounds(record, group, now)
     result = report_of(record, group)
-    origin = rounds[0].zero if rounds else record.start or now
+    origin = rounds[0].began if rounds else record.start or now
     nodes = _nodes(rounds)
     most = _rounds_asked_for(record, group, rounds)
     stages = list(_stages(record, group, most))

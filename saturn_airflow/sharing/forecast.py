@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -59,4 +60,6 @@ def plan_together(cluster: SharedCluster, rules: SharingRules) -> StandingPlan:
         for key, own in stays.items()
         if key not in left
     }
-    return StandingPlan(decide(cluster, rules), jobs, dict(found.done))
+    asking = tuple(sweep for sweep in cluster.sweeps if sweep.has_asked(cluster.now))
+    decision = decide(dataclasses.replace(cluster, sweeps=asking), rules)
+    return StandingPlan(decision, jobs, dict(found.done))

@@ -169,6 +169,11 @@ class Arrival:
     sweep: SharedSweep
     actual: tuple[PlannedJob, ...] | None = None
 
+    @property
+    def at(self) -> float:
+        """When its jobs ask for devices."""
+        return max(self.sweep.arrived, self.sweep.asks)
+
 
 def replay(
     arrivals: Sequence[Arrival],
@@ -197,7 +202,7 @@ def replay(
     :param by: how it is decided what runs next.
     """
     return _Replay(
-        sorted(arrivals, key=lambda a: (a.sweep.arrived, a.sweep.name)),
+        sorted(arrivals, key=_in_time),
         nodes,
         rules,
         sorted(changes, key=lambda c: c.at),
@@ -245,7 +250,11 @@ class _Replay:
             self.now, self.busy, self.used = begin.now, dict(begin.busy), dict(begin.used)
             for sweep in begin.sweeps:
                 own = {job.name: actual.get((sweep.name, job.name), job.job) for job in sweep.jobs}
-                self._add_sweep(sweep, own, sure)
+                if sweep.has_asked(self.now):
+                    self._add_sweep(sweep, own, sure)
+                else:
+                    self.arrivals.append(Arrival(sweep, tuple(own.values())))
+            self.arrivals.sort(key=_in_time, reverse=True)
             self._decide()
         at_once = 0
         while self.live or self.arrivals:
@@ -281,7 +290,7 @@ class _Replay:
         """When the next event is; infinite where none will be."""
         found = [live.next_event for live in self.running.values()]
         if self.arrivals:
-            found.append(self.arrivals[-1].sweep.arrived)
+            found.append(self.arrivals[-1].at)
         if self.changes:
             found.append(self.changes[-1].at)
         if self.look_again is not None and (found or self.busy):
@@ -316,7 +325,7 @@ class _Replay:
         while self.changes and self.changes[-1].at <= self.now:
             self._change_nodes(self.changes.pop())
             worth = True
-        while self.arrivals and self.arrivals[-1].sweep.arrived <= self.now:
+        while self.arrivals and self.arrivals[-1].at <= self.now:
             arrival = self.arrivals.pop()
             actual = arrival.actual or tuple(job.job for job in arrival.sweep.jobs)
             self._add_sweep(arrival.sweep, {job.name: job for job in actual})
@@ -409,6 +418,10 @@ class _Replay:
 
     def _slow(self, place: Place) -> float:
         return self.slow.get(place.node, 1.0)
+
+
+def _in_time(arrival: Arrival) -> tuple[float, str]:
+    return arrival.at, arrival.sweep.name
 
 
 def _option(job: PlannedJob, place: Place) -> Option:

@@ -27,14 +27,16 @@ class SweepErrors(NamedTuple):
     """The errors of a sweep.
 
     :param fresh: whether most of its estimates were of trials, not of earlier trainings.
+    :param asked_in: seconds from its plan until jobs that nobody kept waiting had devices; None if not known.
     """
 
     sweep: str
     fresh: bool
     errors: tuple[PastError, ...]
+    asked_in: float | None = None
 
 
-def tag(errors: Iterable[PastError], fresh: bool) -> dict[str, str]:
+def tag(errors: Iterable[PastError], fresh: bool, asked_in: float | None = None) -> dict[str, str]:
     """The tag that keeps the errors of a sweep; none where there are none."""
     kept = list(errors)[:MOST_ERRORS]
     nodes = sorted({error.node for error in kept})
@@ -42,6 +44,8 @@ def tag(errors: Iterable[PastError], fresh: bool) -> dict[str, str]:
         [nodes.index(error.node), round(math.log(error.factor), 4), round(error.gap, 1)] for error in kept
     ]
     told = {"fresh": fresh, "nodes": nodes, "errors": rows}
+    if asked_in is not None:
+        told["asked_in"] = round(asked_in, 2)
     return {ERRORS_TAG: json.dumps(told, separators=(",", ":"))} if kept else {}
 
 
@@ -69,7 +73,15 @@ def _read(sweep: str, told: Mapping[str, Any]) -> SweepErrors:
         PastError(sweep, str(number), _factor(log_factor), str(told["nodes"][node]), max(0.0, float(gap)))
         for number, (node, log_factor, gap) in enumerate(told["errors"])
     )
-    return SweepErrors(sweep, bool(told["fresh"]), errors)
+    asked_in = told.get("asked_in")
+    return SweepErrors(sweep, bool(told["fresh"]), errors, None if asked_in is None else _seconds(asked_in))
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{value!r} is no number of seconds")
+    return seconds
 
 
 def _factor(log_factor: Any) -> float:

@@ -13,19 +13,20 @@ from saturn_airflow.plugin.overview import sweep_state
 from saturn_airflow.plugin.queries import Record
 
 
-def test_planned_seconds_count_from_the_first_jobs_start() -> None:
+def test_planned_seconds_count_from_the_plan() -> None:
+    """Also where its first job waited for devices of another sweep, as planned."""
     run = Run()
-    run.plan(on("first", 0, 50), on("second", 50, 90))
+    run.plan(on("first", 5, 55), on("second", 55, 95))
     run.train(0, "success", "first", **finished(1010, 1070))
     run.train(1, "running", "second", start=1012)
     page = run.page()
     first, second = page["jobs"]
-    assert page["origin"] == 1010
-    assert (first["bars"][0]["planned"], first["bars"][0]["actual"]) == ([0, 50], [0, 60])
+    assert page["origin"] == MADE
+    assert (first["bars"][0]["planned"], first["bars"][0]["actual"]) == ([5, 55], [10, 70])
     # Its task began long before its device was free.
-    assert (second["bars"][0]["planned"], second["bars"][0]["actual"]) == ([50, 90], [60, 90])
+    assert (second["bars"][0]["planned"], second["bars"][0]["actual"]) == ([55, 95], [70, 100])
     assert second["status"] == "running"
-    assert page["totals"]["expected"] == 100
+    assert page["totals"]["expected"] == 110
 
 
 def test_nodes_that_take_no_part_are_told_with_the_reason() -> None:
@@ -241,18 +242,17 @@ def test_a_deadline_and_another_objective_are_told() -> None:
     run.values["sweep.plan", -1, "plan"] |= {**told, "deadline": {"at": MADE + 300, "planned": True}}
     run.train(0, "success", "job", **finished(1010, 1060))
     totals = run.page()["totals"]
-    assert totals["deadline"] == {"at": 290, "planned": True}
+    assert totals["deadline"] == {"at": 300, "planned": True}
     assert (totals["objective"], totals["value"], totals["gap"]) == ("device-time", 50, 0.25)
 
 
-@pytest.mark.parametrize(("seconds", "at"), [(200.0, 190.0), (None, None)])
+@pytest.mark.parametrize(("seconds", "at"), [(200.0, 200.0), (None, None)])
 def test_by_when_all_is_done_with_which_odds_is_told(seconds: float | None, at: float | None) -> None:
     run = Run()
     run.plan(on("job", 0, 50))
     promise: dict[str, Any] = {"confidence": 0.9, "seconds": seconds, "odds": 0.8, "jobs": {}}
     run.values["sweep.plan", -1, "plan"]["promise"] = promise
     run.train(0, "success", "job", **finished(1010, 1060))
-    # From when the plan was made, ten seconds before its first job began.
     found = run.page()["totals"]["promise"]
     assert found == {"confidence": 0.9, "at": at, "why": None, "odds": 0.8}
 

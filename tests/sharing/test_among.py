@@ -174,6 +174,26 @@ def test_the_bound_of_a_plan_among_others_is_that_of_the_devices_that_they_leave
     assert among.gap == pytest.approx(0, abs=0.01)
 
 
+@pytest.mark.parametrize(("preempt", "at_once", "later"), [(True, 10, 13), (False, 405, 405)])
+def test_a_sweep_has_nothing_before_its_jobs_ask(preempt: bool, at_once: float, later: float) -> None:
+    """Who is to give way to it leaves after that, who ends by itself does so without it."""
+    two = [running(job(f"r{i}", 800, 1), "b", i, left=0.5) for i in range(2)]
+    other = sweep("other", *(replace(one, leaves_in=10.0, setting_up=5.0) for one in two), preempt=preempt)
+    others = SharedCluster(NOW, NODES[1:], (other,))
+    for asks, start in ((0.0, at_once), (NOW + 3, later)):
+        facts = replace(sweep("own", priority=1.0), asks=asks)
+        found = planned(job("own", 100, 1, nodes=("b",)), others=others, facts=facts)
+        assert found.assignments[0].start == pytest.approx(start, abs=1e-3)
+    waiting = replace(sweep("own", SharedJob(job("own", 100, 1, nodes=("a",)))), asks=NOW + 3)
+    plan = plan_together(SharedCluster(NOW, NODES, (waiting,)), RULES)
+    assert (plan.decision.starts, plan.jobs["own", "own"].start) == ((), NOW + 3)
+    # Its jobs were faster than Airflow mostly is: what runs has its devices.
+    begun = replace(waiting, jobs=(running(waiting.jobs[0].job, "a", 0, left=0.5),))
+    plan = plan_together(SharedCluster(NOW, NODES, (begun, sweep("new", *waiting.jobs))), RULES)
+    assert {stay.place.device_ids for key in plan.jobs for stay in plan.jobs[key].stays} == {(0,), (1,)}
+    assert plan.sweeps["own"] == pytest.approx(NOW + 50, abs=1e-3)
+
+
 def test_what_is_off_is_expected_as_it_was_seen() -> None:
     two = (running(job("one", 8000, 1), "a", 0, left=0.5), SharedJob(job("two", 8000, 1)))
     as_told = sweep("s", *two)

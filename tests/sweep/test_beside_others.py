@@ -277,7 +277,7 @@ def test_a_plans_task_hands_on_which_deadlines_are_broken(
     """Its own by an urgent sweep, or that of another by this one, which is urgent."""
     monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
     monkeypatch.setattr(
-        promises.Experience, "of", lambda *asked: promises.Experience(True, None, "nothing is known")
+        promises.Experience, "of", lambda *asked: promises.Experience(True, None, "nothing is known", 0.0)
     )
     TOLD.clear()
     jobs = tuple(SharedJob(PlannedJob(n, (Option("one", 1, {"cpu": 100.0}),), ("n",))) for n in "cd")

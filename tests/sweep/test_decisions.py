@@ -125,17 +125,17 @@ def test_every_job_of_the_sweep_is_in_the_result() -> None:
         ("c", "failed"),
         ("d", "lost"),
     ]
-    result = summarize(every, plan, devices=4)
+    result = summarize(every, plan, devices=4, made=98.0)
     assert result["missing"] == ["b", "c", "d"]
-    assert result["actual_seconds"] == 16.0
-    assert result["utilisation"] == pytest.approx((12 + 2 * 12) / (16 * 4))
+    assert result["actual_seconds"] == 18.0
+    assert result["utilisation"] == pytest.approx((12 + 2 * 12) / (18 * 4))
     assert result["gap"] == pytest.approx(0.25)
     assert result["estimate_error_median"] == pytest.approx(0.2)
 
 
 def test_a_sweep_that_trained_nothing_has_a_result_too() -> None:
     every = of_every_job(["a"], [], [])
-    result = summarize(every, None, devices=4)
+    result = summarize(every, None, devices=4, made=None)
     assert result["failed"] == ["a"]
     assert result["actual_seconds"] == 0
     assert best_of(every, None, "min") is None

@@ -22,6 +22,7 @@ from saturn_airflow.operators.report_task import lateness
 from saturn_airflow.planning.online.adoption import Effort, decide
 from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
 from saturn_airflow.planning.online.execution import Situation
+from saturn_airflow.planning.presenting.explaining import explain
 from saturn_airflow.planning.warming import warm
 
 pytestmark = pytest.mark.slow
@@ -54,8 +55,16 @@ def planned(operator: PlanOperator) -> Plan:
     return decided_by(operator).adoption.plan
 
 
-def decided_by(operator: PlanOperator, law: ErrorLaw | None = None) -> DecidedRound:
-    stand = SweepState(settings=operator.settings, number=1, problem=ONE_JOB, jobs={}, estimates={}, law=law)
+def decided_by(operator: PlanOperator, law: ErrorLaw | None = None, asks_in: float = 0.0) -> DecidedRound:
+    stand = SweepState(
+        settings=operator.settings,
+        number=1,
+        problem=ONE_JOB,
+        jobs={},
+        estimates={},
+        law=law,
+        asks_in=asks_in,
+    )
     going = JobsGoingOn(("a",), {}, (), math.inf, Situation({"a": 1.0}), ())
     return operator.decide(stand, ONE_JOB, going)
 
@@ -68,6 +77,25 @@ def test_with_a_deadline_the_thriftiest_plan_that_meets_it_is_made(left: float, 
     assert [a.technique for a in plan.assignments] == [technique]
     assert plan.value == {"one": 10, "two": 12}[technique]
     assert plans.meets_deadline
+
+
+@pytest.mark.parametrize(("objective", "technique"), [("device-time", "two"), ("mean-completion", "two")])
+def test_a_plan_counts_what_passes_until_its_jobs_ask_for_devices(objective: str, technique: str) -> None:
+    """By the deadline in 14 s its job can't be done on one device, which takes 10 s from then."""
+    plans = operator(
+        objective=objective, deadline=Deadline(seconds=60.0) if objective == "device-time" else None
+    )
+    plans.ends_by = time.time() + 15.0 + 14.0 if objective == "device-time" else None
+    decided = decided_by(plans, ErrorLaw((Parts(0.0, 0.0, 0.0, 0.0),)), asks_in=5.0)
+    plan = decided.adoption.plan
+    assert [(a.technique, a.start, a.end) for a in plan.assignments] == [(technique, 5.0, 11.0)]
+    assert plan.makespan == 11.0
+    assert plan.gap == pytest.approx(0.0, abs=1e-6)
+    assert plan.value == (12.0 if objective == "device-time" else 11.0)
+    assert decided.ends is not None
+    assert decided.ends.sweep.median == decided.ends.jobs["a"].median == 11.0
+    (reason,) = explain(decided.left, plan).reasons
+    assert [other.makespan for other in reason.alternatives] == [15.0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,16 @@ from saturn_airflow.model.estimates import Estimate, Source
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.past_errors import PastError
-from saturn_airflow.operators.promises import Experience, became, errors_of, in_words, odds_of, told
+from saturn_airflow.operators import promises
+from saturn_airflow.operators.promises import (
+    Experience,
+    asked_in,
+    became,
+    errors_of,
+    in_words,
+    odds_of,
+    told,
+)
 from saturn_airflow.operators.report_table import table
 from saturn_airflow.planning.online.ends import Ends, PlanEnds
 from saturn_airflow.planning.online.error_law import ErrorLaw, Parts
@@ -71,13 +80,33 @@ def test_errors_are_those_of_jobs_that_ran_in_one_go_under_a_strategy_that_was_e
     ]
 
 
-def sweep_with_errors(folder: Path, dag: str, run: str, fresh: bool, factors: list[float]) -> str:
+def test_what_first_jobs_waited_for_airflow_is_told_by_those_that_began_with_the_plan() -> None:
+    entries = [
+        entry("one", start=2.0, end=102.0),
+        entry("two", start=2.0, end=102.0),
+        entry("three", start=2.0, end=102.0),
+        entry("then", after=("one",), start=102.0, end=202.0),
+        entry("waits for another sweep", start=40.0, end=140.0),
+        entry("failed", start=2.0, end=102.0),
+    ]
+    by_name = {e.name: e for e in entries}
+    began = {"one": 1.5, "two": 3.5, "three": 1.25, "then": 107.0, "waits for another sweep": 45.0}
+    outcomes = [outcome(name, at, at + 100.0) for name, at in began.items()]
+    outcomes.append(outcome("failed", 90.0, 91.0, status="failed"))
+    assert asked_in(outcomes, by_name, 2.0) == 1.5
+    assert asked_in(outcomes, by_name) is None
+    assert asked_in([outcome("one", -5.0, 95.0)], by_name, 2.0) == 0.0, "clocks differ"
+
+
+def sweep_with_errors(
+    folder: Path, dag: str, run: str, fresh: bool, factors: list[float], asked_in: float | None = None
+) -> str:
     uri = f"sqlite:///{folder}/mlflow.db"
     key = f"{dag}/{run}/sweep"
     tags = {"saturn.sweep": key, "airflow.dag_id": dag}
     sweep = tracking.open_sweep(uri, dag, run, tags, {}, folder / dag / run)
     errors = [PastError(key, f"j{i}", factor, f"n{i % 2}", 2.5) for i, factor in enumerate(factors)]
-    sweep.tag(error_history.tag(errors, fresh))
+    sweep.tag(error_history.tag(errors, fresh, asked_in))
     assert sweep.close("finished")
     return uri
 
@@ -96,8 +125,10 @@ def test_later_nights_know_the_errors_of_those_that_were_estimated_alike(tmp_pat
     first = experience("history")
     assert (first.fresh, first.law) == (False, None)
     assert "no earlier sweep says yet" in str(first.why)
-    for run in ("tue", "wed"):
-        sweep_with_errors(tmp_path, "nightly", run, False, [1.1, 1.2, 0.9])
+    assert first.asks_in == promises.ASKS_IN
+    for run, seconds in (("tue", None), ("wed", 3.25)):
+        sweep_with_errors(tmp_path, "nightly", run, False, [1.1, 1.2, 0.9], seconds)
+    assert [experience(source).asks_in for source in ("history", "measured")] == [3.25, 3.25]
     law = experience("history").law
     assert law is not None
     assert (law.errors, law.sweeps, set(law.gaps)) == (6, 2, {2.5})
@@ -108,12 +139,22 @@ def test_later_nights_know_the_errors_of_those_that_were_estimated_alike(tmp_pat
     other = experience("history", dag="weekly").law
     assert other is not None
     assert other.errors == 6
+    assert experience("history", dag="weekly").asks_in == 3.25
+    sweep_with_errors(tmp_path, "weekly", "mon", True, [1.0], 0.5)
+    assert experience("history", dag="weekly").asks_in == 0.5, "its own tells more"
 
 
 @pytest.mark.slow
 def test_damaged_errors_are_left_out_and_more_than_fit_are_not_kept(tmp_path: Path) -> None:
     uri = sweep_with_errors(tmp_path, "nightly", "mon", False, [1.5] * 400)
-    for number, text in enumerate(["{", "[]", '{"fresh":true,"nodes":[],"errors":[[0,0.1,0]]}']):
+    for number, text in enumerate(
+        [
+            "{",
+            "[]",
+            '{"fresh":true,"nodes":[],"errors":[],"asked_in":-1}',
+            '{"fresh":true,"nodes":[],"errors":[[0,0.1,0]]}',
+        ]
+    ):
         tags = {"saturn.sweep": f"nightly/{number}/sweep", error_history.ERRORS_TAG: text}
         tracking.open_sweep(uri, "nightly", str(number), tags, {}, tmp_path / str(number)).close()
     (found,) = error_history.find(uri)

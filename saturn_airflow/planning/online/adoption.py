@@ -15,6 +15,7 @@ from saturn_airflow.planning.heuristics.foresight import foresee
 from saturn_airflow.planning.instances.instance import group
 from saturn_airflow.planning.instances.schedule import assignments, makespan
 from saturn_airflow.planning.objectives import DEVICE_TIME, MAKESPAN, MEAN_COMPLETION
+from saturn_airflow.planning.online.begun_later import begun_later, seen_from
 from saturn_airflow.planning.online.equal_nodes import stay_among_equals
 from saturn_airflow.planning.online.execution import Execution, Situation, execute, keep_places, same_but_ids
 from saturn_airflow.planning.online.replanning import carry_on, remaining
@@ -42,6 +43,16 @@ class Adoption(NamedTuple):
     otherwise: float
     moved: tuple[str, ...]
     length: float
+
+    def later(self, seconds: float) -> Adoption:
+        """The same, with all of it so many seconds later."""
+        cost = 0.0 if self.plan.objective == DEVICE_TIME else seconds
+        return self._replace(
+            plan=begun_later(self.plan, seconds),
+            expected=self.expected + cost,
+            otherwise=self.otherwise + cost,
+            length=self.length + seconds,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,7 +149,7 @@ def decide(
         then = execute(problem, candidate, situation, until=ends, checkpoint=checkpoint)
         if not then.situation.left:
             return end
-        later = _later(problem, ends)
+        later = seen_from(problem, ends)
         rest = effort.solve(what_is_left(later, then.situation), candidate)
         rest = stay_among_equals(rest, later, then.situation.running)
         rest = keep_places(rest, later, then.situation.running)
@@ -204,12 +215,6 @@ def what_is_left(problem: Problem, situation: Situation) -> Problem:
     progress = {job.name: 1 - situation.left.get(job.name, 0.0) for job in problem.jobs}
     running = {job: (place.technique, place.devices) for job, place in situation.running.items()}
     return remaining(problem, progress, running)
-
-
-def _later(problem: Problem, seconds: float) -> Problem:
-    """``problem`` with its devices free so many seconds earlier, as seen from then."""
-    free = {node: tuple(max(0.0, at - seconds) for at in moments) for node, moments in problem.free.items()}
-    return dataclasses.replace(problem, free=free)
 
 
 def _running_first(plan: Plan, situation: Situation) -> Plan:

@@ -66,6 +66,12 @@ class PlanEnds:
     sweep: Ends
     jobs: Mapping[str, Ends]
 
+    def since(self, moment: float) -> PlanEnds:
+        """The same in seconds from ``moment`` on."""
+        return PlanEnds(
+            self.sweep.since(moment), {job: ends.since(moment) for job, ends in self.jobs.items()}
+        )
+
 
 def ends_of(
     problem: Problem,
