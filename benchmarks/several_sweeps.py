@@ -22,14 +22,13 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from machine import describe
 from soak_checks import References, wrong_results
-from stays import Stay, shared, stays_of
+from stays import idle_share, shared, stays_of
 from two_sweeps import start
 
 from saturn_airflow.demo.airflow import Airflow
@@ -110,8 +109,10 @@ def meeting(sweeps: int, apart: float, batches: int) -> dict[str, Any]:
         "sweeps": sweeps,
         "jobs": len(everybody),
         "seconds_apart": apart,
-        "idle_share": round(idle_share(everybody, lambda stay: stay.asked), 4),
-        "idle_share_anywhere": round(idle_share(everybody, lambda stay: stay.planned, anywhere=True), 4),
+        "idle_share": round(idle_share(everybody, DEVICES, lambda stay: stay.asked), 4),
+        "idle_share_anywhere": round(
+            idle_share(everybody, DEVICES, lambda stay: stay.planned, anywhere=True), 4
+        ),
         "ends": {
             name: {"planned": round(spans[name], 1), "actual": round(actual[name], 1)} for name in names
         },
@@ -131,30 +132,6 @@ def promised(promises: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "kept": sum(one["kept"] for one in found),
         "of": len(found),
     }
-
-
-def idle_share(stays: list[Stay], since: Callable[[Stay], float], anywhere: bool = False) -> float:
-    """Of all devices' time, the share in which they were idle while somebody could have used them.
-
-    :param since: when a job could have begun.
-    :param anywhere: at the other node as well.
-    """
-    begin, end = min(stay.began for stay in stays), max(stay.ended for stay in stays)
-    moments = sorted({moment for s in stays for moment in (since(s), s.began, s.ended)} | {begin, end})
-    idle = 0.0
-    for now, then in pairwise(moment for moment in moments if begin <= moment <= end):
-        free = {
-            node: count - sum(len(s.devices) for s in stays if s.node == node and s.began <= now < s.ended)
-            for node, count in DEVICES.items()
-        }
-        waiting = [s for s in stays if since(s) <= now < s.began]
-        for stay in sorted(waiting, key=lambda stay: -len(stay.devices)):
-            nodes = free if anywhere else [stay.node]
-            node = max(nodes, key=lambda name: free[name])
-            if len(stay.devices) <= free[node]:
-                free[node] -= len(stay.devices)
-                idle += (then - now) * len(stay.devices)
-    return idle / ((end - begin) * sum(DEVICES.values()))
 
 
 def _until_done(cluster: LocalCluster, airflow: Airflow, names: list[str]) -> dict[str, str]:

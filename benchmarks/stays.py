@@ -1,9 +1,9 @@
-"""When jobs were at a node's devices, from what their events say, and whether two ever held one at a time."""
+"""When jobs were at a node's devices, by their events; whether two held one at a time, or one was idle."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -65,3 +65,30 @@ def shared(stays: list[Stay]) -> list[str]:
             if after[0] < before[1]
         ]
     return wrong
+
+
+def idle_share(
+    stays: list[Stay], devices: Mapping[str, int], since: Callable[[Stay], float], anywhere: bool = False
+) -> float:
+    """Of all devices' time, the share in which they were idle while somebody could have used them.
+
+    :param devices: how many each node has.
+    :param since: when a job could have begun.
+    :param anywhere: at the other node as well.
+    """
+    begin, end = min(stay.began for stay in stays), max(stay.ended for stay in stays)
+    moments = sorted({moment for s in stays for moment in (since(s), s.began, s.ended)} | {begin, end})
+    idle = 0.0
+    for now, then in pairwise(moment for moment in moments if begin <= moment <= end):
+        free = {
+            node: count - sum(len(s.devices) for s in stays if s.node == node and s.began <= now < s.ended)
+            for node, count in devices.items()
+        }
+        waiting = [s for s in stays if since(s) <= now < s.began]
+        for stay in sorted(waiting, key=lambda stay: -len(stay.devices)):
+            nodes = free if anywhere else [stay.node]
+            node = max(nodes, key=lambda name: free[name])
+            if len(stay.devices) <= free[node]:
+                free[node] -= len(stay.devices)
+                idle += (then - now) * len(stay.devices)
+    return idle / ((end - begin) * sum(devices.values()))

@@ -4,9 +4,10 @@ On the deployment of docker/compose.yaml as local processes (Celery, Redis, Post
 two CPU devices. The long sweep has a job of 150 s on each device when the short one comes, of two jobs of
 10 s. Once the long one's jobs may give way at a checkpoint (``preempt=True``), once they may not. For each:
 seconds from the short sweep's trigger to its end, and from the long one's, and what the long jobs' own
-events say: how often they gave way, and how many steps were trained twice, and when each
-sweep was to end by its plan: the short one's is made among the other's jobs, the long one's before anybody
-could know of the short one. The losses of both runs must be the same in every step.
+events say: how often they gave way, and how many steps were trained twice; of all devices' time the share in
+which one was idle while a job of either sweep waited that fitted (``idle_share``); and when each sweep was to
+end by its plan: the short one's is made among the other's jobs, the long one's before anybody could know of
+the short one. The losses of both runs must be the same in every step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe
+from stays import idle_share, shared, stays_of
 
 from saturn_airflow.demo.airflow import Airflow
 from saturn_airflow.deployment.local import LocalCluster
@@ -28,6 +30,7 @@ from saturn_airflow.launch import runs
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG, SHORT = "research", "urgent"
+DEVICES = {"gpu-a": 2, "gpu-b": 2}
 Losses = dict[str, dict[int, float]]
 
 
@@ -57,7 +60,10 @@ def meeting(preempt: bool) -> tuple[dict[str, Any], Losses]:
             Path(folder),
             ROOT / "docker" / "compose.yaml",
             ROOT / "benchmarks" / "soak",
-            variables={"SATURN_NODES": "gpu-a:2:cpu, gpu-b:2:cpu", "NODE_CONCURRENCY": "6"},
+            variables={
+                "SATURN_NODES": ", ".join(f"{node}:{count}:cpu" for node, count in DEVICES.items()),
+                "NODE_CONCURRENCY": "6",
+            },
             environment={"TWO_SWEEPS_PREEMPT": str(int(preempt))},
         )
         with cluster:
@@ -76,11 +82,14 @@ def meeting(preempt: bool) -> tuple[dict[str, Any], Losses]:
             events = [event for run in runs_of(cluster, "met") for event in run.so_far()]
             steps = [event for event in events if event["event"] == "step"]
             losses = losses_of(cluster, "met")
+            stays = [stay for folder in folders_of(cluster, "met") for stay in stays_of(folder, 0.0)]
             row = {
                 "short_seconds": round(took[SHORT], 1),
                 "long_seconds": round(took[LONG], 1),
                 "gave_way": sum(event["event"] == "gave_way" for event in events),
                 "steps_trained_twice": len(steps) - sum(map(len, losses.values())),
+                "idle_share": round(idle_share(stays, DEVICES, lambda stay: stay.asked), 4),
+                "shared": shared(stays),
                 **{f"{name}_end": end_of(airflow, dag) for name, dag in (("short", SHORT), ("long", LONG))},
             }
     print(json.dumps({"preempt": preempt, **row}), flush=True)
@@ -121,8 +130,12 @@ def wait_for(
 
 def runs_of(cluster: LocalCluster, run_id: str) -> list[runs.Run]:
     """All runs of all training jobs."""
-    folders = sorted(cluster.home.glob(f"sweeps/*/{run_id}/sweep/*/runs"))
-    return [run for folder in folders for run in runs.all_of(folder.parent)]
+    return [run for folder in folders_of(cluster, run_id) for run in runs.all_of(folder)]
+
+
+def folders_of(cluster: LocalCluster, run_id: str) -> list[Path]:
+    """Of all training jobs."""
+    return [path.parent for path in sorted(cluster.home.glob(f"sweeps/*/{run_id}/sweep/*/runs"))]
 
 
 def losses_of(cluster: LocalCluster, run_id: str) -> Losses:
