@@ -300,17 +300,19 @@ def staying(made: Sequence[PlanEntry], progress: Mapping[str, Progress], adoptio
 
 
 def entries_of(
-    stand: SweepState, decided: DecidedRound, cluster: Cluster, rung: float, made: float
+    stand: SweepState, problem: Problem, decided: DecidedRound, cluster: Cluster, rung: float, made: float
 ) -> list[PlanEntry]:
     """The plan's jobs in the order of their start, with what their train tasks must know of the round.
 
+    :param problem: whole jobs, with the seconds now expected.
     :param made: when the plan was made, in seconds since the epoch.
     """
     found = entries(decided.adoption.plan, stand.jobs, stand.estimates, cluster, made)
-    stay = staying(found, stand.progress, decided.adoption)
+    by_name = {job.name: job for job in problem.jobs}
+    found = [replace(e, strategies=strategies(e, by_name[e.name], stand.estimates)) for e in found]
     if stand.is_once:
-        by_name = {job.name: job for job in decided.left.jobs}
-        return [replace(e, strategies=strategies(e, by_name[e.name], stand.estimates)) for e in found]
+        return found
+    stay = staying(found, stand.progress, decided.adoption)
     return [_in_round(stand, entry, decided.adoption, rung, stay) for entry in found]
 
 
@@ -343,8 +345,10 @@ def _in_round(
     p, old = stand.progress.get(entry.name) or Progress(), stand.before.get(entry.name)
     moved = old is not None and p.steps > 0 and old.place != entry.place
     makespan = stand.settings.objective == MAKESPAN
+    planned = (entry.technique, entry.devices)
     return replace(
         entry,
+        strategies=tuple(s for s in entry.strategies if (s.technique, s.devices) == planned),
         round=stand.number,
         standing=tuple(stand.standing),
         ends_at=entry.attempt + adoption.length if math.isfinite(adoption.length) else None,

@@ -54,7 +54,7 @@ class PlanEntry:
     :param version: of the technique.
     :param batches: global batches of the whole training; None where nothing says how many.
     :param strategies: those it may run under on its node where other sweeps want devices too, the planned one
-        among them; empty where an earlier version planned.
+        among them, and in rounds alone; empty where an earlier version planned.
     :param arrived: when the sweep began, in seconds since the epoch.
     :param alone: seconds that the sweep takes at the least with its cluster to itself.
     :param deadline: when the sweep is to be done, in seconds since the epoch.

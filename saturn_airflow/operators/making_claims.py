@@ -15,8 +15,9 @@ from saturn_airflow.operators.context import SweepContext, sharing_rules
 
 def strategies(entry: PlanEntry) -> tuple[Strategy, ...]:
     """What the job of ``entry`` may run under on its node; in rounds the plan of each says it."""
-    if entry.strategies and entry.round is None:
+    if entry.strategies:
         return entry.strategies
+    # An earlier version planned it.
     planned = Strategy(
         technique=entry.technique,
         devices=entry.devices,
