@@ -69,12 +69,17 @@ class Ledger:
         return sorted(found, key=lambda sweep: (sweep.made, sweep.key))
 
     def cluster(
-        self, sweeps: Iterable[ActiveSweep], nodes: Iterable[Node] = (), now: float | None = None
+        self,
+        sweeps: Iterable[ActiveSweep],
+        nodes: Iterable[Node] = (),
+        now: float | None = None,
+        whole: str | None = None,
     ) -> SharedCluster:
         """The nodes of ``sweeps``, and how far each sweep is.
 
         :param nodes: more nodes, or others in the place of those of the same name.
         :param now: seconds since the epoch.
+        :param whole: a sweep that is going to be planned anew: its jobs have all of their strategies.
         """
         from saturn_airflow.sharing.pace import at_pace_seen
 
@@ -102,7 +107,8 @@ class Ledger:
             if jobs:
                 left = replace(active.sweep, jobs=tuple(jobs))
                 shared.append(at_pace_seen(left, paces, kinds, SharingRules.off_by))
-        return SharedCluster(now, tuple(by_name.values()), _without_overlaps(shared), busy)
+        found = (one if one.name == whole else one.as_kept() for one in _without_overlaps(shared))
+        return SharedCluster(now, tuple(by_name.values()), tuple(found), busy)
 
     def _file(self, key: str) -> Path:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

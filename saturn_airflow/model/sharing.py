@@ -32,6 +32,8 @@ class SharedJob:
     :param stopped: when it was last told so.
     :param leaves_in: seconds that it takes to write its checkpoint and leave, see :func:`seconds_to_leave`;
         None where nothing is known of that.
+    :param keeps: technique and number of devices under which it runs in whatever turn; None where its turn
+        decides.
     """
 
     job: PlannedJob
@@ -42,6 +44,7 @@ class SharedJob:
     leaving: float | None = None
     stopped: float | None = None
     leaves_in: float | None = None
+    keeps: tuple[str, int] | None = None
 
     @property
     def name(self) -> str:
@@ -54,6 +57,18 @@ class SharedJob:
         assert self.place is not None, "the job does not run"
         wanted = self.place.technique, self.place.devices
         return next(o for o in self.job.options if (o.technique, o.devices) == wanted)
+
+    def as_kept(self) -> SharedJob:
+        """This job with no other strategy than the one that it keeps, if it waits."""
+        own = tuple(o for o in self.job.options if (o.technique, o.devices) == self.keeps)
+        if self.place is not None or not own:
+            return self
+        return dataclasses.replace(self, job=dataclasses.replace(self.job, options=own))
+
+    @cached_property
+    def needs(self) -> dict[tuple[Node, ...], Any]:
+        """What was found of what it still needs on some nodes, so that it is found once."""
+        return {}
 
     @property
     def place_ids(self) -> tuple[int, ...]:
@@ -80,6 +95,9 @@ class SharedJob:
                 raise InvalidSweepError(f"a job's place is {place!r:.200}")
         own = formats.known_fields(cls, data)
         _check_numbers(own, ("left", "since", "setting_up"), ("leaving", "stopped", "leaves_in"))
+        if own.get("keeps") is not None:
+            technique, devices = own["keeps"]
+            own["keeps"] = str(technique), int(devices)
         return cls(**{**own, "job": PlannedJob.from_dict(data["job"]), "place": place})
 
 
@@ -133,6 +151,10 @@ class SharedSweep:
     preempt: bool = False
     trials: bool = False
     asks: float = 0.0
+
+    def as_kept(self) -> SharedSweep:
+        """This sweep with jobs that wait as :meth:`SharedJob.as_kept` has them."""
+        return dataclasses.replace(self, jobs=tuple(job.as_kept() for job in self.jobs))
 
     def has_asked(self, now: float) -> bool:
         """Whether its jobs want devices at this moment; those that have some did before it was expected."""

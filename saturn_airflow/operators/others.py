@@ -99,7 +99,11 @@ def tell_others(
 
     jobs = {job.name: job for job in problem.jobs}
     told = tuple(
-        SharedJob(_bound(jobs[entry.name], entry.node), leaves_in=leaves_in(entry.strategies))
+        SharedJob(
+            _bound(jobs[entry.name], entry.node),
+            leaves_in=leaves_in(entry.strategies),
+            keeps=None if entry.round is None else (entry.technique, entry.devices),
+        )
         for entry in entries
     )
     try:
@@ -204,7 +208,7 @@ def wins_elsewhere(sweep: SweepContext, entries: Sequence[PlanEntry], before: Co
 
     ledger = Ledger(home())
     active = ledger.sweeps()
-    cluster = ledger.cluster(active)
+    cluster = ledger.cluster(active, whole=sweep.key)
     own = next((one for one in active if one.key == sweep.key), None)
     makespan = max((entry.planned_makespan or 0.0 for entry in entries), default=0.0)
     if makespan <= 0 or own is None:

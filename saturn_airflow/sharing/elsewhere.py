@@ -30,15 +30,17 @@ class Elsewhere:
 def look_elsewhere(
     cluster: SharedCluster, rules: SharingRules, sweep: str, nodes_of: Mapping[str, tuple[str, ...]]
 ) -> Elsewhere:
-    """What to expect of ``sweep``, one of ``cluster``.
+    """What to expect of ``sweep``, one of ``cluster``, in which it has all of its strategies.
 
     :param nodes_of: by job, the nodes that it may run on.
     :raises AssertionError: when what is expected never ends, which is a mistake of Saturn's.
     """
-    freed = tuple(_freed(one, nodes_of) if one.name == sweep else one for one in cluster.sweeps)
     here, there = (
-        plan_together(of, rules).sweeps.get(sweep, math.inf)
-        for of in (cluster, replace(cluster, sweeps=freed))
+        plan_together(replace(cluster, sweeps=sweeps), rules).sweeps.get(sweep, math.inf)
+        for sweeps in (
+            tuple(one.as_kept() for one in cluster.sweeps),
+            tuple(_freed(one, nodes_of) if one.name == sweep else one for one in cluster.sweeps),
+        )
     )
     return Elsewhere(here, there)
 

@@ -232,6 +232,13 @@ def test_what_waits_is_better_elsewhere_once_another_has_ended() -> None:
     # What runs stays, and who may run on no other node waits.
     stays = look_elsewhere(replace(cluster, sweeps=(long, narrow)), RULES, "own", {"waits": ("a",)})
     assert stays.won == 0
+    # A round's job keeps its strategy where it waits; one elsewhere may have another.
+    wide = SharedJob(job("waits", 800, 1, 2, 4, nodes=("a",)), keeps=("ddp", 4))
+    soon = sweep("soon", running(job("s", 900, 1), "a", 0), running(job("t", 9000, 1), "a", 1))
+    cluster = SharedCluster(NOW, NODES, (soon, replace(own, jobs=(own.jobs[0], wide))))
+    found = look_elsewhere(cluster, RULES, "own", anywhere)
+    assert found.here - NOW > 9000, "two devices are free at once, and four much later"
+    assert found.there - NOW < 1000
 
 
 def test_only_those_on_its_nodes_are_others() -> None:

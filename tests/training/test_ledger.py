@@ -119,6 +119,9 @@ def test_what_was_written_is_read_until_it_ends(tmp_path: Path) -> None:
         lambda text: text.replace('"format": 1', '"format": 9'),
         lambda text: text.replace('"devices": 2', '"devices": -2'),
         lambda text: text.replace('"seconds": {', '"seconds": 7, "x": {'),
+        lambda text: text.replace('"keeps": null', '"keeps": []'),
+        lambda text: text.replace('"keeps": null', '"keeps": 7'),
+        lambda text: text.replace('"asks": 0.0', '"asks": "soon"'),
         lambda text: "",
     ],
 )
@@ -134,6 +137,27 @@ def test_what_is_damaged_is_left_out_with_a_warning_and_stays(
     assert str(path) in caplog.text
     assert path.exists()
     assert main(["why", "--home", str(tmp_path)]) == 0
+
+
+def test_a_job_of_a_round_waits_for_the_strategy_of_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others expect nothing else of it; who looks whether to plan it anew does."""
+    sweep = active("rounds", "waits")
+    kept = replace(sweep, sweep=replace(sweep.sweep, jobs=(replace(sweep.sweep.jobs[0], keeps=("ddp", 2)),)))
+    ledger = Ledger(tmp_path)
+    ledger.write(kept)
+    assert ledger.sweeps() == [kept]
+
+    def strategies(whole: str | None = None) -> list[str]:
+        (job,) = ledger.cluster(ledger.sweeps(), whole=whole).sweeps[0].jobs
+        return [option.technique for option in job.job.options]
+
+    assert (strategies(), strategies(kept.key)) == (["ddp"], ["single", "ddp"])
+    # Where it runs under that of an earlier round, that is what it has.
+    here = whereabouts.Whereabouts(place=Place("single", 1, "local", (0,)), since=time.time())
+    monkeypatch.setattr(whereabouts, "of", lambda folder: here)
+    assert strategies() == ["single", "ddp"]
 
 
 @pytest.mark.parametrize("said", [Node("local", 1, "cpu"), Node("local", 2, "gpu")])
