@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.problem import PlannedJob, Way
@@ -79,14 +80,29 @@ def ways_on(job: PlannedJob, node: Node) -> tuple[Way, ...]:
     return tuple(way for way in ways if way.devices <= node.devices)
 
 
-def remaining_area(job: SharedJob, nodes: tuple[Node, ...]) -> float:
-    """Device-seconds that ``job`` needs at the least; 0 where no node is up for it."""
-    return min((way.area(job.left) for node in nodes for way in ways_on(job.job, node)), default=0.0)
+class Needs(NamedTuple):
+    """What a job still needs; 0 where no node is up for it.
+
+    :param area: device-seconds, at the least.
+    :param thrifty: seconds under the strategy of that.
+    :param seconds: at the least.
+    """
+
+    area: float
+    thrifty: float
+    seconds: float
 
 
-def remaining_seconds(job: SharedJob, nodes: tuple[Node, ...]) -> float:
-    """Seconds that ``job`` needs at the least; 0 where no node is up for it."""
-    return min((way.seconds(job.left) for node in nodes for way in ways_on(job.job, node)), default=0.0)
+def needs_of(job: SharedJob, nodes: tuple[Node, ...]) -> Needs:
+    """What ``job`` still needs on ``nodes``. Decisions ask it of all who wait, whom nothing changes."""
+    if (found := job.needs.get(nodes)) is None:
+        took = [
+            (way.area(job.left), way.seconds(job.left)) for node in nodes for way in ways_on(job.job, node)
+        ]
+        area, thrifty = min(took, default=(0.0, 0.0))
+        found = Needs(area, thrifty, min((seconds for _, seconds in took), default=0.0))
+        job.needs[nodes] = found
+    return found
 
 
 def kinds_of(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -114,11 +130,9 @@ def _rank(
     """
     tied = any(job.job.nodes is not None for job in sweep.jobs)
     nodes = cluster.nodes if tied else kinds_of(cluster.nodes)
-    work = sum(remaining_area(job, nodes) for job in sweep.jobs)
-    needs = max(
-        max((remaining_seconds(job, nodes) for job in sweep.jobs), default=0.0),
-        work / max(1, cluster.devices),
-    )
+    of_jobs = [needs_of(job, nodes) for job in sweep.jobs]
+    work = sum(job.area for job in of_jobs)
+    needs = max(max((job.seconds for job in of_jobs), default=0.0), work / max(1, cluster.devices))
     pressing, presses_at = _pressing(cluster, sweep, needs, stays)
     stretch = (cluster.now - sweep.arrived + needs) / sweep.alone if sweep.alone > 0 else 0.0
     overdue = 0.0 if stretch > rules.largest_stretch else 1.0

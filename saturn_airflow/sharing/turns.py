@@ -24,7 +24,7 @@ from saturn_airflow.model.plan import Place
 from saturn_airflow.model.problem import Way
 from saturn_airflow.model.sharing import SharedCluster, SharingRules
 from saturn_airflow.sharing.device_state import Devices, JobEntry
-from saturn_airflow.sharing.ranking import kinds_of, ranks, ways_on
+from saturn_airflow.sharing.ranking import kinds_of, needs_of, ranks, ways_on
 from saturn_airflow.sharing.widening import widen
 
 #: A device-second is worth this much for each sweep that waits behind, shared out among all devices: what a
@@ -169,9 +169,7 @@ class _Deciding:
     def _thrifty_seconds(self, entry: JobEntry) -> float:
         """What a job takes under the strategy of least area."""
         nodes = self.cluster.nodes if entry.job.job.nodes is not None else self.of_kinds
-        found = [way for node in nodes for way in ways_on(entry.job.job, node)]
-        left = entry.job.left
-        return min(((way.area(left), way.seconds(left)) for way in found), default=(0.0, 0.0))[1]
+        return needs_of(entry.job, nodes).thrifty
 
     def _place(self, entry: JobEntry, critical: float, price: float) -> None:
         """Give ``entry`` the best place there is, stopping who gives way for it; or reserve devices for it.
@@ -185,8 +183,9 @@ class _Deciding:
             due = entry.sweep.deadline
         for node in self.cluster.nodes:
             room = self._room(node.name)
-            for way in ways_on(entry.job.job, node):
-                if way.devices > room.idle + room.held:
+            most = room.idle + room.held
+            for way in ways_on(entry.job.job, node) if most else ():
+                if way.devices > most:
                     break
                 seconds = way.seconds(entry.job.left)
                 late = max(0.0, self.cluster.now + seconds - due)
