@@ -71,6 +71,18 @@ class DropPath(nn.Module):
         return x * kept / 0.5
 
 
+class Turns(nn.Module):
+    """It has a complex parameter, which no cast of a model makes wider."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.randn(5, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned: torch.Tensor = torch.fft.irfft(torch.fft.rfft(x) * self.by, n=8)
+        return turned
+
+
 class DrawsLittle(nn.Module):
     """What it draws changes the loss by less than the steps of a training do."""
 
@@ -282,6 +294,7 @@ EXTRAS = {
     "counts in its class": CountsInClass,
     "drop path": DropPath,
     "draws little": DrawsLittle,
+    "turns": Turns,
     "casts": Casts,
 }
 

@@ -108,6 +108,13 @@ WRONG: dict[str, tuple[Cell, str]] = {
         Cell(job(model_args={"extra": "counts samples"}), "ddp", 2),
         "the loss of step 3",
     ),
+    **{
+        f"masks that the job seeds itself under {technique}": (
+            Cell(job(load_model="drawing_models:reseeds"), technique, 2),
+            "the job seeds random numbers itself",
+        )
+        for technique in ("ddp", "fsdp")
+    },
     "passes counted in a class": (
         Cell(job(model_args={"extra": "counts in its class"}), "ForwardTwice"),
         "the loss of step",
@@ -243,6 +250,11 @@ RIGHT: dict[str, tuple[Cell, str]] = {
     },
     "masks of one device": (Cell(job(model_args={"extra": "drops"}), "single"), "exact"),
     "masks of two": (Cell(job(model_args={"extra": "drops"}), "ddp", 2), "distribution"),
+    "masks that the job seeds itself on one device": (
+        Cell(job(load_model="drawing_models:reseeds"), "spill"),
+        "exact",
+    ),
+    "a complex parameter": (Cell(job(model_args={"extra": "turns"}), "ddp", 2), "exact"),
     "samples left out": (Cell(job(model_args={"extra": "drop path"}), "ddp", 2), "distribution"),
     **{
         f"what is drawn and shows little under {technique}": (

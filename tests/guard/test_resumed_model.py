@@ -38,6 +38,12 @@ def test_what_checkpoints_keep_passes_and_what_they_lose_is_refused() -> None:
         assert why in verdict
 
 
+def test_a_loss_that_nobody_can_repeat_is_told_from_one_that_remembers() -> None:
+    (verdict,) = verdicts([Cell(job(loss_function="drawing_models:loss_by_chance"), "single")])
+    assert verdict.startswith("job: the loss of one batch is ")
+    assert "os.urandom()" in verdict
+
+
 def test_what_looks_at_gradients_on_their_way_is_refused() -> None:
     a_job = job(load_model="odd_models:clamped", loss_function="odd_models:three_of_each")
     alone, shared = verdicts([Cell(a_job, "single"), Cell(a_job, "ddp", 2)])

@@ -108,8 +108,9 @@ def noting_formats(where: HasFormat, model: nn.Module, *, hooks: bool = True) ->
     backward passes."""
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype in TOLERANCES:
-            where.number_format = max(tensor.dtype, where.number_format, key=list(TOLERANCES).index)
+        dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+        if dtype in TOLERANCES:
+            where.number_format = max(dtype, where.number_format, key=list(TOLERANCES).index)
         return tensor
 
     for parameter in parameters_of(model):

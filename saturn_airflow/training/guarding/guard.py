@@ -308,7 +308,10 @@ class Guard:
         return found
 
     def _draws_alike(self, step: TakeStep, batches: Sequence[GlobalBatch]) -> bool:
-        """Whether the technique draws the random numbers that one device would have drawn."""
+        """Whether the technique draws the random numbers that one device would have drawn.
+
+        :raises ChangesResultError: when it does not, and nothing is random about them.
+        """
         plain = self._plain
         if not plain.random_losses or plain.device != self._ranks.device.type:
             return self._ranks.size == 1
@@ -321,8 +324,23 @@ class Guard:
             # Steps add to the noise; what is drawn may show by less than that in a loss.
             allowed = min(100 * noise, max(noise, plain.random_effect / 10))
             if not abs(loss - expected) <= allowed:
+                self._refuse_own_seeds(loss, expected, noise)
                 return False
         return True
+
+    def _refuse_own_seeds(self, loss: float, expected: float, noise: float) -> None:
+        """Refuse other random numbers where one device draws the same ones whatever the seed.
+
+        :raises ChangesResultError: when it does: there is one result then, and no distribution.
+        """
+        if self._plain.random_effect <= noise and abs(loss - expected) > 100 * noise:
+            raise ChangesResultError(
+                f"{self._technique} changes the result: the job seeds random numbers itself, as by "
+                "torch.manual_seed in a forward pass, so that one device draws the same ones whatever the "
+                f"seed, and here others are drawn (a loss of {loss:.6g} in the place of {expected:.6g}). "
+                "Leave the seeding to Saturn, which seeds for each step, or use one device. If it may differ "
+                f"all the same, Job(trust=[{self._name!r}]) leaves it unchecked"
+            )
 
 
 def _comparable(job: Job) -> Job:

@@ -11,10 +11,19 @@ from torch import nn
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.parallelism.module_state import parameters_of
+from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.training import job_globals, model_attributes
 from saturn_airflow.training.guarding import whole
 from saturn_airflow.training.guarding.users_state import UsersState
+
+_BY_CHANCE = (
+    "the loss of one batch is {:.6g} and then {:.6g}, with the same weights and the same state of torch's, "
+    "numpy's and Python's global generators: it follows from something that can't be repeated, such as "
+    "the time, os.urandom(), secrets or a generator made without a seed (numpy.random.default_rng()). Each "
+    "device would see another, and so would a job that is resumed. Draw from a global generator, which "
+    "Saturn seeds for each step. If it may differ, Job(trust=[...]) with the technique's name leaves it "
+    "unchecked"
+)
 
 Loss = Callable[[nn.Module, Any], float]
 
@@ -31,15 +40,24 @@ def refuse_what_is_lost(
 ) -> None:
     """Compare the loss of ``trained`` with that of a model that gets what a checkpoint keeps of it.
 
-    Where forward passes change parameters, which both share, nothing is compared.
+    Where forward passes change parameters, which both share, nothing is compared. Both begin with the same
+    generators' state, so where one model's own loss is another each time, it follows from something else.
 
     :param another: the job's model as it is loaded, which this changes.
     :param attributes: those that a checkpoint keeps, and what it keeps
     :param in_functions: of functions that are attributes.
     :param loss: of a model and a batch.
     :param allowed: how far the losses may be apart, as a share.
-    :raises JobError: when they differ.
+    :raises JobError: when they differ, or the first differs from itself.
     """
+
+    def loss_of(model: nn.Module) -> float:
+        with UsersState(job, model).put_back(), ModuleState(model.modules()).put_back():
+            return loss(model, copy.deepcopy(batch))
+
+    def differ(one: float, other: float) -> bool:
+        return not abs(one - other) <= allowed * max(abs(other), 1e-2)
+
     device = next((p.device for p in parameters_of(trained)), torch.device("cpu"))
     saved = trained.state_dict(keep_vars=True)
     kept = {name: tensor.detach() for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}
@@ -51,14 +69,12 @@ def refuse_what_is_lost(
     model_attributes.put(resumed, attributes, device)
     job_globals.put_into_functions(resumed, in_functions)
     versions = [p._version for p in parameters_of(trained)]
-    losses = []
-    for model in (trained, resumed):
-        with UsersState(job, model).put_back():
-            losses.append(loss(model, copy.deepcopy(batch)))
+    expected, found = loss_of(trained), loss_of(resumed)
     if versions != [p._version for p in parameters_of(trained)]:
         return
-    expected, found = losses
-    if not abs(found - expected) <= allowed * max(abs(expected), 1e-2):
+    if differ(found, expected):
+        if differ(again := loss_of(trained), expected):
+            raise JobError(_BY_CHANCE.format(expected, again))
         told = (
             f"its buffers {passing} are not saved (persistent=False)"
             if passing

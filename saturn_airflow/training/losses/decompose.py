@@ -389,7 +389,8 @@ def _evaluate(
 
 def _part(loss_means: LossMeans, model: nn.Module) -> Part:
     assert loss_means.loss is not None
-    formats = {loss_means.loss.dtype, *(p.dtype for p in parameters_of(model) if p.is_floating_point())}
+    numbers = (p.dtype for p in parameters_of(model) if p.is_floating_point() or p.is_complex())
+    formats = {loss_means.loss.dtype, *(dtype.to_real() for dtype in numbers)}
     return Part(
         loss_means.samples,
         float(loss_means.loss),

@@ -109,7 +109,8 @@ def make_optimizer(
     cls = references.load(str(hparams.optimizer))
     here = parallel.trainable()
     arguments: dict[str, Any] = {"lr": hparams.lr, **deepcopy(hparams.optimizer_args)}
-    if parallel.optimizer_kernels != "many at once" and cls in _FUSED and "foreach" not in arguments:
+    real = not any(p.is_complex() for p in here.values())
+    if real and parallel.optimizer_kernels != "many at once" and cls in _FUSED and "foreach" not in arguments:
         arguments.setdefault("fused", True)
     mixed = parallel.optimizer_kernels == "two kinds" and not arguments.get("fused")
     if mixed and "foreach" in inspect.signature(cls).parameters:
