@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from saturn_airflow.model import guards
@@ -78,6 +79,22 @@ def strategies(entry: PlanEntry, job: PlannedJob, estimates: Estimates) -> tuple
             )
         )
     return tuple(result)
+
+
+def with_work_elsewhere(found: Sequence[PlanEntry], left: Mapping[str, float]) -> list[PlanEntry]:
+    """``found``, each with what the jobs on other nodes need.
+
+    :param left: by job, the share of its batches that is still to be trained.
+    """
+    work: dict[str, float] = {}
+    for entry in found:
+        areas = [
+            s.devices * (s.setup_seconds + left[entry.name] * (s.seconds - s.setup_seconds))
+            for s in entry.strategies
+        ]
+        work[entry.node] = work.get(entry.node, 0.0) + min(areas)
+    whole = sum(work.values())
+    return [dataclasses.replace(entry, elsewhere=max(0.0, whole - work[entry.node])) for entry in found]
 
 
 def _leaves_in(estimate: Estimate) -> float | None:

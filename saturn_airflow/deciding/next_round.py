@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from saturn_airflow.deciding import plans_with_odds
-from saturn_airflow.deciding.entering import entries, strategies
+from saturn_airflow.deciding.entering import entries, strategies, with_work_elsewhere
 from saturn_airflow.launch.progress import Progress
 from saturn_airflow.model import selection
 from saturn_airflow.model.cluster import Cluster
@@ -300,7 +300,12 @@ def staying(made: Sequence[PlanEntry], progress: Mapping[str, Progress], adoptio
 
 
 def entries_of(
-    stand: SweepState, problem: Problem, decided: DecidedRound, cluster: Cluster, rung: float, made: float
+    stand: SweepState,
+    problem: Problem,
+    decided: DecidedRound,
+    cluster: Cluster,
+    going: JobsGoingOn,
+    made: float,
 ) -> list[PlanEntry]:
     """The plan's jobs in the order of their start, with what their train tasks must know of the round.
 
@@ -310,10 +315,10 @@ def entries_of(
     found = entries(decided.adoption.plan, stand.jobs, stand.estimates, cluster, made)
     by_name = {job.name: job for job in problem.jobs}
     found = [replace(e, strategies=strategies(e, by_name[e.name], stand.estimates)) for e in found]
-    if stand.is_once:
-        return found
-    stay = staying(found, stand.progress, decided.adoption)
-    return [_in_round(stand, entry, decided.adoption, rung, stay) for entry in found]
+    if not stand.is_once:
+        stay = staying(found, stand.progress, decided.adoption)
+        found = [_in_round(stand, entry, decided.adoption, going.rung, stay) for entry in found]
+    return with_work_elsewhere(found, going.situation.left)
 
 
 def without_place(stand: SweepState, job: str, made: float, position: int) -> PlanEntry:

@@ -151,7 +151,7 @@ def _check(claim: Claim) -> None:
     """Raise ValueError for a claim with values that can't be right."""
     (job,) = claim.sweep.jobs
     numbers = [claim.made, claim.sweep.arrived, claim.sweep.alone, claim.sweep.priority]
-    numbers += [job.left, job.since, job.setting_up]
+    numbers += [job.left, job.since, job.setting_up, claim.sweep.elsewhere]
     known = claim.sweep.deadline, job.leaving, job.stopped, job.leaves_in
     numbers += [n for n in known if n is not None]
     for option in job.job.options:
@@ -160,6 +160,8 @@ def _check(claim: Claim) -> None:
             raise ValueError("a strategy that can't be")
     if not job.job.options or not all(map(math.isfinite, numbers)) or not 0 <= job.left <= 1:
         raise ValueError("no claim: it tells no strategies, or numbers that can't be")
+    if claim.sweep.elsewhere < 0:
+        raise ValueError("no claim: less than nothing is left of its sweep elsewhere")
     if job.leaves_in is not None and job.leaves_in < 0:
         raise ValueError("no claim: it leaves before it is told to")
     if len(claim.shares) > _MOST_TEAMS or not all(0 < share <= 1 for share in claim.shares.values()):

@@ -57,6 +57,7 @@ class PlanEntry:
         among them, and in rounds alone; empty where an earlier version planned.
     :param arrived: when the sweep began, in seconds since the epoch.
     :param alone: seconds that the sweep takes at the least with its cluster to itself.
+    :param elsewhere: device-seconds that the sweep's jobs on other nodes need at the least.
     :param deadline: when the sweep is to be done, in seconds since the epoch.
     :param round: from 1; None in a sweep without rounds.
     :param standing: when the plans of earlier rounds were made that still stand.
@@ -91,6 +92,7 @@ class PlanEntry:
     strategies: tuple[Strategy, ...] = ()
     arrived: float = 0.0
     alone: float = 0.0
+    elsewhere: float = 0.0
     deadline: float | None = None
     round: int | None = None
     standing: tuple[float, ...] = ()

@@ -139,6 +139,8 @@ class SharedSweep:
     :param preempt: whether its running jobs may be stopped at a checkpoint, to go on later or elsewhere.
     :param trials: whether it is still measured: its jobs are trials, which are short.
     :param asks: when its jobs ask for devices; before that they have none.
+    :param elsewhere: device-seconds that it needs besides, of jobs on other nodes, where only those at one
+        node are known: its turn would else come before that of sweeps which are done sooner.
     """
 
     name: str
@@ -151,6 +153,7 @@ class SharedSweep:
     preempt: bool = False
     trials: bool = False
     asks: float = 0.0
+    elsewhere: float = 0.0
 
     def as_kept(self) -> SharedSweep:
         """This sweep with jobs that wait as :meth:`SharedJob.as_kept` has them."""
@@ -172,7 +175,7 @@ class SharedSweep:
         :raises InvalidSweepError: when a value can't be right.
         """
         own = formats.known_fields(cls, data)
-        _check_numbers(own, ("arrived", "alone", "priority", "asks"), ("deadline",))
+        _check_numbers(own, ("arrived", "alone", "priority", "asks", "elsewhere"), ("deadline",))
         if not isinstance(data["name"], str) or not isinstance(own.get("team", ""), str):
             raise InvalidSweepError(
                 f"a sweep's name is {data['name']!r:.80}, its team {own.get('team')!r:.80}"

@@ -52,6 +52,7 @@ def claim(entry: PlanEntry, settings: SweepSettings, sweep: SweepContext, *, ane
         deadline=entry.deadline,
         preempt=settings.preempt and entry.round is None,
         team=settings.team,
+        elsewhere=entry.elsewhere,
     )
     own = strategies(entry)
     seconds = {(s.technique, s.devices): (s.seconds, s.setup_seconds) for s in own}

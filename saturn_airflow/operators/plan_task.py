@@ -140,7 +140,7 @@ class PlanOperator(KeptPlanOperator):
             self.hand_on(context, "choices", finite(had))
             found = [
                 replace(entry, arrived=facts.arrived, alone=facts.alone, deadline=facts.deadline)
-                for entry in next_round.entries_of(stand, problem, decided, cluster, going.rung, made)
+                for entry in next_round.entries_of(stand, problem, decided, cluster, going, made)
             ]
             tell_others(sweep, facts, problem, found, known.law)
             self.also_told |= say_what_breaks(context, sweep, self.settings, made, self.meets_deadline)

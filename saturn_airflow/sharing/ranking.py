@@ -137,7 +137,8 @@ def _rank(
     stretch = (cluster.now - sweep.arrived + needs) / sweep.alone if sweep.alone > 0 else 0.0
     overdue = 0.0 if stretch > rules.largest_stretch else 1.0
     starving = 0.0 if stretch > _STARVING_FACTOR * rules.largest_stretch else 1.0
-    left, work = work, 0.0 if sweep.trials else work * push.get(sweep.team, 1.0)
+    left = work + sweep.elsewhere
+    work = 0.0 if sweep.trials else left * push.get(sweep.team, 1.0)
     bound = (_STARVING_FACTOR if overdue == 0 else 1.0) * rules.largest_stretch * sweep.alone
     changes = math.inf if starving == 0 else sweep.arrived + bound - needs + _SOON
     changes = min(changes, presses_at)

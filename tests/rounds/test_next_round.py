@@ -78,7 +78,7 @@ def planned(
 ) -> tuple[next_round.DecidedRound, list[PlanEntry]]:
     going = next_round.who_goes_on(stand)
     decided = next_round.decide_round(stand, stand.problem, going.situation, seconds)
-    return decided, next_round.entries_of(stand, stand.problem, decided, CLUSTER, going.rung, MADE)
+    return decided, next_round.entries_of(stand, stand.problem, decided, CLUSTER, going, MADE)
 
 
 def at_boundary(stand: SweepState, progress: dict[str, Progress], **more: Any) -> SweepState:
@@ -144,7 +144,7 @@ def test_at_a_boundary_jobs_that_train_stay_and_what_is_done_is_left_out(tmp_pat
     )
     now = dataclasses.replace(PROBLEM, jobs=left)
     decided = next_round.decide_round(stand, now, going.situation, None)
-    entries = next_round.entries_of(stand, now, decided, CLUSTER, going.rung, MADE + 50)
+    entries = next_round.entries_of(stand, now, decided, CLUSTER, going, MADE + 50)
     by_name = {entry.name: entry for entry in entries}
     assert by_name[one.name].goes_on == one.priority
     assert by_name[one.name].place == one.place
@@ -152,6 +152,7 @@ def test_at_a_boundary_jobs_that_train_stay_and_what_is_done_is_left_out(tmp_pat
     # What others are told of it is how much of all is left, and the seconds of all.
     assert by_name[one.name].planned_seconds == pytest.approx(50.0)
     assert {strategy.seconds for entry in entries for strategy in entry.strategies} == {100.0}
+    assert {entry.name: entry.elsewhere for entry in entries} == {one.name: 100.0, three.name: 50.0}
     assert {entry.round for entry in entries} == {2}
     assert {entry.standing for entry in entries} == {(MADE,)}
 

@@ -86,6 +86,20 @@ def test_the_short_sweep_goes_first_and_the_higher_priority_before_it(tmp_path: 
         take(long).release()
 
 
+def test_what_is_left_of_sweeps_at_other_nodes_counts(tmp_path: Path) -> None:
+    """Else whoever has least here would go first: who is nearly done would wait for each new sweep."""
+    nearly_done = waiter(tmp_path, claim("a", "last", {("single", 4): (60.0, 1.0)}))
+    new = claim("b", "first", {("single", 4): (30.0, 1.0)}, elsewhere=1000.0)
+    assert Claim.from_dict(new.to_dict()) == new
+    negative = replace(new, sweep=replace(new.sweep, elsewhere=-1.0))
+    with pytest.raises(ValueError, match="elsewhere"):
+        Claim.from_dict(negative.to_dict())
+    with contextlib.closing(nearly_done), contextlib.closing(waiter(tmp_path, new)) as one_of_many:
+        assert one_of_many.take() is None
+        take(nearly_done).release()
+        take(one_of_many).release()
+
+
 def test_a_running_job_gives_way_where_it_may_and_that_pays(tmp_path: Path) -> None:
     for preempt in (False, True):
         mine = claim("a", "long", {("single", 4): (9000.0, 5.0)}, preempt=preempt)

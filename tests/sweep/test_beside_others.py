@@ -18,6 +18,7 @@ from saturn_airflow.launch import whereabouts
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.model.active_sweep import ActiveSweep
 from saturn_airflow.model.deadlines import Deadline
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.folders import slug
 from saturn_airflow.model.plan import Assignment, Place, Plan
@@ -27,7 +28,7 @@ from saturn_airflow.model.sharing import SharedJob, SharedSweep
 from saturn_airflow.operators import promises
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.deadline_watch import DeadlineWatch, say_what_breaks
-from saturn_airflow.operators.making_claims import trial_name
+from saturn_airflow.operators.making_claims import claim, trial_name
 from saturn_airflow.operators.others import (
     among_others,
     around_others,
@@ -311,3 +312,26 @@ def test_a_plans_task_hands_on_which_deadlines_are_broken(
     assert ("breaks" in planner.made) is not is_late
     assert ("expected_late" in planner.made) is is_late
     assert [told["planned"] for told in TOLD] == [True] * is_late
+
+
+def test_a_claim_says_what_the_sweep_needs_at_other_nodes(tmp_path: Path) -> None:
+    sweep = SweepContext("own", "run", "sweep", tmp_path / "sweeps" / "own")
+    settings = SweepSettings(cluster=Cluster(NODE), group="sweep")
+    entry = PlanEntry(
+        job=Job("j", "m:a", "m:b", "m:c", hparams=HParams(batches=9)),
+        technique="one",
+        devices=1,
+        node="n",
+        device_ids=(0,),
+        start=0.0,
+        end=9.0,
+        kind="cpu",
+        fingerprint="f",
+        attempt=1.0,
+        position=0,
+        alone=9.0,
+        elsewhere=70.0,
+    )
+    found = claim(entry, settings, sweep, anew=True)
+    assert found is not None
+    assert found.sweep.elsewhere == 70.0
