@@ -98,8 +98,9 @@ class Training(BaseTraining):
         loading_weights.start_from(model, job, request.initial_weights)
         self.bytes_of_loading = memory.peak_host_bytes()
         look(self, model)
-        bare = whole.without_weights(model) if request.measure is None and ranks.is_first else None
         self._users = UsersState(job, model)  # which looking ahead does not change
+        copied = request.measure is None and ranks.is_first and not self._users.holds_model
+        bare = whole.without_weights(model) if copied else None
         self._parallelize(technique, model)
         self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)
         self.evaluation: Evaluates | None = None

@@ -23,6 +23,10 @@ WRONG: dict[str, tuple[Cell, str]] = {
         "the loss of step 1 is",
     ),
     "gradients": (Cell(job(hparams=SGD), "GradientsScaled"), "in step 1 is off by 1e+02%"),
+    "gradients of a model that is loaded once": (
+        Cell(job(load_model="held_models:one_and_the_same", hparams=SGD), "GradientsScaled"),
+        "in step 1 is off by 1e+02%",
+    ),
     "gradients in float32": (
         Cell(job(hparams={"precision": "float32"}), "GradientsScaled", 1, {"by": 1.01}),
         "in step 1 is off by 1%",
@@ -254,6 +258,16 @@ RIGHT: dict[str, tuple[Cell, str]] = {
         Cell(job(load_model="drawing_models:reseeds"), "spill"),
         "exact",
     ),
+    **{
+        f"a model that the loss finds in a variable under {technique}": (
+            Cell(
+                job(load_model="held_models:held", loss_function="held_models:penalized"), technique, devices
+            ),
+            "exact",
+        )
+        for technique, devices in [("single", 1), ("ddp", 2)]
+    },
+    "a model that is loaded once": (Cell(job(load_model="held_models:one_and_the_same"), "single"), "exact"),
     "a complex parameter": (Cell(job(model_args={"extra": "turns"}), "ddp", 2), "exact"),
     "samples left out": (Cell(job(model_args={"extra": "drop path"}), "ddp", 2), "distribution"),
     **{

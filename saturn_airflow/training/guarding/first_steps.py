@@ -18,7 +18,7 @@ from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import caches
-from saturn_airflow.parallelism.module_state import ModuleState
+from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position, total_steps
@@ -146,8 +146,10 @@ def take_each(
     hooks, done = True, False
     while not done:
         try:
-            with UsersState(job, model).put_back():  # each time from the start, and the technique as well
-                done = _take_steps(plain, job, model, load, device, data, eval_data, hooks=hooks)
+            users = UsersState(job, model)
+            with users.put_back():  # each time from the start, and the technique as well
+                args = plain, job, model, load, device, data, eval_data
+                done = _take_steps(*args, hooks=hooks, held=users.holds_model)
         except JobError as error:
             if not hooks or "saved tensor hooks" not in str(error):  # which torch.func's gradients don't bear
                 raise
@@ -164,8 +166,12 @@ def _take_steps(
     eval_data: Data | None,
     *,
     hooks: bool,
+    held: bool,
 ) -> bool:
-    """Take the steps; whether all losses were numbers. Where one was not, its batch is to be skipped."""
+    """Take the steps; whether all losses were numbers. Where one was not, its batch is to be skipped.
+
+    :param held: whether the job's code refers to the model, so that it would not know a copy.
+    """
     few, count = data.few(plain.sizes), len(plain.sizes)
     with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
         upcoming = enumerate(few.batches(Position(), _plain_cut(job), count))
@@ -173,7 +179,7 @@ def _take_steps(
     followed = FollowedData(job, data, plain.sizes, _plain_cut(job), batches)
     batches = met_again(batches, _plain_cut(job), few)
     random = [batches.pop(number) for number in range(count - len(RANDOM), count) if number in batches]
-    loop = _plain_loop(job, _copied(model, load).to(device), device, data)
+    loop = _plain_loop(job, _copied(model, load, held).to(device), device, data)
     watched = None
     if isinstance(loop, PlainLoop):
         if batches:
@@ -210,7 +216,7 @@ def _take_steps(
     if watched is not None and isinstance(loop, PlainLoop) and len(steps) > 1:
         plain.steps = []  # so that what this raises is what the guard raises
         plain.remembered = _that_matters(remembered, watched.remembered, job, loop, batches)
-        _refuse_what_is_not_kept(watched, forgotten, loop, model, load, plain, batches)
+        _refuse_what_is_not_kept(watched, forgotten, loop, model, load, plain, batches, held=held)
         plain.steps = steps
     return True
 
@@ -238,6 +244,8 @@ def _refuse_what_is_not_kept(
     load: Load,
     plain: PlainSteps,
     batches: Mapping[int, GlobalBatch],
+    *,
+    held: bool,
 ) -> None:
     """:raises JobError: when the job's steps depend on what a resumed job would have lost."""
     first = next(iter(batches.values())).micro_batches
@@ -245,8 +253,8 @@ def _refuse_what_is_not_kept(
         with without_randomness():
             watched.refuse_what_is_missed(forgotten, functools.partial(loop.gradients, first))
     with without_randomness():
-        bare = whole.without_weights(model)
-        another = load() if bare is None else bare
+        bare = None if held else whole.without_weights(model)
+        another = _loaded(model, load) if bare is None else bare
         allowed = 10 * TOLERANCES[plain.number_format].loss
         watched.refuse_what_is_lost(another, loop.loss_of, first[0].data, allowed)
 
@@ -317,10 +325,21 @@ def _plain_cut(job: Job) -> Cut:
     return Cut(job.hparams.accumulate if job.in_micro_batches else 1)
 
 
-def _copied(model: nn.Module, load: Load) -> nn.Module:
-    if not whole.can_be_copied(model):
-        return load()
+def _copied(model: nn.Module, load: Load, held: bool) -> nn.Module:
+    if held or not whole.can_be_copied(model):
+        return _loaded(model, load)
     try:
         return copy.deepcopy(model)
     except (RuntimeError, TypeError):  # some tensors that are not parameters can't be copied so
-        return load()
+        return _loaded(model, load)
+
+
+def _loaded(model: nn.Module, load: Load) -> nn.Module:
+    """Another model with the weights of ``model``; a copy where the job's code hands out one and the same."""
+    another = load()
+    if another is model:
+        return copy.deepcopy(model)
+    with torch.no_grad():
+        for own, weight in zip(parameters_of(another), parameters_of(model), strict=True):
+            own.copy_(weight)
+    return another

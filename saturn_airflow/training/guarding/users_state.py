@@ -55,18 +55,28 @@ class UsersState:
         self._numbers = 0
         #: What is not copied, and what shows that it has changed.
         self._too_large: list[tuple[Any, int]] = []
-        seen = set(map(id, model.modules()))
-        modules = set(seen)
-        waiting: list[Any] = [vars(sys.modules[name]) for name in self._names]
+        modules = set(map(id, model.modules()))
+        seen: set[int] = set()
+        self._look([vars(sys.modules[name]) for name in self._names], seen, modules)
+        #: Whether the job's code refers to a module of the model, and would not to one of a copy.
+        self.holds_model = not modules.isdisjoint(seen)
         # Containers of modules are the model's; objects may be anybody's.
         held = (value for module in model.modules() for value in vars(module).values())
-        waiting += [value for value in held if type(value).__module__ in self._names]
-        waiting += [function for _, function in functions_of(model)]
+        waiting = [value for value in held if type(value).__module__ in self._names]
+        self._look([*waiting, *(function for _, function in functions_of(model))], seen, modules)
+
+    def _look(self, waiting: list[Any], seen: set[int], modules: set[int]) -> None:
+        """Look at all that can be reached from ``waiting`` and was not ``seen``.
+
+        :param modules: of the model, by their ids, whose inside is not looked at.
+        """
         while waiting:
             value = waiting.pop()
             if id(value) in seen:
                 continue
             seen.add(id(value))
+            if id(value) in modules:
+                continue
             if isinstance(value, FUNCTIONS):
                 places = [place for _, place in places_in("", value, modules)]
                 self._kept += places
