@@ -72,6 +72,7 @@ class Solver:
         solver = self.highs
         solver.config.time_limit = max(clock.left, 0.01)
         solver.config.warmstart = warm
+        # By default HiGHS calls a solution optimal that is within 0.01 % of its bound.
         solver.config.mip_gap = 0.0
         solver.highs_options = {"threads": 1, "random_seed": seed, "solve_relaxation": relaxed, **options}
         if target is not None:

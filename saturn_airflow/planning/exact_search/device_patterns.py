@@ -24,10 +24,11 @@ from saturn_airflow.planning.compiled import compiled
 from saturn_airflow.planning.instances.arrays import Floats, Ints
 
 POSSIBLE, REFUTED, UNKNOWN = 1, 0, -1
-#: A pattern is one number of 64 bits, a bit for each job.
+#: A pattern is one number of 64 bits, a bit for each job; signed, so that no more than 63 are of use.
 MOST_JOBS = 60
 MOST_DEVICES = 64
-#: Of the seconds of the device that has most.
+#: Of the seconds of the device that has most. Sums are rounded: in doubt a pattern counts as possible, since
+#: what is refuted here is never looked at again.
 _TOLERANCE = 1e-9
 #: What was tried last at a level, where it is no mode's number: nothing, going on without the job, or all
 #: there is.
@@ -103,7 +104,8 @@ def share(
                     level -= 1
                     continue
                 load[level], pattern[level] = 0.0, 0
-                # Where all devices left are equal, the first job that is not done may as well be on this one.
+                # Capacities ascend. Where all devices left are equal, the first job that is not done may as
+                # well be on this one.
                 lead[device] = first if capacities[device] == capacities[-1] else -1
                 could[device, count] = 0.0
                 for other in range(count - 1, -1, -1):
@@ -124,6 +126,7 @@ def share(
                 equal = device > 0 and capacities[device - 1] == capacities[device]
                 if not equal or pattern[level] <= chosen[device - 1]:
                     chosen[device] = pattern[level]
+                    # By the tolerance a device may be overfull: that gives nothing back to the slack.
                     left[level + 1] = left[level] - max(0.0, missing)
                     level, entering = level + 1, True
                     continue
@@ -155,6 +158,7 @@ def share(
             copies[job] -= 1
             option[level], did[level], advance = 0, _CONTINUED, True
         if advance:
+            # The first job has the highest bit, so numbers compare as rows of zeros and ones do.
             pattern[level + 1] = pattern[level] | (1 << (count - 1 - job))
         else:
             # Go on without this job on this device, unless the device has to run it or all devices left do.

@@ -45,7 +45,8 @@ _BRANCHES_AT_ONCE = 20_000
 _ROOT_EFFORT = 100_000
 _SHARING = 300
 _FEW_TO_SHARE = 5
-#: The table of what was refuted: so many entries, of which a hash may have any of four.
+#: The table of what was refuted: so many entries, of which a hash may have any of four. It is 32 MiB, which
+#: the system hands out as the table fills.
 _REMEMBERED = 1 << 21
 _BUCKET = 4
 
@@ -121,7 +122,7 @@ class Packer(Sharer):
         :raises NotSettledError: after ``effort`` branches, or when the time is up.
         """
         allowance = self.capacity * (1 + _ROUNDING) - math.fsum([self.area[k] for k in jobs])
-        if not allowance >= 0:
+        if not allowance >= 0:  # Also where a job can't end by C: its area is infinite.
             return None
         kinds = np.array([k for k in self.order if k in jobs], dtype=np.int64)
         counts = np.array([jobs.count(k) for k in kinds], dtype=np.int64)
@@ -134,7 +135,7 @@ class Packer(Sharer):
                 *self.modes,
                 self.areas,
                 kinds,
-                counts.copy(),
+                counts.copy(),  # Cut short, it comes back without the jobs that were placed.
                 len(kinds),
                 allowance,
                 at_once,
@@ -155,7 +156,11 @@ class Packer(Sharer):
 
 
 def hash_keys(classes: int) -> Words:
-    """(classes, 2) fixed random numbers: a set of jobs is hashed as the sum of those of its jobs."""
+    """(classes, 2) fixed random numbers: a set of jobs is hashed as the sum of those of its jobs.
+
+    Zobrist's hashing ("A new hashing method with application for game playing", 1970) has XOR for the sum, by
+    which two jobs of one class would cancel.
+    """
     rng = np.random.default_rng(classes)
     return rng.integers(1, sys.maxsize, size=(classes, 2), dtype=np.uint64)
 
@@ -306,7 +311,9 @@ def search(
                 device -= 1
             settled = spare < 0
             if not settled:
-                # The jobs left, the devices' times, and the last of the jobs that start together here.
+                # The jobs left, the devices' times, and the last of the jobs that start together here, which
+                # rules out candidates. What may be wasted follows from the first two. Classes are hashed, not
+                # positions in ``kinds``: searches for other sets of jobs use the same table.
                 first, second = np.uint64(7), np.uint64(11)
                 for k in range(present):
                     first += np.uint64(counts[k]) * keys[kinds[k], 0]
@@ -317,6 +324,7 @@ def search(
                 if here[0] <= started[depth] and last[depth] >= 0:
                     which = np.uint64(kinds[last[depth] // most] * most + last[depth] % most + 1)
                     first, second = _mixed(first, which), _mixed(second, which)
+                # Never 0, by which a vacant entry is known.
                 hashes[depth, 0], hashes[depth, 1] = first, second | np.uint64(1)
                 slot = int(first & np.uint64(mask))
                 for at in range(_BUCKET):
@@ -421,6 +429,10 @@ def search(
 
 @compiled
 def _mixed(value: Any, more: Any) -> Any:
-    """``more`` hashed into ``value``: 64 bits."""
+    """``more`` hashed into ``value``: 64 bits.
+
+    The factor is 2^64 over the golden ratio, which spreads neighbouring values (Knuth, The Art of Computer
+    Programming, vol. 3, 6.4); the shift brings its high bits down to those that choose the slot.
+    """
     value = (value ^ more) * np.uint64(0x9E3779B97F4A7C15)
     return value ^ (value >> np.uint64(29))

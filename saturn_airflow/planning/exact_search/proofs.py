@@ -42,6 +42,7 @@ class Proof:
         except NotSettledError:
             return False
         if schedule is None:
+            # No makespan is as small as this C; where they are whole seconds, the bound is rounded up.
             self.best.raise_bound(attempt.end)
         else:
             self.best.offer(schedule)

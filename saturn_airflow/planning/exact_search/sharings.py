@@ -31,7 +31,7 @@ Counts = tuple[int, ...]
 #: A problem is small with at most so many nodes, and so many sets of jobs to choose one from.
 _MOST_NODES = 4
 _MOST_SHARINGS = 1 << 24
-#: Sets of jobs that are kept for one node: more, and the attempt is given up.
+#: Sets of jobs that are kept for one node, 2 MiB for each class: more, and the attempt is given up.
 _MOST_SETS = 1 << 18
 #: Branches for a set when it first comes up, and by how much more each time that all others were tried, too.
 _FIRST_EFFORT = 2000
@@ -94,6 +94,7 @@ class Attempt:
     def lower(self, end: float) -> None:
         """Go on for an earlier ``end``: what was refuted for the later one stays refuted."""
         assert end < self.end
+        # The sharings that wait go on with the new packers; those passed over were refuted for the later end.
         self._aim(end)
         self.known = {key: None for key, row in self.known.items() if row is None}
 
@@ -127,6 +128,7 @@ class Attempt:
 
     def _rows(self, sharing: list[Counts], clock: Clock) -> list[ClassRow] | None:
         """Rows for the sets of all nodes, or None when one of them can't be packed."""
+        # The fullest first: it is the most likely to be refuted, which spares the others.
         order = sorted(range(len(sharing)), key=lambda at: self._slack(at, sharing[at]))
         rows: dict[int, ClassRow] = {}
         unsettled = False
@@ -184,7 +186,8 @@ class Attempt:
             some = sets[first : first + _SETS_AT_ONCE]
             rests = np.array(left) - some
             if equal and at == len(self.nodes) - 2:
-                # Of two equal nodes the first takes the larger set, in lexical order.
+                # Of two equal nodes the first takes the larger set, in lexical order: argmax finds the first
+                # class that differs (any, and a gain of 0, where none does).
                 gain = some - rests
                 larger = gain[np.arange(len(gain)), np.argmax(gain != 0, axis=1)] >= 0
                 some, rests = some[larger], rests[larger]

@@ -20,7 +20,7 @@ from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule
 
 _ENDS, _WEIGHTED_ENDS, _DEVICE_TIME = 0, 1, 2
-#: Exponent of the makespan's energy.
+#: Exponent of the makespan's energy: a row that is a tenth shorter than the longest counts 1.5 % of it.
 _POWER = 40.0
 #: What a deadline that is missed by its own length costs, in energies of a job.
 _LATE = 20.0
@@ -209,7 +209,10 @@ def _row_energies(problem: Arrays, energy: Energy, state: AnnealingState) -> Flo
 def _row_energy(
     problem: Arrays, energy: Energy, node: int, jobs: Ints, modes: Ints, length: int, free: Floats
 ) -> float:
-    """Energy of one row: its jobs are started in order, as :func:`schedule.times` does it.
+    """Energy of one row: its jobs are started in order, each on the devices that became free first.
+
+    :func:`schedule.times`, by which what is found is judged, takes those that became free last of all that
+    are free: it never ends a row later, and with ties and releases sometimes earlier.
 
     :param free: (most devices,) scratch: when devices become free, ascending.
     """
@@ -237,6 +240,7 @@ def _row_energy(
             total += wanted * takes
     if energy.name == _ENDS:
         return float((last * energy.scale) ** _POWER)
+    # The 1 is at once what a job costs: being late by a little must not pay.
     late = last / energy.deadline - 1
     return float(total * energy.scale + (energy.late * late + 1 if late > 0 else 0.0))
 
@@ -248,6 +252,7 @@ def _mode_on(problem: Arrays, node: int, job: int, mode: int, seed: Words) -> in
     if count == 0:
         return -1
     if draw(seed) < 0.55:
+        # By number: modes are ordered by width, so on another type it is about as wide.
         return int(min(mode, count - 1))
     return int(draw(seed) * count)
 

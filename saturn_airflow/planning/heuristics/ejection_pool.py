@@ -105,6 +105,7 @@ class PoolSearch:
 
     def set_target(self, end: float) -> None:
         """Set C, at least what it was before. Keeps all that is packed, which ends by the old C."""
+        # What could not be packed by the earlier C may be packed by this one.
         for part in self.memory:
             part[:] = 0
         modes = [modes_of(self.instance, kind) for kind in range(len(self.instance.types))]
@@ -117,6 +118,7 @@ class PoolSearch:
 
     def run(self, clock: Clock) -> Schedule | None:
         """Search until the pool is empty (the schedule then ends by C) or the time is up (None)."""
+        # Jobs of some class end by C nowhere.
         if not np.isfinite(self.target.values).all():
             return None
         while self.state.pooled[0]:

@@ -42,6 +42,7 @@ def list_schedule(instance: Instance, lower: float, clock: Clock) -> Schedule:
             high = upper
         if high <= low * 1.0005 or clock.expired:
             break
+        # The first schedule may be many times as long as the bound: no step is longer than a quarter.
         target = min((low + high) / 2, low * 1.25)
     return best
 

@@ -58,6 +58,7 @@ class Portfolio:
         self.sent: tuple[int, float] = (-1, -1.0)
         self.received: queue.Queue[SharedBest] = queue.Queue()
         self.members: list[subprocess.Popen[bytes]] = []
+        # Members import from where this process does, whoever put those folders on its path.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         for number in range(size):
             with contextlib.suppress(OSError):
@@ -111,6 +112,7 @@ class Portfolio:
             stderr=subprocess.DEVNULL,
             env=environment,
         )
+        # Before it is spoken to: where that fails, it is still killed at the end.
         self.members.append(member)
         assert member.stdin is not None
         assert member.stdout is not None

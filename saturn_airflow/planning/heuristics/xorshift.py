@@ -11,7 +11,7 @@ from saturn_airflow.planning.instances.arrays import Words
 
 
 def seeded(rng: random.Random) -> Words:
-    """A state to draw from, itself drawn from ``rng``."""
+    """A (1,) state to draw from, itself drawn from ``rng``; never 0, which xorshift does not leave again."""
     return np.array([rng.getrandbits(63) | 1], dtype=np.uint64)
 
 
@@ -23,4 +23,5 @@ def draw(state: Words) -> float:
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
     state[0] = x
+    # The upper 53 of 64 bits, as many as a float holds, over 2^53.
     return float((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(11)) / 9007199254740992.0

@@ -108,6 +108,9 @@ def assignments(instance: Instance, schedule: Schedule) -> tuple[Assignment, ...
 def colour(spans: Sequence[tuple[float, float, int]], free_at: Iterable[float]) -> list[tuple[int, ...]]:
     """Device ids for jobs whose times are settled: colouring of an interval graph, greedy by start.
 
+    That never takes more devices than are in use at once (Golumbic, Algorithmic Graph Theory and Perfect
+    Graphs, 1980, ch. 8 on interval graphs).
+
     :param spans: start, end and number of devices of each job, in order of start; at no time more together
         than there are.
     :param free_at: when each device becomes free.

@@ -86,6 +86,8 @@ class Refuter:
             variable.domain = pyo.NonNegativeIntegers
         solver = highs.Solver(m)
         while not clock.expired:
+            # Only the side of the tolerance on which the overload lies is asked for: HiGHS may stop at a
+            # solution below it, and its dual simplex at an objective well above.
             outcome = solver.solve(clock, target=_TOLERANCE / 2, objective_bound=_TOLERANCE * 4)
             if outcome.bound > _TOLERANCE:
                 return Answer.REFUTED
@@ -241,5 +243,6 @@ def bisect(
         if answer is Answer.REFUTED:
             low = middle
         else:
+            # There may be no plan; but what does not refute this C hardly refutes a larger one.
             high = middle
     return low if math.isfinite(low) else 0.0

@@ -27,7 +27,7 @@ _FEW_THRESHOLDS = 8
 
 
 def identity(x: float) -> float:
-    """u(x) = x: plain area."""
+    """u(x) = x: with it for both of a pair, the row is plain area."""
     return x
 
 
@@ -80,6 +80,7 @@ def family(values: Iterable[float], thresholds: int = 24) -> list[Function]:
     if len(steps) > thresholds:
         steps = [steps[i * (len(steps) - 1) // (thresholds - 1)] for i in range(thresholds)]
     found: dict[tuple[float, ...], Function] = {}
+    # The first stays the identity, since the first of those that agree is kept: callers count on it.
     candidates = [identity, *(staircase(k) for k in range(1, 8))]
     # Just above a value it no longer counts; at it, its complement does.
     for eps in steps:

@@ -28,16 +28,18 @@ def with_launches(problem: Problem, seconds: float) -> Problem:
 
 
 def truth(problem: Problem, noise: float, seed: int, shape: Shape = "mixed") -> Problem:
-    """What jobs really take: the estimates times lognormal factors.
+    """What jobs really take: the estimates times lognormal factors, whose median is 1.
 
     :param noise: standard deviation of the factors' logarithm; 0.2 is about 20%.
     :param shape: what errors have in common. ``"job"``: all strategies of a job, ``"make"``: all jobs with
         equal strategies, ``"strategy"``: nothing, ``"mixed"``: a third of the variance each.
     """
+    # Of equal variance each: of the make, the job, the strategy; together they vary by ``noise``.
     parts = {"job": (0, 1, 0), "make": (1, 0, 0), "strategy": (0, 0, 1), "mixed": (1, 1, 1)}[shape]
     scale = noise / math.sqrt(sum(parts))
 
     def drawn(*what: object) -> float:
+        # Seeded by what it is of, so that no draw depends on which others are made, or in which order.
         return random.Random(repr((seed, *what))).gauss(0, 1)
 
     def changed(job: Any, option: Any) -> Any:

@@ -38,6 +38,7 @@ class Ends:
         """
         if not 0 < confidence < 1:
             raise InvalidSweepError(f"confidence is {confidence!r}; give a probability such as 0.9")
+        # 0.55 * 200 is 110.00000000000001 in floating point: that is the 110th, not the 111th.
         place = math.ceil(confidence * (len(self.drawn) + 1) - 1e-9)
         return self.drawn[place - 1] if place <= len(self.drawn) else math.inf
 

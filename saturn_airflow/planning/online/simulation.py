@@ -354,6 +354,7 @@ class _Sweep:
             del running[job]
             at = max(i for i, s in enumerate(self.stretches) if s.job == job)
             stretch = self.stretches[at]
+            # Checkpoints are written every so many seconds from the start of a stretch.
             unsaved = (stretch.end - stretch.start) % self.costs.checkpoint_every
             trained = stretch.trained * max(0.0, 1 - unsaved / (stretch.end - stretch.start))
             self.stretches[at] = dataclasses.replace(stretch, trained=trained)
