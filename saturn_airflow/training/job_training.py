@@ -235,12 +235,14 @@ class Training(BaseTraining):
             job_log.at(self.step + 1)
             batch = next(upcoming)
             if self.looks is not None:
+                # What it takes is no time of the step.
                 began += self.looks.before(batch, last=self._is_last(batch, limit))
             done = self.step - self.first_step
             save_due = self._save_due(began)
             goes_on = upcoming.possible and not batch.ends_epoch and not self._is_last(batch, limit)
             self.meanwhile = upcoming.fetch if goes_on else _nothing
             stop_asked, save = self._train_step(batch, save_due)
+            # A GPU still computes when all is asked of it.
             timing.wait_for(self.ranks.device)
             seconds.append(time.perf_counter() - began)
             if done < warmups:

@@ -70,6 +70,7 @@ class Staging:
         at_once = [name for name in there if name not in late]
         if at_once:
             ticket = self._transfers.to_host([there[n] for n in at_once], [at_home[n] for n in at_once])
+            # Anything may change these next: the device computes on once they are copied.
             self._transfers.compute_after(ticket, [])
         later = [name for name in there if name in late]
         self._ticket = self._transfers.to_host(

@@ -100,6 +100,7 @@ def _backward(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tup
     asked = torch.cat([torch.stack(sums), objective.end()])
     if ranks.size > 1:
         dist.all_reduce(asked)
+    # Two flags of one answer: a rank without a loss gives neither.
     known = objective.counts_samples
     stop, save, missing, by_samples, otherwise = ranks.sums(
         [
@@ -133,4 +134,5 @@ def _complete_gradients(
     training.parallel.gradients_missing = agreed.missing
     training.parallel.finish_gradients()
     if agreed.otherwise:
+        # They were divided by the samples, before it was known what the loss is a sum over.
         training.parallel.scale_gradients(batch.samples / asked[1])

@@ -67,6 +67,7 @@ def look_steps(total: int | None, cost: float, seed: int) -> list[int]:
             affordable += [step] if step * _SHARE >= (len(affordable) + 1) * cost else []
         return affordable
     latest_first = [*reversed(tens), *(step for step in reversed(drawn) if step < end)]
+    # One less, since the last step is looked at, too.
     return sorted(latest_first[: max(0, int(_SHARE * total / cost) - 1)])
 
 
@@ -96,6 +97,7 @@ class LoopSpotChecks:
         self._ranks = training.ranks
         # As they were before a checkpoint changed them.
         self._attributes = training.state.attributes
+        # torch counts in ``_version`` how often a tensor was written into.
         self._frozen = {p: p._version for p in parameters_of(training.parallel.model) if not p.requires_grad}
         # The plain loop computes alone what the ranks compute together, and the technique once more.
         steps = look_steps(training.total, self._ranks.size + 2, training.hparams.seed)

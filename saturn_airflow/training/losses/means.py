@@ -55,16 +55,19 @@ def _classes(original: Any, at: int, args: list[Any], kwargs: dict[str, Any]) ->
     args[at] = _SUM
     logits, target, weight, _, ignored = args[:5]
     total = original(*args, **kwargs)
-    if target.is_floating_point():  # probabilities of all classes
+    # Probabilities of all classes: a mean over what has some, whatever the weights of classes are
+    # (torch.nn.CrossEntropyLoss).
+    if target.is_floating_point():
         return total, logits.numel() // logits.shape[min(1, logits.ndim - 1)]
     counted = target != ignored
     if weight is None:
         return total, counted.sum()
+    # What is ignored, such as -100, is no index.
     return total, (weight[torch.where(counted, target, 0)] * counted).sum()
 
 
 def _sequences(original: Any, at: int, args: list[Any], kwargs: dict[str, Any]) -> tuple[torch.Tensor, Count]:
-    """CTC: a mean over samples, each divided by the length of its target."""
+    """CTC: a mean over samples, each divided by the length of its target (torch.nn.CTCLoss)."""
     args[at] = _NONE
     losses = original(*args, **kwargs)
     lengths = torch.as_tensor(args[3], dtype=losses.dtype, device=losses.device)

@@ -308,6 +308,7 @@ def _behind(loss: torch.Tensor, outputs: Any) -> list[torch.Tensor]:
         if node in nodes:
             used.append(nodes[node])
         elif hasattr(node, "variable"):
+            # Where autograd adds up a leaf's gradient: a parameter is reached around the outputs.
             return [loss]
         else:
             following = {function for function, _ in node.next_functions if function is not None} - seen

@@ -69,6 +69,8 @@ class LossMeans:
         elif self.over is not None:
             value = total / (self.over[number] if number < len(self.over) else math.nan)
         else:
+            # A clone, for the count may be the job's own tensor. A stand-in counts for nothing, and yet takes
+            # part: the other ranks wait for it.
             everyones = as_scalar(count, total.device).clone()
             everyones *= bool(self.samples)
             if self.group is not None and self.group.size() > 1:
@@ -84,6 +86,7 @@ class LossMeans:
         """
         self.loss = loss.detach()
         if self.rule.kind == "sum":
+            # Over all parts: the losses' sum times B, over B samples.
             return loss * self.batch_samples, self._scalar(self.samples)
         if self.rule.kind == "labels":
             if len(self.counts) != 1:

@@ -130,7 +130,7 @@ class _HalvesTrial:
         return not self._close(spread, after, self.spread_within)
 
     def _close(self, found: torch.Tensor, after: torch.Tensor, within: float) -> bool:
-        # NaN equals NaN here.
+        # NaN equals NaN here. One that only one of them has stays, and no comparison with it is true.
         off = (found - after).abs().masked_fill(found.isnan() & after.isnan(), 0.0)
         return float(off.max()) <= within * float((after - self.whole).abs().nan_to_num(0.0).max())
 
@@ -178,6 +178,7 @@ def _after_steps_spread(
     """All of a parameter after the same steps of it, spread over the devices as ``like`` is."""
 
     def spread(values: torch.Tensor) -> DTensor:
+        # None: nothing is sent, since every rank has drawn the same values.
         return distribute_tensor(values.clone(), like.device_mesh, like.placements, src_data_rank=None)
 
     parameter = nn.Parameter(spread(whole))

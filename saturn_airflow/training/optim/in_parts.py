@@ -58,6 +58,7 @@ class InParts:
     def prepared(self, parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
         """What takes the step on ``parameters`` later, with the options that groups have now."""
         # Made anew for each step: schedulers change groups, and put a ``step`` of theirs into the optimizer.
+        # It shares ``state`` with the optimizer, where what the step leaves is to be found.
         cls = type(self.optimizer)
         part = object.__new__(cls)
         part.__dict__.update(self.optimizer.__dict__)

@@ -115,6 +115,7 @@ class _TogetherTrial:
             if by == 1.0 or 1.0 not in times:
                 alone = self._after_alone(number, by, steps)
                 went = float((alone - self._small[number].values).abs().max())
+                # Not "above": a NaN is neither.
                 if not float((alone - after).abs().max()) <= _WITHIN * went:
                     return True
         return False
