@@ -44,6 +44,23 @@ def test_a_loss_that_nobody_can_repeat_is_told_from_one_that_remembers() -> None
     assert "os.urandom()" in verdict
 
 
+def test_an_optimizer_goes_on_from_what_checkpoints_keep_of_it_or_is_refused() -> None:
+    wanted = {
+        "Weakens": "exact",
+        "CountsInClass": "exact",
+        "CountsInClosure": "makes other steps where it goes on from a checkpoint",
+        "CantBeLoaded": "can't go on from a checkpoint of it, so its job could not be resumed: RuntimeError",
+        "KeepsObjects": "what the optimizer keeps of 'enter.weight' as 'kept' is a object",
+    }
+    jobs = [
+        job(hparams={"optimizer": f"odd_optimizers:{name}", "optimizer_args": {"momentum": 0.9}})
+        for name in wanted
+    ]
+    for verdict, says in zip(verdicts([Cell(one, "single") for one in jobs]), wanted.values(), strict=True):
+        assert says in verdict
+        assert verdict.startswith(("exact", "job: "))
+
+
 def test_what_looks_at_gradients_on_their_way_is_refused() -> None:
     a_job = job(load_model="odd_models:clamped", loss_function="odd_models:three_of_each")
     alone, shared = verdicts([Cell(a_job, "single"), Cell(a_job, "ddp", 2)])

@@ -22,7 +22,7 @@ from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position, total_steps
-from saturn_airflow.training.guarding import comparing, whole
+from saturn_airflow.training.guarding import comparing, resumed_optimizer, whole
 from saturn_airflow.training.guarding.differences import TOLERANCES
 from saturn_airflow.training.guarding.few_samples import met_again, numbers_of_samples
 from saturn_airflow.training.guarding.followed_data import FollowedData
@@ -217,6 +217,7 @@ def _take_steps(
         plain.steps = []  # so that what this raises is what the guard raises
         plain.remembered = _that_matters(remembered, watched.remembered, job, loop, batches)
         _refuse_what_is_not_kept(watched, forgotten, loop, model, load, plain, batches, held=held)
+        resumed_optimizer.refuse_what_is_lost(job, model)
         plain.steps = steps
     return True
 

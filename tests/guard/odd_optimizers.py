@@ -1,0 +1,56 @@
+"""Optimizers that keep something where a checkpoint finds it, and that do not."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+
+class Weakens(torch.optim.SGD):
+    """Its steps become smaller, by a count that it keeps where it says."""
+
+    def counted(self) -> int:
+        state: dict[str, int] = self.state["all"]  # type: ignore[index]
+        state["count"] = state.get("count", 0) + 1
+        return state["count"]
+
+    def step(self, closure: Any = None) -> Any:
+        count = self.counted()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.div_(count)
+        return super().step(closure)
+
+
+class CountsInClass(Weakens):
+    count = 0
+
+    def counted(self) -> int:
+        CountsInClass.count += 1
+        return CountsInClass.count
+
+
+class CountsInClosure(Weakens):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        counts = itertools.count(1)
+        self.note = lambda: next(counts)
+
+    def counted(self) -> int:
+        count: int = self.note()  # type: ignore[no-untyped-call]
+        return count
+
+
+class CantBeLoaded(Weakens):
+    def load_state_dict(self, state_dict: Any) -> None:
+        raise RuntimeError("not by me")
+
+
+class KeepsObjects(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["kept"] = object()
+        return super().step(closure)
