@@ -5,7 +5,9 @@ core, one way after another and all of it again:
 
 - `whole_node`: current practice. Each job on both slots under the technique that is fastest there, one after
   another. What is fastest there is measured before, for one job of each family, and costs this way nothing.
-- `queue`: one slot for each job, in the order they are written, the next when a slot is free.
+- `process_queue`: one slot for each job, in the order they are written, the next when a slot is free; each is
+  a new process of Python with a plain training loop (benchmarks/sweep/plain_loop.py).
+- `queue`: the same queue of Saturn's own trainings, which are forked from a process that has torch already.
 - `ray_tune`: the same jobs as trials of Ray Tune with one CPU each, in an environment of their own with Ray's
   defaults and a plain training loop (benchmarks/sweep/ray_trials.py). Where Ray can't be installed, this way
   is left out.
@@ -13,8 +15,8 @@ core, one way after another and all of it again:
 - `first_night`: the sweep through Airflow where nothing is known of the jobs: trials first, then the plan.
 - `next_night`: the same sweep again, which knows the speeds of the night before.
 
-`whole_node` and `queue` train with Saturn's own code, but without Airflow and MLflow: whoever works that way
-needs neither, and does not share these two cores with them. The last three have the services of `saturn demo`
+`whole_node` and the first two queues go without Airflow and MLflow: who works that way needs neither, and
+does not share these two cores with them. The last three have the services of `saturn demo`
 (one machine, SQLite) beside them on the same two cores, which a deployment has on a machine of their own; the
 nights record to MLflow besides. So `mapped_queue` tells what Airflow costs here, and `queue` what all costs.
 
@@ -59,7 +61,7 @@ HERE = ROOT / "benchmarks" / "sweep"
 sys.path.append(str(HERE))
 from measured_jobs import CLUSTER, JOBS, LONGER, NODE  # noqa: E402 - a DAG imports it, too
 
-PEERS = ("whole_node", "queue", "ray_tune", "mapped_queue")
+PEERS = ("whole_node", "process_queue", "queue", "ray_tune", "mapped_queue")
 NIGHTS = ("first_night", "next_night")
 RAY = ("ray[tune]==2.60.0", "torch==2.13.0", "transformers", "scikit-learn")
 RAY_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saturn-airflow" / "ray"
@@ -99,6 +101,8 @@ def main() -> None:
                         found = nights(folder, dags)
                     case "mapped_queue":
                         found = [mapped_queue(specs, folder, dags)]
+                    case "process_queue":
+                        found = [process_queue(folder, dags)]
                     case "ray_tune":
                         found = ray_tune(folder, dags)
                     case _:
@@ -172,6 +176,26 @@ def direct(way: str, specs: Sequence[runs.RunSpec], at_once: int) -> Row:
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(lambda spec: runs.start(spec).wait(), specs))
     return row_of(way, [outcome_of(spec) for spec in specs], time.time() - began)
+
+
+def process_queue(folder: Path, dags: Path) -> Row:
+    """Train jobs in their order, as many at once as there are slots, each in a new process of Python."""
+    environment = {**os.environ, "PYTHONPATH": str(dags)}
+
+    def train(job: Job) -> dict[str, Any]:
+        place, asked, result = (folder / job.name / name for name in ("", "job.json", "result.json"))
+        place.mkdir()
+        asked.write_text(json.dumps(job.to_dict()))
+        started = time.time()
+        command = [sys.executable, str(HERE / "plain_loop.py"), str(asked), str(result)]
+        subprocess.run(command, env=environment, cwd=place, check=True)
+        when = {"started_at": started, "ended_at": time.time()}
+        return {"job": job.name, "technique": "plain", "devices": 1, **when, **json.loads(result.read_text())}
+
+    began = time.time()
+    with ThreadPoolExecutor(NODE.devices) as pool:
+        outcomes = list(pool.map(train, JOBS))
+    return row_of("process_queue", outcomes, time.time() - began)
 
 
 def mapped_queue(specs: Sequence[runs.RunSpec], folder: Path, dags: Path) -> Row:

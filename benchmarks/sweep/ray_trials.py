@@ -2,13 +2,11 @@
 
     python ray_trials.py JOBS.json RESULT.json
 
-Runs in an environment of its own, which has Ray, torch and what the models need, and nothing of Saturn's. The
-training loop is the plain one that a practitioner writes: the same models, batches, optimizers, evaluations.
+Runs in an environment of its own, which has Ray, torch and what the models need, and nothing of Saturn's.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import time
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from plain_loop import train as train_plainly
 from ray import tune
 
 CPUS = 2
@@ -35,46 +34,9 @@ class Clock(tune.Callback):  # type: ignore[misc]
         self.ended[trial.config["job"]["name"]] = time.time()
 
 
-def named(reference: str) -> Any:
-    """What ``"module:name"`` stands for."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 def train(config: dict[str, Any]) -> None:
     """Train one job."""
-    import torch
-
-    torch.set_num_threads(1)
-    job, hparams = config["job"], config["job"]["hparams"]
-    torch.manual_seed(0)
-    model = named(job["load_model"])(**job["model_args"])
-    data, evaluation = (
-        named(job[name])(**job.get("data_args", {}), batch_size=hparams["batch_size"])
-        for name in ("load_dataloader", "load_eval_dataloader")
-    )
-    loss_of = named(job["loss_function"])
-
-    def mean_loss(batch: dict[str, Any]) -> Any:
-        found = loss_of(model(**{key: value for key, value in batch.items() if key != "labels"}), batch)
-        return found[0] / found[1] if isinstance(found, tuple) else found
-
-    optimizer = torch.optim.AdamW(model.parameters(), lr=hparams.get("lr", 1e-3), fused=True)
-    seconds, batches = 0.0, 0
-    for _ in range(hparams["epochs"]):
-        model.train()
-        began = time.perf_counter()
-        for batch in data:
-            loss = mean_loss(batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        seconds, batches = seconds + time.perf_counter() - began, batches + len(data)
-        model.eval()
-        with torch.no_grad():
-            eval_loss = sum(float(mean_loss(batch)) for batch in evaluation) / len(evaluation)
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "trained.pt")
-    tune.report({"seconds_per_batch": seconds / batches, "eval_loss": eval_loss})
+    tune.report(train_plainly(config["job"]))
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ from saturn_airflow.model import clear_secrets
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import (
     cancelled,
     checked_jobs,
@@ -34,7 +33,7 @@ from saturn_airflow.operators.inventory import warn_of_no_pool
 from saturn_airflow.operators.leftovers import send_unsent
 from saturn_airflow.operators.others import tell_of_trials
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, absent, present
-from saturn_airflow.operators.wave_tasks import listed, quick_solve
+from saturn_airflow.operators.wave_tasks import WaveOperator, listed, quick_solve
 from saturn_airflow.operators.xcom_parts import ListingOperator
 from saturn_airflow.plugin.links import MlflowRunLink
 
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from saturn_airflow.profiling.knowledge import Knowledge
 
 
-class TrialsOperator(ListingOperator):
+class TrialsOperator(WaveOperator):
     """List the first trials a sweep needs.
 
     Pushes ``jobs`` (the jobs, rendered and checked), ``refusals`` (techniques that say why they can't train
@@ -55,17 +54,10 @@ class TrialsOperator(ListingOperator):
     template_fields: Sequence[str] = ("jobs",)
     operator_extra_links = (MlflowRunLink(),)
 
-    def __init__(
-        self,
-        *,
-        jobs: Any,
-        settings: SweepSettings,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, jobs: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.jobs = jobs
         self.from_upstream = isinstance(jobs, XComArg)
-        self.settings = settings
         self.mlflow_url: str | None = None
         #: The task that uses what was measured.
         self.plan_task: str | None = None
@@ -89,8 +81,8 @@ class TrialsOperator(ListingOperator):
                 f"a template in the sweep's jobs can't be rendered: {error}{fix if without else ''}"
             ) from None
 
-    def execute(self, context: Context) -> list[dict[str, Any]]:
-        """List the trials."""
+    def list_trials(self, context: Context) -> list[dict[str, Any]]:
+        """The first trials."""
         from saturn_airflow import tracking
         from saturn_airflow.profiling.knowledge import Knowledge
         from saturn_airflow.profiling.trials import strategies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import memory_records
+from saturn_airflow.operators.airflow_internals import skip_tasks
 from saturn_airflow.operators.context import SweepContext, pull_all, pull_from_trials, use_techniques_folder
 from saturn_airflow.operators.others import tell_of_trials
 from saturn_airflow.operators.presence import left_out_now, present
@@ -85,28 +87,59 @@ class Learned:
         return cls(knowledge, fresh, broken, len(measured), attempt)
 
 
-class NextWaveOperator(ListingOperator):
+class WaveOperator(ListingOperator):
+    """A task that returns the trials of a wave; where there are none, all waves are skipped at once.
+
+    Airflow itself skips one task after another, each by another look of its scheduler, and the plan waits for
+    the last. They are skipped once this task has succeeded: a further try of it might list trials.
+    """
+
+    def __init__(self, *, settings: SweepSettings, on_success_callback: Any = None, **kwargs: Any) -> None:
+        theirs = on_success_callback or []
+        theirs = theirs if isinstance(theirs, Sequence) else [theirs]
+        super().__init__(on_success_callback=[_skip_waves, *theirs], **kwargs)
+        self.settings = settings
+        #: Whether the task has listed trials.
+        self.lists_trials = True
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """List the trials."""
+        trials = self.list_trials(context)
+        self.lists_trials = bool(trials)
+        return trials
+
+    @abstractmethod
+    def list_trials(self, context: Context) -> list[dict[str, Any]]:
+        """The trials of the wave."""
+
+
+def _skip_waves(context: Context) -> None:
+    # The task that ran is a copy of the one that this was given to.
+    task = context["task"]
+    assert isinstance(task, WaveOperator), "no other is given this"
+    if task.lists_trials:
+        return
+    waves = f"{task.settings.group}.profile."
+    try:
+        skip_tasks(sorted(name for name in task.get_flat_relative_ids() if name.startswith(waves)))
+    except Exception as error:  # of Airflow's API; its scheduler skips them, too
+        task.log.warning("The waves of trials are not skipped yet: %s", error)
+
+
+class NextWaveOperator(WaveOperator):
     """Return the next wave: trials of strategies that a plan would use if they were as fast as they could be.
 
     :param profile_tasks: of all waves before.
     :param last: whether no wave comes after this one.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: SweepSettings,
-        profile_tasks: list[str],
-        last: bool,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, profile_tasks: list[str], last: bool, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.settings = settings
         self.profile_tasks = profile_tasks
         self.last = last
 
-    def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Return the trials of the next wave; none when the plan would not use them."""
+    def list_trials(self, context: Context) -> list[dict[str, Any]]:
+        """The trials of the next wave; none when the plan would not use them."""
         from saturn_airflow.profiling import waves
 
         began = time.monotonic()
@@ -146,12 +179,16 @@ def listed(wave: Sequence[Key], knowledge: Knowledge, attempt: float) -> list[di
 
 
 def quick_solve(time_limit: float) -> Callable[[Problem], Plan]:
-    """A planner that is good enough to see which strategies a plan would use."""
+    """A planner that is good enough to see which strategies a plan would use.
+
+    It takes no longer than a better plan could save: the sweep waits for it.
+    """
 
     def solve(problem: Problem) -> Plan:
         from saturn_airflow import planning
 
-        return planning.solve(problem, time_limit=min(_MOST_SECONDS, _SHARE * time_limit), gap=_GAP)
+        seconds = min(_MOST_SECONDS, _SHARE * time_limit)
+        return planning.solve(problem, time_limit=seconds, gap=_GAP, all_wait=True)
 
     return solve
 
