@@ -271,8 +271,7 @@ class Sender:
         with server.translated_errors():
             ended = mlflow.get_run(self._run()).info.end_time
             if ended is None or ended < record["time"]:
-                for key, value in record["tags"].items():
-                    mlflow.set_tag(self._run(), key, value, synchronous=True)
+                self._log_batch([{"kind": "tags", "values": record["tags"]}])
                 mlflow.set_terminated(self._run(), record["status"], record["time"])
 
 
@@ -375,11 +374,12 @@ def find_or_create_run(uri: str, record: Record, creator: str) -> tuple[Run, str
 
     :param creator: see :func:`unique.find_or_create`.
     """
-    experiment = server.experiment_id(uri, record["experiment"])
-    tags = dict(record["tags"])
-    if record.get("parent"):
-        parent, _ = find_or_create_run(uri, record["parent"], creator)
+    tags, above = dict(record["tags"]), record.get("parent")
+    if above:
+        parent, experiment = find_or_create_run(uri, above, creator)
         tags["mlflow.parentRunId"] = parent.info.run_id
+    if not above or above["experiment"] != record["experiment"]:
+        experiment = server.experiment_id(uri, record["experiment"])
     run = unique.find_or_create(
         uri, experiment, record["key"], tuple(record["claim"]), record["name"], tags, record["time"], creator
     )
