@@ -17,7 +17,7 @@ from saturn_airflow.sharing.round_among import RoundBegins
 
 
 def decide_among(
-    stand: SweepState,
+    state: SweepState,
     problem: Problem,
     situation: Situation,
     decided: DecidedRound,
@@ -34,20 +34,20 @@ def decide_among(
     :raises AssertionError: when what is expected never ends, which is a mistake of Saturn's.
     """
     alone = decided.adoption
-    if stand.is_once:
+    if state.is_once:
         plan = plan_among(problem, alone.plan, facts, others, rules)
         if plan is None:
             return None
         adoption, jobs = alone._replace(plan=plan), waiting_as_planned(problem, plan)
     else:
-        begins = RoundBegins(problem, situation, facts, others, rules, checkpoint_seconds(stand))
-        found = begins.decide(alone, stand.plan, length_of(stand))
+        begins = RoundBegins(problem, situation, facts, others, rules, checkpoint_seconds(state))
+        found = begins.decide(alone, state.plan, length_of(state))
         if found is None:
             return None
         adoption, jobs = found[0], found[1].jobs
-    if stand.law is None:
+    if state.law is None:
         return decided._replace(adoption=adoption)
-    seen = seen_where_they_run(stand, situation).difference(adoption.moved)
+    seen = seen_where_they_run(state, situation).difference(adoption.moved)
     return decided._replace(
-        adoption=adoption, ends=ends_among(jobs, problem, facts, others, rules, stand.law, seen)
+        adoption=adoption, ends=ends_among(jobs, problem, facts, others, rules, state.law, seen)
     )

@@ -49,7 +49,7 @@ def around_others(problem: Problem, others: SharedCluster, own: Collection[Place
 
 
 def among_others(
-    stand: SweepState,
+    state: SweepState,
     problem: Problem,
     situation: Situation,
     decided: DecidedRound,
@@ -69,7 +69,7 @@ def among_others(
     if not meets_others(problem, others):
         return decided
     try:
-        found = decide_among(stand, problem, situation, decided, facts, others, sharing_rules())
+        found = decide_among(state, problem, situation, decided, facts, others, sharing_rules())
     except AssertionError:
         # What others are at must not cost this sweep its plan.
         log.exception("Planned as if no other sweep waited, for a mistake of Saturn's: please report it")

@@ -112,46 +112,46 @@ class PlanOperator(KeptPlanOperator):
         sweep = SweepContext.of(context, self.settings.group)
         check_team(self.settings)
         self.ends_by = self.moment_of_deadline(context)
-        stand = self._stand(context, sweep) if self.earlier else self._beginning(context, sweep)
+        state = self._state_so_far(context, sweep) if self.earlier else self._beginning(context, sweep)
         uri = mlflow_uri(self.settings.mlflow_conn_id)
-        known = promises.Experience.of(uri, sweep.dag_id, sweep.key, stand.estimates.values())
-        stand = replace(stand, law=known.law, asks_in=0.0 if self.earlier else known.asks_in)
-        self.also_told["asks_in"] = stand.asks_in
-        going = next_round.who_goes_on(stand)
-        self._leave_behind(context, stand, going)
+        known = promises.Experience.of(uri, sweep.dag_id, sweep.key, state.estimates.values())
+        state = replace(state, law=known.law, asks_in=0.0 if self.earlier else known.asks_in)
+        self.also_told["asks_in"] = state.asks_in
+        going = next_round.who_goes_on(state)
+        self._leave_behind(context, state, going)
         self.also_told["rung"] = going.rung
-        plan, cluster, made = stand.plan, self.settings.cluster, now_after(stand.standing)
+        plan, cluster, made = state.plan, self.settings.cluster, now_after(state.standing)
         found: list[PlanEntry] = []
         if going.situation.left:
-            problem = self._problem_now(stand, going)
+            problem = self._problem_now(state, going)
             cluster = present(self.settings.cluster, self.left_out)
-            facts = self._facts(context, sweep, stand)
+            facts = self._facts(context, sweep, state)
             others = others_now(context, sweep.key, problem)
             self.hand_on(context, OTHERS_KEY, others.planned)
             problem = around_others(problem, others, going.situation.running.values())
-            decided = self.decide(stand, problem, going)
+            decided = self.decide(state, problem, going)
             if self.settings.objective != DEVICE_TIME:
-                decided = among_others(stand, problem, going.situation, decided, facts, others)
+                decided = among_others(state, problem, going.situation, decided, facts, others)
             self._promise(known, decided)
-            self._say(context, stand, decided)
-            plan, made = decided.adoption.plan, now_after(stand.standing)
+            self._say(context, state, decided)
+            plan, made = decided.adoption.plan, now_after(state.standing)
             refusals = pull_from_trials(context, self.settings.trials_task, "refusals")
-            had = choices(decided.left, plan, stand.jobs, stand.estimates, refusals)
+            had = choices(decided.left, plan, state.jobs, state.estimates, refusals)
             self.hand_on(context, "choices", finite(had))
             found = [
                 replace(entry, arrived=facts.arrived, alone=facts.alone, deadline=facts.deadline)
-                for entry in next_round.entries_of(stand, problem, decided, cluster, going, made)
+                for entry in next_round.entries_of(state, problem, decided, cluster, going, made)
             ]
             tell_others(sweep, facts, problem, found, known.law)
             self.also_told |= say_what_breaks(context, sweep, self.settings, made, self.meets_deadline)
-            stay = next_round.staying(found, stand.progress, decided.adoption)
+            stay = next_round.staying(found, state.progress, decided.adoption)
             stay.update(self.waiting)
-            _stop(stand.progress, [job for job in going.situation.left if job not in stay])
+            _stop(state.progress, [job for job in going.situation.left if job not in stay])
         assert plan is not None, "where nothing is left, there was a plan before"
-        unfollowed = self._unfollowed(sweep, stand)
+        unfollowed = self._unfollowed(sweep, state)
         found = [entry for entry in found if entry.name not in unfollowed]
-        self._tell(context, sweep, stand, plan, cluster, made, shown=bool(found))
-        found += self._entries_to_conclude(sweep, stand, going, unfollowed, made, len(found))
+        self._tell(context, sweep, state, plan, cluster, made, shown=bool(found))
+        found += self._entries_to_conclude(sweep, state, going, unfollowed, made, len(found))
         return [entry.to_dict() for entry in found]
 
     def _beginning(self, context: Context, sweep: SweepContext) -> SweepState:
@@ -187,7 +187,7 @@ class PlanOperator(KeptPlanOperator):
             settings=self.settings, number=self.number, problem=problem, jobs=jobs, estimates=estimates
         )
 
-    def _stand(self, context: Context, sweep: SweepContext) -> SweepState:
+    def _state_so_far(self, context: Context, sweep: SweepContext) -> SweepState:
         """Where the sweep stands after the rounds before this one.
 
         :raises AirflowSkipException: when none of them has a plan, or this one is in reserve and not needed.
@@ -236,7 +236,7 @@ class PlanOperator(KeptPlanOperator):
             state = kept or state
         return (Plan.from_dict(plan), found, state) if plan and state else None
 
-    def _leave_behind(self, context: Context, stand: SweepState, going: JobsGoingOn) -> None:
+    def _leave_behind(self, context: Context, state: SweepState, going: JobsGoingOn) -> None:
         """Note for later rounds what this one begins with, and stop the jobs that are dropped.
 
         :raises AirflowSkipException: when nothing is left to do.
@@ -244,29 +244,29 @@ class PlanOperator(KeptPlanOperator):
         for warning in going.warnings:
             self.log.error("%s", warning)
         if self.number < self.settings.last_round:
-            state = {
-                "problem": stand.problem.to_dict(),
-                "estimates": [estimate.to_dict() for estimate in stand.estimates.values()],
-                "pruned": [*stand.pruned, *going.dropped],
+            told = {
+                "problem": state.problem.to_dict(),
+                "estimates": [estimate.to_dict() for estimate in state.estimates.values()],
+                "pruned": [*state.pruned, *going.dropped],
             }
-            self.hand_on(context, STATE_KEY, finite(state))
+            self.hand_on(context, STATE_KEY, finite(told))
         if not (going.jobs or going.dropped or going.unfollowed):
             skip_rounds_after(context, self.settings, self.number)
             raise AirflowSkipException("every job is done")
-        _stop(stand.progress, going.dropped)
+        _stop(state.progress, going.dropped)
 
-    def _problem_now(self, stand: SweepState, going: JobsGoingOn) -> Problem:
+    def _problem_now(self, state: SweepState, going: JobsGoingOn) -> Problem:
         """Whole jobs that go on, with the seconds to be expected now, on the nodes that are there."""
         from saturn_airflow.deciding import next_round
 
-        if stand.plan is None:
-            return stand.problem
-        speeds = next_round.seen(stand.progress, stand.estimates, stand.jobs)
+        if state.plan is None:
+            return state.problem
+        speeds = next_round.seen(state.progress, state.estimates, state.jobs)
         for s in speeds:
             self.log.info(
                 "%s under %s x %d takes %.2f times the estimate", s.job, s.technique, s.devices, s.factor
             )
-        known = next_round.learned(stand.problem, speeds, stand.jobs)
+        known = next_round.learned(state.problem, speeds, state.jobs)
         # What is done must not bind the plan to a node that is gone.
         left = tuple(job for job in known.jobs if job.name in going.situation.left)
         return self.on_what_is_there(replace(known, jobs=left))
@@ -292,12 +292,12 @@ class PlanOperator(KeptPlanOperator):
             self.log.error("%s fits nowhere else: %s", job, what)
         return found.problem
 
-    def decide(self, stand: SweepState, problem: Problem, going: JobsGoingOn) -> DecidedRound:
+    def decide(self, state: SweepState, problem: Problem, going: JobsGoingOn) -> DecidedRound:
         """The plan of the round."""
         from saturn_airflow.deciding import next_round
 
         seconds = None if self.ends_by is None else self.ends_by - time.time()
-        found = next_round.decide_round(stand, problem, going.situation, seconds)
+        found = next_round.decide_round(state, problem, going.situation, seconds)
         if found.missed is not None:
             self.meets_deadline = False
             self.log.error(
@@ -313,34 +313,34 @@ class PlanOperator(KeptPlanOperator):
         self.also_told["promise"] = {**promise, "odds": odds}
         self.log.info("%s", promises.in_words(promise, odds))
 
-    def _facts(self, context: Context, sweep: SweepContext, stand: SweepState) -> SharedSweep:
+    def _facts(self, context: Context, sweep: SweepContext, state: SweepState) -> SharedSweep:
         """What other sweeps are told of this one, besides its jobs."""
-        first = next(iter(stand.before.values()), None)
+        first = next(iter(state.before.values()), None)
         return SharedSweep(
             name=sweep.key,
             jobs=(),
             arrived=pull_from_trials(context, self.settings.trials_task, "started"),
-            alone=first.alone if first else least_seconds(stand.problem.jobs, stand.problem.nodes),
+            alone=first.alone if first else least_seconds(state.problem.jobs, state.problem.nodes),
             priority=self.settings.priority,
             deadline=self.ends_by,
-            preempt=self.settings.preempt and stand.is_once,
+            preempt=self.settings.preempt and state.is_once,
             team=self.settings.team,
-            asks=time.time() + stand.asks_in,
+            asks=time.time() + state.asks_in,
         )
 
-    def _unfollowed(self, sweep: SweepContext, stand: SweepState) -> set[str]:
+    def _unfollowed(self, sweep: SweepContext, state: SweepState) -> set[str]:
         """Asked again: some finish while this plans, some before they can be stopped."""
         from saturn_airflow.deciding.next_round import finished_alone
 
-        if stand.plan is None:
+        if state.plan is None:
             return set()
-        now = progress_of(sweep, stand.problem, stand.standing)
-        return set(finished_alone(now, stand.statuses)).difference(stand.pruned)
+        now = progress_of(sweep, state.problem, state.standing)
+        return set(finished_alone(now, state.statuses)).difference(state.pruned)
 
     def _entries_to_conclude(
         self,
         sweep: SweepContext,
-        stand: SweepState,
+        state: SweepState,
         going: JobsGoingOn,
         unfollowed: set[str],
         made: float,
@@ -354,16 +354,16 @@ class PlanOperator(KeptPlanOperator):
         for job in sorted(unfollowed.difference(going.dropped)):
             self.log.info("%s finished while this round was planned", job)
             run = runs.all_of(sweep.job_folder(job))[-1]
-            entry = without_place(stand, job, made, position + len(found))
+            entry = without_place(state, job, made, position + len(found))
             found.append(replace(entry, goes_on=run.spec.priority))
         for job in sorted(set(self.waiting) - unfollowed):
-            alive = stand.progress[job].alive
-            entry = without_place(stand, job, made, position + len(found))
+            alive = state.progress[job].alive
+            entry = without_place(state, job, made, position + len(found))
             found.append(replace(entry, goes_on=alive.spec.priority if alive else None))
         for job, why in going.dropped.items():
-            when = f"pruned after {stand.progress[job].steps} batches, before round {self.number}"
+            when = f"pruned after {state.progress[job].steps} batches, before round {self.number}"
             self.log.warning("%s is %s: %s", job, why, when)
-            entry = without_place(stand, job, made, position + len(found))
+            entry = without_place(state, job, made, position + len(found))
             found.append(replace(entry, pruned=f"{why}: {when}"))
         return found
 
@@ -371,7 +371,7 @@ class PlanOperator(KeptPlanOperator):
         self,
         context: Context,
         sweep: SweepContext,
-        stand: SweepState,
+        state: SweepState,
         plan: Plan,
         cluster: Cluster,
         made: float,
@@ -383,7 +383,7 @@ class PlanOperator(KeptPlanOperator):
         from saturn_airflow.planning.online.begun_later import free_from
         from saturn_airflow.planning.presenting import baselines
 
-        practice = baselines.current_practice(free_from(stand.problem, stand.asks_in))
+        practice = baselines.current_practice(free_from(state.problem, state.asks_in))
         if shown:
             self.log.info("%s", summary(plan, practice))
         self.hand_on(context, "attempt", made)
@@ -399,9 +399,9 @@ class PlanOperator(KeptPlanOperator):
             tracking.estimate_store.keep(lasting, sweep.folder, speed_versions(), names)
         self.send_records = lambda: run.log_chart(plan, cluster, self.number)
 
-    def _say(self, context: Context, stand: SweepState, decided: DecidedRound) -> None:
+    def _say(self, context: Context, state: SweepState, decided: DecidedRound) -> None:
         """Say what was decided, and tell the author where the first plan can't meet the deadline."""
-        if stand.plan is not None:
+        if state.plan is not None:
             self.log.info("%s", in_words(decided.adoption, self.settings.objective))
             for job in decided.adoption.moved:
                 self.log.info("%s is stopped to go on elsewhere", job)

@@ -328,8 +328,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         budgets = self._budgets(context)
         ti = context["ti"]
         waits = LeaseWait({"dag_id": ti.dag_id, "node": self.entry.node})
-        teller = ProgressLog(self.log, self.entry.node)
-        printed = OutputReader(run.log, teller.job_prints)
+        progress_log = ProgressLog(self.log, self.entry.node)
+        printed = OutputReader(run.log, progress_log.job_prints)
 
         def must_let_go() -> bool:
             printed.look()
@@ -343,7 +343,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             if event["event"] == "end":
                 printed.close()
                 end = event
-            teller.tell(event)
+            progress_log.tell(event)
             live.hear([event])
             budgets.hear(event)
             waits.hear(event)

@@ -44,7 +44,7 @@ class BaseTraining:
     frozen: Mapping[str, torch.nn.Parameter]
     state: State
     checkpoints: Checkpoints | None
-    looks: SpotChecks | None
+    spot_checks: SpotChecks | None
     plateau: Plateau
 
     #: Steps done, of all calls; those that were done when this call began.

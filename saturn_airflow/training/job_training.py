@@ -34,7 +34,7 @@ from saturn_airflow.training import (
 from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
 from saturn_airflow.training.evaluating import Evaluation
-from saturn_airflow.training.guarding import looks, whole
+from saturn_airflow.training.guarding import spot_checks, whole
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_callbacks import Callbacks
 from saturn_airflow.training.load_data import load_data
@@ -125,9 +125,9 @@ class Training(BaseTraining):
             self._resume(self.checkpoints)
         self._schedule()
         self._look_at_alike()
-        can_differ = looks.can_differ(self.parallel, job, request.technique, request.parameters)
+        can_differ = spot_checks.can_differ(self.parallel, job, request.technique, request.parameters)
         looking = request.measure is None and can_differ
-        self.looks: SpotChecks | None = self._make_looks(bare) if looking else None
+        self.spot_checks: SpotChecks | None = self._make_spot_checks(bare) if looking else None
         self.parallel.settle()
         self.first_step = self.step
         self.saved_step = self.step if self.checkpoint else -1
@@ -199,8 +199,8 @@ class Training(BaseTraining):
         """Make the scheduler, as it is after the steps that are done."""
         self.scheduler_step = resuming.schedule(self)
 
-    def _make_looks(self, bare: nn.Module | None) -> SpotChecks:
-        return looks.LoopSpotChecks(self, bare, self.aliases)
+    def _make_spot_checks(self, bare: nn.Module | None) -> SpotChecks:
+        return spot_checks.LoopSpotChecks(self, bare, self.aliases)
 
     def _look_at_alike(self) -> None:
         """Say which of the jobs that share this trial can't have their optimizer or their schedule."""
@@ -234,16 +234,16 @@ class Training(BaseTraining):
             began = time.perf_counter()
             job_log.at(self.step + 1)
             batch = next(upcoming)
-            if self.looks is not None:
-                # What it takes is no time of the step.
-                began += self.looks.before(batch, last=self._is_last(batch, limit))
+            if self.spot_checks is not None:
+                began += self.spot_checks.before(
+                    batch, last=self._is_last(batch, limit)
+                )  # no time of the step
             done = self.step - self.first_step
             save_due = self._save_due(began)
             goes_on = upcoming.possible and not batch.ends_epoch and not self._is_last(batch, limit)
             self.meanwhile = upcoming.fetch if goes_on else _nothing
             stop_asked, save = self._train_step(batch, save_due)
-            # A GPU still computes when all is asked of it.
-            timing.wait_for(self.ranks.device)
+            timing.wait_for(self.ranks.device)  # a GPU still computes when all is asked of it
             seconds.append(time.perf_counter() - began)
             if done < warmups:
                 worked = time.process_time()
@@ -264,8 +264,8 @@ class Training(BaseTraining):
             reached = wanted is not None and self.step - self.first_step >= wanted
             stop = self.finished or stop_asked or reached
             early = self.plateau.reason is not None or (stop_asked and not reached and not self.finished)
-            if early and self.looks is not None:
-                self.looks.at_a_stop(batch)
+            if early and self.spot_checks is not None:
+                self.spot_checks.at_a_stop(batch)
             if stop or save:
                 self._save(final=stop)
         self.parallel.complete_steps()

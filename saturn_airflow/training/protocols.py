@@ -27,9 +27,9 @@ class SpotChecks(Protocol):
     """Compares the technique with one device while it trains; every rank calls its methods together."""
 
     def before(self, batch: GlobalBatch, *, last: bool) -> float:
-        """Look at the step on ``batch``, if it is its turn or the ``last``; the seconds it took."""
+        """Check the step on ``batch``, if it is its turn or the ``last``; the seconds that took."""
         ...
 
     def at_a_stop(self, batch: GlobalBatch) -> None:
-        """Look where training is told to stop, after the step on ``batch``."""
+        """Check where training is told to stop, after the step on ``batch``."""
         ...

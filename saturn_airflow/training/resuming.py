@@ -32,7 +32,7 @@ def to_dict(training: BaseTraining) -> dict[str, Any]:
         "data": training.data.kept(training.position),
         "technique": training.request.technique,
         "devices": training.ranks.size,
-        "looked": training.step if training.looks is None else training.last_compared,
+        "looked": training.step if training.spot_checks is None else training.last_compared,
     }
 
 

@@ -234,7 +234,7 @@ def train_each(requests: list[tuple[TrainRequest, str]], ranks: Ranks) -> list[s
     for one, name in requests:
         without = CASES[name].without if name else {}
         with contextlib.ExitStack() as stack:
-            for place, instead in {**without, "training.job_training.looks.can_differ": allow}.items():
+            for place, instead in {**without, "training.job_training.spot_checks.can_differ": allow}.items():
                 stack.enter_context(mock.patch(_PACKAGE + place, instead))
             try:
                 train(one, ranks)

@@ -76,12 +76,12 @@ def test_a_change_that_begins_later_is_seen(tmp_path: Path) -> None:
     assert "step 16" in late["says"]
 
 
-def test_looks_count_as_no_steps_of_schedules(tmp_path: Path) -> None:
-    from test_looks import look_at_every_step
+def test_spot_checks_count_as_no_steps_of_schedules(tmp_path: Path) -> None:
+    from test_spot_checks import check_every_step
 
     other = job("EveryOther", hparams=HParams(precision="float64", batches=8))
     request = TrainRequest(job=other, technique="ddp", folder=str(tmp_path))
-    (told,) = ranks_module.launch(look_at_every_step, [request], True, size=2)[0]
+    (told,) = ranks_module.launch(check_every_step, [request], True, size=2)[0]
     assert [event["checked"] for event in told["events"] if event["event"] == "looked"] == [True] * 8, told
     rates = [event["lr"] for event in told["events"] if event["event"] == "step"]
     assert rates == [0.1, 0.05, 0.05, 0.025, 0.025, 0.0125, 0.0125, 0.00625]

@@ -229,12 +229,12 @@ def test_the_plan_in_reserve_is_skipped_unless_the_round_before_was_ended(home: 
     found: Any = {"ti": ti}
     sweep = SweepContext.of(found, "sweep")
     with pytest.raises(AirflowSkipException, match="no node was lost"):
-        reserve()._stand(found, sweep)
+        reserve()._state_so_far(found, sweep)
     over = over_file(sweep, 1, 100.0)
     over.parent.mkdir(parents=True)
     over.touch()
     with pytest.raises(AirflowSkipException, match="no earlier round has a plan"):
-        reserve()._stand(found, sweep)
+        reserve()._state_so_far(found, sweep)
 
 
 def watch(states: dict[str, str]) -> tuple[RoundWatchOperator, Any]:

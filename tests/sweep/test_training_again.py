@@ -312,7 +312,7 @@ def test_what_a_job_prints_is_in_the_tasks_log_as_it_comes(
 ) -> None:
     heard: list[str] = []
 
-    def hear(teller: ProgressLog, line: str) -> None:
+    def hear(progress_log: ProgressLog, line: str) -> None:
         heard.append(line)
         if line == "can you hear me?":
             (tmp_path / "mark").touch()

@@ -25,10 +25,10 @@ def test_what_the_docs_ask_for_is_enough_for_all_who_listen() -> None:
         def info(self, message: str, *args: Any) -> None:
             said.append(message % args)
 
-    teller, recorder = ProgressLog(Log(), "here"), Recorder()
+    progress_log, recorder = ProgressLog(Log(), "here"), Recorder()
     for event in events:
         told.add(event)
-        teller.tell({**event, "time": 1000.0})
+        progress_log.tell({**event, "time": 1000.0})
         assert recorder.records({**event, "time": 1000.0})
     assert said == ["Step 1 (epoch 0): loss 0.5000", "Epoch 0: eval_loss 0.4000, accuracy 0.9000"]
     result = told.result()

@@ -234,7 +234,7 @@ def train_unrefused(requests: list[TrainRequest], ranks: Ranks) -> list[Told]:
         return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
     instead: dict[str, Any] = {
-        "training.job_training.looks.can_differ": lambda *args, **kwargs: None,
+        "training.job_training.spot_checks.can_differ": lambda *args, **kwargs: None,
         "training.own_step.own_loop.OwnStepTraining._check_replicas": lambda training: None,
         "training.own_step.user_step.needs_closure": lambda optimizer: False,
         "training.own_step.metric_objects.is_shared": lambda: False,

@@ -20,7 +20,7 @@ from saturn_airflow.parallelism import adapting
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import reporting, resuming, rng
 from saturn_airflow.training.batches import GlobalBatch
-from saturn_airflow.training.guarding.own_looks import OwnStepSpotChecks
+from saturn_airflow.training.guarding.own_step_spot_checks import OwnStepSpotChecks
 from saturn_airflow.training.job_training import Training
 from saturn_airflow.training.own_step import hooks, lightning, shared_step
 from saturn_airflow.training.own_step.configured import check_hparams
@@ -80,7 +80,7 @@ class OwnStepTraining(Training):
     def _schedule(self) -> None:
         """Its schedulers are as the checkpoint left them."""
 
-    def _make_looks(self, bare: nn.Module | None) -> SpotChecks:
+    def _make_spot_checks(self, bare: nn.Module | None) -> SpotChecks:
         return OwnStepSpotChecks(self, lambda: self.own)
 
     def _look_at_alike(self) -> None:

@@ -1,4 +1,4 @@
-"""Looking again at a training whose model takes its own steps: the whole step is taken, and undone.
+"""Spot checks of a training whose model takes its own steps: the whole step is taken, and undone.
 
 Every rank holds the whole model, so that the first takes the plain step with the model that is trained.
 """
@@ -22,10 +22,10 @@ from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding import comparing
 from saturn_airflow.training.guarding.differences import Comparison
-from saturn_airflow.training.guarding.looks import SLACK, LoopSpotChecks, PlainTake
 from saturn_airflow.training.guarding.own_plain import buffers, gradients_as_seen, weights
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.randomness import without_randomness
+from saturn_airflow.training.guarding.spot_checks import SLACK, LoopSpotChecks, PlainTake
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.own_step import shared_step
 from saturn_airflow.training.own_step.user_step import OwnStep
@@ -33,7 +33,7 @@ from saturn_airflow.training.without_group import without_group
 
 
 class OwnStepSpotChecks(LoopSpotChecks):
-    """The looks at one training on this rank; with other precision nothing is compared but the job's own.
+    """The spot checks of one training on this rank, in the job's own precision alone.
 
     :param own: the step that ``training`` takes by now.
     """

@@ -15,7 +15,7 @@ from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, TrainR
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.checkpoints import read_weights
-from saturn_airflow.training.guarding import looks
+from saturn_airflow.training.guarding import spot_checks
 from saturn_airflow.training.guarding.guarded import check
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
@@ -42,7 +42,7 @@ LATE: dict[str, tuple[Any, str, int]] = {
 def take(requests: list[TrainRequest], guard: bool, looking: bool, ranks: Ranks) -> list[dict[str, Any]]:
     """What the guard says of each, or how its training ends."""
     if not looking:
-        looks.can_differ = lambda *unused: False
+        spot_checks.can_differ = lambda *unused: False
     told = []
     for request in requests:
         events: list[dict[str, Any]] = []
@@ -94,8 +94,8 @@ UNNOTICED = {
 }
 
 
-def look_at_every_step(requests: list[TrainRequest], looking: bool, ranks: Ranks) -> list[dict[str, Any]]:
-    looks.look_steps = lambda *unused: list(range(1, 100))
+def check_every_step(requests: list[TrainRequest], looking: bool, ranks: Ranks) -> list[dict[str, Any]]:
+    spot_checks.checked_steps = lambda *unused: list(range(1, 100))
     return take(requests, False, looking, ranks)
 
 
@@ -115,7 +115,7 @@ def test_nothing_notices_that_it_is_looked_at(size: int, tmp_path: Path) -> None
             )
             folder = tmp_path / f"{looking}" / what
             requests.append(request(a_job, technique, folder, parameters=parameters))
-        told.append(ranks_module.launch(look_at_every_step, requests, looking, size=size)[0])
+        told.append(ranks_module.launch(check_every_step, requests, looking, size=size)[0])
     for what, seen, unseen in zip(chosen, *told, strict=True):
         assert seen["status"] == unseen["status"] == "finished", (what, seen, unseen)
         looked = [event for event in seen["events"] if event["event"] == "looked"]
@@ -126,7 +126,7 @@ def test_nothing_notices_that_it_is_looked_at(size: int, tmp_path: Path) -> None
         assert [n for n, w in weights[0].items() if not torch.equal(w, weights[1][n])] == [], what
 
 
-def test_looks_leave_batches_as_they_are(tmp_path: Path) -> None:
+def test_spot_checks_leave_batches_as_they_are(tmp_path: Path) -> None:
     a_job = job(
         load_model="late_jobs:ChangesInputs",
         load_dataloader="late_jobs:kept_batches",
@@ -134,7 +134,7 @@ def test_looks_leave_batches_as_they_are(tmp_path: Path) -> None:
     )
     told = [
         ranks_module.launch(
-            look_at_every_step, [request(a_job, "spill", tmp_path / f"{looking}")], looking, size=1
+            check_every_step, [request(a_job, "spill", tmp_path / f"{looking}")], looking, size=1
         )[0][0]
         for looking in (True, False)
     ]
@@ -152,7 +152,7 @@ def test_a_model_that_asks_for_ranks_is_looked_at_while_a_checkpoint_is_written(
 
 
 def train_after_looks(requests: list[TrainRequest], steps: list[int], ranks: Ranks) -> list[dict[str, Any]]:
-    looks.look_steps = lambda *unused: steps
+    spot_checks.checked_steps = lambda *unused: steps
     return take(requests, False, True, ranks)
 
 
@@ -193,13 +193,13 @@ def test_who_goes_on_from_what_was_not_looked_at_is_told(tmp_path: Path, stopped
         (None, 4, [1000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000]),
     ],
 )
-def test_looks_take_a_small_share_of_the_steps(total: int | None, cost: float, steps: list[int]) -> None:
-    found = looks.look_steps(total, cost, seed=1)
+def test_spot_checks_take_a_small_share(total: int | None, cost: float, steps: list[int]) -> None:
+    found = spot_checks.checked_steps(total, cost, seed=1)
     assert set(steps) <= set(found)
-    assert found == looks.look_steps(total, cost, seed=1), "a resumed training looks at the same"
+    assert found == spot_checks.checked_steps(total, cost, seed=1), "a resumed training looks at the same"
     for number, step in enumerate(found, 1):
         assert number * cost <= 0.01 * (total or step)
     others = set(found) - set(steps)
     assert len(others) <= len(steps)
     if others:
-        assert looks.look_steps(total, cost, seed=2) != found
+        assert spot_checks.checked_steps(total, cost, seed=2) != found

@@ -1,9 +1,9 @@
-"""Looking again while a job trains whether its technique still trains as one device does.
+"""Spot checks while a job trains: does its technique still train as one device does?
 
 The guard's steps are the first; an auxiliary loss may begin later, and the batches of a stream may become
 others. So at a few steps, and at the last, the batch of that step goes through a plain loop and through the
 technique, both from the weights, buffers and counters of that moment; what differs stops the job. Both are
-undone: training is as if nobody had looked.
+undone: training is as if there had been none.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.nested import map_tensors
 from saturn_airflow.training.without_group import without_group
 
-# The share of a training's steps that all looks together may take as long as.
+# The share of a training's steps that all spot checks together may take as long as.
 _SHARE = 0.01
 # Weights that have been trained make more noise than fresh ones: of the guard's tolerances, so many times.
 SLACK = 10.0
-# A look that takes longer than this is not taken when training is told to stop.
+# A spot check that takes longer than this, in seconds, is not made when training is told to stop.
 _SECONDS_AT_A_STOP = 1.0
 
 
-def look_steps(total: int | None, cost: float, seed: int) -> list[int]:
-    """The steps, from 1, that are looked at besides the last: 10, 100, 1000 and one between each two of them
+def checked_steps(total: int | None, cost: float, seed: int) -> list[int]:
+    """The steps, from 1, that are checked besides the last: 10, 100, 1000 and one between each two of them
     that ``seed`` draws, as far as all together cost little.
 
     :param total: steps of the training; None where nobody knows.
-    :param cost: of one look, in steps.
+    :param cost: of one spot check, in steps.
     """
     end = total if total is not None else 10**9
     tens = [10**power for power in range(1, 10) if 10**power < end]
@@ -67,7 +67,7 @@ def look_steps(total: int | None, cost: float, seed: int) -> list[int]:
             affordable += [step] if step * _SHARE >= (len(affordable) + 1) * cost else []
         return affordable
     latest_first = [*reversed(tens), *(step for step in reversed(drawn) if step < end)]
-    # One less, since the last step is looked at, too.
+    # One less, since the last step is checked, too.
     return sorted(latest_first[: max(0, int(_SHARE * total / cost) - 1)])
 
 
@@ -83,7 +83,7 @@ class PlainTake:
 
 
 class LoopSpotChecks:
-    """The looks at one training on this rank.
+    """The spot checks of one training on this rank.
 
     :param training: with its technique in place, and its optimizer.
     :param bare: a copy of the job's model without its weights, on the first rank.
@@ -100,13 +100,13 @@ class LoopSpotChecks:
         # torch counts in ``_version`` how often a tensor was written into.
         self._frozen = {p: p._version for p in parameters_of(training.parallel.model) if not p.requires_grad}
         # The plain loop computes alone what the ranks compute together, and the technique once more.
-        steps = look_steps(training.total, self._ranks.size + 2, training.hparams.seed)
+        steps = checked_steps(training.total, self._ranks.size + 2, training.hparams.seed)
         self._steps = frozenset(steps)
         self._seconds = math.inf
         self._of_others: model_attributes.Attributes = {}
 
     def before(self, batch: GlobalBatch, *, last: bool) -> float:
-        """Look at the step that comes next, if it is its turn; every rank must call this together.
+        """Check the step that comes next, if it is its turn; every rank must call this together.
 
         :param last: whether this is the last step.
         :returns: how many seconds it took.
@@ -114,28 +114,28 @@ class LoopSpotChecks:
         """
         if not last and self._training.step + 1 not in self._steps:
             return 0.0
-        return self._look(batch, self._training.step + 1)
+        return self._check(batch, self._training.step + 1)
 
     def at_a_stop(self, batch: GlobalBatch) -> None:
-        """Look once more before training stops early, where that takes no time.
+        """Check once more before training stops early, where that takes no time.
 
         :raises ChangesResultError: as :meth:`before`.
         """
         if not self._ranks.any(self._seconds > _SECONDS_AT_A_STOP):
-            self._look(batch, self._training.step)
+            self._check(batch, self._training.step)
 
-    def _look(self, batch: GlobalBatch, step: int) -> float:
+    def _check(self, batch: GlobalBatch, step: int) -> float:
         began = time.perf_counter()
         self._training.parallel.complete_steps()
         with job_log.muted():
-            self._look_at(batch, step)
+            self._compare_step(batch, step)
         self._seconds = time.perf_counter() - began
         self._ranks.emit(
             "looked", step=step, seconds=self._seconds, checked=self._training.last_compared == step
         )
         return self._seconds
 
-    def _look_at(self, batch: GlobalBatch, step: int) -> None:
+    def _compare_step(self, batch: GlobalBatch, step: int) -> None:
         training, job = self._training, self._training.job
         with self._undone(), of_the_job(f"load_dataloader {job.load_dataloader!r}"):
             data = batch.whole()
@@ -350,7 +350,7 @@ class LoopSpotChecks:
 
 
 def can_differ(parallel: Parallel, job: Job, technique: str, parameters: Any) -> bool:
-    """Whether a training is more than a plain loop, and nobody said that it need not be looked at."""
+    """Whether a training is more than a plain loop, and nobody said that it need not be checked."""
     is_plain = technique == "single" and type(parallel) is Parallel and not parameters
     return technique not in job.trust and not (is_plain and job.hparams.accumulate == 1)
 
