@@ -27,7 +27,7 @@ from saturn_airflow.tracking.estimate_observations import (
     Observation,
     read,
 )
-from saturn_airflow.tracking.outbox import Outbox
+from saturn_airflow.tracking.outbox import Outbox, now
 from saturn_airflow.tracking.sender import Sender
 from saturn_airflow.tracking.sending import send_patiently
 from saturn_airflow.tracking.server import TrackingError
@@ -76,14 +76,14 @@ def keep(
     :returns: what they are sent from, with what else waits there.
     """
     outbox = Outbox(folder)
-    now = round(1000 * time.time())
+    observed = now()
     for estimate in estimates:
         if estimate.source == "measured":
             job = (jobs or {}).get(estimate.fingerprint, "")
             observation = {
                 "format": FORMAT,
                 "source": source,
-                "time": now,
+                "time": observed,
                 "job": job,
                 "versions": dict(versions or {}),
                 "estimate": estimate.to_dict(),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import getpass
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from mlflow.tracking._tracking_service.utils import _tracking_store_registry
 
 from saturn_airflow.launch import job_log
 from saturn_airflow.tracking import server
+from saturn_airflow.tracking.outbox import now
 
 #: What the job's code finds as the id of its run and of its experiment; MLflow knows them by others.
 RUN_ID = "the-run-of-the-job"
@@ -73,7 +73,7 @@ class _Logged:
     """What the job's code has logged so far in this process."""
 
     def __init__(self) -> None:
-        self.began = round(1000 * time.time())
+        self.began = now()
         self.metrics: dict[str, Metric] = {}
         self.params: dict[str, str] = {}
         self.tags: dict[str, str] = {}

@@ -19,7 +19,7 @@ from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.status import Status
 from saturn_airflow.tracking import job_table, machine, models, parameters, unique
 from saturn_airflow.tracking.events import STATUSES, Event, Recorder
-from saturn_airflow.tracking.outbox import OUTBOX, Outbox
+from saturn_airflow.tracking.outbox import OUTBOX, Outbox, now
 from saturn_airflow.tracking.sender import BackgroundSender, Sender
 from saturn_airflow.tracking.sending import send_patiently
 from saturn_airflow.tracking.server import MlflowAwayError
@@ -365,8 +365,3 @@ def key_of_job(sweep: Mapping[str, Any], job: str, training: int) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def now() -> int:
-    """Milliseconds since the epoch, as MLflow has times."""
-    return round(1000 * time.time())

@@ -8,8 +8,8 @@ from typing import Any
 
 from saturn_airflow.model import formats
 from saturn_airflow.tracking import parameters
-from saturn_airflow.tracking.mlflow_runs import SWEEP_TAG, JobRun, SweepRun, key_of_job, now
-from saturn_airflow.tracking.outbox import Outbox
+from saturn_airflow.tracking.mlflow_runs import SWEEP_TAG, JobRun, SweepRun, key_of_job
+from saturn_airflow.tracking.outbox import Outbox, now
 
 
 def open_sweep(

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ Record = Mapping[str, Any]
 FOLDER = "mlflow"
 #: Its entry among the formats: the record that describes the run carries the number.
 OUTBOX = "an outbox"
+
+
+def now() -> int:
+    """Milliseconds since the epoch, as MLflow has times."""
+    return round(1000 * time.time())
 
 
 class Outbox:
