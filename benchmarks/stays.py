@@ -52,6 +52,8 @@ def stays_of(folder: Path, planned: float) -> Iterable[Stay]:
                 yield Stay(node, devices, planned, asked, began, worked, event["time"])
             asked, began = event["time"], None
         worked = event["time"]
+    if began is not None:  # so was the last one
+        yield Stay(node, devices, planned, asked, began, worked, worked)
 
 
 def shared(stays: list[Stay]) -> list[str]:
