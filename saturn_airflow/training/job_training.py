@@ -235,9 +235,7 @@ class Training(BaseTraining):
             job_log.at(self.step + 1)
             batch = next(upcoming)
             if self.spot_checks is not None:
-                began += self.spot_checks.before(
-                    batch, last=self._is_last(batch, limit)
-                )  # no time of the step
+                began += self.spot_checks.before(batch, last=self._is_last(batch, limit))
             done = self.step - self.first_step
             save_due = self._save_due(began)
             goes_on = upcoming.possible and not batch.ends_epoch and not self._is_last(batch, limit)
