@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import numpy as np
 import torch
-from odd_models import Blocks
+from odd_models import Blocks, vectors
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout
+from torch.utils.data import DataLoader, Dataset
 
 
 class Reseeds(nn.Module):
@@ -26,3 +29,21 @@ def reseeds() -> nn.Module:
 def loss_by_chance(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """What it is multiplied by no seed decides."""
     return cross_entropy(outputs, targets) * (1 + int.from_bytes(os.urandom(2), "big") / 65536)
+
+
+class NoisyByChance(Dataset[Any]):
+    """Each sample is another one each time, by a generator without a seed."""
+
+    def __init__(self) -> None:
+        self.rows: Any = vectors().dataset
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        x, target = self.rows[index]
+        return x + torch.from_numpy(np.random.default_rng().normal(size=len(x))).to(x), target
+
+
+def noisy_by_chance(batch_size: int = 6) -> DataLoader[Any]:
+    return DataLoader(NoisyByChance(), batch_size)

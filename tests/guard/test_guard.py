@@ -64,6 +64,12 @@ WRONG: dict[str, tuple[Cell, str]] = {
         Cell(job(load_dataloader="odd_models:unseeded"), "ddp", 2),
         "load_dataloader 'odd_models:unseeded' gave different samples on different ranks; draw them from",
     ),
+    "noise in samples by an unseeded generator": (
+        Cell(
+            job(load_model="late_jobs:row", load_dataloader="drawing_models:noisy_by_chance"), "pipeline", 2
+        ),
+        "gave different samples on different ranks",
+    ),
     "means of means": (Cell(job(), "MeanOfMeans", 2), "MeanOfMeans x 2 changes the result"),
     "an evaluation": (
         Cell(job(load_eval_dataloader="odd_models:vectors"), "EvaluatesOldWeights"),

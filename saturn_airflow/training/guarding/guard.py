@@ -263,18 +263,22 @@ class Guard:
         """
         if differences and not self._taken_here:
             raise ChangesResultError(f"not as plain steps taken before: {comparing.describe(differences)}")
-        if real := comparing.beyond_noise(differences, self._noise, self._ranks):
-            what = comparing.describe(real)
-            if self._samples_differ():
-                what = (
-                    f"load_dataloader {self.job.load_dataloader!r} gave different samples on different "
-                    "ranks; draw them from torch's, numpy's or Python's global generator, which Saturn "
-                    "seeds, or from one that you seed"
-                )
-            raise ChangesResultError(
-                f"{self._technique} changes the result: {what}. If it may all the same, or "
-                f"this is a mistake, Job(trust=[{self._name!r}]) leaves it unchecked"
+        if not differences:
+            return
+        if self._samples_differ():  # which no other plain loop's noise excuses
+            what = (
+                f"load_dataloader {self.job.load_dataloader!r} gave different samples on different "
+                "ranks; draw them from torch's, numpy's or Python's global generator, which Saturn "
+                "seeds, or from one that you seed"
             )
+        elif real := comparing.beyond_noise(differences, self._noise, self._ranks):
+            what = comparing.describe(real)
+        else:
+            return
+        raise ChangesResultError(
+            f"{self._technique} changes the result: {what}. If it may all the same, or "
+            f"this is a mistake, Job(trust=[{self._name!r}]) leaves it unchecked"
+        )
 
     def _samples_differ(self) -> bool:
         """Whether ranks were given different data; every rank calls this together."""
