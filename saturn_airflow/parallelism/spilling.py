@@ -61,6 +61,7 @@ class Spilled(Parallel):
         host = _HostStore(folder)
         for parameter in outside:
             parameter.data = parameter.data.to(ranks.device)
+        # By buffer: what two modules share, they share on the device.
         moved = {buffer: buffer.to(ranks.device) for buffer in model.buffers()}
         for module in model.modules():
             for name, buffer in module._buffers.items():

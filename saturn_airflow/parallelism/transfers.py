@@ -127,6 +127,8 @@ class OnStreams:
             return copies, self._mark(self._in)
 
     def to_host(self, sources: Tensors, targets: Tensors) -> Any:
+        # What is to be copied has to be computed first. And torch must not hand out the sources' memory anew
+        # while this stream reads it, though nobody names them any more (torch.Tensor.record_stream).
         self._out.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._out):
             for source, target in zip(sources, targets, strict=True):
@@ -137,6 +139,7 @@ class OnStreams:
     def compute_after(self, ticket: Any, copies: Tensors) -> None:
         compute = torch.cuda.current_stream(self._device)
         compute.wait_event(ticket)
+        # Else their memory would go to the next copy of their own stream while it is computed with.
         for copy in copies:
             copy.record_stream(compute)
 
@@ -193,6 +196,7 @@ def views(buffer: torch.Tensor, like: Tensors, dtypes: Sequence[torch.dtype]) ->
     found, start = [], 0
     for tensor, dtype in zip(like, dtypes, strict=True):
         flat = buffer[start : start + tensor.numel() * dtype.itemsize].view(dtype)
+        # Without gaps, with dimensions in the order in memory that they have (``torch.preserve_format``).
         strides = torch.empty_like(tensor, device="meta").stride()
         found.append(flat.as_strided(tensor.shape, strides))
         start += _room(tensor, dtype)

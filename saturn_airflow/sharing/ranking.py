@@ -134,6 +134,7 @@ def _rank(
     work = sum(job.area for job in of_jobs)
     needs = max(max((job.seconds for job in of_jobs), default=0.0), work / max(1, cluster.devices))
     pressing, presses_at = _pressing(cluster, sweep, needs, stays)
+    # If it had all devices from now on.
     stretch = (cluster.now - sweep.arrived + needs) / sweep.alone if sweep.alone > 0 else 0.0
     overdue = 0.0 if stretch > rules.largest_stretch else 1.0
     starving = 0.0 if stretch > _STARVING_FACTOR * rules.largest_stretch else 1.0

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 #: Seconds after which what was used counts half.
 HALF_LIFE = 86400.0
+#: Seconds after which it counts 1/e of itself.
 _MEAN_LIFE = HALF_LIFE / math.log(2)
 
 
@@ -17,7 +18,10 @@ def decayed(used: Mapping[str, float], seconds: float) -> dict[str, float]:
 
 
 def held(devices: int, seconds: float) -> float:
-    """Device-seconds that count of devices that were held for so long, until now."""
+    """Device-seconds that count of devices that were held for so long, until now.
+
+    The integral of the decay over that time: of its first second less counts than of its last.
+    """
     return devices * _MEAN_LIFE * -math.expm1(-max(0.0, seconds) / _MEAN_LIFE)
 
 

@@ -137,6 +137,7 @@ def run(
         memory.grow_segments()
         torch.cuda.set_device(device)
         _stay_near(device)
+    # Once it is near its GPU: of the cores that are left to it then.
     torch.set_num_threads(min(threads, len(os.sched_getaffinity(0))))  # more would wait for each other
     # A job's code that reads them would train by the number of devices, and share out its data once more.
     for name in _NUMBERS:

@@ -75,7 +75,7 @@ def of_evaluation(evaluate: Callable[[int], object], batches: int | None, at_onc
 
     count = math.ceil((batches or _EVALUATED * at_once) / at_once)
     few = min(count, _EVALUATED)
-    # The first time is slow.
+    # The first time is slow. What a pass costs however short it is drops out of the difference of the others.
     _, first, several = (time_of(limit * at_once) for limit in (1, 1, few))
     each = max(0.0, several - first) / (few - 1) if few > 1 else 0.0
     return several + (count - few) * each

@@ -167,7 +167,8 @@ class Comparison:
             off = as_it_should.distance(gradient)
             if not off <= noise * self._slack:
                 yield Difference(what, f"is off by {_share(off, as_it_should.norm)}", 2)
-            # Where a gradient is noise an optimizer may turn it into a step of full length.
+            # Where a gradient is noise an optimizer may turn it into a step of full length. The noise is a
+            # norm: an element's part of it is that over the root of their number.
             single = as_it_should.values[: as_it_should.singles].abs()
             nothing = (single == 0) & (gradient.values[: gradient.singles] == 0)
             firm = nothing | (single >= 10 * noise / math.sqrt(max(as_it_should.count, 1)))
@@ -182,6 +183,7 @@ class Comparison:
             was, wanted, found = before[firm], as_it_should[firm], after[firm]
             update = float((wanted - was).norm())
             off = float((wanted - found).norm())
+            # Weights are rounded to their format after the step, however short it is.
             allowed = self._tolerance.update * update + 4 * torch.finfo(self._number_format).eps * float(
                 wanted.norm()
             )
@@ -194,6 +196,7 @@ class Comparison:
 
     @property
     def _slack(self) -> float:
+        # Later steps begin at weights that are a little off already.
         return self._first_slack if self._steps == 1 else 10.0
 
 

@@ -69,6 +69,7 @@ def _gathered(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     mesh = first.device_mesh
     parts = [_parts(tensor, mesh.size()) for tensor in tensors]
     longest = max(sum(part.numel() for part in of_rank) for of_rank in zip(*parts, strict=True))
+    # An all-gather takes as much from every rank.
     sent = torch.zeros(longest, dtype=first.dtype, device=mesh.device_type)
     start = 0
     for tensor in tensors:

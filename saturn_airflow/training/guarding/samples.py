@@ -69,6 +69,8 @@ def _sample(tensor: torch.Tensor) -> Sample:
         return Sample(_copied(flat), count, norm, count, 1.0, exact)
     picked = _picked(flat)
     length = count // _BLOCKS
+    # Over the root of its length, the error of a sum is expected to be as large as that of an element, where
+    # those of elements are independent.
     sums = flat[: length * _BLOCKS].view(_BLOCKS, length).sum(1, dtype=torch.float64) / math.sqrt(length)
     values = torch.cat([picked, sums.cpu()])
     return Sample(values, len(picked), norm, count, len(values) / count, exact)
