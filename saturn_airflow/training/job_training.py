@@ -93,8 +93,7 @@ class Training(BaseTraining):
             here = request.here
             self.data = load_data(job, job.load_dataloader, here=here)
             evaluation = job.load_eval_dataloader
-            eval_data = load_data(job, evaluation, in_order=True, here=here) if evaluation else None
-        self.eval_data = eval_data
+            self.eval_data = load_data(job, evaluation, in_order=True, here=here) if evaluation else None
         loading_weights.start_from(model, job, request.initial_weights)
         self.bytes_of_loading = memory.peak_host_bytes()
         look(self, model)
