@@ -155,3 +155,8 @@ def number(value: Any, what: str) -> Any:
             "jobs, as dags/jobs_from_upstream.py does"
         )
     return plain(value) if not isinstance(value, Mapping) else value
+
+
+def is_int(value: object) -> bool:
+    """Whether ``value`` is a whole number; True and False, which are numbers to Python, are none."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -49,8 +49,8 @@ def mark(job: Job, technique_version: str) -> str:
     arguments = {key: _kind(value) for key, value in hparams.pop("optimizer_args", {}).items()}
     clips = hparams.pop("clip_grad_norm", None) is not None
     for name in ("model_args", "data_args"):
-        fields[name] = _counting(fields.get(name, {}), job)
-    facts = [fields, _counting(hparams, job), arguments, clips, versions(), technique_version]
+        fields[name] = counting(fields.get(name, {}), job)
+    facts = [fields, counting(hparams, job), arguments, clips, versions(), technique_version]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -91,7 +91,7 @@ def _kind(value: Any) -> Any:
     return ("some" if value else "none") if number else value
 
 
-def _counting(values: Mapping[str, Any], job: Job) -> dict[str, Any]:
+def counting(values: Mapping[str, Any], job: Job) -> dict[str, Any]:
     """``values`` without those that the job declares neutral."""
     return {name: value for name, value in values.items() if name not in job.neutral}
 

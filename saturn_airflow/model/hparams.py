@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saturn_airflow.model import references
-from saturn_airflow.model.arguments import checked, json_mapping, number
+from saturn_airflow.model.arguments import checked, is_int, json_mapping, number
 from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.references import Reference
@@ -92,11 +92,11 @@ class HParams:
             object.__setattr__(self, "epochs", 1)
         for name in ("epochs", "batches", "batch_size", "accumulate"):
             value = getattr(self, name)
-            if value is not None and (not _is_int(value) or value < 1):
+            if value is not None and (not is_int(value) or value < 1):
                 raise InvalidSweepError(
                     f"hparams: {name} is {value!r}; it must be a whole number of at least 1"
                 )
-        if not _is_int(self.seed) or self.seed < 0:
+        if not is_int(self.seed) or self.seed < 0:
             raise InvalidSweepError(
                 f"hparams: seed is {self.seed!r}; it must be a whole number of at least 0"
             )
@@ -134,10 +134,6 @@ class HParams:
                     f"configure_optimizers; give it to the model, in model_args"
                 )
         return None
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saturn_airflow.model import initial_weights, metrics, references, secrets, trainer_jobs
-from saturn_airflow.model.arguments import checked, fields_of, hint, json_mapping
+from saturn_airflow.model.arguments import checked, fields_of, hint, is_int, json_mapping
 from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.hparams import EXAMPLES
@@ -188,7 +188,7 @@ class Job:
         if isinstance(self.batch_dim, Mapping):
             object.__setattr__(self, "batch_dim", json_mapping(self.batch_dim, f"{what}: batch_dim"))
         dims = self.batch_dim.values() if isinstance(self.batch_dim, Mapping) else [self.batch_dim]
-        if not all(dim is None or (_is_int(dim) and dim >= 0) for dim in dims):
+        if not all(dim is None or (is_int(dim) and dim >= 0) for dim in dims):
             raise InvalidSweepError(
                 f"{what}: batch_dim is {self.batch_dim!r}; give the number of a dimension, from 0, "
                 "or a mapping from names of a batch's parts to such numbers"
@@ -375,7 +375,3 @@ def _changed_fields(value: Any) -> dict[str, Any]:
             item = _changed_fields(item) if dataclasses.is_dataclass(item) else item
             changed[f.name] = list(item) if isinstance(item, tuple) else item
     return changed
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

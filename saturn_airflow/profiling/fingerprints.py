@@ -6,9 +6,8 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping
-from typing import Any
 
+from saturn_airflow.model.guards import counting
 from saturn_airflow.model.jobs import Job
 
 #: Hyper-parameters that change what a model learns, never how long one batch takes.
@@ -46,18 +45,13 @@ def fingerprint(job: Job) -> str:
     speed["clips"] = job.hparams.clip_grad_norm is not None
     speed["schedules"] = speed.pop("lr_scheduler") is not None
     facts = {
-        "model": [job.load_model, _counting(job.model_args, job)],
-        "data": [job.load_dataloader, _counting(job.data_args, job)],
+        "model": [job.load_model, counting(job.model_args, job)],
+        "data": [job.load_dataloader, counting(job.data_args, job)],
         "loss": job.loss_function,
-        "hparams": _counting(speed, job),
+        "hparams": counting(speed, job),
     }
     # These decide which techniques can train a job at all, or in which memory.
     more = ("batch_dim", "couples_batch", "metrics", "own_step", "trainer", "in_micro_batches")
     facts.update({name: getattr(job, name) for name in more if getattr(job, name)})
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _counting(values: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """``values`` without those that the job declares neutral."""
-    return {name: value for name, value in values.items() if name not in job.neutral}
