@@ -124,7 +124,7 @@ class Job:
             raise InvalidSweepError(f"job {self.name!r}: a job's name has no control characters")
         if not isinstance(self.hparams, HParams):
             raise InvalidSweepError(
-                f"job {self.name!r}: hparams is a {type(self.hparams).__name__}; write HParams(lr=...)"
+                f"job {self.name!r}: hparams is of type {type(self.hparams).__name__}; write HParams(lr=...)"
             )
         trainer_jobs.check(self, self.hparams, HParams())
         for name in _REFERENCES:

@@ -51,7 +51,9 @@ class Metrics:
             elif callable(found):
                 self.functions[name] = _Function(name, what, found, ranks.device)
             else:
-                raise JobError(f"{what} is a {type(found).__name__}; {_FUNCTION[7:]} comes from a function")
+                raise JobError(
+                    f"{what} is of type {type(found).__name__}; {_FUNCTION[7:]} comes from a function"
+                )
         self._waiting: list[Any] = []
 
     @property

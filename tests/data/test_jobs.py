@@ -35,7 +35,7 @@ def module_level() -> None:
     [
         (lambda: job(name=""), "1 to 200 characters"),
         (lambda: job(name="a\nb"), "no control characters"),
-        (lambda: job(hparams={"lr": 1}), "hparams is a dict; write HParams"),
+        (lambda: job(hparams={"lr": 1}), "hparams is of type dict; write HParams"),
         (lambda: job(model_args={"f": print}), "must fit in JSON"),
         (lambda: job(model_args=[1]), "give a mapping"),
         (lambda: job(techniques="ddp"), "give a list of names"),

@@ -50,7 +50,7 @@ def test_an_optimizer_goes_on_from_what_checkpoints_keep_of_it_or_is_refused() -
         "CountsInClass": "exact",
         "CountsInClosure": "makes other steps where it goes on from a checkpoint",
         "CantBeLoaded": "can't go on from a checkpoint of it, so its job could not be resumed: RuntimeError",
-        "KeepsObjects": "what the optimizer keeps of 'enter.weight' as 'kept' is a object",
+        "KeepsObjects": "what the optimizer keeps of 'enter.weight' as 'kept' is of type object",
     }
     jobs = [
         job(hparams={"optimizer": f"odd_optimizers:{name}", "optimizer_args": {"momentum": 0.9}})

@@ -22,7 +22,7 @@ WRONG = {
     "each_sample": "metric 'm' (metric_jobs:each_sample) returned a Tensor of shape (",
     "words": "metric 'm' (metric_jobs:words) returned a str; return the mean over the samples",
     "makes_nothing": "it made a int, which has no update, compute and reset",
-    "constant": "metric 'm' (metric_jobs:constant) is a int",
+    "constant": "metric 'm' (metric_jobs:constant) is of type int",
     "Wants": "missing 1 required positional argument: 'classes'",
 }
 

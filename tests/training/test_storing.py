@@ -129,7 +129,7 @@ def test_an_enumeration_that_is_not_found_again_is_told() -> None:
     class Inside(Enum):
         ONE = 1
 
-    with pytest.raises(JobError, match="is a Inside, which no checkpoint can hold"):
+    with pytest.raises(JobError, match="is of type Inside, which no checkpoint can hold"):
         plain_values.encode(Inside.ONE, "it")
 
 
@@ -153,7 +153,7 @@ def test_what_a_container_holds_is_of_classes_that_are_found_again() -> None:
 
 
 def test_what_json_cannot_hold_is_told() -> None:
-    with pytest.raises(JobError, match="the optimizer's notes is a object, which no checkpoint can hold"):
+    with pytest.raises(JobError, match="the optimizer's notes is of type object, which"):
         plain_values.encode(object(), "the optimizer's notes")
 
 

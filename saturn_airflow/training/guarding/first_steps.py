@@ -172,13 +172,7 @@ def _take_steps(
 
     :param held: whether the job's code refers to the model, so that it would not know a copy.
     """
-    few, count = data.few(plain.sizes), len(plain.sizes)
-    with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
-        upcoming = enumerate(few.batches(Position(), _plain_cut(job), count))
-        batches = {number: batch for number, batch in upcoming if number not in plain.skipped}
-    followed = FollowedData(job, data, plain.sizes, _plain_cut(job), batches)
-    batches = met_again(batches, _plain_cut(job), few)
-    random = [batches.pop(number) for number in range(count - len(RANDOM), count) if number in batches]
+    batches, random, followed = _batches(plain, job, data)
     loop = _plain_loop(job, _copied(model, load, held).to(device), device, data)
     watched = None
     if isinstance(loop, PlainLoop):
@@ -220,6 +214,20 @@ def _take_steps(
         resumed_optimizer.refuse_what_is_lost(job, model)
         plain.steps = steps
     return True
+
+
+def _batches(
+    plain: PlainSteps, job: Job, data: Data
+) -> tuple[dict[int, GlobalBatch], list[GlobalBatch], FollowedData]:
+    """The steps' batches by number, those with other draws, and what training may change."""
+    few, count = data.few(plain.sizes), len(plain.sizes)
+    with of_the_job(f"load_dataloader {job.load_dataloader!r}"):
+        upcoming = enumerate(few.batches(Position(), _plain_cut(job), count))
+        batches = {number: batch for number, batch in upcoming if number not in plain.skipped}
+    followed = FollowedData(job, data, plain.sizes, _plain_cut(job), batches)
+    batches = met_again(batches, _plain_cut(job), few)
+    random = [batches.pop(number) for number in range(count - len(RANDOM), count) if number in batches]
+    return batches, random, followed
 
 
 def _take_with_other_draws(

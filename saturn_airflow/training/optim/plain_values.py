@@ -211,8 +211,8 @@ class _Encoder:
 
     def _refuse(self, value: Any) -> Any:
         raise JobError(
-            f"{self._what} is a {type(value).__name__}, which no checkpoint can hold; keep numbers, strings, "
-            "tensors, arrays, or containers and dataclasses of them"
+            f"{self._what} is of type {type(value).__name__}, which no checkpoint can hold; keep numbers, "
+            "strings, tensors, arrays, or containers and dataclasses of them"
         )
 
 
