@@ -124,6 +124,15 @@ def test_trains_as_the_trainer_alone_killed_or_not(tmp_path: Path, model_args: d
         assert all(torch.equal(trained[name], value) for name, value in model.state_dict().items())
 
 
+def test_what_a_trainers_own_checkpoint_lacks_is_in_it(tmp_path: Path) -> None:
+    one = Job("bert", load_model="trainer_jobs:changing", trainer=True, model_args={"eval_strategy": "no"})
+    whole, *parts = run(
+        request(one, tmp_path / "whole"),
+        *(request(one, tmp_path / "parts", batch_count=count) for count in (4, 3, None)),
+    )
+    assert [loss for part in parts for loss in steps(part)] == steps(whole)
+
+
 def test_a_trial_measures_and_resumes(tmp_path: Path) -> None:
     measure = Measure(warmups=2, batches=6)
     here = Ranks(rank=0, size=1, device=torch.device("cpu"))
@@ -144,6 +153,7 @@ def test_a_trial_measures_and_resumes(tmp_path: Path) -> None:
         ({"collator": "masking", "max_steps": 20}, "resumed, the Trainer's loss at step 3"),
         ({"callback": "forgetful"}, "the callback Forgetful changes its 'seen'"),
         ({"train_sampling_strategy": "group_by_length"}, "in the order of a LengthGroupedSampler"),
+        ({"dataloader_num_workers": 1, "dataloader_persistent_workers": True}, "can't be had: they go on"),
         ({"auto_find_batch_size": True}, "TrainingArguments(auto_find_batch_size=True) can't be had"),
     ],
 )

@@ -61,6 +61,32 @@ class Forgetful(TrainerCallback):
         self.seen.add(state.global_step)
 
 
+class Weighing(Trainer):
+    """Weighs the loss by how often it was called, from the seventh time on."""
+
+    calls = 0
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        loss = super().compute_loss(*args, **kwargs)
+        return loss * 2 if self.calls > 6 else loss
+
+
+class Freezing(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            kwargs["model"].bert.embeddings.requires_grad_(False)
+            kwargs["model"].dropout.p = 0.5
+
+
+def changing(**arguments: Any) -> Trainer:
+    """One whose class, and whose callback, change what its own checkpoints lack."""
+    made = trainer(**arguments)
+    made.__class__ = Weighing
+    made.add_callback(Freezing())
+    return made
+
+
 def accuracy(found: Any) -> dict[str, float]:
     return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
 

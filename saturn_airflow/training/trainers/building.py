@@ -28,6 +28,7 @@ from saturn_airflow.training.loading import made
 #: Arguments that can't be had, by what to do instead.
 _REFUSED = {
     "auto_find_batch_size": "it changes the batch, which must not depend on a device's memory",
+    "dataloader_persistent_workers": "they go on in an order that a resumed training would draw anew",
     "deepspeed": "a Trainer trains on one device here; give its model to a plain Job for more",
     "fsdp": "a Trainer trains on one device here; give its model to a plain Job for more",
     "ignore_data_skip": "a resumed training would see other batches",

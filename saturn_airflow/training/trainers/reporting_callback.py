@@ -51,6 +51,7 @@ class ReportingCallback(TrainerCallback):
         if (facts := self._facts) is not None:
             # After callbacks that begin anew.
             training.remembered.set(facts["callbacks"])
+            training.beside.set(facts.get("beside", {}))
             training.epoch_losses = list(facts["epoch_losses"])
             training.metrics.update(facts["metrics"])
             training.own_metrics = dict(facts["own_metrics"])

@@ -14,6 +14,7 @@ from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.training import timing
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.trainers.beside_checkpoint import StateBesideCheckpoint
 from saturn_airflow.training.trainers.building import arguments, batches_per_epoch, build, leave_process_group
 from saturn_airflow.training.trainers.callback_state import CallbackState
 
@@ -61,6 +62,7 @@ class TrainerProgress:
         self.setup_seconds = 0.0
         self.evaluation_seconds = 0.0
         self.ended = ""
+        self.warned_of: set[str] = set()
 
     @property
     def keeps(self) -> bool:
@@ -74,7 +76,13 @@ class TrainerProgress:
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint must have besides what the trainer writes, JSON-ready."""
+        beside, why_not = self.beside.values()
+        if new := {name: why for name, why in why_not.items() if name not in self.warned_of}:
+            self.warned_of |= new.keys()
+            words = "; ".join(f"{name!r} ({why})" for name, why in new.items())
+            self.warn(f"what training changes is not in the checkpoint: {words}. Keep it in a buffer")
         return {
+            **({"beside": beside} if beside else {}),
             "step": self.step,
             "definition": self.definition,
             "arguments": arguments(self.trainer),
@@ -88,6 +96,7 @@ class TrainerProgress:
     def begin(self, step: int, total: int, batches: int) -> None:
         """Hear that training begins after ``step``, of ``total``, with so many batches in an epoch."""
         self.step = self.first_step = step
+        self.beside = StateBesideCheckpoint(self.trainer, self.job, self.ranks.device)
         self.total, self.per_epoch = total, batches_per_epoch(self.trainer, batches)
         self.setup_seconds = time.perf_counter() - self.started
         self.ranks.emit(

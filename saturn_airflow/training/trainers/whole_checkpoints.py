@@ -15,7 +15,8 @@ from saturn_airflow.model import disks, json_text
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import DiskError, JobError
 
-_FORMAT = 1
+# 2: ``beside`` has state; versions that read 1 alone can go on from all the others.
+_FORMAT = 2
 MANIFEST = "saturn.json"
 #: Bytes of a file that are read at once.
 _PART = 1 << 20
@@ -28,12 +29,13 @@ _ARGUMENTS = "training_args.bin"
 def write_manifest(checkpoint: Path, facts: Mapping[str, Any]) -> None:
     """Say of a checkpoint that it is whole, and what else is to be known of it, JSON-ready."""
     digests = {}
+    number = _FORMAT if facts.get("beside") else 1
     arguments = checkpoint / _ARGUMENTS
     if arguments.is_file() and handed_over.is_in(arguments.read_bytes()):
         arguments.unlink()
     for path in _files(checkpoint):
         digests[str(path.relative_to(checkpoint))] = _digest(path, on_disk=True)
-    write_whole(checkpoint / MANIFEST, json.dumps({"format": _FORMAT, **facts, "files": digests}))
+    write_whole(checkpoint / MANIFEST, json.dumps({"format": number, **facts, "files": digests}))
 
 
 def newest(folder: Path, warn: Callable[[str], object]) -> tuple[Path, dict[str, Any]] | None:

@@ -1,0 +1,84 @@
+"""What training changes that a ``Trainer``'s own checkpoints lack, besides what callbacks remember."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer
+
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.job_globals import JobGlobals
+from saturn_airflow.training.model_attributes import ModelAttributes
+from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim.own_state import OwnState
+from saturn_airflow.training.trainers.trainer_attributes import TrainerAttributes
+
+
+class StateBesideCheckpoint:
+    """Attributes of the trainer, its model and optimizer, buffers that are not persistent, which parameters
+    are trained, and global variables of the job's code; made when training begins, after callbacks' begin.
+    """
+
+    def __init__(self, trainer: Trainer, job: Job, device: torch.device) -> None:
+        model: Any = trainer.model
+        optimizer: Any = trainer.optimizer
+        self._model: nn.Module = model
+        self._device = device
+        self._trainer = TrainerAttributes(trainer)
+        self._attributes = ModelAttributes(model, device)
+        self._optimizer = OwnState(getattr(optimizer, "optimizer", optimizer))
+        self._globals = JobGlobals(job, model)
+        self._trained = self._are_trained()
+        self._buffers = {name: buffer.clone() for name, buffer in self._others().items()}
+
+    def values(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """What has changed, JSON-ready, and why what else has changed can't be kept, by its name.
+
+        :raises JobError: when the trainer or its optimizer has changed what can't be kept.
+        """
+        attributes, why_not = self._attributes.values()
+        variables, others = self._globals.values()
+        why_not |= others
+        found: dict[str, Any] = {
+            "trainer": self._trainer.values(),
+            "optimizer": self._optimizer.values(),
+            "model": attributes,
+            "globals": variables,
+            "trained": {n: now for n, now in self._are_trained().items() if self._trained.get(n) != now},
+            "buffers": {},
+        }
+        for name, buffer in self._others().items():
+            if not plain_values.equal(self._buffers.get(name), buffer):
+                try:
+                    found["buffers"][name] = plain_values.encode(buffer, "it")
+                except JobError as error:
+                    why_not[name] = str(error)
+        return {name: part for name, part in found.items() if part}, why_not
+
+    def set(self, values: Mapping[str, Any]) -> None:
+        """Continue with what :meth:`values` told."""
+        for part in ("trainer", "optimizer", "globals"):
+            getattr(self, f"_{part}").set(values.get(part, {}))
+        self._attributes.set(values.get("model", {}))
+        parameters = dict(self._model.named_parameters())
+        for name, trained in values.get("trained", {}).items():
+            parameters[name].requires_grad_(trained)
+        for name, value in values.get("buffers", {}).items():
+            prefix, _, key = name.rpartition(".")
+            self._model.get_submodule(prefix)._buffers[key] = plain_values.decode(value).to(self._device)
+
+    def _are_trained(self) -> dict[str, bool]:
+        return {name: parameter.requires_grad for name, parameter in self._model.named_parameters()}
+
+    def _others(self) -> dict[str, torch.Tensor]:
+        """The buffers that are not persistent."""
+        return {
+            f"{prefix}.{key}" if prefix else key: buffer
+            for prefix, module in self._model.named_modules()
+            for key in sorted(module._non_persistent_buffers_set)
+            if (buffer := module._buffers.get(key)) is not None
+        }
