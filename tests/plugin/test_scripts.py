@@ -110,8 +110,8 @@ def test_by_when_a_running_sweep_is_done_with_which_odds(server: Server) -> None
     run.train(0, "running", "job")
     promise = {"confidence": 0.9, "seconds": 200.0, "odds": 0.97}
     for told, words in (
-        (promise, "Done with 90 % by1 m 40 sat 09:18:20the deadline is kept with 97 %"),
-        ({**promise, "odds": None}, "Done with 90 % by1 m 40 sat 09:18:20"),
+        (promise, "Done with 90 % by3 m 20 sat 09:20:00the deadline is kept with 97 %"),
+        ({**promise, "odds": None}, "Done with 90 % by3 m 20 sat 09:20:00"),
         ({"confidence": 0.9, "why": "0 errors are too few"}, "Done bynot promised yet0 errors are too few"),
     ):
         run.values["sweep.plan", -1, "plan"]["promise"] = told
