@@ -55,11 +55,12 @@ class UsersState:
         self._numbers = 0
         #: What is not copied, and what shows that it has changed.
         self._too_large: list[tuple[Any, int]] = []
-        modules = set(map(id, model.modules()))
+        own = frozenset(map(id, model.modules()))
+        modules = set(own)  # to which what closures hold is added
         seen: set[int] = set()
         self._look([vars(sys.modules[name]) for name in self._names], seen, modules)
         #: Whether the job's code refers to a module of the model, and would not to one of a copy.
-        self.holds_model = not modules.isdisjoint(seen)
+        self.holds_model = not own.isdisjoint(seen)
         # Containers of modules are the model's; objects may be anybody's.
         held = (value for module in model.modules() for value in vars(module).values())
         waiting = [value for value in held if type(value).__module__ in self._names]
