@@ -140,16 +140,16 @@ class DecidedRound(NamedTuple):
     ends: PlanEnds | None = None
 
 
-def who_goes_on(stand: SweepState) -> JobsGoingOn:
+def who_goes_on(state: SweepState) -> JobsGoingOn:
     """Who trains on, and whom the selection drops."""
-    progress = stand.progress or {job.name: Progress() for job in stand.problem.jobs}
-    over = {job for job, status in stand.statuses.items() if status in OVER}.union(stand.pruned)
+    progress = state.progress or {job.name: Progress() for job in state.problem.jobs}
+    over = {job for job, status in state.statuses.items() if status in OVER}.union(state.pruned)
     going = [job for job, p in progress.items() if p.status != Status.FINISHED and job not in over]
     dropped: dict[str, str] = {}
     warnings: tuple[str, ...] = ()
-    rule = stand.settings.selection
-    if rule is not None and stand.plan is None:
-        warnings = _never_judged(stand, rule)
+    rule = state.settings.selection
+    if rule is not None and state.plan is None:
+        warnings = _never_judged(state, rule)
     elif rule is not None:
         histories = {job: p.history.get(rule.metric, {}) for job, p in progress.items()}
         found = selection.select(rule, histories, going, rule.metric)
@@ -158,9 +158,9 @@ def who_goes_on(stand: SweepState) -> JobsGoingOn:
             found.warnings,
         )
     going = [job for job in going if job not in dropped]
-    rung = _rung(stand, [progress[job] for job in going])
-    situation = situation_of(progress, {job: _goal(stand, job, rung) for job in going})
-    unfollowed = finished_alone(stand.progress, stand.statuses)
+    rung = _rung(state, [progress[job] for job in going])
+    situation = situation_of(progress, {job: _goal(state, job, rung) for job in going})
+    unfollowed = finished_alone(state.progress, state.statuses)
     return JobsGoingOn(tuple(going), dropped, tuple(unfollowed), rung, situation, warnings)
 
 
@@ -223,7 +223,7 @@ def on_what_is_there(problem: Problem, cluster: Cluster, gone: Mapping[str, str]
 
 
 def decide_round(
-    stand: SweepState, problem: Problem, situation: Situation, seconds: float | None
+    state: SweepState, problem: Problem, situation: Situation, seconds: float | None
 ) -> DecidedRound:
     """The plan of the round.
 
@@ -231,53 +231,53 @@ def decide_round(
     :param seconds: until the deadline; None where there is none. Where it can't be met, all is planned to end
         as early as possible.
     """
-    settings, length, checkpoint = stand.settings, length_of(stand), checkpoint_seconds(stand)
-    time_limit = settings.planning_seconds / (1 if _is_whole(stand) else _SEARCHES)
+    settings, length, checkpoint = state.settings, length_of(state), checkpoint_seconds(state)
+    time_limit = settings.planning_seconds / (1 if _is_whole(state) else _SEARCHES)
     time_limit /= 1 if settings.confidence is None else plans_with_odds.SEARCHES
 
     def adopt(objective: str, deadline: float | None) -> Adoption:
         return decide(
             problem,
-            stand.plan,
+            state.plan,
             situation,
             effort=Effort(
-                time_limit=time_limit, objective=objective, deadline=deadline, all_wait=stand.plan is None
+                time_limit=time_limit, objective=objective, deadline=deadline, all_wait=state.plan is None
             ),
             checkpoint=checkpoint,
             length=length,
         )
 
     # What is searched and drawn begins when the jobs ask: before that, nobody can win anything.
-    late = stand.asks_in
+    late = state.asks_in
     free, problem = free_from(problem, late), seen_from(problem, late)
     seconds = None if seconds is None else seconds - late
     situation = replace(situation, left={job.name: situation.left[job.name] for job in problem.jobs})
-    ends = None if stand.law is None else _ends(stand, problem, situation, stand.law, checkpoint)
+    ends = None if state.law is None else _ends(state, problem, situation, state.law, checkpoint)
     adoption, missed = _in_time(adopt, settings, seconds, ends)
     told = ends and ends(adoption).since(-late)
     return DecidedRound(adoption.later(late), what_is_left(free, situation), missed, told)
 
 
-def length_of(stand: SweepState) -> Callable[[float], float]:
+def length_of(state: SweepState) -> Callable[[float], float]:
     """When the round is to end that begins with a plan of so many seconds; infinite for not by time."""
-    return (lambda makespan: math.inf) if _is_whole(stand) else stand.settings.rounds.length
+    return (lambda makespan: math.inf) if _is_whole(state) else state.settings.rounds.length
 
 
-def _is_whole(stand: SweepState) -> bool:
+def _is_whole(state: SweepState) -> bool:
     """Whether no time ends the round: it is the last, or jobs wait for each other at a rung."""
-    return stand.is_last or _waits_at_rungs(stand.settings)
+    return state.is_last or _waits_at_rungs(state.settings)
 
 
-def checkpoint_seconds(stand: SweepState) -> float:
+def checkpoint_seconds(state: SweepState) -> float:
     """What saving a job takes: the longest that was seen."""
-    took = [p.checkpoint_seconds for p in stand.progress.values() if p.checkpoint_seconds]
-    return 0.0 if stand.plan is None else max(took, default=_CHECKPOINT_SECONDS)
+    took = [p.checkpoint_seconds for p in state.progress.values() if p.checkpoint_seconds]
+    return 0.0 if state.plan is None else max(took, default=_CHECKPOINT_SECONDS)
 
 
-def seen_where_they_run(stand: SweepState, situation: Situation) -> set[str]:
+def seen_where_they_run(state: SweepState, situation: Situation) -> set[str]:
     """Jobs that run and whose speed was seen there."""
     running = {job: (place.technique, place.devices) for job, place in situation.running.items()}
-    speeds = seen(stand.progress, stand.estimates, stand.jobs)
+    speeds = seen(state.progress, state.estimates, state.jobs)
     return {s.job for s in speeds if running.get(s.job) == (s.technique, s.devices)}
 
 
@@ -300,7 +300,7 @@ def staying(made: Sequence[PlanEntry], progress: Mapping[str, Progress], adoptio
 
 
 def entries_of(
-    stand: SweepState,
+    state: SweepState,
     problem: Problem,
     decided: DecidedRound,
     cluster: Cluster,
@@ -312,21 +312,21 @@ def entries_of(
     :param problem: whole jobs, with the seconds now expected.
     :param made: when the plan was made, in seconds since the epoch.
     """
-    found = entries(decided.adoption.plan, stand.jobs, stand.estimates, cluster, made)
+    found = entries(decided.adoption.plan, state.jobs, state.estimates, cluster, made)
     by_name = {job.name: job for job in problem.jobs}
-    found = [replace(e, strategies=strategies(e, by_name[e.name], stand.estimates)) for e in found]
-    if not stand.is_once:
-        stay = staying(found, stand.progress, decided.adoption)
-        found = [_in_round(stand, entry, decided.adoption, going.rung, stay) for entry in found]
+    found = [replace(e, strategies=strategies(e, by_name[e.name], state.estimates)) for e in found]
+    if not state.is_once:
+        stay = staying(found, state.progress, decided.adoption)
+        found = [_in_round(state, entry, decided.adoption, going.rung, stay) for entry in found]
     return with_work_elsewhere(found, going.situation.left)
 
 
-def without_place(stand: SweepState, job: str, made: float, position: int) -> PlanEntry:
+def without_place(state: SweepState, job: str, made: float, position: int) -> PlanEntry:
     """An entry for this round of a job that its plan does not have."""
     return replace(
-        stand.before[job],
-        round=stand.number,
-        standing=tuple(stand.standing),
+        state.before[job],
+        round=state.number,
+        standing=tuple(state.standing),
         attempt=made,
         position=position,
         ends_at=None,
@@ -335,7 +335,7 @@ def without_place(stand: SweepState, job: str, made: float, position: int) -> Pl
 
 
 def _in_round(
-    stand: SweepState, entry: PlanEntry, adoption: Adoption, rung: float, stay: Set[str]
+    state: SweepState, entry: PlanEntry, adoption: Adoption, rung: float, stay: Set[str]
 ) -> PlanEntry:
     """``entry`` with what its train task must know of the round: when it ends, and how the job comes to it.
 
@@ -344,18 +344,18 @@ def _in_round(
     """
     batches = entry.batches
     assert batches is not None, "what has no length is not planned"
-    estimate = stand.estimates[Key(entry.fingerprint, entry.technique, entry.devices, entry.kind)]
+    estimate = state.estimates[Key(entry.fingerprint, entry.technique, entry.devices, entry.kind)]
     training = estimate.setup_seconds + batches * estimate.seconds_per_batch
-    per_epoch = stand.per_epoch(entry.job) if math.isfinite(rung) else 0
-    p, old = stand.progress.get(entry.name) or Progress(), stand.before.get(entry.name)
+    per_epoch = state.per_epoch(entry.job) if math.isfinite(rung) else 0
+    p, old = state.progress.get(entry.name) or Progress(), state.before.get(entry.name)
     moved = old is not None and p.steps > 0 and old.place != entry.place
-    makespan = stand.settings.objective == MAKESPAN
+    makespan = state.settings.objective == MAKESPAN
     planned = (entry.technique, entry.devices)
     return replace(
         entry,
         strategies=tuple(s for s in entry.strategies if (s.technique, s.devices) == planned),
-        round=stand.number,
-        standing=tuple(stand.standing),
+        round=state.number,
+        standing=tuple(state.standing),
         ends_at=entry.attempt + adoption.length if math.isfinite(adoption.length) else None,
         most_batches=int(rung * per_epoch) if per_epoch and rung * per_epoch < batches else None,
         planned_makespan=adoption.expected if makespan else adoption.plan.makespan,
@@ -366,10 +366,10 @@ def _in_round(
 
 
 def _ends(
-    stand: SweepState, problem: Problem, situation: Situation, law: ErrorLaw, checkpoint: float
+    state: SweepState, problem: Problem, situation: Situation, law: ErrorLaw, checkpoint: float
 ) -> Callable[[Adoption], PlanEnds]:
     """A function that says when a plan may end."""
-    known = seen_where_they_run(stand, situation)
+    known = seen_where_they_run(state, situation)
     return lambda made: ends_of(problem, made.plan, situation, law, seen=known, checkpoint=checkpoint)
 
 
@@ -398,21 +398,21 @@ def _in_time(
         return make(MAKESPAN, None), str(error)
 
 
-def _rung(stand: SweepState, going: Sequence[Progress]) -> float:
+def _rung(state: SweepState, going: Sequence[Progress]) -> float:
     """Epochs that jobs train to in this round: the next rung of the selection after the last of them."""
-    rule = stand.settings.selection
-    if rule is None or stand.is_last:
+    rule = state.settings.selection
+    if rule is None or state.is_last:
         return math.inf
     epochs = [p.steps / p.per_epoch if p.per_epoch else 0.0 for p in going]
     return rule.next_rung(min(epochs, default=0.0) + _NOTHING)
 
 
-def _never_judged(stand: SweepState, rule: selection.Rule) -> tuple[str, ...]:
+def _never_judged(state: SweepState, rule: selection.Rule) -> tuple[str, ...]:
     """Who ends before a rule that counts epochs looks at anybody, as a job may that is given batches."""
     least = getattr(rule, "min_epochs", 0)
     short = {}
-    for name, job in stand.jobs.items():
-        batches, per_epoch = job.hparams.batches, stand.per_epoch(job)
+    for name, job in state.jobs.items():
+        batches, per_epoch = job.hparams.batches, state.per_epoch(job)
         if batches is not None and batches < least * per_epoch:
             short[name] = f"{batches} batches are {batches / per_epoch:.2g} epochs of its data"
         elif batches is not None and least and not per_epoch:
@@ -424,13 +424,13 @@ def _never_judged(stand: SweepState, rule: selection.Rule) -> tuple[str, ...]:
     )
 
 
-def _goal(stand: SweepState, name: str, rung: float) -> float:
+def _goal(state: SweepState, name: str, rung: float) -> float:
     """The share of its batches that a job is to have trained at the end of the round."""
-    job = stand.jobs[name]
-    total = total_batches(job, stand.estimates)
+    job = state.jobs[name]
+    total = total_batches(job, state.estimates)
     if not math.isfinite(rung) or not total:
         return 1.0
-    return min(1.0, rung * stand.per_epoch(job) / total) or 1.0
+    return min(1.0, rung * state.per_epoch(job) / total) or 1.0
 
 
 def _waits_at_rungs(settings: SweepSettings) -> bool:

@@ -95,9 +95,12 @@ class SharedJob:
                 raise InvalidSweepError(f"a job's place is {place!r:.200}")
         own = formats.known_fields(cls, data)
         _check_numbers(own, ("left", "since", "setting_up"), ("leaving", "stopped", "leaves_in"))
-        if own.get("keeps") is not None:
-            technique, devices = own["keeps"]
-            own["keeps"] = str(technique), int(devices)
+        if (keeps := own.get("keeps")) is not None:
+            match keeps:
+                case [str(technique), int(devices)]:
+                    own["keeps"] = technique, devices
+                case _:
+                    raise InvalidSweepError(f"what a job keeps is {keeps!r:.200}")
         return cls(**{**own, "job": PlannedJob.from_dict(data["job"]), "place": place})
 
 

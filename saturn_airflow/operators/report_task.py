@@ -278,8 +278,8 @@ def summarize(
     :param made: when that was, in seconds since the epoch; plans and what comes of them count from there.
     """
     held = [o.held for o in outcomes if o.held is not None]
-    began = [h.started_at for h in held] + [made for _ in held if made is not None]
-    makespan = max((h.ended_at for h in held), default=0.0) - min(began, default=0.0)
+    began = [h.started_at for h in held] + ([] if made is None else [made])
+    makespan = max(h.ended_at for h in held) - min(began) if held else 0.0
     busy = sum(o.held.actual_seconds * o.planned.devices for o in outcomes if o.held and o.planned)
     failed = [o.job for o in outcomes if o.status not in (Status.FINISHED, Status.PRUNED)]
     return {

@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 _METRICS_PER_REQUEST = 1000
 _PARAMS_PER_REQUEST = 100
 _BATCHED = ("metrics", "tags")
-# Seconds until MLflow is asked again that did not answer, for the first time.
-_FIRST_PAUSE = 1.0
 
 
 class Sender:
@@ -354,7 +352,7 @@ class BackgroundSender:
                         self.sender.outbox.folder,
                     )
                 gone = time.monotonic() - away_since
-                pause = min(self._longest_pause, _FIRST_PAUSE + gone / 2) * random.uniform(0.8, 1.2)
+                pause = min(self._longest_pause, self._pause + gone / 2) * random.uniform(0.8, 1.2)
             except Exception:
                 log.exception(
                     "Sending records to MLflow failed; they are kept in %s", self.sender.outbox.folder

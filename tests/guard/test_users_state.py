@@ -32,6 +32,15 @@ def test_what_a_class_counts_is_put_back() -> None:
     assert odd_models.CountsInClass.passes == before
 
 
+def test_a_model_that_no_code_refers_to_may_be_copied() -> None:
+    """The guard loads one that code refers to anew instead, and who loads may do more than that."""
+    model = odd_models.plain()
+    assert odd_models.plain in vars(odd_models).values(), "functions, which are looked at, are no model"
+    assert not UsersState(job(), model).holds_model
+    with mock.patch.object(odd_models, "KNOWN", [*model.children()], create=True):
+        assert UsersState(job(), model).holds_model
+
+
 def test_what_is_too_large_to_be_put_back_may_not_change() -> None:
     model = odd_models.plain()
     with mock.patch.object(users_state, "_MOST_NUMBERS", 5000):

@@ -56,7 +56,7 @@ class UsersState:
         #: What is not copied, and what shows that it has changed.
         self._too_large: list[tuple[Any, int]] = []
         own = frozenset(map(id, model.modules()))
-        modules = set(own)  # to which what closures hold is added
+        modules = set(own)  # and functions that were looked at
         seen: set[int] = set()
         self._look([vars(sys.modules[name]) for name in self._names], seen, modules)
         #: Whether the job's code refers to a module of the model, and would not to one of a copy.
