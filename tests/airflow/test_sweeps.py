@@ -269,11 +269,13 @@ def test_a_sweep_that_was_cancelled_early_ends_in_mlflow_with_the_next(
 
 
 def test_a_sweep_that_runs_out_of_time_has_not_succeeded(deployment: Any) -> None:
-    """So it stays where single tasks of it are cleared."""
+    """So it stays where single tasks of it are cleared: none that has to run yet is skipped."""
     run_id = deployment.start("timed_out_sweep")
     _wait_until(lambda: deployment.airflow.state("timed_out_sweep", run_id) == "failed", 120)
     states = deployment.states("timed_out_sweep", run_id)
-    assert {states["sweep.plan"], states["sweep.report"]} == {"upstream_failed"}
+    assert states["sweep.report"] == "upstream_failed"
+    # The plan may have been made within the second that the run has.
+    assert states["sweep.plan"] in ("success", "upstream_failed")
 
 
 def _in_mlflow(deployment: Any, run_id: str) -> str:
