@@ -109,8 +109,12 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         with followers.sole_follower(folder, self.must_go, self._say_who_follows) as alone:
             if not alone:
                 raise TryAgainError(f"{job}: an earlier try of this task has not let go of it yet")
-            self._begin(context, folder)
-            self.execute_resumable(context)
+            try:
+                self._begin(context, folder)
+                self.execute_resumable(context)
+            finally:  # the next try sends what is left
+                if self._job_run is not None:
+                    self._job_run.stop_sending()
         return self._returned()
 
     def _begin(self, context: Context, folder: Path) -> None:

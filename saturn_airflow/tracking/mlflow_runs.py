@@ -339,9 +339,13 @@ class JobRun(_Run):
         """
         self._leave_machine()
         sent = self.flush()
-        self._background.stop()
+        self.stop_sending()
         self.check_kept()
         return sent
+
+    def stop_sending(self) -> None:
+        """Stop, though something may not be sent yet: whoever opens the run next, or the sweep, sends it."""
+        self._background.stop()
 
     def _watch_machine(self) -> None:
         if self._machine is None and machine.is_wanted():
