@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -32,9 +33,13 @@ class JobGlobals:
     """The global variables of the Python modules that a job's model, loss and optimizer are in.
 
     :param model: as this rank trains it, before its first step.
+    :param functions: what else is called and may keep something, by name.
     """
 
-    def __init__(self, job: Job, model: nn.Module) -> None:
+    def __init__(
+        self, job: Job, model: nn.Module, functions: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        self._functions = functions
         self._names = sorted(python_modules(job, model))
         self._model = model
         self._before: Globals = {}
@@ -97,7 +102,7 @@ class JobGlobals:
                             yield (module, f"{name}.{key}"), ValuePlace(part, partial(setattr, value, key))
                 elif not name.startswith("__"):
                     yield (module, name), ValuePlace(value, partial(setattr, sys.modules[module], name))
-        for name, function in functions_of(self._model):
+        for name, function in (*functions_of(self._model), *self._functions.items()):
             yield ("", name), ValuePlace(function, cannot)
 
 

@@ -124,8 +124,9 @@ def test_trains_as_the_trainer_alone_killed_or_not(tmp_path: Path, model_args: d
         assert all(torch.equal(trained[name], value) for name, value in model.state_dict().items())
 
 
-def test_what_a_trainers_own_checkpoint_lacks_is_in_it(tmp_path: Path) -> None:
-    one = Job("bert", load_model="trainer_jobs:changing", trainer=True, model_args={"eval_strategy": "no"})
+@pytest.mark.parametrize("function", ["trainer_jobs:changing", "trainer_jobs:counting_functions"])
+def test_what_a_trainers_own_checkpoint_lacks_is_in_it(tmp_path: Path, function: str) -> None:
+    one = Job("bert", load_model=function, trainer=True, model_args={"eval_strategy": "no"})
     whole, *parts = run(
         request(one, tmp_path / "whole"),
         *(request(one, tmp_path / "parts", batch_count=count) for count in (4, 3, None)),
@@ -133,10 +134,12 @@ def test_what_a_trainers_own_checkpoint_lacks_is_in_it(tmp_path: Path) -> None:
     assert [loss for part in parts for loss in steps(part)] == steps(whole)
 
 
-def test_a_trial_measures_and_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("function", ["trainer", "counting_functions"])
+def test_a_trial_measures_and_resumes(tmp_path: Path, function: str) -> None:
     measure = Measure(warmups=2, batches=6)
     here = Ranks(rank=0, size=1, device=torch.device("cpu"))
-    told = guarded.measure(request(job(), tmp_path, measure=measure), here)
+    one = Job("bert", load_model=f"trainer_jobs:{function}", trainer=True, model_args={"data": "caching"})
+    told = guarded.measure(request(one, tmp_path, measure=measure), here)
     assert told["guard"] == "exact"
     assert told["seconds_per_batch"] > 0
     assert told["batches"] == 6
@@ -150,8 +153,14 @@ def test_a_trial_measures_and_resumes(tmp_path: Path) -> None:
     [
         ({"data": "augmented"}, "draws random numbers"),
         ({"data": "stream", "max_steps": 4}, "has no length"),
-        ({"collator": "masking", "max_steps": 20}, "resumed, the Trainer's loss at step 3"),
+        (
+            {"collator": "masking", "max_steps": 20},
+            "data_collator.generator of the Trainer's data changes as",
+        ),
+        ({"data": "counting"}, "train_dataset.read of the Trainer's data changes as"),
+        ({"data": "counting globally"}, "trainer_jobs.COUNTS['read'] of the Trainer's data changes as"),
         ({"callback": "forgetful"}, "the callback Forgetful changes its 'seen'"),
+        ({"callback": "noting"}, "after step 4 state['heard'] is not what it was without the stop"),
         ({"train_sampling_strategy": "group_by_length"}, "in the order of a LengthGroupedSampler"),
         ({"dataloader_num_workers": 1, "dataloader_persistent_workers": True}, "can't be had: they go on"),
         ({"auto_find_batch_size": True}, "TrainingArguments(auto_find_batch_size=True) can't be had"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import torch
@@ -36,6 +37,43 @@ class Rows(Dataset):
         return {"input_ids": tokens, "labels": (self.tokens[index, 0] % 2)}
 
 
+COUNTS = {"read": 0}
+
+
+class Counting(Rows):
+    """Counts what is read of it, as an attribute or in a global variable."""
+
+    def __init__(self, rows: int, globally: bool = False) -> None:
+        super().__init__(rows)
+        self.globally, self.read = globally, 0
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if self.globally:
+            COUNTS["read"] += 1
+        else:
+            self.read += 1
+        return super().__getitem__(index)
+
+
+class Caching(Rows):
+    """Opens what it reads from with the first sample, keeps samples, and writes down when it read last."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.opened, self.kept = None, {}
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.opened = self.opened or object()
+        if index not in self.kept:
+            self.kept[index] = super().__getitem__(index)
+        return self.kept[index]
+
+
+class Clock(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.at = time.perf_counter()
+
+
 class Stream(IterableDataset):
     def __iter__(self) -> Any:
         return iter(Rows(24))
@@ -59,6 +97,13 @@ class Forgetful(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.seen.add(state.global_step)
+
+
+class Noting(TrainerCallback):
+    """Counts where nothing is kept."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.heard = getattr(state, "heard", 0) + 1
 
 
 class Weighing(Trainer):
@@ -91,6 +136,17 @@ def accuracy(found: Any) -> dict[str, float]:
     return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
 
 
+_CALLBACKS: dict[str, Any] = {"forgetful": Forgetful, "noting": Noting}
+_DATA: dict[str, Any] = {
+    "rows": lambda: Rows(22),
+    "augmented": lambda: Rows(22, augment=True),
+    "stream": Stream,
+    "counting": lambda: Counting(22),
+    "counting globally": lambda: Counting(22, globally=True),
+    "caching": lambda: Caching(22),
+}
+
+
 def trainer(
     data: str = "rows", collator: str = "", callback: str = "", patience: int = 0, **arguments: Any
 ) -> Trainer:
@@ -104,15 +160,61 @@ def trainer(
         "warmup_steps": 3,
     }
     given = {"use_cpu": True, "eval_strategy": "epoch", "save_strategy": "no", "logging_steps": 2}
-    callbacks: list[TrainerCallback] = [Forgetful()] if callback else []
+    callbacks: list[TrainerCallback] = [_CALLBACKS[callback]()] if callback else []
     if patience:
         callbacks.append(EarlyStoppingCallback(patience))
     return Trainer(
         model=model,
         args=TrainingArguments(**{**known, **given, **arguments}),
-        train_dataset={"rows": Rows(22), "augmented": Rows(22, augment=True), "stream": Stream()}[data],
+        train_dataset=_DATA[data](),
         eval_dataset=Rows(10),
         compute_metrics=accuracy,
         data_collator=Masking() if collator else None,
         callbacks=callbacks,
     )
+
+
+class Cutting(TrainerCallback):
+    """Ends an epoch, or training, after a step, counts epochs' begins, and halves the rates at each."""
+
+    def __init__(self, epoch_at: int = 0, all_at: int = 0) -> None:
+        self.epoch_at, self.all_at = epoch_at, all_at
+        self.begun = 0
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.begun += 1
+        kwargs["model"].config.hidden_dropout_prob = 0.1 * self.begun
+        kwargs["model"].dropout.p = 0.1 * self.begun
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_epoch_stop = state.global_step == self.epoch_at
+        control.should_training_stop = control.should_training_stop or state.global_step == self.all_at
+        if state.global_step == 4:
+            args.max_grad_norm = 0.01
+
+
+def cutting(epoch_at: int = 0, all_at: int = 0, **arguments: Any) -> Trainer:
+    made = trainer(**arguments)
+    made.add_callback(Cutting(epoch_at, all_at))
+    return made
+
+
+def counting_functions(**arguments: Any) -> Trainer:
+    """One whose schedule and whose loss count what they are called for, and write down the time."""
+    made = trainer(**arguments)
+    calls = {"loss": 0, "rate": 0}
+
+    def rate(step: int) -> float:
+        calls["rate"] += 1
+        return 1.0 if calls["rate"] < 5 else 0.1
+
+    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        calls["loss"] += 1
+        weight = 2.0 if calls["loss"] > 6 else 1.0
+        return weight * torch.nn.functional.cross_entropy(outputs.logits, labels)
+
+    optimizer = torch.optim.AdamW(made.model.parameters(), lr=1e-2)
+    made.optimizer, made.lr_scheduler = optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    made.compute_loss_func = loss
+    made.add_callback(Clock())
+    return made

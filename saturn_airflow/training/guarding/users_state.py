@@ -10,7 +10,7 @@ import copy
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -43,9 +43,10 @@ class UsersState:
     """Numbers, containers and small tensors in the modules that a job's code is in, as they are now.
 
     :param model: the job's; what it holds itself is not looked at.
+    :param beside: what else to look at.
     """
 
-    def __init__(self, job: Job, model: nn.Module) -> None:
+    def __init__(self, job: Job, model: nn.Module, beside: Sequence[Any] = ()) -> None:
         self._names = python_modules(job, model)
         self._generators: list[tuple[Any, Any]] = []
         self._containers: list[tuple[Any, Any]] = []
@@ -64,7 +65,8 @@ class UsersState:
         # Containers of modules are the model's; objects may be anybody's.
         held = (value for module in model.modules() for value in vars(module).values())
         waiting = [value for value in held if type(value).__module__ in self._names]
-        self._look([*waiting, *(function for _, function in functions_of(model))], seen, modules)
+        functions = (function for _, function in functions_of(model))
+        self._look([*waiting, *functions, *beside], seen, modules)
 
     def _look(self, waiting: list[Any], seen: set[int], modules: set[int]) -> None:
         """Look at all that can be reached from ``waiting`` and was not ``seen``.

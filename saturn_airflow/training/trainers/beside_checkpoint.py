@@ -20,7 +20,8 @@ from saturn_airflow.training.trainers.trainer_attributes import TrainerAttribute
 
 class StateBesideCheckpoint:
     """Attributes of the trainer, its model and optimizer, buffers that are not persistent, which parameters
-    are trained, and global variables of the job's code; made when training begins, after callbacks' begin.
+    are trained, and global variables and functions of the job's code; made when training begins, after
+    callbacks' begin.
     """
 
     def __init__(self, trainer: Trainer, job: Job, device: torch.device) -> None:
@@ -31,7 +32,7 @@ class StateBesideCheckpoint:
         self._trainer = TrainerAttributes(trainer)
         self._attributes = ModelAttributes(model, device)
         self._optimizer = OwnState(getattr(optimizer, "optimizer", optimizer))
-        self._globals = JobGlobals(job, model)
+        self._globals = JobGlobals(job, model, _functions_of(trainer))
         self._trained = self._are_trained()
         self._buffers = {name: buffer.clone() for name, buffer in self._others().items()}
 
@@ -82,3 +83,15 @@ class StateBesideCheckpoint:
             for key in sorted(module._non_persistent_buffers_set)
             if (buffer := module._buffers.get(key)) is not None
         }
+
+
+def _functions_of(trainer: Trainer) -> dict[str, Any]:
+    """What of the job's own a trainer calls, by its name there."""
+    names = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
+    found = {name: getattr(trainer, name) for name in names}
+    waiting: list[Any] = [trainer.lr_scheduler]
+    for number, scheduler in enumerate(waiting):
+        waiting += getattr(scheduler, "_schedulers", ())
+        for group, function in enumerate(getattr(scheduler, "lr_lambdas", ())):
+            found[f"lr_scheduler[{number}].lr_lambdas[{group}]"] = function
+    return {name: function for name, function in found.items() if function is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from saturn_airflow.launch import handed_over
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import rng
+from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.loading import made
+from saturn_airflow.training.trainers import seen_state
 
 #: Arguments that can't be had, by what to do instead.
 _REFUSED = {
@@ -34,16 +35,6 @@ _REFUSED = {
     "ignore_data_skip": "a resumed training would see other batches",
     "push_to_hub": "each of its trainings would push; push the finished model from a task behind the sweep",
     "save_only_model": "nothing could be resumed",
-}
-#: Arguments that say where and when files are written, which is no part of what is trained.
-_DECIDED = {
-    "output_dir",
-    "logging_dir",
-    "save_total_limit",
-    "report_to",
-    "disable_tqdm",
-    "run_name",
-    "eval_on_start",
 }
 # Samples that a collator is tried on.
 _SAMPLES = 8
@@ -75,15 +66,8 @@ def build(job: Job, folder: Path) -> Trainer:
         if ours or type(callback) in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
     with rng_unchanged(), of_the_job("the Trainer's data"):
-        _check_data(trainer)
+        _check_data(job, trainer)
     return trainer
-
-
-def arguments(trainer: Trainer) -> dict[str, str]:
-    """What the trainer was told that decides its result, as text."""
-    args: Any = trainer.args
-    told: Mapping[str, Any] = args.to_dict()
-    return {name: handed_over.hidden(repr(value)) for name, value in told.items() if name not in _DECIDED}
 
 
 def batches_per_epoch(trainer: Trainer, batches: int) -> int:
@@ -91,7 +75,7 @@ def batches_per_epoch(trainer: Trainer, batches: int) -> int:
     return max(1, -(-batches // trainer.args.gradient_accumulation_steps))
 
 
-def _check_data(trainer: Trainer) -> None:
+def _check_data(job: Job, trainer: Trainer) -> None:
     data: Any = trainer.train_dataset
     if data is None or isinstance(data, IterableDataset):
         raise JobError(
@@ -106,15 +90,33 @@ def _check_data(trainer: Trainer) -> None:
             "would draw anew; train_sampling_strategy 'random' or 'sequential' and use_seedable_sampler=True "
             "can be had"
         )
-    before, collate = _states(), loader.collate_fn
-    with contextlib.suppress(Exception):  # one that can't be copied may count what it is called for
-        collate = copy.deepcopy(collate)
-    collate([loader.dataset[index] for index in range(min(_SAMPLES, len(loader.dataset)))])
+    _check_samples(job, trainer, loader)
+
+
+def _check_samples(job: Job, trainer: Trainer, loader: Any) -> None:
+    """Try some samples, and leave the data as they were."""
+    before, collate, collator = _states(), loader.collate_fn, trainer.data_collator
+    with contextlib.suppress(Exception):  # one of a library's may count what it is called for
+        collate, collator = copy.deepcopy((collate, collator))
+    model: Any = trainer.model
+    remembered = UsersState(job, model, beside=[trainer.train_dataset, loader.collate_fn])
+    for _ in range(2):  # what is opened or kept with the first samples is there for the second
+        seen = seen_state.of_data(trainer, job, collator)
+        collate([loader.dataset[index] for index in range(min(_SAMPLES, len(loader.dataset)))])
+    changed = seen_state.differing(seen, seen_state.of_data(trainer, job, collator))
+    with contextlib.suppress(JobError):  # what is too large to be put back is no counter
+        remembered.restore()
     if not all(map(_same, before, _states())):
         raise JobError(
             "the Trainer's dataset or data_collator draws random numbers, which a resumed Trainer draws "
             "differently; draw them once, when the dataset is made, or give the model and a load_dataloader "
             "to a plain Job, whose samples have random numbers of their own"
+        )
+    if changed:
+        raise JobError(
+            f"{', '.join(changed[:3])} of the Trainer's data changes as samples are read, of which a resumed "
+            "Trainer reads fewer or others; have samples depend on their index alone, or give the "
+            "model and a load_dataloader to a plain Job"
         )
 
 

@@ -52,6 +52,7 @@ class ReportingCallback(TrainerCallback):
             # After callbacks that begin anew.
             training.remembered.set(facts["callbacks"])
             training.beside.set(facts.get("beside", {}))
+            training.arguments.set(facts.get("changed_arguments", {}))
             training.epoch_losses = list(facts["epoch_losses"])
             training.metrics.update(facts["metrics"])
             training.own_metrics = dict(facts["own_metrics"])
@@ -59,9 +60,14 @@ class ReportingCallback(TrainerCallback):
         self._saved_step = state.global_step
         self._since = self._saved_at = time.perf_counter()
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See the class."""
+        self._training.epochs.begin_epoch()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """See the class."""
         training = self._training
+        training.epochs.step_to(state.epoch)
         self._between = False
         loss = float(torch.stack(self._parts).sum())
         self._parts.clear()
@@ -76,7 +82,7 @@ class ReportingCallback(TrainerCallback):
             # Nothing is kept of a trial but what it compares.
             control.should_evaluate = False
             control.should_save = state.global_step == training.save_at
-            self._save = control.should_save and self._ends_epoch(state)
+            self._save = control.should_save and training.epochs.ends(control)
             if self._end and not control.should_save:
                 raise EndTraining
             return
@@ -86,7 +92,7 @@ class ReportingCallback(TrainerCallback):
             return
         if self._save_due(state.global_step, now) or self._end:
             # After an epoch's last step its evaluation is still to come.
-            self._save = self._ends_epoch(state)
+            self._save = training.epochs.ends(control)
             control.should_save = control.should_save or not self._save
         if state.global_step >= state.max_steps:
             self._save = self._end = False
@@ -110,19 +116,20 @@ class ReportingCallback(TrainerCallback):
         training, path = self._training, Path(args.output_dir) / f"checkpoint-{state.global_step}"
         began = self._since
         self._since = self._saved_at = time.perf_counter()
-        if self._ends_epoch(state) and not self._between:
-            return  # to go on from here would leave out the epoch's end
-        whole_checkpoints.write_manifest(path, training.facts())
+        if training.epochs.ends(control) and not self._between:
+            # To go on from here would leave out the epoch's end, whose checkpoint follows.
+            self._save = self._save or control.should_epoch_stop
+            return
+        position = training.epochs.position(state.global_step, control, between=self._between)
+        facts = training.facts() | ({} if position is None else {"position": position})
+        whole_checkpoints.write_manifest(path, facts)
         self._saved_step = state.global_step
         if training.keeps:
             seconds = time.perf_counter() - began
             training.ranks.emit("checkpoint", step=state.global_step, path=str(path), seconds=seconds)
         self._since = time.perf_counter()
-        if self._end:
+        if self._end and not control.should_training_stop:
             raise EndTraining
-
-    def _ends_epoch(self, state: Any) -> bool:
-        return bool(state.epoch == math.floor(state.epoch))
 
     def _save_due(self, step: int, now: float) -> bool:
         request = self._training.request

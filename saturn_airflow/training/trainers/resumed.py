@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import tempfile
 import time
@@ -11,7 +13,10 @@ from typing import Any
 
 from saturn_airflow.launch.request import ChangesResultError, Measure, TrainRequest
 from saturn_airflow.model import guards
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.trainers.seen_state import differing
 from saturn_airflow.training.trainers.training import TrainerTraining
 
 #: The step that is saved, and the last that is compared.
@@ -27,10 +32,11 @@ def measure(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     :raises ChangesResultError: when they are others.
     """
     with tempfile.TemporaryDirectory(prefix="saturn-trainer-") as folder:
-        whole = TrainerTraining(request, ranks, Path(folder), save_at=_SAVED)
+        whole = TrainerTraining(request, ranks, Path(folder), save_at=_SAVED, look_until=_LAST)
+        code = _code_of(whole)
         result = whole.run()
         began = time.perf_counter()
-        verdict = _compare(whole.losses, request, ranks, Path(folder))
+        verdict = _compare(whole, code, request, ranks, Path(folder))
         return {**result, "guard": verdict, "guard_seconds": time.perf_counter() - began}
 
 
@@ -38,26 +44,57 @@ def check(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     """Only compare; see :func:`measure`."""
     request, began = replace(request, measure=Measure()), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="saturn-trainer-") as folder:
-        whole = TrainerTraining(request, ranks, Path(folder), stop_at=_LAST, save_at=_SAVED)
+        whole = TrainerTraining(request, ranks, Path(folder), _LAST, _SAVED, _LAST)
+        code = _code_of(whole)
         whole.run()
-        verdict = _compare(whole.losses, request, ranks, Path(folder))
+        verdict = _compare(whole, code, request, ranks, Path(folder))
     return {"guard": verdict, "guard_seconds": time.perf_counter() - began}
 
 
-def _compare(losses: list[float], request: TrainRequest, ranks: Ranks, folder: Path) -> str:
-    expected = losses[_SAVED:_LAST]
+def _code_of(training: TrainerTraining) -> UsersState:
+    """What the job's code remembers before training, which resumes in a process of its own."""
+    model: Any = training.trainer.model
+    return UsersState(training.job, model)
+
+
+def _compare(
+    whole: TrainerTraining, code: UsersState, request: TrainRequest, ranks: Ranks, folder: Path
+) -> str:
+    expected = whole.losses[_SAVED:_LAST]
     if not expected:
-        return f"{guards.NOT_CHECKED}: it has {len(losses)} steps, too few to be stopped between them"
-    silent = replace(ranks, _emit=lambda event: None)
-    resumed = TrainerTraining(request, silent, folder, stop_at=_SAVED + len(expected))
-    resumed.run()
-    tolerance = _TOLERANCE if ranks.device.type == "cuda" else 0.0
-    for number, (before, now) in enumerate(zip(expected, resumed.losses, strict=True), _SAVED + 1):
-        if not math.isclose(before, now, rel_tol=tolerance):
+        return f"{guards.NOT_CHECKED}: it has {len(whole.losses)} steps, too few to be stopped between them"
+    silent, last = replace(ranks, _emit=lambda event: None), _SAVED + len(expected)
+
+    def again(folder: Path) -> TrainerTraining:
+        with contextlib.suppress(JobError):  # what is too large to be put back
+            code.restore()
+        training = TrainerTraining(request, silent, folder, stop_at=last, look_until=last)
+        training.run()
+        return training
+
+    resumed = again(folder)
+    _refuse_other_losses(expected, resumed.losses, _TOLERANCE if ranks.device.type == "cuda" else 0.0)
+    if lost := differing(whole.seen[last], resumed.seen[last]):
+        # Such as a time of day: it differs each time, stopped or not.
+        with tempfile.TemporaryDirectory(prefix="saturn-trainer-") as other:
+            unstopped = again(Path(other)).seen[last]
+        lost = sorted(set(lost) - set(differing(whole.seen[last], unstopped)))
+    if lost:
+        raise ChangesResultError(
+            f"stopped after step {_SAVED} and resumed, after step {last} {', '.join(lost[:3])} is not what "
+            "it was without the stop: no checkpoint of the Trainer has it. Keep it in a buffer of the model, "
+            "or as a number or list that is an attribute of a callback or of the Trainer's class"
+        )
+    return guards.EXACT
+
+
+def _refuse_other_losses(expected: list[float], resumed: list[float], tolerance: float) -> None:
+    for number, (before, now) in enumerate(itertools.zip_longest(expected, resumed), _SAVED + 1):
+        if before is None or now is None or not math.isclose(before, now, rel_tol=tolerance):
+            was, is_now = ("none" if loss is None else f"{loss:.9g}" for loss in (before, now))
             raise ChangesResultError(
-                f"stopped after step {_SAVED} and resumed, the Trainer's loss at step {number} is {now:.9g}, "
-                f"and {before:.9g} where it was not stopped: something that it draws or counts is not in its "
+                f"stopped after step {_SAVED} and resumed, the Trainer's loss at step {number} is {is_now}, "
+                f"and {was} where it was not stopped: something that it draws or counts is not in its "
                 "checkpoint (a data_collator or a dataset with random numbers of its own, an attribute of "
                 "the Trainer or the model); draw it once when the dataset is made, or keep it in a buffer"
             )
-    return guards.EXACT

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dis
+import functools
 import itertools
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -25,11 +26,11 @@ class TrainerAttributes:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._library = _set_by_libraries(type(trainer))
         model: nn.Module = trainer.model  # type: ignore[assignment]
         tensors = itertools.chain(model.parameters(), model.buffers())
         self._known = {id(tensor) for tensor in tensors} | {id(module) for module in model.modules()}
-        self._known |= {id(value) for name, value in vars(trainer).items() if name in self._library}
+        own = own_attributes(trainer)
+        self._known |= {id(value) for name, value in vars(trainer).items() if name not in own}
         self._known.add(id(getattr(trainer.optimizer, "optimizer", None)))
         self._given = {name: self._summary(value) for name, value in self._own().items()}
 
@@ -58,7 +59,7 @@ class TrainerAttributes:
             setattr(self._trainer, name, plain_values.restored(vars(self._trainer).get(name), value))
 
     def _own(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self._trainer).items() if name not in self._library}
+        return own_attributes(self._trainer)
 
     def _summary(self, value: Any) -> Any:
         """What is another if ``value`` has changed."""
@@ -91,9 +92,21 @@ class TrainerAttributes:
         return [type(value).__name__, len(parts), seen]
 
 
-def _set_by_libraries(kind: type) -> set[str]:
+def own_attributes(trainer: Trainer) -> dict[str, Any]:
+    """The attributes that are not transformers' own."""
+    kind: Any = type(trainer)
+    library = _set_by_libraries(kind)
+    return {name: value for name, value in vars(trainer).items() if name not in library}
+
+
+@functools.cache
+def _set_by_libraries(kind: Hashable) -> set[str]:
     """The names of attributes that the code of libraries, such as transformers and trl, assigns."""
-    return {"training_step", *itertools.chain.from_iterable(map(_assigned, _functions(kind)))}
+    return {
+        "training_step",
+        "_init_training_state",
+        *itertools.chain.from_iterable(map(_assigned, _functions(cast(type, kind)))),
+    }
 
 
 def _functions(kind: type) -> Iterator[types.CodeType]:

@@ -14,9 +14,12 @@ from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.training import timing
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.trainers import seen_state
 from saturn_airflow.training.trainers.beside_checkpoint import StateBesideCheckpoint
-from saturn_airflow.training.trainers.building import arguments, batches_per_epoch, build, leave_process_group
+from saturn_airflow.training.trainers.building import batches_per_epoch, build, leave_process_group
 from saturn_airflow.training.trainers.callback_state import CallbackState
+from saturn_airflow.training.trainers.changed_arguments import ChangedArguments
+from saturn_airflow.training.trainers.trained_epochs import TrainedEpochs
 
 #: Batches that are slower than those after them.
 _WARMUPS = 2
@@ -29,6 +32,7 @@ class TrainerProgress:
     :param folder: where the trainer writes its checkpoints, and finds one to go on from.
     :param stop_at: the step to end at, which a trial's comparison sets.
     :param save_at: the step to save a checkpoint at in a trial.
+    :param look_until: the last step after which a trial looks at what is remembered.
     :raises JobError: when the trainer can't be trained exactly.
     """
 
@@ -39,6 +43,7 @@ class TrainerProgress:
         folder: Path,
         stop_at: int | None = None,
         save_at: int | None = None,
+        look_until: int = 0,
     ) -> None:
         self.started = time.perf_counter()
         job_log.set_up(heard=request.measure is None)
@@ -50,6 +55,8 @@ class TrainerProgress:
         self.stop_at, self.save_at = stop_at, save_at
         self.trainer = trainer = build(self.job, folder)
         self.remembered = CallbackState(trainer.callback_handler.callbacks)
+        self.arguments = ChangedArguments(trainer.args)
+        self.epochs = TrainedEpochs(trainer)
         self.definition = request.definition or Definition.of(self.job).to_dict()
         self.step = self.first_step = 0
         self.total: int | None = None
@@ -62,6 +69,9 @@ class TrainerProgress:
         self.setup_seconds = 0.0
         self.evaluation_seconds = 0.0
         self.ended = ""
+        self.look_until = look_until
+        #: What is remembered after each of the first steps.
+        self.seen: dict[int, seen_state.Seen] = {}
         self.warned_of: set[str] = set()
 
     @property
@@ -85,7 +95,8 @@ class TrainerProgress:
             **({"beside": beside} if beside else {}),
             "step": self.step,
             "definition": self.definition,
-            "arguments": arguments(self.trainer),
+            "arguments": self.arguments.given,
+            **({"changed_arguments": changed} if (changed := self.arguments.values()) else {}),
             "callbacks": self.remembered.values(),
             "epoch_losses": self.epoch_losses,
             "metrics": self.metrics,
@@ -98,6 +109,7 @@ class TrainerProgress:
         self.step = self.first_step = step
         self.beside = StateBesideCheckpoint(self.trainer, self.job, self.ranks.device)
         self.total, self.per_epoch = total, batches_per_epoch(self.trainer, batches)
+        self.epochs.begin(step, self.per_epoch, batches)
         self.setup_seconds = time.perf_counter() - self.started
         self.ranks.emit(
             "start", step=step, total_batches=total, batches_per_epoch=self.per_epoch, checkpoint=None
@@ -132,6 +144,8 @@ class TrainerProgress:
             eta_seconds=left,
         )
         job_log.at(step + 1)
+        if step <= self.look_until:
+            self.seen[step] = seen_state.of_trainer(self.trainer, self.job)
 
     def evaluated(self, epoch: int, found: dict[str, float]) -> None:
         """Hear of an evaluation."""

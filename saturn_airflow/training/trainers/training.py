@@ -17,7 +17,7 @@ from saturn_airflow.training import timing
 from saturn_airflow.training.exports import export_trained
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.trainers import whole_checkpoints
-from saturn_airflow.training.trainers.building import arguments, rng_unchanged
+from saturn_airflow.training.trainers.building import rng_unchanged
 from saturn_airflow.training.trainers.reporting_callback import EndTraining, ReportingCallback
 from saturn_airflow.training.trainers.trainer_progress import TrainerProgress
 
@@ -55,12 +55,14 @@ class TrainerTraining(TrainerProgress):
         self.trainer.args.eval_on_start = False
         before, now = Definition.from_dict(facts["definition"]), Definition.from_dict(self.definition)
         changes = [*map(str, before.changes(now))] if self.request.goes_on_from is None else []
-        changes += whole_checkpoints.changes(facts["arguments"], arguments(self.trainer))
+        changes += whole_checkpoints.changes(facts["arguments"], self.arguments.given)
         if changes:
             raise JobError(
                 f"{path} belongs to another training ({'; '.join(changes[:5])}): start the job from scratch "
                 "(saturn restart), or undo the change"
             )
+        if (position := facts.get("position")) is not None:
+            self.epochs.go_on(position, only_more=self.request.goes_on_from is not None)
 
     def _measure_evaluation(self) -> None:
         trainer, args = self.trainer, self.trainer.args

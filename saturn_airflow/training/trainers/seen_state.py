@@ -1,0 +1,148 @@
+"""What can be seen of what a ``Trainer`` and a job's code remember, to be compared with another time.
+
+A checkpoint holds some of it; what it does not hold is another after training was stopped and resumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, Sampler
+from transformers import Trainer
+from transformers.data.data_collator import DataCollatorMixin
+
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.functions import FUNCTIONS, places_in
+from saturn_airflow.training.guarding.users_state import python_modules
+from saturn_airflow.training.optim import own_classes, plain_values
+from saturn_airflow.training.trainers.trainer_attributes import own_attributes
+
+#: By where it is, what is another once it has changed.
+Seen = dict[str, Any]
+
+_DEEP = 6  # attributes of attributes of ...
+_ITEMS = 64  # of a container that are looked at
+_NUMBERS = 2**20  # of a tensor or array; larger ones are data
+_LIBRARIES = (
+    Dataset,
+    DataCollatorMixin,
+    Sampler,
+    LRScheduler,
+)  # whose attributes are looked at, if they are not the job's own
+
+
+def of_data(trainer: Trainer, job: Job, collator: Any) -> Seen:
+    """What the data of ``trainer`` and a collator remember, and what is global in the job's code."""
+    data = {"train_dataset": trainer.train_dataset, "data_collator": collator}
+    return _seen({**data, **_globals_of(trainer, job)}, trainer)
+
+
+def of_trainer(trainer: Trainer, job: Job) -> Seen:
+    """What ``trainer``, its callbacks, data, optimizer and schedule remember, its arguments, and what is
+    global in the job's code."""
+    optimizer: Any = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    roots = {
+        "train_dataset": trainer.train_dataset,
+        "data_collator": trainer.data_collator,
+        "compute_loss_func": trainer.compute_loss_func,
+        "lr_scheduler": getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler),
+        "optimizer": _attributes_of(optimizer),
+        "args": vars(trainer.args),
+        **{name: _added_to(getattr(trainer, name)) for name in ("state", "control")},
+        **{type(one).__name__: one for one in trainer.callback_handler.callbacks},
+        type(trainer).__name__: own_attributes(trainer),
+        **_globals_of(trainer, job),
+    }
+    return _seen(roots, trainer)
+
+
+def differing(before: Seen, now: Seen) -> list[str]:
+    """Where both say something, and not the same: what one lacks may be what is kept to save time."""
+    return [where for where, value in before.items() if where in now and now[where] != value]
+
+
+def _added_to(value: Any) -> dict[str, Any]:
+    """The attributes of a dataclass's object that are none of its fields."""
+    fields = {field.name for field in dataclasses.fields(value)}
+    return {name: part for name, part in vars(value).items() if name not in fields}
+
+
+def _globals_of(trainer: Trainer, job: Job) -> dict[str, Any]:
+    model: Any = trainer.model
+    found: dict[str, Any] = {}
+    for module in sorted(python_modules(job, model)):
+        for name, value in list(vars(sys.modules[module]).items()):
+            if isinstance(value, type) and value.__module__ == module:
+                own = vars(value).items()
+                found |= {f"{module}.{name}.{key}": part for key, part in own if not key.startswith("__")}
+            elif not name.startswith("__"):
+                found[f"{module}.{name}"] = value
+    return found
+
+
+def _seen(roots: Mapping[str, Any], trainer: Trainer) -> Seen:
+    model: Any = trainer.model
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    visited = {id(part) for part in (trainer, *model.modules(), *tensors)}
+    return {where: found for name, root in roots.items() for where, found in _in(name, root, visited, _DEEP)}
+
+
+def _in(where: str, value: Any, visited: set[int], deep: int) -> Iterator[tuple[str, Any]]:
+    if type(value) in (bool, int, float, str):
+        yield where, value
+        return
+    if value is None or id(value) in visited or deep < 0:
+        return  # what is None may be made when it is first needed
+    visited.add(id(value))
+    if plain_values.generator_state(value) is not None:
+        yield where, plain_values.try_encode(value)
+    elif isinstance(value, torch.Tensor | np.ndarray):
+        if (value.numel() if isinstance(value, torch.Tensor) else value.size) <= _NUMBERS:
+            yield where, _digest(value)
+    elif isinstance(value, FUNCTIONS):
+        for path, place in places_in(where, value, set()):
+            if not isinstance(place.value, FUNCTIONS):
+                yield from _in(path, place.value, visited, deep - 1)
+    elif isinstance(value, Mapping):
+        for key, part in itertools.islice(value.items(), _ITEMS):
+            yield from _in(f"{where}[{key!r}]", part, visited, deep - 1)
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        yield f"the length of {where}", len(value)
+        items = () if isinstance(value, set | frozenset) else itertools.islice(value, _ITEMS)
+        for number, part in enumerate(items):
+            yield from _in(f"{where}[{number}]", part, visited, deep - 1)
+    elif isinstance(value, nn.Module):
+        for name, part in itertools.chain(value.named_parameters(), value.named_buffers()):
+            yield from _in(f"{where}.{name}", part, visited, deep)
+    else:
+        for name, part in _attributes_of(value).items():
+            yield from _in(f"{where}.{name}", part, visited, deep - 1)
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, Optimizer):
+        own = vars(value) if own_classes.is_own(type(value).__module__) else {}
+        return {name: part for name, part in own.items() if name not in ("state", "param_groups")}
+    if (fields := own_classes.fields_of(value)) is not None:
+        return fields
+    known = isinstance(value, _LIBRARIES) or own_classes.is_own(type(value).__module__)
+    return dict(vars(value)) if known and hasattr(value, "__dict__") else {}
+
+
+def _digest(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            return str(value.layout)
+        value = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return hashlib.sha1(np.ascontiguousarray(value).tobytes()).hexdigest()
