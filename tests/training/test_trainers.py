@@ -93,8 +93,10 @@ def evaluations(told: Told) -> list[float]:
         {},
         {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 3},
         {"load_best_model_at_end": True, "save_strategy": "epoch", "patience": 1, "learning_rate": 0.1},
+        {"data": "augmented"},
+        {"data": "augmented", "gradient_accumulation_steps": 2},
     ],
-    ids=["epochs", "accumulating", "best"],
+    ids=["epochs", "accumulating", "best", "augmented", "augmented and accumulating"],
 )
 def test_trains_as_the_trainer_alone_killed_or_not(tmp_path: Path, model_args: dict[str, Any]) -> None:
     losses, model, expected = alone(tmp_path / "alone", **model_args)
@@ -151,7 +153,7 @@ def test_a_trial_measures_and_resumes(tmp_path: Path, function: str) -> None:
 @pytest.mark.parametrize(
     ("model_args", "says"),
     [
-        ({"data": "augmented"}, "draws random numbers"),
+        ({"data": "augmented", "dataloader_num_workers": 1}, "set dataloader_num_workers=0"),
         ({"data": "stream", "max_steps": 4}, "has no length"),
         (
             {"collator": "masking", "max_steps": 20},

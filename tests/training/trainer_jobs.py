@@ -6,6 +6,7 @@ import random
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 from transformers import (
@@ -34,6 +35,8 @@ class Rows(Dataset):
         tokens = self.tokens[index]
         if self.augment and random.random() < 0.5:
             tokens = tokens.flip(0)
+        if self.augment:
+            tokens = tokens.where(torch.rand(8) < 0.8, torch.from_numpy(np.random.randint(0, 32, 8)))
         return {"input_ids": tokens, "labels": (self.tokens[index, 0] % 2)}
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import IterableDataset, SequentialSampler
@@ -25,6 +23,7 @@ from saturn_airflow.training import rng
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.loading import made
 from saturn_airflow.training.trainers import seen_state
+from saturn_airflow.training.trainers.fetch_randomness import can_be_followed, set_states, states
 
 #: Arguments that can't be had, by what to do instead.
 _REFUSED = {
@@ -95,7 +94,7 @@ def _check_data(job: Job, trainer: Trainer) -> None:
 
 def _check_samples(job: Job, trainer: Trainer, loader: Any) -> None:
     """Try some samples, and leave the data as they were."""
-    before, collate, collator = _states(), loader.collate_fn, trainer.data_collator
+    before, collate, collator = states(), loader.collate_fn, trainer.data_collator
     with contextlib.suppress(Exception):  # one of a library's may count what it is called for
         collate, collator = copy.deepcopy((collate, collator))
     model: Any = trainer.model
@@ -106,43 +105,35 @@ def _check_samples(job: Job, trainer: Trainer, loader: Any) -> None:
     changed = seen_state.differing(seen, seen_state.of_data(trainer, job, collator))
     with contextlib.suppress(JobError):  # what is too large to be put back is no counter
         remembered.restore()
-    if not all(map(_same, before, _states())):
+    if not _same(before, states()) and not can_be_followed(loader):
         raise JobError(
-            "the Trainer's dataset or data_collator draws random numbers, which a resumed Trainer draws "
-            "differently; draw them once, when the dataset is made, or give the model and a load_dataloader "
-            "to a plain Job, whose samples have random numbers of their own"
+            "the Trainer's dataset or data_collator draws random numbers in processes of its own, which a "
+            "resumed Trainer would draw anew; set dataloader_num_workers=0, or give the model and a "
+            "load_dataloader to a plain Job, whose samples have random numbers of their own"
         )
     if changed:
         raise JobError(
             f"{', '.join(changed[:3])} of the Trainer's data changes as samples are read, of which a resumed "
-            "Trainer reads fewer or others; have samples depend on their index alone, or give the "
-            "model and a load_dataloader to a plain Job"
+            "Trainer reads fewer or others; have samples depend on their index alone and draw from the "
+            "global generators of torch, numpy or Python, or give the model and a load_dataloader to a plain "
+            "Job"
         )
 
 
-def _states() -> tuple[Any, ...]:
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return torch.random.get_rng_state(), keys, [kind, *rest], random.getstate()
-
-
 def _same(one: Any, other: Any) -> bool:
-    return bool(np.array_equal(one, other)) if not isinstance(one, tuple | list) else one == other
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(np.array_equal(one, other))
 
 
 @contextmanager
 def rng_unchanged() -> Iterator[None]:
     """Around what must not move the random numbers of the training."""
-    torch_state, numpy_state, python_state = (
-        torch.random.get_rng_state(),
-        np.random.get_state(),
-        random.getstate(),
-    )
+    before = states()
     try:
         yield
     finally:
-        torch.random.set_rng_state(torch_state)
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
+        set_states(before)
 
 
 def leave_process_group() -> None:

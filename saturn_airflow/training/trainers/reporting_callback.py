@@ -121,8 +121,10 @@ class ReportingCallback(TrainerCallback):
             self._save = self._save or control.should_epoch_stop
             return
         position = training.epochs.position(state.global_step, control, between=self._between)
-        facts = training.facts() | ({} if position is None else {"position": position})
-        whole_checkpoints.write_manifest(path, facts)
+        fetched = None if self._between else training.fetches.value()
+        known = {"position": position, "fetched": fetched}
+        facts = {name: value for name, value in known.items() if value is not None}
+        whole_checkpoints.write_manifest(path, training.facts() | facts)
         self._saved_step = state.global_step
         if training.keeps:
             seconds = time.perf_counter() - began

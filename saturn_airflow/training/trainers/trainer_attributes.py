@@ -17,6 +17,8 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.model_attributes import is_plain
 from saturn_airflow.training.optim import own_classes, plain_values
 
+# What is put in the place of methods.
+_SET_HERE = ("training_step", "get_train_dataloader", "_init_training_state", "_load_rng_state")
 _DEEP = 4  # attributes of attributes of ... that are looked at where nothing can be kept
 _LOOKED_AT = 64  # items of a container there
 
@@ -102,11 +104,8 @@ def own_attributes(trainer: Trainer) -> dict[str, Any]:
 @functools.cache
 def _set_by_libraries(kind: Hashable) -> set[str]:
     """The names of attributes that the code of libraries, such as transformers and trl, assigns."""
-    return {
-        "training_step",
-        "_init_training_state",
-        *itertools.chain.from_iterable(map(_assigned, _functions(cast(type, kind)))),
-    }
+    assigned = map(_assigned, _functions(cast(type, kind)))
+    return {*_SET_HERE, *itertools.chain.from_iterable(assigned)}
 
 
 def _functions(kind: type) -> Iterator[types.CodeType]:

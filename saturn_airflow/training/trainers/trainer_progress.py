@@ -19,6 +19,7 @@ from saturn_airflow.training.trainers.beside_checkpoint import StateBesideCheckp
 from saturn_airflow.training.trainers.building import batches_per_epoch, build, leave_process_group
 from saturn_airflow.training.trainers.callback_state import CallbackState
 from saturn_airflow.training.trainers.changed_arguments import ChangedArguments
+from saturn_airflow.training.trainers.fetch_randomness import FetchRandomness
 from saturn_airflow.training.trainers.trained_epochs import TrainedEpochs
 
 #: Batches that are slower than those after them.
@@ -57,6 +58,7 @@ class TrainerProgress:
         self.remembered = CallbackState(trainer.callback_handler.callbacks)
         self.arguments = ChangedArguments(trainer.args)
         self.epochs = TrainedEpochs(trainer)
+        self.fetches = FetchRandomness(trainer)
         self.definition = request.definition or Definition.of(self.job).to_dict()
         self.step = self.first_step = 0
         self.total: int | None = None
