@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import itertools
 import json
 import logging
@@ -296,11 +297,17 @@ def all_of(folder: str | Path) -> list[Run]:
     return [Run(path) for path in sorted((Path(folder) / "runs").glob("*")) if (path / "alive").exists()]
 
 
+@functools.cache
+def _say_kept_back(names: tuple[str, ...]) -> None:
+    """Say once in each process which variables jobs don't get: a trial starts many runs."""
+    if names:
+        log.warning("%s", environment.told(list(names)))
+
+
 def _start(spec: RunSpec, folder: Path, handed: HandedOver) -> Run:
     folders = [*spec.technique_folders, os.environ.get(TECHNIQUES_VARIABLE, "")]
     passed, kept_back = environment.for_users_code(os.environ)
-    if kept_back:
-        log.warning("%s", environment.told(kept_back))
+    _say_kept_back(tuple(kept_back))
     variables = passed | {
         "PYTHONUNBUFFERED": "1",
         TECHNIQUES_VARIABLE: os.pathsep.join(filter(None, folders)),

@@ -330,8 +330,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         run.read_on()
         live = live_of(context["ti"], self.entry, run.spec.folder)
         budgets = self._budgets(context)
-        ti = context["ti"]
-        waits = LeaseWait({"dag_id": ti.dag_id, "node": self.entry.node})
+        waits = LeaseWait({"dag_id": context["ti"].dag_id, "node": self.entry.node})
         progress_log = ProgressLog(self.log, self.entry.node)
         printed = OutputReader(run.log, progress_log.job_prints)
 
@@ -361,8 +360,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
     def _budgets(self, context: Context) -> CheckpointBudgets:
         folder = SweepContext.of(context, self.settings.group).folder
-        own = self.settings.checkpoints_budget
-        return CheckpointBudgets(folder, own, self.log.info, self.log.warning)
+        return CheckpointBudgets(folder, self.settings.checkpoints_budget, self.log.info, self.log.warning)
 
     def _mlflow(self, context: Context) -> JobRun:
         from saturn_airflow import tracking
@@ -372,8 +370,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             sweep = SweepContext.of(context, self.settings.group)
             entry, job = self.entry, self.entry.job
             parent = pull_from_trials(context, self.settings.trials_task, "sweep")
-            params = tracking.job_params(
-                job, technique=entry.technique, devices=entry.devices, node=entry.node
+            params = hide_secrets(
+                tracking.job_params(job, technique=entry.technique, devices=entry.devices, node=entry.node)
             )
             folder, uri = sweep.job_folder(job.name), mlflow_uri(self.settings.mlflow_conn_id)
             tags = sweep.tags(context) | tracking.job_tags(job)
@@ -381,7 +379,6 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
                 tags |= {"saturn.definition": self._decided.definition.hash}
             number = restarting.number(folder)
             tracking.go_on(uri, parent, sweep.folder, patience=1.0)
-            params = hide_secrets(params)
             self._job_run = tracking.open_job(uri, parent, job.name, params, tags, folder, number)
         return self._job_run
 
@@ -444,9 +441,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         self.mlflow_url = job_run.url
         uri = job_run.log_model_folder(outcome.model) if outcome.model else None
         hours = held * planned.devices / 3600
-        job_run.log_metrics(
-            {"planned_seconds": planned.planned_seconds, "actual_seconds": held, "gpu_hours": hours}
-        )
+        found = {"planned_seconds": planned.planned_seconds, "actual_seconds": held, "gpu_hours": hours}
+        job_run.log_metrics(found)
         if goes_on:
             job_run.leave()
         else:

@@ -103,6 +103,7 @@ class BlockStream:
         if odd := [(p, g.to(p.device)) for p, g in there if not is_plain(g)]:
             self._add_later([p for p, _ in odd], [g for _, g in odd], None)
         if self._step_on is not None:
+            # A block that is called several times has all of its gradients with the last of its calls.
             self._calls_left[index] -= 1
             if self._calls_left[index] == 0 and all(is_plain(p.detach()) for p in self._weights[index]):
                 self._stepped.add(index)

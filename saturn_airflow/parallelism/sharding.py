@@ -103,6 +103,7 @@ class Sharded(Parallel):
             optimizer_kernels=kernels,
         )
         assert isinstance(module, FSDPModule)
+        # What took part on some ranks alone is reduced by all: one that left it out would be waited for.
         module.set_reduce_scatter_unused_params(True)
         self._whole = [p for name, p in self.trainable().items() if name in set(whole)]
         self._name_of = {p: name for name, p in self.trainable().items()}

@@ -89,7 +89,7 @@ class Devices:
                 if entry.job.leaving is None:
                     assert found.holder[place.node][device] is None, "a device runs two jobs"
                     found.holder[place.node][device] = entry
-                else:
+                else:  # it has to be waited for, and nothing is left to decide about it
                     free = found.free_at[place.node]
                     free[device] = max(free[device], entry.job.leaving)
         return found

@@ -191,6 +191,7 @@ def _stay(
     stay = max((way.seconds(job.left) for way in ways), default=0.0)
     if not sweep.preempt or (job.stopped is not None and now - job.stopped < rules.quiet):
         return stay
+    # One that would be done soon is not stopped: it has to have several times what stopping costs to go.
     leaving = rules.seconds_to_leave(job)
     dear = rules.win * (leaving + max((way.setup for way in ways), default=0.0))
     return min(stay, dear + leaving)

@@ -322,6 +322,7 @@ class _Replay:
                 worth = True
             elif live.speed_known_at <= self.now + _SOON:
                 worth = self._note_speed(key, live) or worth
+        # Both lists lie latest first: what comes next is taken off their ends.
         while self.changes and self.changes[-1].at <= self.now:
             self._change_nodes(self.changes.pop())
             worth = True

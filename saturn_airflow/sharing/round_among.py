@@ -127,9 +127,11 @@ class RoundBegins:
             self._as_it_stands(self._decided(job, where[job.name], stays), stays) for job in self.problem.jobs
         )
         now, gone = self.others.now, self.others.now + self.checkpoint
+        # Jobs that move hold their old devices until their checkpoints are written.
         left = [(place.node, d) for job in moved for place in [self._running[job]] for d in place.device_ids]
         others = replace(self.others, busy={**self.others.busy, **dict.fromkeys(left, gone)})
         expected = expected_of(entered(self.problem, self.sweep, others, jobs), self.sweep, self.rules)
+        # Who is stopped and then has to wait was moved for nothing.
         if not expected or any(expected[job].start > gone + _SOON for job in moved):
             return None
         return RoundAmong(as_plan(bounds, self.problem, expected, now), tuple(sorted(moved)), jobs)

@@ -318,7 +318,7 @@ class Checkpoints:
         for name in found:
             path = self._folder / name
             formats.check(checkpoint_files.manifest_of(path), _FORMAT, path)
-            part = slice(self._ranks.rank, None, self._ranks.size)
+            part = slice(self._ranks.rank, None, self._ranks.size)  # what this rank reads for all
             damages = self._shared.everyones(checkpoint_files.damage(path, part))
             if damage := next((d for d in damages if d), None):
                 if checkpoint_files.is_withheld(damage):

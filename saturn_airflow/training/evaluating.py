@@ -119,6 +119,8 @@ class Evaluation:
         if not cut or not self._metrics.all_are_functions:
             return False
         batch = self._data.few([_SAMPLES]).first()
+        # The first sample and the last one alone: means over parts of different sizes do not add up to the
+        # whole's, where those of halves by chance may.
         edges = sorted({0, 1, min(2, batch.samples - 1), batch.samples})
         tried = [range(batch.samples), *(range(*edge) for edge in pairwise(edges))]
         try:

@@ -64,6 +64,7 @@ class PoolSearch:
         most = max(own.seconds.shape[1] for own in modes)
         devices = np.ones((len(modes), len(instance.classes), most), dtype=np.int64)
         seconds = np.full(devices.shape, np.inf)
+        # Types differ in how many modes they have; what one lacks takes for ever, so nothing chooses it.
         for kind, own in enumerate(modes):
             devices[kind, :, : own.devices.shape[1]] = own.devices
             seconds[kind, :, : own.seconds.shape[1]] = own.seconds
@@ -72,6 +73,7 @@ class PoolSearch:
         self.tables = Tables(
             devices,
             seconds,
+            # Sorted twice: the rank of each class by its longest mode.
             np.argsort(np.argsort(-longest, axis=1, kind="stable"), axis=1),
             modes[0].releases,
             np.array(instance.type_of),

@@ -100,6 +100,7 @@ class _RemainingArea:
             if release > start:
                 start = release
             end = start + seconds
+            # The devices that were free first, which are free again together; the list stays sorted.
             del free[:wanted]
             at = bisect_right(free, end)
             free[at:at] = [end] * wanted

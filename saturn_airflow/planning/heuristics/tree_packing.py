@@ -105,6 +105,7 @@ def blocks(instance: Instance, rng: random.Random | None) -> list[Block]:
             waiting = [(0, instance.types[kind].devices, -1)]
             while waiting:
                 first, last, parent = waiting.pop()
+                # A parent comes before its parts, which know it by its place in the list.
                 found.append(Block(node, first, last, front, parent))
                 if last - first > 1:
                     cut = (first + last) // 2 if rng is None else rng.randint(first + 1, last - 1)
@@ -134,6 +135,7 @@ def model(
     m.loads = pyo.ConstraintList()
     for node, kind in enumerate(instance.type_of):
         for device in range(instance.types[kind].devices):
+            # All blocks over a device use it in turn, whatever their order: their seconds add up.
             holding = [at for at, b in enumerate(tree) if b.node == node and b.first <= device < b.last]
             terms = [fastest[key][0] * m.x[key] for at in holding for key in of_block.get(at, ())]
             if terms:

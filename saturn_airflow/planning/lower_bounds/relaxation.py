@@ -52,6 +52,7 @@ def model(instance: Instance) -> pyo.ConcreteModel:
                 if (share := u(mode.devices / kind.devices)) > 0:
                     terms.append(share * mode.seconds * m.x[k, i, j])
             if terms:
+                # Both descriptions of what is busy give a valid row; the one that says more is tighter.
                 busy = max(sum(u(width) * at for width, at in jobs) for jobs in kind.busy(least))
                 m.capacity.add(pyo.quicksum(terms) <= len(kind.nodes) * (m.makespan - busy))
     return m

@@ -93,6 +93,7 @@ def on_nodes(problem: Problem, nodes: Sequence[Node]) -> Problem:
 
 
 def _left_of(job: PlannedJob, option: Option, left: float, running: Mapping[str, tuple[str, int]]) -> Option:
+    # Only batches grow fewer: one that moves sets up anew.
     stays = running.get(job.name) == (option.technique, option.devices)
     setup = 0.0 if stays else option.setup
     seconds = {kind: setup + (whole - option.setup) * left for kind, whole in option.seconds.items()}

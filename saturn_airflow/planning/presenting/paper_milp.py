@@ -79,6 +79,7 @@ def model(instance: Instance) -> pyo.ConcreteModel:
             m.rows.add(pyo.quicksum(m.P[t, n_, d] for n_, d in devices if n_ == n) == wanted)
     for t, u in m.A:
         for n, d in devices:
+            # Two jobs on one device go one after the other; where they share none, M switches both rows off.
             apart = 2 - m.P[t, n, d] - m.P[u, n, d]
             m.rows.add(m.I[u] >= m.I[t] + seconds[t] - _BIG * (apart + 1 - m.A[t, u]))
             m.rows.add(m.I[t] >= m.I[u] + seconds[u] - _BIG * (apart + m.A[t, u]))

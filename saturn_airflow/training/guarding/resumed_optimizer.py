@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,8 @@ from saturn_airflow.training.optim.in_parts import BY_NUMBER
 from saturn_airflow.training.optim.own_state import OwnState
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State
+
+log = logging.getLogger(__name__)
 
 _LONGEST, _OF_EACH_GROUP = 4, 2
 # Some do something every few steps alone.
@@ -82,7 +85,7 @@ class _Stepped(nn.Module):
 def refuse_what_is_lost(job: Job, model: nn.Module) -> None:
     """Compare steps of the job's optimizer with those of one that goes on from a checkpoint of it.
 
-    One that can't be tried on small parameters is not compared.
+    One that can't be tried on small parameters is not compared, which the job's log says.
 
     :raises JobError: when they differ, or a checkpoint can't be made or read.
     """
@@ -95,9 +98,10 @@ def refuse_what_is_lost(job: Job, model: nn.Module) -> None:
             one, other = (_Stepped(job, model, groups) for _ in range(2))
             one.take(range(_BEFORE), sparse)
             break
-        except Exception:
-            continue
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
     else:
+        log.warning("%s can't be tried on small parameters (%s), so no step of it was resumed", what, why)
         return
     later = range(_BEFORE, _BEFORE + _AFTER)
     try:

@@ -239,6 +239,7 @@ class OwnStep:
         loss = given.pop("loss", None)
         numbers = {str(key): value for key, value in given.items() if _is_number(value)}
         logged = self.logged() | {key: _number(value, f"{what}: {key!r}") for key, value in numbers.items()}
+        # Who steps its optimizers itself, or validates, need not return a loss where it has logged one.
         if loss is None and not (training and self.automatic):
             loss = next((logged[name] for name in _LOSSES[what] if name in logged), None)
         if loss is None and training:
