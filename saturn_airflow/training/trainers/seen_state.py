@@ -33,6 +33,7 @@ Seen = dict[str, Any]
 
 _DEEP = 6  # attributes of attributes of ...
 _ITEMS = 64  # of a container that are looked at
+_CONTAINERS = (list, tuple, set, frozenset, deque)
 _NUMBERS = 2**20  # of a tensor or array; larger ones are data
 _LIBRARIES = (
     Dataset,
@@ -114,10 +115,10 @@ def _in(where: str, value: Any, visited: set[int], deep: int) -> Iterator[tuple[
         for path, place in places_in(where, value, set()):
             if not isinstance(place.value, FUNCTIONS):
                 yield from _in(path, place.value, visited, deep - 1)
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Mapping) and plain_values.is_mapping(value):  # a library's may load what it maps
         for key, part in itertools.islice(value.items(), _ITEMS):
             yield from _in(f"{where}[{key!r}]", part, visited, deep - 1)
-    elif isinstance(value, list | tuple | set | frozenset | deque):
+    elif type(value) in _CONTAINERS:
         yield f"the length of {where}", len(value)
         items = () if isinstance(value, set | frozenset) else itertools.islice(value, _ITEMS)
         for number, part in enumerate(items):
