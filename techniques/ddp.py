@@ -63,4 +63,5 @@ class DDP(BaseTechnique):
             recompute_blocks(model)
         if own_step:
             return OwnStepReplicas(model.to(ranks.device), ranks)
+        # As views of what is sent, gradients are in memory once instead of twice.
         return DistributedDataParallel(model.to(ranks.device), gradient_as_bucket_view=True)

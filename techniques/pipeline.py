@@ -39,6 +39,7 @@ class Pipeline(BaseTechnique):
 
     def candidates(self, job: Job, devices: int) -> Sequence[Parameters]:
         """1F1B with 2, 4 and 1 micro-batches a device, then GPipe with 2."""
+        # One micro-batch is the whole batch, whose samples stay together.
         if job.couples_batch:
             return [{"schedule": "1f1b", "micro_batches": 1}]
         most = max(1, (job.hparams.batch_size or 4 * devices) // job.hparams.accumulate)

@@ -71,6 +71,7 @@ def _leaves_at(job: SharedJob, sweep: SharedSweep, others: SharedCluster, rules:
     end = others.now + job.setting_up + job.left * net
     if not sweep.preempt:
         return end
+    # Who was stopped is not stopped again so soon, lest all its time go into checkpoints and starts.
     told = others.now if job.stopped is None else max(others.now, job.stopped + rules.quiet)
     return min(end, told + rules.seconds_to_leave(job))
 

@@ -105,6 +105,7 @@ def _sweep(entry: Mapping[str, Any], nodes: tuple[Node, ...]) -> SharedSweep:
     if not isinstance(name, str) or not name:
         raise InvalidSweepError(f"a sweep is named {name!r}; give a text")
     jobs = tuple(PlannedJob.from_dict(job) for job in entry["jobs"])
+    # Made for its checks alone.
     Problem(f"sweep {name}", nodes, jobs)
     if released := [job.name for job in jobs if job.release]:
         raise InvalidSweepError(

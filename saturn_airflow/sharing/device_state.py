@@ -113,6 +113,7 @@ class Devices:
     def keep(self, entry: JobEntry) -> bool:
         """Let ``entry`` go on where it runs, if it does and nobody before it took its devices."""
         place = entry.job.place
+        # All devices of a job are taken from it at once, so the first tells of all.
         if place is None or not self.runs(entry) or self.holder[place.node][place.device_ids[0]] is not entry:
             return False
         for device in place.device_ids:
@@ -171,6 +172,7 @@ class Devices:
             return self.now + holder.seconds_here()
         if (taker := self.taker[node][device]) is not None:
             return max(free, taker.ready) + taker.seconds()
+        # Claimed by no job: busy until then or, where it is free already, kept for somebody.
         return math.inf if self.claimed[node][device] and free <= self.now else free
 
     def free_now(self, place: Place) -> bool:

@@ -66,6 +66,7 @@ def odds(
             slow = slow or {node.name: math.exp(chance.gauss(0, parts.node)) for node in cluster.nodes}
         found = replay((), cluster.nodes, rules, begin=cluster, actual=actual, slow=slow, sure=known)
         ends = dict.fromkeys(jobs, math.inf)
+        # Stays come in order of end, so of a job that gave way the last one counts.
         ends.update({(ran.sweep, ran.job): ran.end for ran in found.ran})
         left = {(sweep.name, job.name) for sweep in found.left.sweeps for job in sweep.jobs}
         for key, values in jobs.items():

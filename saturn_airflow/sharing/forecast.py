@@ -54,6 +54,7 @@ def plan_together(cluster: SharedCluster, rules: SharingRules) -> StandingPlan:
     for ran in found.ran:
         stays.setdefault((ran.sweep, ran.job), []).append(ran)
     left = {(sweep.name, job.name) for sweep in found.left.sweeps for job in sweep.jobs}
+    # To the replay, what runs is launched now.
     since = {(s.name, j.name): j.since for s in cluster.sweeps for j in s.jobs if j.place is not None}
     jobs = {
         key: ExpectedRun(own[0].place, since.get(key, own[0].start), own[-1].end, tuple(own))

@@ -76,6 +76,7 @@ def _holders(cluster: SharedCluster, plan: StandingPlan, place: Place) -> tuple[
             common = _devices_on(job, place.node) & wanted
             if common:
                 expected = plan.jobs.get((sweep.name, job.name))
+                # Where it gives way, it has left these devices after the first of its stays.
                 until = None if expected is None else expected.stays[0].end
                 found.append(
                     ExpectedHolder(sweep.name, job.name, tuple(sorted(common)), until, sweep.preempt)

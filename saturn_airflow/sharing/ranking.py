@@ -140,6 +140,7 @@ def _rank(
     starving = 0.0 if stretch > _STARVING_FACTOR * rules.largest_stretch else 1.0
     left = work + sweep.elsewhere
     work = 0.0 if sweep.trials else left * push.get(sweep.team, 1.0)
+    # Solved for the time at which the stretch above reaches the next of its two bounds.
     bound = (_STARVING_FACTOR if overdue == 0 else 1.0) * rules.largest_stretch * sweep.alone
     changes = math.inf if starving == 0 else sweep.arrived + bound - needs + _SOON
     changes = min(changes, presses_at)

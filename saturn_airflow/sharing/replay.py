@@ -129,6 +129,7 @@ class _JobState:
 
     def advance(self, now: float) -> None:
         """Train until ``now``."""
+        # While it writes its checkpoint it trains nothing.
         if self.shared.leaving is None:
             self.rest = max(0.0, self.rest - max(0.0, now - max(self.at, self.trains_at)) / self.net)
         self.at = now
@@ -293,6 +294,7 @@ class _Replay:
             found.append(self.arrivals[-1].at)
         if self.changes:
             found.append(self.changes[-1].at)
+        # Where nothing else is to happen, looking again finds what it found, for ever.
         if self.look_again is not None and (found or self.busy):
             found.append(self.look_again)
         found += [until for until in self.busy.values() if until > self.now]
@@ -373,6 +375,7 @@ class _Replay:
         now_expected = _option(live.shared.job, place)
         off = live.net / (now_expected.seconds[kind] - now_expected.setup)
         seen = self.seen.setdefault(sweep, [])
+        # That one is right counts where others are not: their errors are then less likely to be shared.
         if abs(factor - 1) < _NOTHING and not seen:
             return False
         seen.append(SeenSpeed(key[1], place.technique, place.devices, kind, factor))
@@ -390,6 +393,7 @@ class _Replay:
         self.nodes = tuple(node for node in self.nodes if node.name != change.node)
         for key, live in list(self.running.items()):
             if live.shared.place is not None and live.shared.place.node == change.node:
+                # Checkpoints are taken to come at equal distances from the launch, the set-up included.
                 lost = (self.now - live.began) % self.checkpoint_every / live.net
                 live.rest = min(live.left, live.rest + lost)
                 self._release(key, live)

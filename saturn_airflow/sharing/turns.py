@@ -196,6 +196,7 @@ class _Deciding:
                 victims = room.victims(way.devices)
                 loss = sum(self._cost_of_stop(victim) for victim in victims)
                 found = _Choice(late, cost, loss, max(0, room.idle - way.devices), node.name, way, victims)
+                # Up to the node's name, so that whoever decides chooses alike; victims have no order.
                 if best is None or found[:5] < best[:5]:
                     best = found
         if best is None:
@@ -276,6 +277,7 @@ class _Deciding:
         for entry in self.entries:
             if entry.stays:
                 continue
+            # Never this moment, which would be decided again and again.
             waits.append(max(entry.rank.changes, self.cluster.now + 1.0))
             if self.devices.runs(entry):
                 assert entry.job.place is not None

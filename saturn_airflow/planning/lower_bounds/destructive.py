@@ -135,6 +135,7 @@ def _modes_by(instance: Instance, end: float) -> tuple[list[Key], list[Mode]]:
     for k, group in enumerate(instance.classes):
         for i, of_type in enumerate(group.modes):
             for j, mode in enumerate(of_type):
+                # Moments ascend: g devices are free when the g-th is.
                 begin = max(group.release, instance.types[i].free[mode.devices - 1])
                 if begin + mode.seconds <= end:
                     keys.append((k, i, j))
@@ -170,6 +171,7 @@ class _Pairs:
         self.columns = np.array([at for at, key in enumerate(keys) if key[1] == kind], dtype=int)
         self.keys = [keys[at] for at in self.columns]
         widths = [modes[at].devices / instance.types[kind].devices for at in self.columns]
+        # By rounding, what just ends by C may come to more than all of it.
         lengths = [min(1.0, modes[at].seconds / end) for at in self.columns]
         before = [[(width, at / end) for width, at in jobs] for jobs in instance.types[kind].busy(end)]
         us = dual_feasible.family([*widths, *(width for jobs in before for width, _ in jobs)])

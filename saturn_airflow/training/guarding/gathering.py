@@ -95,6 +95,7 @@ def _parts(tensor: torch.Tensor, ranks: int) -> list[torch.Size]:
     assert isinstance(tensor, DTensor)
     dim = tensor.placements[0].dim  # type: ignore[attr-defined]
     length = tensor.shape[dim]
+    # Rounded up, so the last ranks may have less, or nothing.
     size = -(-length // ranks)
     edges = [min(length, rank * size) for rank in range(ranks + 1)]
     return [

@@ -206,6 +206,7 @@ class Guard:
     def _note_seconds(self, taken: Sequence[float], batches: Sequence[GlobalBatch]) -> None:
         """Note what the steps on ``batches`` tell besides."""
         first, *others = ((batch.samples, seconds) for batch, seconds in zip(batches, taken, strict=False))
+        # A smaller batch would be quicker for another reason than that the first one warmed up.
         as_large = [seconds for samples, seconds in others if samples == first[0]]
         self.warmup_seconds = max(0.0, first[1] - min(as_large, default=first[1]))
         sizes = [size for number, size in enumerate(self._plain.sizes) if number not in self._plain.skipped]
@@ -322,6 +323,7 @@ class Guard:
         :raises ChangesResultError: when it does not, and nothing is random about them.
         """
         plain = self._plain
+        # From one seed a GPU draws other numbers than a CPU, so these losses can't be compared.
         if not plain.random_losses or plain.device != self._ranks.device.type:
             return self._ranks.size == 1
         for batch, expected in zip(batches, plain.random_losses, strict=True):

@@ -119,6 +119,7 @@ class OwnStepSpotChecks(LoopSpotChecks):
         finally:
             own.metric_objects.logged = logged
             for parameter, data, then, gradient, gradient_then, trained in kept:
+                # Into the memory that it had, to which others may refer.
                 parameter.data = data.copy_(then)
                 parameter.grad = gradient
                 if gradient is not None and gradient_then is not None:
@@ -146,6 +147,7 @@ def _copy_of(optimizer: torch.optim.Optimizer) -> tuple[dict[Any, Any], list[dic
     attributes = {
         key: copied(value, memo)
         for key, value in vars(optimizer).items()
+        # torch keeps hooks under these names; who sets one for a compared step takes it away again.
         if key not in ("state", "param_groups", "defaults") and not key.startswith("_optimizer_")
     }
     return state, groups, attributes

@@ -148,6 +148,7 @@ class PlainLoop:
             loss, of = self._objective(self.model, data, samples)
             (loss / all_samples).backward()  # type: ignore[no-untyped-call]
             losses, over = losses + float(loss.detach()), over + float(of)
+        # They are over the samples by now, and are to be over what the loss counts, such as tokens.
         for gradient in (p.grad for p in parameters_of(self.model) if p.grad is not None):
             gradient *= all_samples / over
         return losses / over, over
@@ -192,5 +193,6 @@ def counts_of(model: nn.Module) -> dict[str, int]:
         f"{prefix}.{key}" if prefix else key: value
         for prefix, module in model.named_modules()
         for key, value in vars(module).items()
+        # To isinstance, True and False are whole numbers, too.
         if type(value) is int
     }

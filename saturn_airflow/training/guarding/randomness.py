@@ -80,6 +80,7 @@ class SwitchedOffRandomness:
             *args: Any, generator: Any = None, requires_grad: bool = False, **kwargs: Any
         ) -> torch.Tensor:
             self.drew = True
+            # empty() takes sizes in each of the forms that rand() does, full() in one.
             return torch.empty(*args, **kwargs).fill_(value).requires_grad_(requires_grad)
 
         return constant

@@ -66,6 +66,7 @@ def checked_steps(total: int | None, cost: float, seed: int) -> list[int]:
         for step in tens:
             affordable += [step] if step * _SHARE >= (len(affordable) + 1) * cost else []
         return affordable
+    # A late one vouches for more steps: for all since the one before it.
     latest_first = [*reversed(tens), *(step for step in reversed(drawn) if step < end)]
     # One less, since the last step is checked, too.
     return sorted(latest_first[: max(0, int(_SHARE * total / cost) - 1)])
