@@ -167,7 +167,7 @@ def _parts(nvml: Any) -> Iterator[tuple[str, str, Any]]:
         with contextlib.suppress(nvml.NVMLError):
             whole = nvml.nvmlDeviceGetHandleByIndex(i)
             for part in _split(nvml, whole) or [whole]:
-                yield _text(nvml.nvmlDeviceGetUUID(part)), _text(nvml.nvmlDeviceGetName(part)), part
+                yield as_text(nvml.nvmlDeviceGetUUID(part)), as_text(nvml.nvmlDeviceGetName(part)), part
 
 
 def _split(nvml: Any, whole: Any) -> list[Any]:
@@ -199,5 +199,6 @@ def _nvml() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def _text(value: str | bytes) -> str:
+def as_text(value: str | bytes) -> str:
+    """What NVML says: older versions of its Python package say it in bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -26,6 +26,7 @@ from saturn_airflow.launch.trusted_folder import UntrustedFolderError
 from saturn_airflow.model import disks, formats, json_text
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.plain_numbers import is_number
 from saturn_airflow.sharing import use
 from saturn_airflow.sharing.line import Order
 
@@ -450,7 +451,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e18 < value < 1e18
+    return is_number(value) and -1e18 < value < 1e18
 
 
 def _is_name(device: str) -> bool:

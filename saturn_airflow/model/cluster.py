@@ -11,6 +11,7 @@ from typing import Any
 from saturn_airflow.model import formats
 from saturn_airflow.model.arguments import checked
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.plain_numbers import is_number
 
 # Airflow task ids allow these, and each node becomes part of one.
 _NAME = re.compile(r"^[A-Za-z0-9_.-]{1,60}$")
@@ -53,9 +54,7 @@ class Node:
         if self.kind != "cpu" and self.kind.strip().lower() == "cpu":
             raise InvalidSweepError(f"node {self.name!r}: kind is {self.kind!r}; did you mean 'cpu'?")
         memory = self.host_memory
-        if memory is not None and (
-            not isinstance(memory, int | float) or isinstance(memory, bool) or not 0 < memory < math.inf
-        ):
+        if memory is not None and (not is_number(memory) or not 0 < memory < math.inf):
             raise InvalidSweepError(
                 f"node {self.name!r}: host_memory is {memory!r}; give the GiB that jobs may use, "
                 "or leave it out"

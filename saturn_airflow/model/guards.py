@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.model.plain_numbers import is_number
 
 #: A technique trains the job as one device does, to the last digits of the number format.
 EXACT = "exact"
@@ -85,7 +86,7 @@ def refused(reason: str) -> str:
 
 def _kind(value: Any) -> Any:
     """``value`` with a word in the place of each number: whether it is 0."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = is_number(value)
     if isinstance(value, list):
         return [_kind(item) for item in value]
     return ("some" if value else "none") if number else value

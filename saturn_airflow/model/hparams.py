@@ -12,6 +12,7 @@ from saturn_airflow.model import references
 from saturn_airflow.model.arguments import checked, is_int, json_mapping, number
 from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.plain_numbers import is_number
 from saturn_airflow.model.references import Reference
 
 PRECISIONS = ("float32", "tf32", "bf16", "float64")
@@ -100,10 +101,10 @@ class HParams:
             raise InvalidSweepError(
                 f"hparams: seed is {self.seed!r}; it must be a whole number of at least 0"
             )
-        if not _is_number(self.lr) or not 0 <= self.lr < math.inf:
+        if not is_number(self.lr) or not 0 <= self.lr < math.inf:
             raise InvalidSweepError(f"hparams: lr is {self.lr!r}; it must be a number of at least 0")
         if self.clip_grad_norm is not None and (
-            not _is_number(self.clip_grad_norm) or not 0 < self.clip_grad_norm < math.inf
+            not is_number(self.clip_grad_norm) or not 0 < self.clip_grad_norm < math.inf
         ):
             raise InvalidSweepError(f"hparams: clip_grad_norm is {self.clip_grad_norm!r}; it must be above 0")
         if self.precision not in PRECISIONS:
@@ -134,7 +135,3 @@ class HParams:
                     f"configure_optimizers; give it to the model, in model_args"
                 )
         return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)

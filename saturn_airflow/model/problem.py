@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from saturn_airflow.model import json_text
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.plain_numbers import is_number
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Problem:
             if not job.options:
                 raise InvalidSweepError(f"{what} has no strategy; give at least one")
             for value, word in ((job.release, "release"), (job.weight, "weight")):
-                if not _is_number(value) or not 0 <= value < math.inf:
+                if not is_number(value) or not 0 <= value < math.inf:
                     raise InvalidSweepError(f"{what}: {word} is {value!r}; give a finite number, 0 or more")
             for node in job.nodes or ():
                 if node not in node_names:
@@ -162,13 +163,13 @@ class Problem:
                             f"{what}: {option.technique} has seconds for kind {kind!r}; "
                             f"the nodes are of kind {', '.join(sorted(kinds))}"
                         )
-                    if not _is_number(seconds) or not 0 < seconds < math.inf:
+                    if not is_number(seconds) or not 0 < seconds < math.inf:
                         raise InvalidSweepError(
                             f"{what}: {option.technique} on {option.devices} devices takes {seconds!r} "
                             "seconds; seconds are finite and above 0"
                         )
                 shortest = min(option.seconds.values(), default=math.inf)
-                if not _is_number(option.setup) or not 0 <= option.setup < shortest:
+                if not is_number(option.setup) or not 0 <= option.setup < shortest:
                     raise InvalidSweepError(
                         f"{what}: {option.technique} has a setup of {option.setup!r} seconds; "
                         "give 0 or more, and less than its seconds"
@@ -195,7 +196,7 @@ class Problem:
                     f"node {name!r} has {devices[name]} devices, and 'free' of {len(moments)}; give the "
                     "seconds of each"
                 )
-            if wrong := [at for at in moments if not _is_number(at) or not 0 <= at < math.inf]:
+            if wrong := [at for at in moments if not is_number(at) or not 0 <= at < math.inf]:
                 raise InvalidSweepError(
                     f"node {name!r}: a device is free at {wrong[0]!r}; give finite seconds, 0 or more"
                 )
@@ -309,7 +310,3 @@ def _text(data: Any, what: str) -> str:
     if not data.isprintable():
         raise InvalidSweepError(f"{what} is {data!r:.80}; it may have no control characters")
     return data
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -11,6 +11,7 @@ from typing import Any
 from saturn_airflow.model import formats, json_text
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.plain_numbers import is_number
 from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.model.sharing import SharedJob, SharedSweep, least_seconds
 from saturn_airflow.sharing.replay import NodeChange
@@ -113,7 +114,7 @@ def _sweep(entry: Mapping[str, Any], nodes: tuple[Node, ...]) -> SharedSweep:
         )
     arrives, deadline = _seconds(entry["arrives"], name, "arrives"), entry.get("deadline")
     priority = entry.get("priority", 0)
-    if not isinstance(priority, int | float) or isinstance(priority, bool) or not math.isfinite(priority):
+    if not is_number(priority) or not math.isfinite(priority):
         raise InvalidSweepError(f"sweep {name!r}: priority is {priority!r}; give a number")
     if not isinstance(entry.get("preempt", True), bool):
         raise InvalidSweepError(f"sweep {name!r}: preempt is {entry['preempt']!r}; give true or false")
@@ -130,7 +131,7 @@ def _sweep(entry: Mapping[str, Any], nodes: tuple[Node, ...]) -> SharedSweep:
 
 
 def _seconds(value: Any, sweep: str, what: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+    if not is_number(value) or not 0 <= value < math.inf:
         raise InvalidSweepError(f"sweep {sweep!r}: {what} is {value!r}; give seconds from the beginning")
     return float(value)
 
@@ -143,6 +144,6 @@ def _change(entry: Mapping[str, Any], nodes: tuple[Node, ...]) -> NodeChange:
             f"there is no node {name!r} to change; there are {', '.join(sorted(by_name))}"
         )
     at = entry["at"]
-    if not isinstance(at, int | float) or isinstance(at, bool) or not 0 <= at < math.inf:
+    if not is_number(at) or not 0 <= at < math.inf:
         raise InvalidSweepError(f"node {name!r} changes at {at!r}; give seconds from the beginning")
     return NodeChange(float(at), name if "goes" in entry else by_name[name])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saturn_airflow.model.metrics import TAKEN
+from saturn_airflow.model.plain_numbers import is_number
 from saturn_airflow.model.status import Status
 from saturn_airflow.tracking import parameters
 
@@ -169,7 +170,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {
         parameters.metric_key(key): float(value)
         for key, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and not _is_huge(value)
+        if is_number(value) and not _is_huge(value)
     }
 
 

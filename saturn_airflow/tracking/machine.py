@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from saturn_airflow.launch.devices import as_text
 from saturn_airflow.tracking.server import import_mlflow
 
 log = logging.getLogger(__name__)
@@ -88,13 +89,9 @@ def _gpu_monitor(uuids: Collection[str]) -> Any:
 
     kind: Any = GPUMonitor
     monitor = kind()
-    monitor.gpu_handles = [h for h in monitor.gpu_handles if _text(pynvml.nvmlDeviceGetUUID(h)) in uuids]
+    monitor.gpu_handles = [h for h in monitor.gpu_handles if as_text(pynvml.nvmlDeviceGetUUID(h)) in uuids]
     monitor.num_gpus = len(monitor.gpu_handles)
     return monitor
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _configured_seconds() -> float:

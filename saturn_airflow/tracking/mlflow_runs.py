@@ -15,6 +15,7 @@ from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.disks import left, write_whole
 from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.folders import slug
+from saturn_airflow.model.plain_numbers import is_number
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.status import Status
 from saturn_airflow.tracking import job_table, machine, models, parameters, unique
@@ -155,7 +156,7 @@ class SweepRun(_Run):
         :param table: one mapping per job; it becomes the table ``jobs.json``, which MLflow's UI shows
             (default: ``result["jobs"]``).
         """
-        self.log_metrics({k: v for k, v in result.items() if _is_number(v) and k not in _IN_PLAN})
+        self.log_metrics({k: v for k, v in result.items() if is_number(v) and k not in _IN_PLAN})
         self.log_bytes(json.dumps(result, indent=2, default=str).encode(), "report.json")
         rows = [
             job_table.with_columns(row) for row in (table if table is not None else result.get("jobs") or [])
@@ -365,7 +366,3 @@ class JobRun(_Run):
 def key_of_job(sweep: Mapping[str, Any], job: str, training: int) -> str:
     """What tells a job's run from all others: its sweep's, its name, and which of its trainings it is."""
     return f"{sweep['key']}\n{job}" + (f"\n{training}" if training > 1 else "")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -17,6 +17,7 @@ from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.metrics import TAKEN
+from saturn_airflow.model.plain_numbers import is_number
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision, rng
 from saturn_airflow.training.batches import GlobalBatch
@@ -289,7 +290,7 @@ def _is_number(value: Any) -> bool:
 def _number(value: Any, what: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor) and not value.ndim:
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         return torch.tensor(float(value), dtype=torch.float64)
     shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
     raise JobError(f"{what} is a {type(value).__name__}{shape}; give a number or a scalar tensor")
