@@ -230,7 +230,7 @@ class Guard:
                 loss, counted = step(batch)
             except NotANumberError:
                 loss, counted = math.nan, None
-        stateful = frozenset[str]().union(*(stateful_of(one, names) for one in optimizers))
+        stateful = stateful_of(optimizers, names)
         buffers = comparing.buffers_of(parallel, self._aliases)
         weights = singles({name: p for p, name in names.items()})
         # Where accumulate makes several passes of a batch, counters of passes are not those of batches.

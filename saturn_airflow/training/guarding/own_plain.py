@@ -50,7 +50,7 @@ class OwnPlainLoop:
             taken = self._own.take(batch.data, self._number, schedule=False)
         self._number += 1
         after = weights(self._names)
-        kept = self._stateful()
+        kept = stateful_of(self.optimizers, self._names)
         return Step(
             float(taken.loss),
             None,
@@ -72,9 +72,6 @@ class OwnPlainLoop:
         for module, trained in modes:
             module.training = trained
         return loss
-
-    def _stateful(self) -> frozenset[str]:
-        return frozenset[str]().union(*(stateful_of(one, self._names) for one in self.optimizers))
 
 
 @contextmanager

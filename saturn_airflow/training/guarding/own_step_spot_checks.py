@@ -6,7 +6,7 @@ Every rank holds the whole model, so that the first takes the plain step with th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,7 +99,7 @@ class OwnStepSpotChecks(LoopSpotChecks):
                         loss = float(taken.loss)
                 else:
                     loss, _ = shared_step.take(own, training.parallel, batch, schedule=False)
-            stateful = _stateful(own.optimizers, self._names)
+            stateful = stateful_of(own.optimizers, self._names)
             after = weights(self._names)
             return Step(loss, None, gradients, before, after, buffers(model), stateful)
 
@@ -131,10 +131,6 @@ class OwnStepSpotChecks(LoopSpotChecks):
                 for group, values in zip(optimizer.param_groups, groups, strict=True):
                     group.update(values)
                 vars(optimizer).update(attributes)
-
-
-def _stateful(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[Any, str]) -> frozenset[str]:
-    return frozenset[str]().union(*(stateful_of(one, names) for one in optimizers))
 
 
 def _copy_of(optimizer: torch.optim.Optimizer) -> tuple[dict[Any, Any], list[dict[str, Any]], dict[str, Any]]:

@@ -7,6 +7,7 @@ batch, its loss goes backward, gradients are clipped, the optimizer steps.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ class PlainLoop:
         ):
             optimizer.step()
         self.model.zero_grad(set_to_none=True)
-        stateful = stateful_of(optimizer, self._names)
+        stateful = stateful_of([optimizer], self._names)
         self._last = self._weights()
         counts = counts_of(self.model)
         buffers = self.buffers()
@@ -181,9 +182,10 @@ class PlainLoop:
         return samples({name: b for name, b in self.model.named_buffers() if name in kept})
 
 
-def stateful_of(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]) -> frozenset[str]:
-    """Names of parameters that ``optimizer`` keeps something of."""
-    kept = (p for p, state in optimizer.state.items() if any(v is not None for v in state.values()))
+def stateful_of(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[Any, str]) -> frozenset[str]:
+    """Names of parameters that ``optimizers`` keep something of."""
+    states = itertools.chain.from_iterable(optimizer.state.items() for optimizer in optimizers)
+    kept = (p for p, state in states if any(v is not None for v in state.values()))
     return frozenset(names[p] for p in kept if p in names)
 
 

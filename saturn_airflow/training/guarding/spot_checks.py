@@ -323,7 +323,7 @@ class LoopSpotChecks:
         optimizer, model = self._training.optimizer, self._training.parallel.model
         names = {p: self._aliases.get(name, name) for name, p in model.named_parameters()}
         decayed = (p for g in optimizer.param_groups if g.get("weight_decay") for p in g["params"])
-        return stateful_of(optimizer, names) | {names[p] for p in decayed if p in names}
+        return stateful_of([optimizer], names) | {names[p] for p in decayed if p in names}
 
     @contextmanager
     def _undone(self) -> Iterator[None]:
