@@ -96,6 +96,7 @@ def test_events(content: bytes) -> None:
             assert whereabouts.of(folder).share >= 8 / 9
 
 
+@pytest.mark.slow
 @fuzz(OF_A_TRIAL)
 def test_what_a_trial_said(content: bytes) -> None:
     with one_message("trial") as folder, pytest.MonkeyPatch.context() as patch:
@@ -116,6 +117,7 @@ def test_what_a_trial_said(content: bytes) -> None:
         assert found.key == ("f", "ddp", 1, "cpu")
 
 
+@pytest.mark.slow
 @fuzz(Node("n", 2, kind="cpu").to_dict())
 def test_cards_of_nodes(content: bytes) -> None:
     with one_message("cards") as folder:
@@ -124,6 +126,7 @@ def test_cards_of_nodes(content: bytes) -> None:
         assert all(isinstance(node, Node) for node in inventory.announced_nodes())
 
 
+@pytest.mark.slow
 @fuzz({"gpu-a": 4})
 def test_record_of_pools(content: bytes) -> None:
     with one_message("pools") as folder:
@@ -139,6 +142,7 @@ def test_drains(content: bytes) -> None:
         assert set(drains.drained()) == {"n"}
 
 
+@pytest.mark.slow
 @fuzz(NodeMemory(node="n", devices=2, seen=1.0, limits={"machine": 8.0, "group": 4.0}).to_dict())
 def test_memory_of_nodes(content: bytes) -> None:
     with one_message("memory of nodes") as folder:
@@ -149,6 +153,7 @@ def test_memory_of_nodes(content: bytes) -> None:
         assert all(0 <= most < math.inf for most in found.values())
 
 
+@pytest.mark.slow
 @fuzz({"wish": "scratch", "format": 1, "time": 1.0})
 def test_wishes(content: bytes) -> None:
     with one_message("wishes") as folder:
@@ -196,6 +201,7 @@ def test_a_problem(content: bytes) -> None:
         assert Problem.read(folder / "problem.json").jobs
 
 
+@pytest.mark.slow
 @fuzz(MANIFEST)
 def test_manifest_of_a_checkpoint(content: bytes) -> None:
     with one_message("manifest") as folder:
@@ -213,6 +219,7 @@ def test_manifest_of_a_checkpoint(content: bytes) -> None:
         assert decided.definition.fields == FIELDS
 
 
+@pytest.mark.slow
 @fuzz({"attempt": 5.0, "try_number": 2, "wanted": True})
 def test_conclusion_of_a_run(content: bytes) -> None:
     with one_message("conclusion") as folder:
@@ -248,6 +255,7 @@ def test_an_exported_job(content: bytes) -> None:
         load_exported(folder, allowed_modules=["nowhere"])
 
 
+@pytest.mark.slow
 @fuzz({"format": 1, "files": {}, "metrics": {}, "definition": {"fields": FIELDS}, "arguments": {}})
 def test_checkpoint_of_a_trainer(content: bytes) -> None:
     with one_message("trainer"), tempfile.TemporaryDirectory() as name:
@@ -271,6 +279,7 @@ def test_a_job(content: bytes) -> None:
         assert isinstance(Job.from_dict(data), Job)
 
 
+@pytest.mark.slow
 @fuzz(LEDGER.to_dict())
 def test_a_sweep_in_the_ledger(content: bytes) -> None:
     with one_message("ledger") as folder:
@@ -290,6 +299,7 @@ def test_a_sweep_in_the_ledger_leads_nowhere_else(folder: str) -> None:
     assert ActiveSweep.from_dict(LEDGER.to_dict(), "here") == LEDGER
 
 
+@pytest.mark.slow
 @fuzz("9" * 12)
 def test_notes_of_how_far_was_read(content: bytes) -> None:
     with one_message("followed") as folder:
@@ -317,6 +327,7 @@ def test_notes_of_how_far_was_read(content: bytes) -> None:
         assert printed[-1:] == ["two"], "what is printed from now on is told"
 
 
+@pytest.mark.slow
 @fuzz({"gpt2 ddp 2 {}": "ok"})
 def test_verdicts(content: bytes) -> None:
     with one_message("verdicts") as folder:
@@ -400,6 +411,7 @@ def test_the_report_of_a_sweep(content: bytes) -> None:
         )
 
 
+@pytest.mark.slow
 @fuzz({"weight": [1.0, 2.0]})
 def test_weights_of_models(content: bytes) -> None:
     # A header with its length before it, as the format has it; and nothing of the kind.

@@ -26,6 +26,7 @@ def raw() -> Any:
     return yaml.safe_load(COMPOSE.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["compose.yaml", "gpu.yaml", "login.yaml", "node.yaml"])
 def test_it_follows_the_specification(name: str) -> None:
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]

@@ -138,6 +138,7 @@ def test_a_lost_node_loses_no_job(seed: int) -> None:
     assert not any(r.place.node == "a" and r.start < changes[1].at and r.end > gone + 1e-6 for r in found.ran)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 @settings(max_examples=12, deadline=None, derandomize=True)
 def test_stops_are_allowed_and_rare(seed: int) -> None:

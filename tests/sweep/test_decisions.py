@@ -197,6 +197,7 @@ def test_the_best_job_by_a_metric_of_its_own() -> None:
     assert found_best(jobs, None, "min")["metric"] == "eval_loss"
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.floats() | st.text() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)

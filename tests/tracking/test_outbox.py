@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def test_records_come_back_in_order_and_from_any_offset(tmp_path: Path) -> None:
     assert [record["n"] for record, _ in outbox.read(0, limit=3)] == [0, 1, 2]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_file_cut_anywhere_loses_only_the_record_it_was_cut_in(

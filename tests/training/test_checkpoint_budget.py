@@ -179,6 +179,7 @@ def test_where_nothing_can_be_removed_nothing_is_lost_and_it_is_said(
     assert not result.removed
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     jobs=st.lists(

@@ -9,6 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ NEARLY = st.fixed_dictionaries(
 CONTENT = st.binary(max_size=60) | (ANYTHING | NEARLY).map(lambda data: json.dumps(data).encode())
 
 
+@pytest.mark.slow
 @given(contents=st.lists(CONTENT, min_size=4, max_size=12), locked=st.booleans())
 @settings(max_examples=int(os.environ.get("SATURN_FUZZ_EXAMPLES", "60")), deadline=None)
 def test_damaged_tickets_and_devices(contents: list[bytes], locked: bool) -> None:

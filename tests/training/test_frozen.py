@@ -202,6 +202,7 @@ _CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),

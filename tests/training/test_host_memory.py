@@ -59,6 +59,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, total: float, left: float) -> None:
     monkeypatch.setattr(host_memory, "available", lambda: left)
 
 
+@pytest.mark.slow
 def test_pages_that_processes_share_count_once(family: object) -> None:
     pids = family(200, helpers=4, each=1)  # type: ignore[operator]
     assert Watch(lambda: pids, "500 MB", 1.0).look() is None

@@ -286,6 +286,7 @@ def _plan_again_and_again(home: Path, sweep: ActiveSweep) -> None:
         made += 1
 
 
+@pytest.mark.slow
 def test_a_job_that_has_failed_for_good_does_not_wait(tmp_path: Path) -> None:
     sweep = active("nightly", "broken", "waits")
     state = folder_of(tmp_path, sweep, "broken")
