@@ -165,6 +165,7 @@ def test_a_trial_measures_and_resumes(tmp_path: Path, function: str) -> None:
         ({"callback": "noting"}, "after step 4 state['heard'] is not what it was without the stop"),
         ({"train_sampling_strategy": "group_by_length"}, "in the order of a LengthGroupedSampler"),
         ({"dataloader_num_workers": 1, "dataloader_persistent_workers": True}, "can't be had: they go on"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches can't be had"),
         ({"auto_find_batch_size": True}, "TrainingArguments(auto_find_batch_size=True) can't be had"),
     ],
 )

@@ -25,6 +25,7 @@ _ENDS = {
     "both": {"epoch_at": 3, "all_at": 10},
     "steps within an epoch": {"epoch_at": 3, "max_steps": 10},
     "accumulating": {"epoch_at": 2, "gradient_accumulation_steps": 2},
+    "by epochs": {"data": "harder", "epoch_at": 9},
     "evaluating": {"epoch_at": 8, "eval_strategy": "steps", "eval_steps": 3, "load_best_model_at_end": True},
 }
 

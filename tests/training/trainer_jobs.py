@@ -58,6 +58,19 @@ class Counting(Rows):
         return super().__getitem__(index)
 
 
+class Harder(Rows):
+    """Has another label from the second epoch on, as a curriculum may."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = super().__getitem__(index)
+        return {**row, "labels": self.tokens[index, self.epoch] % 2}
+
+
 class Caching(Rows):
     """Opens what it reads from with the first sample, keeps samples, and writes down when it read last."""
 
@@ -147,6 +160,7 @@ _DATA: dict[str, Any] = {
     "counting": lambda: Counting(22),
     "counting globally": lambda: Counting(22, globally=True),
     "caching": lambda: Caching(22),
+    "harder": lambda: Harder(22),
 }
 
 

@@ -81,6 +81,11 @@ def _check_data(job: Job, trainer: Trainer) -> None:
             "the Trainer's train_dataset has no length, and can't be resumed exactly; give its model and an "
             "iterable load_dataloader to a plain Job"
         )
+    args: Any = trainer.args
+    if args.accelerator_config.dispatch_batches:
+        raise JobError(
+            "accelerator_config's dispatch_batches can't be had: a resumed training would see others"
+        )
     loader: Any = trainer.get_train_dataloader()
     sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     if not isinstance(sampler, SeedableRandomSampler | SequentialSampler):

@@ -47,7 +47,7 @@ class ReportingCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """See the class."""
         training = self._training
-        training.begin(state.global_step, state.max_steps, len(kwargs["train_dataloader"]))
+        training.begin(state.global_step, state.max_steps, kwargs["train_dataloader"])
         if (facts := self._facts) is not None:
             # After callbacks that begin anew.
             training.remembered.set(facts["callbacks"])

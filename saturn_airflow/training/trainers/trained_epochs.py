@@ -27,7 +27,7 @@ class TrainedEpochs:
         """
         trainer = self._trainer
         over = kept["over"] and not only_more
-        self._from = begin = (_BEHIND_ALL if over else kept["epoch"], kept["batches"])
+        self._from = begin = (_BEHIND_ALL, 0) if over else (kept["epoch"], kept["batches"])
         if not hasattr(trainer, "_init_training_state"):
             raise JobError(
                 "a callback of the Trainer's ended an epoch or the training early, and with this version of "
@@ -41,13 +41,16 @@ class TrainedEpochs:
 
         trainer._init_training_state = init_training_state
 
-    def begin(self, step: int, steps: int, batches: int) -> None:
-        """Hear that training begins after ``step``, with so many steps and batches in an epoch."""
-        self._steps, self._all_batches = steps, batches
+    def begin(self, step: int, steps: int, loader: Any) -> None:
+        """Hear that training begins after ``step``, with so many steps in an epoch of a loader's batches."""
+        self._steps, self._all_batches = steps, len(loader)
         self._accumulated = self._trainer.args.gradient_accumulation_steps
         self._epoch, self._batches = self._from or self._default(step)
         if self._batches:
             self._pass_over_begin()
+            # accelerate tells it to the data of a loader that skips no batches alone.
+            if hasattr(loader.dataset, "set_epoch"):
+                loader.dataset.set_epoch(self._epoch)
         else:
             self._epoch -= 1
 

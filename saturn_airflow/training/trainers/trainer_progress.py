@@ -106,12 +106,12 @@ class TrainerProgress:
             "evaluation_seconds": self.evaluation_seconds,
         }
 
-    def begin(self, step: int, total: int, batches: int) -> None:
-        """Hear that training begins after ``step``, of ``total``, with so many batches in an epoch."""
+    def begin(self, step: int, total: int, loader: Any) -> None:
+        """Hear that training begins after ``step``, of ``total``, with the batches of ``loader``."""
         self.step = self.first_step = step
         self.beside = StateBesideCheckpoint(self.trainer, self.job, self.ranks.device)
-        self.total, self.per_epoch = total, batches_per_epoch(self.trainer, batches)
-        self.epochs.begin(step, self.per_epoch, batches)
+        self.total, self.per_epoch = total, batches_per_epoch(self.trainer, len(loader))
+        self.epochs.begin(step, self.per_epoch, loader)
         self.setup_seconds = time.perf_counter() - self.started
         self.ranks.emit(
             "start", step=step, total_batches=total, batches_per_epoch=self.per_epoch, checkpoint=None
