@@ -126,12 +126,12 @@ def test_trains_as_the_trainer_alone_killed_or_not(tmp_path: Path, model_args: d
         assert all(torch.equal(trained[name], value) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("function", ["trainer_jobs:changing", "trainer_jobs:counting_functions"])
+@pytest.mark.parametrize("function", ["changing", "counting_functions", "resetting", "of_images"])
 def test_what_a_trainers_own_checkpoint_lacks_is_in_it(tmp_path: Path, function: str) -> None:
-    one = Job("bert", load_model=function, trainer=True, model_args={"eval_strategy": "no"})
+    one = Job("m", load_model=f"trainer_jobs:{function}", trainer=True, model_args={"eval_strategy": "no"})
     whole, *parts = run(
         request(one, tmp_path / "whole"),
-        *(request(one, tmp_path / "parts", batch_count=count) for count in (4, 3, None)),
+        *(request(one, tmp_path / "parts", batch_count=count) for count in (4, 2, 2, None)),
     )
     assert [loss for part in parts for loss in steps(part)] == steps(whole)
 

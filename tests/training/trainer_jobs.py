@@ -16,6 +16,8 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    ViTConfig,
+    ViTForImageClassification,
     set_seed,
 )
 
@@ -235,3 +237,32 @@ def counting_functions(**arguments: Any) -> Trainer:
     made.compute_loss_func = loss
     made.add_callback(Clock())
     return made
+
+
+class Resetting(TrainerCallback):
+    """Draws the last layer anew before each epoch."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["model"].classifier.reset_parameters()
+
+
+def resetting(**arguments: Any) -> Trainer:
+    made = trainer(**arguments)
+    made.add_callback(Resetting())
+    return made
+
+
+class Images(Rows):
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = super().__getitem__(index)
+        return {"pixel_values": row["input_ids"].repeat(3, 8, 1) / 32, "labels": row["labels"]}
+
+
+def of_images(**arguments: Any) -> Trainer:
+    """A model that transformers writes under other names than its own."""
+    set_seed(3)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_labels=2, **sizes))
+    known = {"use_cpu": True, "save_strategy": "no", "num_train_epochs": 3, "learning_rate": 1e-2}
+    args = TrainingArguments(**{**known, "per_device_train_batch_size": 4, **arguments})
+    return Trainer(model=model, args=args, train_dataset=Images(22), eval_dataset=Images(10))

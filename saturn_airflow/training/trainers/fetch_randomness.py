@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,15 +66,22 @@ class FetchRandomness:
         batch, then = self._latest
         return {"batch": batch, "states": plain_values.encode(then, "the generators' states")}
 
-    def go_on(self, kept: Mapping[str, Any], checkpoint: str) -> None:
-        """Have training, which is still to begin within an epoch, fetch its first batch as it was fetched."""
-        self._wanted, self._checkpoint = kept, checkpoint
+    def go_on(self, kept: Mapping[str, Any] | None, checkpoint: Path, *, within_epoch: bool) -> None:
+        """Have training, which begins now, go on with the random numbers of ``checkpoint``.
+
+        :param kept: what :meth:`value` told there.
+        """
+        if within_epoch and kept is None:
+            return  # data draw nothing, so that the trainer may load them once it has fetched a batch
+        self._wanted, self._checkpoint = kept, str(checkpoint)
         load = self._trainer._load_rng_state
 
         def pass_over(checkpoint: str) -> None:
-            """What the trainer would load after its first batches has moved on since they were fetched."""
+            """Load nothing, once: what is there has moved on since."""
             self._trainer._load_rng_state = load
 
+        if not within_epoch:  # callbacks that hear of an epoch's begin may draw
+            load(self._checkpoint)
         self._load, self._trainer._load_rng_state = load, pass_over
 
     def _before_fetch(self, batch: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from saturn_airflow.training.trainers import whole_checkpoints
+from saturn_airflow.training.trainers import renamed_weights, whole_checkpoints
 from saturn_airflow.training.trainers.trainer_progress import TrainerProgress
 
 
@@ -22,12 +22,12 @@ class EndTraining(BaseException):
 class ReportingCallback(TrainerCallback):
     """The last of a trainer's callbacks.
 
-    :param facts: what was said of the checkpoint that training goes on from.
+    :param found: the checkpoint that training goes on from, and what was said of it.
     """
 
-    def __init__(self, training: TrainerProgress, facts: Mapping[str, Any] | None) -> None:
+    def __init__(self, training: TrainerProgress, found: tuple[Path, Mapping[str, Any]] | None) -> None:
         self._training = training
-        self._facts = facts
+        self._found = found
         self._parts: list[torch.Tensor] = []
         self._since = self._saved_at = time.perf_counter()
         self._saved_step = 0
@@ -48,7 +48,8 @@ class ReportingCallback(TrainerCallback):
         """See the class."""
         training = self._training
         training.begin(state.global_step, state.max_steps, kwargs["train_dataloader"])
-        if (facts := self._facts) is not None:
+        if self._found is not None:
+            checkpoint, facts = self._found
             # After callbacks that begin anew.
             training.remembered.set(facts["callbacks"])
             training.beside.set(facts.get("beside", {}))
@@ -57,6 +58,9 @@ class ReportingCallback(TrainerCallback):
             training.metrics.update(facts["metrics"])
             training.own_metrics = dict(facts["own_metrics"])
             training.evaluation_seconds = facts["evaluation_seconds"]
+            renamed_weights.load(kwargs["model"], checkpoint)
+            within = training.epochs.within_epoch
+            training.fetches.go_on(facts.get("fetched"), checkpoint, within_epoch=within)
         self._saved_step = state.global_step
         self._since = self._saved_at = time.perf_counter()
 
@@ -124,6 +128,7 @@ class ReportingCallback(TrainerCallback):
         fetched = None if self._between else training.fetches.value()
         known = {"position": position, "fetched": fetched}
         facts = {name: value for name, value in known.items() if value is not None}
+        renamed_weights.keep(kwargs["model"], path)
         whole_checkpoints.write_manifest(path, training.facts() | facts)
         self._saved_step = state.global_step
         if training.keeps:

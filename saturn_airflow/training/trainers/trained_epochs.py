@@ -54,6 +54,11 @@ class TrainedEpochs:
         else:
             self._epoch -= 1
 
+    @property
+    def within_epoch(self) -> bool:
+        """Whether some batches of the epoch are trained, and some are not."""
+        return 0 < self._batches < self._all_batches
+
     def begin_epoch(self) -> None:
         """Hear that an epoch begins."""
         self._epoch, self._batches = self._epoch + 1, 0

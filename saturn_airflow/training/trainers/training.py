@@ -33,7 +33,7 @@ class TrainerTraining(TrainerProgress):
             trainer.args.eval_on_start = False
         if found is not None:
             self._go_on(*found)
-        callback = ReportingCallback(self, None if found is None else found[1])
+        callback = ReportingCallback(self, found)
         trainer.add_callback(callback)
         callback.record_losses(trainer)
         status = Status.FINISHED
@@ -61,8 +61,6 @@ class TrainerTraining(TrainerProgress):
                 f"{path} belongs to another training ({'; '.join(changes[:5])}): start the job from scratch "
                 "(saturn restart), or undo the change"
             )
-        if (fetched := facts.get("fetched")) is not None:
-            self.fetches.go_on(fetched, str(path))
         if (position := facts.get("position")) is not None:
             self.epochs.go_on(position, only_more=self.request.goes_on_from is not None)
 
