@@ -1,4 +1,7 @@
-"""Parameters that no optimizer changes, but forward passes may: a teacher that follows its student."""
+"""Parameters that forward passes change, as they do a teacher's that follows its student.
+
+Most are frozen, but those of a copy of the student, which no gradient reaches, need not be.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,8 @@ class _CopiesBeforeWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
-    """What forward passes change inside of frozen parameters is as it was afterwards."""
-    parameters = [p for p in parameters_of(model) if not p.requires_grad]
-    if not parameters:
-        yield
-        return
-    copies = _CopiesBeforeWrites(parameters)
+    """What forward passes change inside of parameters is as it was afterwards."""
+    copies = _CopiesBeforeWrites(list(parameters_of(model)))
     try:
         with copies:
             yield

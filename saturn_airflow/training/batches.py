@@ -109,6 +109,13 @@ class Data(Protocol):
         """What tells later whether the data's own objects are others by then."""
         ...
 
+    def reading(self) -> AbstractContextManager[None]:
+        """Around the reading of a checkpoint, which has global variables that the data's code may name, too.
+
+        Those that the data change themselves are as :meth:`go_on` and the batches before have them, rather.
+        """
+        ...
+
     def kept(self, position: Position) -> Any:
         """What the data's own objects count, so that one can go on from ``position``; JSON-ready."""
         ...
@@ -138,6 +145,9 @@ class KeepsNothing:
     nothing."""
 
     def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reading(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def watched(self) -> Callable[[], bool]:

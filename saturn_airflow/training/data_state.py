@@ -15,7 +15,7 @@ import operator
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,11 +42,11 @@ class DataState:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._given = self._summaries()
+        self._given = self.summaries()
 
     def changed(self) -> bool:
         """Whether anything is not as it was at first."""
-        return self._summaries() != self._given
+        return self.summaries() != self._given
 
     def values(self) -> list[dict[str, Any] | None]:
         """What has changed, JSON-ready: of the dataset or iterable itself by its attributes, else by where it
@@ -90,18 +90,18 @@ class DataState:
         finally:
             back()
 
-    def snapshot(self) -> Callable[[], bool]:
-        """What has all be as it is now; it tells whether that could be."""
+    def snapshot(self) -> Callable[..., bool]:
+        """What has all be as it is now, or ``only`` what is at some paths; it tells whether all is."""
         before = self._places()
         copies = {path: _copied(place.value) for path, place in before.items()}
         summaries = {path: _summary(place.value) for path, place in before.items()}
 
-        def back() -> bool:
+        def back(only: Collection[str] = before.keys()) -> bool:
             now = self._places()
             for path, place in before.items():
-                if path not in now or _summary(now[path].value) != summaries[path]:
+                if path in only and (path not in now or _summary(now[path].value) != summaries[path]):
                     copies[path](place)
-            return self._summaries() == summaries
+            return self.summaries() == summaries
 
         return back
 
@@ -121,7 +121,8 @@ class DataState:
         """Whether what is there is found in the place of a value, or as a new one of the first object."""
         return path in self._given or self._is_own(path)
 
-    def _summaries(self) -> dict[str, Any]:
+    def summaries(self) -> dict[str, Any]:
+        """By where it is, what is another once something has changed."""
         return {path: _summary(place.value) for path, place in self._places().items()}
 
     def _places(self) -> dict[str, ValuePlace]:

@@ -375,7 +375,8 @@ class Training(BaseTraining):
             self.checkpoints.finish()
 
     def _resume(self, saved: checkpoints.Checkpoints) -> None:
-        found = saved.load(self.state)
+        with self.data.reading():
+            found = saved.load(self.state)
         if found is None:
             return
         path, extra = found

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,8 @@ class Stream:
         #: What the loader's objects go on with, and whether the epochs before have to be run through as well.
         self._kept: Any = None
         self._from_the_start = False
+        #: What of the loader's objects a checkpoint has set besides, by where it is, and what sets it again.
+        self._set_besides: tuple[set[str], Callable[..., bool]] | None = None
         self._seed = job.hparams.seed
         self._name = name
         try:
@@ -87,6 +89,22 @@ class Stream:
     def watched(self) -> Callable[[], bool]:
         return DataState(self._loader).changed if self._loader is not None else lambda: False
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        before, back = self._state.summaries(), self._state.snapshot()
+        yield
+        now = self._state.summaries()
+        if changed := {path for path in now if before.get(path) != now[path]}:
+            self._set_besides = changed, self._state.snapshot()
+            back(changed)
+
+    def _set_what_data_leave(self, begun: Mapping[str, Any]) -> None:
+        """Set again what a checkpoint has besides, of what the batches up to here have not changed."""
+        if self._set_besides is not None:
+            paths, put = self._set_besides
+            now, self._set_besides = self._state.summaries(), None
+            put({path for path in paths if now.get(path) == begun.get(path)})
+
     def kept(self, position: Position) -> Any:
         epoch, kept = self._at_begin
         return kept if epoch == position.epoch else self._values()
@@ -104,8 +122,10 @@ class Stream:
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """What is run through inside is run through again afterwards, as if for the first time."""
+        besides, self._set_besides = self._set_besides, None
         with self._state.put_back() as is_back:
             yield
+        self._set_besides = besides
         if self._loader is None:
             return
         if _has_lasting_workers(self._loader):
@@ -140,8 +160,11 @@ class Stream:
     def _endless(self, start: Position, cut: Cut) -> Iterator[GlobalBatch]:
         if not self._looked:
             self._look_at_a_sample()
+        begun = self._state.summaries() if self._set_besides is not None else {}
         for epoch in itertools.count(0 if self._from_the_start else start.epoch):
             empty, come_to = True, 0
+            if start == Position(epoch, 0):
+                self._set_what_data_leave(begun)
             for position, data, ends in self._epoch(epoch):
                 empty, come_to = False, position.batch + 1
                 layout = self._look(data)
@@ -150,6 +173,8 @@ class Stream:
                     micro_batches = [layout.take(data, samples, rows) for rows in cut.of(samples)]
                     whole = functools.partial(identity, data)
                     yield GlobalBatch(position, samples, micro_batches, ends, whole)
+                elif position == Position(start.epoch, start.batch - 1):
+                    self._set_what_data_leave(begun)
             if empty:
                 raise JobError(f"{self._name!r}: the data is empty; a job needs at least one batch")
             if epoch == start.epoch and come_to < start.batch:

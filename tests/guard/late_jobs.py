@@ -53,6 +53,29 @@ class Remembers(nn.Module):
         return dropout(self.norm(x), 0.2, self.training) * (1 + self.calls / 100) + self.teacher
 
 
+class Follows(nn.Module):
+    """A layer that follows another one gets no gradient, and is not frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.follower = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for own, other in zip(self.follower.parameters(), self.blocks[0].parameters(), strict=True):
+                own.lerp_(other, 0.3)
+            target = self.follower(x)
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x + target
+
+
+def follows() -> nn.Module:
+    torch.manual_seed(1)
+    return Follows()
+
+
 def remembers(norm: bool = False, counts: bool = True) -> nn.Module:
     model = Blocks(Remembers(norm, counts))
     model.tp_plan = {"blocks.*": "colwise_rep"}

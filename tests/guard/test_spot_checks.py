@@ -126,6 +126,17 @@ def test_nothing_notices_that_it_is_looked_at(size: int, tmp_path: Path) -> None
         assert [n for n, w in weights[0].items() if not torch.equal(w, weights[1][n])] == [], what
 
 
+def test_what_follows_in_the_forward_pass_follows_no_spot_check(tmp_path: Path) -> None:
+    a_job = job(load_model="late_jobs:follows", hparams={"batches": 6})
+    told = []
+    for looking in (True, False):
+        asked = [request(a_job, "spill", tmp_path / f"{looking}")]
+        told += ranks_module.launch(check_every_step, asked, looking, size=1)[0]
+    assert [event["checked"] for event in told[0]["events"] if event["event"] == "looked"] == [True] * 6
+    seen, unseen = ([e["loss"] for e in one["events"] if e["event"] == "step"] for one in told)
+    assert seen == unseen
+
+
 def test_spot_checks_leave_batches_as_they_are(tmp_path: Path) -> None:
     a_job = job(
         load_model="late_jobs:ChangesInputs",

@@ -135,6 +135,23 @@ def shuffled() -> Shuffled:
     return Shuffled()
 
 
+NOISE = np.random.default_rng(2)
+READ = {"batches": 0}
+
+
+class Noisy(Shuffled):
+    """It draws from a generator, and counts, beside the model in one and the same file."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in super().__iter__():
+            READ["batches"] += 1
+            yield x + float(NOISE.random()) * READ["batches"] / 10, y
+
+
+def noisy() -> Noisy:
+    return Noisy()
+
+
 class Iterates(nn.Module):
     def __init__(self) -> None:
         super().__init__()

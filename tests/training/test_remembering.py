@@ -121,6 +121,24 @@ def test_what_it_remembers_is_resumed(what: str, losses: dict[str, tuple[list[fl
     assert parts == whole
 
 
+def test_data_beside_the_model_go_on_within_their_first_epoch(tmp_path: Path) -> None:
+    """Nothing has changed when it began, but the checkpoint has what was global in that file later on."""
+    told = [
+        ranks_module.launch(train_all, [asked], size=1)[0][0][0]
+        for folder, count in (("whole", None), ("parts", 2), ("parts", None))
+        for asked in [
+            TrainRequest(
+                job=job(load_dataloader="remembering_jobs:noisy"),
+                technique="single",
+                folder=str(tmp_path / folder),
+                batch_count=count,
+                checkpoint_seconds=None,
+            )
+        ]
+    ]
+    assert told[1] + told[2] == told[0]
+
+
 def named(reference: Any) -> Any:
     module, name = reference.split(":")
     return getattr(importlib.import_module(module), name)

@@ -26,6 +26,7 @@ from saturn_airflow.launch import failures, job_log
 from saturn_airflow.launch.request import ChangesResultError, NotANumberError
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.parallelism import frozen_writes
 from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import model_attributes, of_all_ranks, precision, rng, stepping
@@ -335,7 +336,7 @@ class LoopSpotChecks:
         model = training.parallel.model
         users = UsersState(training.job, model)
         try:
-            with ModuleState(model.modules()).put_back(), users.put_back():
+            with ModuleState(model.modules()).put_back(), users.put_back(), frozen_writes.put_back(model):
                 yield
         finally:
             with torch.no_grad():
