@@ -226,6 +226,15 @@ def test_data_that_follow_the_losses_are_refused_at_the_trial(by: float) -> None
     assert told == "exact" if not by else "as where a sampler follows the losses" in told
 
 
+def test_what_data_and_loss_both_count_is_refused_at_the_trial() -> None:
+    a_job = job(
+        load_dataloader="remembering_jobs:counts_with_the_loss",
+        loss_function="remembering_jobs:counting_loss",
+    )
+    (told,) = ranks_module.launch(guard, a_job, size=1)
+    assert "as where a sampler follows the losses" in told
+
+
 def test_what_is_made_anew_in_each_step_is_not_missed(tmp_path: Path) -> None:
     a_job = job(load_model="remembering_jobs:notes_its_output")
     assert ranks_module.launch(guard, a_job, size=1) == ["exact"]

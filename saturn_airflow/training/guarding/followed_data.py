@@ -36,10 +36,11 @@ class FollowedData:
         """
         if not self._changed():
             return
-        self._data.batches(Position(), Cut(), 0)  # a stream forgets what was fetched
+        self._forget()
         with of_the_job(f"load_dataloader {self._job.load_dataloader!r}"):
             few = self._data.few(self._sizes).batches(Position(), self._cut, len(self._sizes))
             again = {number: batch for number, batch in enumerate(few) if number in self._numbers}
+        self._forget()  # the next who looks is to see none that these steps have changed
         if alike(self._given, _parts(again)):
             return
         raise JobError(
@@ -49,6 +50,10 @@ class FollowedData:
             "(set_epoch) or what they count themselves; or Job(trust=[...]) with the technique's name leaves "
             "it unchecked"
         )
+
+    def _forget(self) -> None:
+        """Have a stream, which keeps its first batches, fetch them anew."""
+        self._data.batches(Position(), Cut(), 0)
 
 
 def _parts(batches: Mapping[int, GlobalBatch]) -> list[Any]:
