@@ -44,13 +44,19 @@ class JobGlobals:
         self._model = model
         self._before: Globals = {}
         self._given: dict[tuple[str, str], str] = {}
-        self._given = {where: _summary(place.value) for where, place in self._places()}
+        given = {where: place.value for where, place in self._places()}
+        self._given = {where: _summary(value) for where, value in given.items()}
+        self._modules = {where for where, value in given.items() if isinstance(value, nn.Module)}
 
     def values(self) -> tuple[Globals, dict[str, str]]:
         """What has changed, JSON-ready, and why what else has changed can't be kept, by its name."""
         found: Globals = {}
         why_not: dict[str, str] = {}
         for (module, name), value in self._changed():
+            if isinstance(value, nn.Module) and (module, name) not in self._modules:
+                kind = type(value).__name__
+                why_not[_called(module, name)] = f"it is a {kind} that training makes: make it at the import"
+                continue
             try:
                 found.setdefault(module, {})[name] = plain_values.encode(value, "it")
             except JobError as error:

@@ -206,6 +206,7 @@ def guard(a_job: Job, ranks: Ranks) -> str:
     [
         (job(load_model="remembering_jobs:iterates"), "steps"),
         (with_loss("iterating_loss"), "remembering_jobs.STEPS"),
+        (with_loss("made_late"), "remembering_jobs.TEACHER"),
         (job(loss_function="counting_functions:by_generator"), "counting_functions.by_generator[closure 0]"),
     ],
 )

@@ -73,7 +73,7 @@ class Watched:
                 place = ValuePlace(vars(module).get(key), functools.partial(setattr, module, key))
             # Anything else may be a cache, which steps read and can do without.
             if place is not None and (
-                isinstance(place.value, Iterator) or own_classes.holds_objects(place.value)
+                isinstance(place.value, Iterator | nn.Module) or own_classes.holds_objects(place.value)
             ):
                 undo.append(place)
                 place.put(_Gone(name, why))
