@@ -85,7 +85,7 @@ class OwnStepSpotChecks(LoopSpotChecks):
         """
         training, own = self._training, self._own()
         model = training.parallel.model
-        with self._undone(), self._put_back(), torch.compiler.set_stance("force_eager"), without_randomness():
+        with self._undone(), torch.compiler.set_stance("force_eager"), without_randomness():
             if off is not None:
                 comparing.put_off_by_rounding(model, off)
             before = weights(self._names)
@@ -104,7 +104,7 @@ class OwnStepSpotChecks(LoopSpotChecks):
             return Step(loss, None, gradients, before, after, buffers(model), stateful)
 
     @contextmanager
-    def _put_back(self) -> Iterator[None]:
+    def _weights_put_back(self) -> Iterator[None]:
         """Parameters, gradients and optimizers are afterwards as they were before."""
         kept = [
             (p, p.data, p.data.clone(), p.grad, None if p.grad is None else p.grad.clone(), p.requires_grad)

@@ -13,7 +13,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -336,12 +336,16 @@ class LoopSpotChecks:
         model = training.parallel.model
         users = UsersState(training.job, model)
         try:
-            with ModuleState(model.modules()).put_back(), users.put_back(), frozen_writes.put_back(model):
+            with ModuleState(model.modules()).put_back(), users.put_back(), self._weights_put_back():
                 yield
         finally:
             with torch.no_grad():
                 for parameter, then in changing:
                     parameter.copy_(then)
+
+    def _weights_put_back(self) -> AbstractContextManager[None]:
+        """Around passes that may change weights, as where a copy of the model follows it, not frozen."""
+        return frozen_writes.put_back(self._training.parallel.model)
 
     def _told_by_first(self, plain: PlainTake) -> PlainTake:
         told: list[Any] = [plain]
