@@ -52,7 +52,7 @@ class DataState:
         """What has changed, JSON-ready: of the dataset or iterable itself by its attributes, else by where it
         is; None instead of that where something has changed that can't be kept."""
         places = self._places()
-        summaries = {path: _summary(place.value) for path, place in places.items()}
+        summaries = {path: summary(place.value) for path, place in places.items()}
         new = {path for path in summaries if self._given.get(path) != summaries[path]}
         kept: dict[str, Any] = {}
         # What has taken the place of a value is not found again by what it holds.
@@ -94,12 +94,12 @@ class DataState:
         """What has all be as it is now, or ``only`` what is at some paths; it tells whether all is."""
         before = self._places()
         copies = {path: _copied(place.value) for path, place in before.items()}
-        summaries = {path: _summary(place.value) for path, place in before.items()}
+        summaries = {path: summary(place.value) for path, place in before.items()}
 
         def back(only: Collection[str] = before.keys()) -> bool:
             now = self._places()
             for path, place in before.items():
-                if path in only and (path not in now or _summary(now[path].value) != summaries[path]):
+                if path in only and (path not in now or summary(now[path].value) != summaries[path]):
                     copies[path](place)
             return self.summaries() == summaries
 
@@ -123,7 +123,7 @@ class DataState:
 
     def summaries(self) -> dict[str, Any]:
         """By where it is, what is another once something has changed."""
-        return {path: _summary(place.value) for path, place in self._places().items()}
+        return {path: summary(place.value) for path, place in self._places().items()}
 
     def _places(self) -> dict[str, ValuePlace]:
         """All values that may be state, by where they are."""
@@ -217,7 +217,7 @@ def _is_immutable(value: Any) -> bool:
     return plain_values.is_scalar(value) or isinstance(value, type | types.ModuleType)
 
 
-def _summary(value: Any) -> Any:
+def summary(value: Any) -> Any:
     """What is another if ``value`` has changed."""
     if plain_values.generator_state(value) is not None:
         return json.dumps(plain_values.encode(value, "it"))

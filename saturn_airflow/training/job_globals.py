@@ -55,7 +55,9 @@ class JobGlobals:
         for (module, name), value in self._changed():
             if isinstance(value, nn.Module) and (module, name) not in self._modules:
                 kind = type(value).__name__
-                why_not[_called(module, name)] = f"it is a {kind} that training makes: make it at the import"
+                why_not[_called(module, name)] = (
+                    f"training makes this {kind}; make it where the file is imported"
+                )
                 continue
             try:
                 found.setdefault(module, {})[name] = plain_values.encode(value, "it")

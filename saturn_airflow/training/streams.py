@@ -123,9 +123,11 @@ class Stream:
     def aside(self) -> Iterator[None]:
         """What is run through inside is run through again afterwards, as if for the first time."""
         besides, self._set_besides = self._set_besides, None
-        with self._state.put_back() as is_back:
-            yield
-        self._set_besides = besides
+        try:
+            with self._state.put_back() as is_back:
+                yield
+        finally:
+            self._set_besides = besides
         if self._loader is None:
             return
         if _has_lasting_workers(self._loader):

@@ -54,26 +54,31 @@ class Remembers(nn.Module):
 
 
 class Follows(nn.Module):
-    """A layer that follows another one gets no gradient, and is not frozen."""
+    """A layer that follows another one gets no gradient: in place, or by what is put into the place of its
+    data, as in momentum contrast (He et al., 2020)."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_place: bool, frozen: bool) -> None:
         super().__init__()
+        self.in_place = in_place
         self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
-        self.follower = nn.Linear(6, 6)
+        self.follower = nn.Linear(6, 6).requires_grad_(not frozen)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             for own, other in zip(self.follower.parameters(), self.blocks[0].parameters(), strict=True):
-                own.lerp_(other, 0.3)
+                if self.in_place:
+                    own.lerp_(other, 0.3)
+                else:
+                    own.data = own.data * 0.7 + other.data * 0.3
             target = self.follower(x)
         for block in self.blocks:
             x = torch.tanh(block(x))
         return x + target
 
 
-def follows() -> nn.Module:
+def follows(in_place: bool, frozen: bool) -> nn.Module:
     torch.manual_seed(1)
-    return Follows()
+    return Follows(in_place, frozen)
 
 
 def remembers(norm: bool = False, counts: bool = True) -> nn.Module:

@@ -126,15 +126,29 @@ def test_nothing_notices_that_it_is_looked_at(size: int, tmp_path: Path) -> None
         assert [n for n, w in weights[0].items() if not torch.equal(w, weights[1][n])] == [], what
 
 
-def test_what_follows_in_the_forward_pass_follows_no_spot_check(tmp_path: Path) -> None:
-    a_job = job(load_model="late_jobs:follows", hparams={"batches": 6})
+@pytest.mark.parametrize(("technique", "size"), [("spill", 1), ("ddp", 2)])
+def test_what_follows_in_the_forward_pass_follows_no_spot_check(
+    technique: str, size: int, tmp_path: Path
+) -> None:
+    ways = [
+        {"in_place": in_place, "frozen": frozen} for in_place in (True, False) for frozen in (True, False)
+    ]
     told = []
     for looking in (True, False):
-        asked = [request(a_job, "spill", tmp_path / f"{looking}")]
-        told += ranks_module.launch(check_every_step, asked, looking, size=1)[0]
-    assert [event["checked"] for event in told[0]["events"] if event["event"] == "looked"] == [True] * 6
-    seen, unseen = ([e["loss"] for e in one["events"] if e["event"] == "step"] for one in told)
-    assert seen == unseen
+        asked = [
+            request(
+                job(load_model="late_jobs:follows", model_args=way, hparams={"batches": 6}),
+                technique,
+                tmp_path / f"{looking}{number}",
+            )
+            for number, way in enumerate(ways)
+        ]
+        told.append(ranks_module.launch(check_every_step, asked, looking, size=size)[0])
+    for way, seen, unseen in zip(ways, *told, strict=True):
+        looked = [event["checked"] for event in seen["events"] if event["event"] == "looked"]
+        assert looked == [True] * 6, (way, seen["events"])
+        losses = [[e["loss"] for e in one["events"] if e["event"] == "step"] for one in (seen, unseen)]
+        assert losses[0] == losses[1], way
 
 
 def test_spot_checks_leave_batches_as_they_are(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Harder(Rows):
 
 
 class Caching(Rows):
-    """Opens what it reads from with the first sample, keeps samples, and writes down when it read last."""
+    """Opens what it reads from with the first sample, and keeps samples."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows)
@@ -194,7 +194,8 @@ def trainer(
 
 
 class Cutting(TrainerCallback):
-    """Ends an epoch, or training, after a step, counts epochs' begins, and halves the rates at each."""
+    """Ends an epoch, or training, after a step; counts epochs' begins, drops more from each on, and clips
+    gradients from the fourth step on."""
 
     def __init__(self, epoch_at: int = 0, all_at: int = 0) -> None:
         self.epoch_at, self.all_at = epoch_at, all_at
@@ -219,7 +220,7 @@ def cutting(epoch_at: int = 0, all_at: int = 0, **arguments: Any) -> Trainer:
 
 
 def counting_functions(**arguments: Any) -> Trainer:
-    """One whose schedule and whose loss count what they are called for, and write down the time."""
+    """One whose schedule and whose loss count their calls; a callback of it writes down the time."""
     made = trainer(**arguments)
     calls = {"loss": 0, "rate": 0}
 

@@ -26,8 +26,8 @@ from saturn_airflow.launch import failures, job_log
 from saturn_airflow.launch.request import ChangesResultError, NotANumberError
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.parallelism import frozen_writes
-from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
+from saturn_airflow.parallelism import forward_writes
+from saturn_airflow.parallelism.module_state import ModuleState
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import model_attributes, of_all_ranks, precision, rng, stepping
 from saturn_airflow.training.base_training import BaseTraining
@@ -99,8 +99,6 @@ class LoopSpotChecks:
         self._ranks = training.ranks
         # As they were before a checkpoint changed them.
         self._attributes = training.state.attributes
-        # torch counts in ``_version`` how often a tensor was written into.
-        self._frozen = {p: p._version for p in parameters_of(training.parallel.model) if not p.requires_grad}
         # The plain loop computes alone what the ranks compute together, and the technique once more.
         steps = checked_steps(training.total, self._ranks.size + 2, training.hparams.seed)
         self._steps = frozenset(steps)
@@ -329,23 +327,14 @@ class LoopSpotChecks:
     @contextmanager
     def _undone(self) -> Iterator[None]:
         """What changes inside besides gradients is as it was afterwards."""
-        # Which of them forward passes change, as they do a teacher's, shows after the first step.
-        training = self._training
-        known = training.step > training.first_step
-        changing = [(p, p.detach().clone()) for p, v in self._frozen.items() if p._version != v or not known]
-        model = training.parallel.model
-        users = UsersState(training.job, model)
-        try:
-            with ModuleState(model.modules()).put_back(), users.put_back(), self._weights_put_back():
-                yield
-        finally:
-            with torch.no_grad():
-                for parameter, then in changing:
-                    parameter.copy_(then)
+        model = self._training.parallel.model
+        users = UsersState(self._training.job, model)
+        with ModuleState(model.modules()).put_back(), users.put_back(), self._weights_put_back():
+            yield
 
     def _weights_put_back(self) -> AbstractContextManager[None]:
-        """Around passes that may change weights, as where a copy of the model follows it, not frozen."""
-        return frozen_writes.put_back(self._training.parallel.model)
+        """Around passes that may change weights, as they do a teacher's."""
+        return forward_writes.put_back(self._training.parallel.model)
 
     def _told_by_first(self, plain: PlainTake) -> PlainTake:
         told: list[Any] = [plain]

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import AS_MICRO_BATCHES, Job
-from saturn_airflow.parallelism import frozen_writes
+from saturn_airflow.parallelism import forward_writes
 from saturn_airflow.parallelism.batch_norm import no_statistics
 from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
@@ -369,7 +369,7 @@ def evaluating(parallel: Parallel) -> Iterator[None]:
 def training(parallel: Parallel) -> Iterator[None]:
     """As :func:`evaluating`, but in the mode that trains: a router's loss is there alone."""
     eager = torch.compiler.set_stance("force_eager")
-    with evaluating(parallel), frozen_writes.put_back(parallel.model), eager, without_randomness():
+    with evaluating(parallel), forward_writes.put_back(parallel.model), eager, without_randomness():
         for module in {*parallel.model.modules(), *parallel.module.modules()}:
             # The statistics that a BatchNorm trains with are of the whole batch, and so of no part.
             module.training = not isinstance(module, _BatchNorm)

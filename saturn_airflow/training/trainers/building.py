@@ -84,7 +84,7 @@ def _check_data(job: Job, trainer: Trainer) -> None:
     args: Any = trainer.args
     if args.accelerator_config.dispatch_batches:
         raise JobError(
-            "accelerator_config's dispatch_batches can't be had: a resumed training would see others"
+            "accelerator_config's dispatch_batches can't be had: a resumed training would see other batches"
         )
     loader: Any = trainer.get_train_dataloader()
     sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
@@ -112,9 +112,10 @@ def _check_samples(job: Job, trainer: Trainer, loader: Any) -> None:
         remembered.restore()
     if not _same(before, states()) and not can_be_followed(loader):
         raise JobError(
-            "the Trainer's dataset or data_collator draws random numbers in processes of its own, which a "
-            "resumed Trainer would draw anew; set dataloader_num_workers=0, or give the model and a "
-            "load_dataloader to a plain Job, whose samples have random numbers of their own"
+            "the Trainer's dataset or data_collator draws random numbers, which a resumed Trainer would draw "
+            "anew where other processes fetch samples, or a batch sampler of its own chooses them; set "
+            "dataloader_num_workers=0 and let the Trainer choose, or give the model and a load_dataloader to "
+            "a plain Job, whose samples have random numbers of their own"
         )
     if changed:
         raise JobError(

@@ -6,7 +6,6 @@ A checkpoint holds some of it; what it does not hold is another after training w
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import sys
 from collections import deque
@@ -23,6 +22,7 @@ from transformers import Trainer
 from transformers.data.data_collator import DataCollatorMixin
 
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.data_state import summary
 from saturn_airflow.training.functions import FUNCTIONS, places_in
 from saturn_airflow.training.guarding.users_state import python_modules
 from saturn_airflow.training.optim import own_classes, plain_values
@@ -35,12 +35,8 @@ _DEEP = 6  # attributes of attributes of ...
 _ITEMS = 64  # of a container that are looked at
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _NUMBERS = 2**20  # of a tensor or array; larger ones are data
-_LIBRARIES = (
-    Dataset,
-    DataCollatorMixin,
-    Sampler,
-    LRScheduler,
-)  # whose attributes are looked at, if they are not the job's own
+# Whose attributes are looked at, though they are a library's.
+_LIBRARIES = (Dataset, DataCollatorMixin, Sampler, LRScheduler)
 
 
 def of_data(trainer: Trainer, job: Job, collator: Any) -> Seen:
@@ -61,7 +57,10 @@ def of_trainer(trainer: Trainer, job: Job) -> Seen:
         "optimizer": _attributes_of(optimizer),
         "args": vars(trainer.args),
         **{name: _added_to(getattr(trainer, name)) for name in ("state", "control")},
-        **{type(one).__name__: one for one in trainer.callback_handler.callbacks},
+        **{
+            f"{type(one).__name__} (callback {number})": one
+            for number, one in enumerate(trainer.callback_handler.callbacks)
+        },
         type(trainer).__name__: own_attributes(trainer),
         **_globals_of(trainer, job),
     }
@@ -108,9 +107,12 @@ def _in(where: str, value: Any, visited: set[int], deep: int) -> Iterator[tuple[
     visited.add(id(value))
     if plain_values.generator_state(value) is not None:
         yield where, plain_values.try_encode(value)
-    elif isinstance(value, torch.Tensor | np.ndarray):
-        if (value.numel() if isinstance(value, torch.Tensor) else value.size) <= _NUMBERS:
-            yield where, _digest(value)
+    elif isinstance(value, torch.Tensor):
+        if value.numel() <= _NUMBERS and not value.is_meta:
+            yield where, summary(value.detach().cpu())
+    elif isinstance(value, np.ndarray):
+        if value.size <= _NUMBERS:
+            yield where, summary(value)
     elif isinstance(value, FUNCTIONS):
         for path, place in places_in(where, value, set()):
             if not isinstance(place.value, FUNCTIONS):
@@ -139,11 +141,3 @@ def _attributes_of(value: Any) -> dict[str, Any]:
         return fields
     known = isinstance(value, _LIBRARIES) or own_classes.is_own(type(value).__module__)
     return dict(vars(value)) if known and hasattr(value, "__dict__") else {}
-
-
-def _digest(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
-    if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided:
-            return str(value.layout)
-        value = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return hashlib.sha1(np.ascontiguousarray(value).tobytes()).hexdigest()
