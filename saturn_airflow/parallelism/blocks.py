@@ -48,14 +48,29 @@ def _children(name: str, holder: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def blocks_to_run(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The blocks of :func:`find_blocks`, for who runs them in a way of its own.
 
-    :raises DoesNotFit: when the model is compiled as a whole, which takes what is run into the compilation.
+    :raises DoesNotFit: when what calls them is compiled, which takes what is run into the compilation.
     """
-    if "_orig_mod" in model._modules:  # without an import of the compiler, which takes long
-        raise DoesNotFit(
-            "load_model returns a model that torch.compile has compiled as a whole, and this technique runs "
-            "its blocks one by one; return it as it is, and say HParams(compile=True), which compiles blocks"
-        )
-    return find_blocks(model)
+    blocks = find_blocks(model)
+    for name, module in model.named_modules():
+        inside = f"{name}." if name else ""
+        calls_blocks = not name or any(block.startswith(inside) for block, _ in blocks)
+        if calls_blocks and (how := _how_compiled(module)):
+            what = f"whose part {name!r}" if name else "that"
+            raise DoesNotFit(
+                f"load_model returns a model {what} {how} has compiled as a whole, and this technique runs "
+                "its blocks one by one; return it as it is, and say HParams(compile=True), which compiles "
+                "blocks"
+            )
+    return blocks
+
+
+def _how_compiled(module: nn.Module) -> str:
+    """By what the forward pass of ``module`` was compiled; empty where it was not."""
+    if "_orig_mod" in module._modules:  # without an import of the compiler, which takes long
+        return "torch.compile"
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return "its compile()"
+    return "torch.compile" if hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable") else ""
 
 
 def recompute_blocks(model: nn.Module) -> None:

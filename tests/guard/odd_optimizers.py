@@ -54,3 +54,14 @@ class KeepsObjects(torch.optim.SGD):
             for parameter in group["params"]:
                 self.state[parameter]["kept"] = object()
         return super().step(closure)
+
+
+class AddsNoise(torch.optim.SGD):
+    """Langevin dynamics: noise on all weights after each step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)

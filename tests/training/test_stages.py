@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism import anatomy, stages
-from saturn_airflow.parallelism.blocks import blocks_to_run, find_blocks
+from saturn_airflow.parallelism.blocks import find_blocks
 from saturn_airflow.parallelism.stages import Stage, StageOutputs, TensorLike
 
 CPU = torch.device("cpu")
@@ -449,9 +449,3 @@ def test_blocks_are_the_largest_repeated_modules() -> None:
     )
     assert [name for name, _ in find_blocks(model)] == ["1.0", "1.1"]
     assert find_blocks(nn.Linear(2, 2)) == []
-
-
-def test_a_model_that_is_compiled_as_a_whole_says_how_to_compile_blocks() -> None:
-    model = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), backend="eager")
-    with pytest.raises(DoesNotFit, match=r"HParams\(compile=True\)"):
-        blocks_to_run(model)  # type: ignore[arg-type]

@@ -322,10 +322,8 @@ def _plain_loop(job: Job, model: nn.Module, device: torch.device, data: Data) ->
         alone = Parallel(model, Ranks(rank=0, size=1, device=device))
         rule = objectives(alone, Objective(job, model, device).of(data), data, None, job, "single")[0].rule
     loop, count_steps = PlainLoop(job, model, device, rule), itertools.count()
-    # As the training loop does it.
-    loop.optimizer.register_step_pre_hook(
-        lambda *_: rng.seed(job.hparams.seed, "optimizer", next(count_steps))
-    )
+    # As the training loop does it; torch's hooks are called for the step of a base class as well.
+    loop.before_step = lambda: rng.seed(job.hparams.seed, "optimizer", next(count_steps))
     return loop
 
 

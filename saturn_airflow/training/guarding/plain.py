@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,8 @@ class PlainLoop:
         self._last: Singles = {}
         self._frozen = optimizers.frozen(model)
         self._names = {p: name for name, p in model.named_parameters()}
+        #: Called before each step of the optimizer.
+        self.before_step: Callable[[], None] = lambda: None
         model.train()
 
     def loss(self, batch: Any) -> tuple[torch.Tensor, float | None]:
@@ -135,7 +137,7 @@ class PlainLoop:
         optimizers.refuse_thawed(self._frozen)
         parameters = [p for p in parameters_of(self.model) if p.requires_grad]
         if self._job.hparams.clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self._job.hparams.clip_grad_norm)
+            _clip(parameters, self._job.hparams.clip_grad_norm)
         gradients = samples({self._names[p]: p.grad for p in parameters})
         return mean, counted, gradients
 
@@ -165,6 +167,7 @@ class PlainLoop:
             of_the_job(f"optimizer {self._job.hparams.optimizer!r}"),
             noting_update_formats([optimizer]) as noted,
         ):
+            self.before_step()
             optimizer.step()
         self.model.zero_grad(set_to_none=True)
         stateful = stateful_of([optimizer], self._names)
@@ -180,6 +183,22 @@ class PlainLoop:
         """Those that checkpoints have."""
         kept = self.model.state_dict(keep_vars=True)
         return samples({name: b for name, b in self.model.named_buffers() if name in kept})
+
+
+def _clip(parameters: Sequence[nn.Parameter], most: float) -> None:
+    """What torch's ``clip_grad_norm_`` does, also where some gradients are sparse, which it refuses."""
+    sparse = [p for p in parameters if p.grad is not None and p.grad.is_sparse]
+    if not sparse:
+        nn.utils.clip_grad_norm_(parameters, most)
+        return
+    for parameter in sparse:
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.coalesce()
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    values = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
+    norm = nn.utils.get_total_norm(values)
+    for gradient in gradients:
+        gradient.mul_((most / (norm + 1e-6)).clamp(max=1.0))
 
 
 def stateful_of(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[Any, str]) -> frozenset[str]:
