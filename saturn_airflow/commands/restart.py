@@ -24,6 +24,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on from the last checkpoint, in spite of a change",
     )
+    how.add_argument(
+        "--as-planned",
+        action="store_true",
+        help="train a job that is cleared alone by its plan, whatever the DAG's file says of it by now",
+    )
     parser.add_argument("--home", type=Path, help="Saturn's folder ([saturn] home; default: as configured)")
 
 
@@ -45,11 +50,14 @@ def run(args: argparse.Namespace) -> int:
             + (", ".join(sorted(begun)) or "none")
         )
     names = sorted(args.jobs or begun)
-    wish = restarting.FROM_SCRATCH if args.from_scratch else restarting.GO_ON
+    wish, what = restarting.GO_ON, "goes on from its last checkpoint"
+    if args.from_scratch:
+        wish, what = restarting.FROM_SCRATCH, "starts from scratch"
+    elif args.as_planned:
+        wish, what = restarting.AS_PLANNED, "is trained as planned"
     for name in names:
         for folder in begun[name]:
             restarting.ask_for(folder, wish)
-    what = "starts from scratch" if args.from_scratch else "goes on from its last checkpoint"
     for name in names:
         print(f"{name}: {what} when its task runs the next time")
     print("Now clear these tasks in Airflow, where they are not about to be tried again.")

@@ -22,9 +22,11 @@ from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.folders import SUPERSEDED, superseded
 from saturn_airflow.model.status import Status
 
-Wish = Literal["from_scratch", "go_on"]
+Wish = Literal["from_scratch", "go_on", "as_planned"]
 FROM_SCRATCH: Wish = "from_scratch"
 GO_ON: Wish = "go_on"
+#: By the plan that there is, whatever the DAG's file says by now.
+AS_PLANNED: Wish = "as_planned"
 #: What a process holds locks on, or is the wish of somebody about the next training.
 _STAYS = ("lock", "follower")
 _LEAVING = ".being-superseded"
@@ -95,9 +97,9 @@ def decide(
     if told == FROM_SCRATCH:
         return RestartDecision(now, "this was asked for")
     changes = before.changes(now)
-    if found and asker.goes_on_with(found[-1]) and not (told and changes):
+    if found and asker.goes_on_with(found[-1]) and not (told in (FROM_SCRATCH, GO_ON) and changes):
         return RestartDecision(before, goes_on_from=_other(folder, before))
-    if wish == FROM_SCRATCH and told is None:
+    if wish == FROM_SCRATCH and told in (None, AS_PLANNED):
         return RestartDecision(now, "the DAG run's conf asks for it")
     if changes and GO_ON in (told, wish):
         return RestartDecision(now, goes_on_from=_other(folder, now), changes=changes)
@@ -109,6 +111,15 @@ def decide(
     # What could not be asked for now is as it was.
     known = now if CODE in now.fields else before
     return RestartDecision(known, goes_on_from=_other(folder, known))
+
+
+def cleared_under_its_plan(folder: Path, asker: Asker) -> Run | None:
+    """The last run of a job that ran under the plan it is to be trained by, and was cleared since; None where
+    it was not, or is to be trained as planned."""
+    found = runs.all_of(folder)
+    if not found or asker.goes_on_with(found[-1]) or wish_of(folder) == AS_PLANNED:
+        return None
+    return found[-1] if _concluded(found[-1])[0] == asker.attempt else None
 
 
 def set_aside(folder: Path, why: str) -> Path:
@@ -185,7 +196,8 @@ def wish_of(folder: Path) -> Wish | None:
     if not isinstance(wish, dict) or "wish" not in wish:
         return None
     formats.check(wish, "a wish", path)
-    return FROM_SCRATCH if wish["wish"] == FROM_SCRATCH else GO_ON
+    known: dict[str, Wish] = {FROM_SCRATCH: FROM_SCRATCH, AS_PLANNED: AS_PLANNED}
+    return known.get(str(wish["wish"]), GO_ON)
 
 
 def forget_wish(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +11,13 @@ from airflow.sdk import Context
 
 from saturn_airflow.model.definition import Change, Definition
 from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators import wishes
 from saturn_airflow.operators.code_version import as_text, code_version
 from saturn_airflow.operators.context import hide_secrets
+from saturn_airflow.operators.edited_jobs import edits
 from saturn_airflow.operators.retrying import TryAgainError, cleared_after
 
 if TYPE_CHECKING:
@@ -29,15 +33,20 @@ def asker_of(entry: PlanEntry, ti: Any, retries: int) -> Asker:
     return Asker(entry.attempt, ti.try_number, cleared, standing)
 
 
-def decide(context: Context, folder: Path, job: Job, asker: Asker) -> RestartDecision:
-    """Whether ``job`` goes on with the training in ``folder``, or starts anew.
+def decide(context: Context, folder: Path, task: Any, asker: Asker) -> RestartDecision:
+    """Whether the job of ``task`` goes on with the training in ``folder``, or starts anew.
 
-    :raises InvalidSweepError: when the DAG run's conf can't be read.
+    :raises InvalidSweepError: when the DAG run's conf can't be read; when the job was cleared alone, and the
+        DAG's file says something else of it than its plan.
     :raises NewerFormatError: when a newer version wrote what is there in a way that this one can't read.
     """
     from saturn_airflow.launch import restarting
 
+    job: Job = task.entry.job
     restarting.complete(folder)
+    if (run := restarting.cleared_under_its_plan(folder, asker)) and (changes := edits(job, task)):
+        run.stop()  # it may train on where Airflow could not be asked whether it was wanted
+        raise InvalidSweepError(_edited(context, task, changes))
     now = Definition.of(job, as_text(code_version(context)))
     wish = wishes.wish(wishes.conf_of(context), job.name)
     return restarting.decide(folder, now, asker, wish, in_words)
@@ -69,6 +78,19 @@ def supersede(folder: Path, why: str, mlflow: str) -> None:
         if not nobody:
             raise TryAgainError(f"the records of {folder} are being sent to MLflow; they can't move yet")
         restarting.set_aside(folder, why)
+
+
+def _edited(context: Context, task: Any, changes: Sequence[Change]) -> str:
+    """What is to be done about a job that was cleared, and has another definition in the DAG's file."""
+    ti: Any = context["ti"]
+    name, trials = task.entry.name, task.settings.trials_task
+    again = shlex.join(["saturn", "restart", ti.dag_id, ti.run_id, name, "--as-planned"])
+    return (
+        f"{name} was cleared, and the DAG's file says something else of it than the plan that this task "
+        f"trains by: {'; '.join(map(in_words, changes))}. To train what the file says now, clear "
+        f"{trials} with all that is downstream of it. To train what was planned, run "
+        f"`{again}`, and clear this task again"
+    )
 
 
 def in_words(change: Change) -> str:

@@ -126,7 +126,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
         try:
             formats.check(self._handed_on, ENTRY, "the entry of this task")
-            self._decided = beginning.decide(context, folder, self.entry.job, self._asker(context))
+            self._decided = beginning.decide(context, folder, self, self._asker(context))
         except (InvalidSweepError, NewerFormatError) as error:
             self._refuse(context, str(error))
         name, decision = self.entry.name, self._decision

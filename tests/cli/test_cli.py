@@ -247,6 +247,8 @@ def test_restart_leaves_a_wish_for_jobs_that_have_begun(
     }
     printed(capsys, "restart", "nightly", "mon", "--go-on")
     assert {restarting.wish_of(folder) for folder in folders.values()} == {"go_on"}
+    assert "a: is trained as planned" in printed(capsys, "restart", "nightly", "mon", "--as-planned")
+    assert {restarting.wish_of(folder) for folder in folders.values()} == {"as_planned"}
     for words, says in {
         ("nightly", "tue", "--go-on"): "there is nothing of the run 'tue' of 'nightly'",
         (

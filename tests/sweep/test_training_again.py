@@ -295,6 +295,47 @@ def test_a_finished_job_goes_on_for_more_batches_where_that_was_asked_for(sweep:
     assert sweep.losses(run) == list(range(1, BATCHES + 1))
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_job_that_is_cleared_alone_is_not_trained_as_the_file_said_before(
+    sweep: Sweep, finished: bool
+) -> None:
+    """Its plan has the old definition; who mends the DAG's file and clears the task means the new one."""
+    if finished:
+        sweep.train(job(lr=0.1))
+    else:
+        sweep.train_partly(job(lr=0.1))
+    sweep.clear()
+    with pytest.raises(AirflowFailException) as refused:
+        sweep.train(job(lr=0.1), listed=job(lr=0.01))
+    told = str(refused.value)
+    assert "hparams.lr was 0.1 and is 0.01" in told
+    assert "clear sweep.trials with all that is downstream" in told
+    assert f"saturn restart {sweep.dag} run small --as-planned" in told
+    assert (sweep.outcome["outcome"]["status"], len(runs.all_of(sweep.folder))) == ("failed", 1)
+    sweep.clear()
+    restarting.ask_for(sweep.folder, restarting.AS_PLANNED)
+    outcome = sweep.train(job(lr=0.1), listed=job(lr=0.01))
+    assert (outcome["status"], outcome["training"]) == ("finished", 2 if finished else 1)
+    assert sweep.train(job(lr=0.1), listed=job(lr=0.001)) == outcome, "a retry trains what was planned"
+
+
+def test_what_the_file_says_counts_for_the_job_alone_that_ran_under_its_plan_and_was_cleared(
+    sweep: Sweep,
+) -> None:
+    edited = job(lr=0.01)
+    assert sweep.train(job(lr=0.1), listed=edited)["training"] == 1, "it was planned, and then edited"
+    sweep.clear()
+    assert sweep.train(job(lr=0.1), attempt=200.0, listed=edited)["training"] == 2, "it was planned anew"
+    sweep.clear()
+    templates = dataclasses.replace(job(lr=0.1), data_version="{{ ds }}", init_from="models:/other@champion")
+    assert sweep.train(job(lr=0.1), attempt=200.0, listed=templates)["training"] == 3
+    sweep.clear()
+    renamed = dataclasses.replace(edited, name="renamed")
+    assert sweep.train(job(lr=0.1), attempt=200.0, listed=renamed)["training"] == 4, (
+        "the file has no such job"
+    )
+
+
 def test_nothing_finishes_with_no_step_of_its_own(sweep: Sweep) -> None:
     sweep.train(job(lr=0.1))
     sweep.clear()
