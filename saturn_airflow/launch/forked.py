@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import resource
@@ -28,8 +29,7 @@ class Forked:
         self, function: Callable[..., object], arguments: tuple[Any, ...], keep_open: Collection[int]
     ) -> None:
         self.exitcode: int | None = None
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         # What is frozen is never collected, so that nothing the child closes is closed twice.
         gc.freeze()
         self.pid = os.fork()
@@ -75,14 +75,22 @@ def run_and_exit(work: Callable[[], object]) -> NoReturn:
     """Do ``work`` in a forked process and end it, without returning to what it was forked from."""
     status = 1
     try:
-        work()
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        try:
+            work()
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            _flush()
+    finally:  # whatever fails above, such as an excepthook of the job's
         os._exit(status)
+
+
+def _flush() -> None:
+    """Write out what was printed. A job's code may have closed its output, or put in its place what can't."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def _be_child(
