@@ -1,9 +1,12 @@
-"""What becomes of a sweep's tasks when somebody, or a time limit, ends their DAG run.
+"""What becomes of a sweep's tasks when their DAG run is ended or cleared.
 
 Airflow skips those that never ran. To it a skipped task is as good as one that succeeded: once what was
 running is cleared and ends well, the DAG run would be a success though nothing was reported. And where one
 instance of a mapped task runs, it makes all of them ``failed``, those that had succeeded as well: jobs that
 had finished would be cleared with the others, and trained once more.
+
+Where a DAG run is cleared and its DAG has changed, Airflow removes instances of mapped tasks by how many
+there were to be before, and never runs what it has removed: a trial or a job would be missing.
 """
 
 from __future__ import annotations
@@ -40,6 +43,28 @@ def on_dag_run_failed(dag_run: Any, msg: str) -> None:
     from saturn_airflow.plugin import listener_internals as airflow
 
     airflow.keep_what_was(dag_run, own, behind, datetime.now(timezone.utc) - _JUST_NOW)
+
+
+@hookimpl
+def on_dag_run_running(dag_run: Any, msg: str) -> None:
+    """Have the instances of a sweep's mapped tasks stay until it is known how many there are to be.
+
+    Airflow calls this in the scheduler as a DAG run begins, or begins again, before it looks whether the DAG
+    has changed. One that was cleared while it ran does not begin again; its own tasks notice what is missing
+    (``operators/xcom_parts.py``).
+    """
+    tasks = dag_run.dag.task_dict
+    own, _ = tasks_of_sweeps(tasks.values())
+    mapped = {name: lists_of(tasks[name]) for name in own if getattr(tasks[name], "is_mapped", False)}
+    if mapped:
+        from saturn_airflow.plugin import listener_internals as airflow
+
+        airflow.keep_instances(dag_run, mapped)
+
+
+def lists_of(task: Any) -> list[str]:
+    """The tasks whose lists a mapped task is mapped over."""
+    return [upstream.task_id for upstream in task.iter_mapped_dependencies()]
 
 
 def tasks_of_sweeps(tasks: Iterable[Any]) -> tuple[list[str], list[str]]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from airflow.models.taskinstance import TaskInstance
+from airflow.models.taskmap import TaskMap
 from airflow.models.xcom import XCOM_RETURN_KEY, XComModel
 from airflow.utils.state import TaskInstanceState
-from sqlalchemy import and_, select, update
+from sqlalchemy import and_, func, select, update
 from sqlalchemy.orm import Session, object_session
 
 
@@ -59,6 +60,45 @@ def _keep(session: Session, dag_run: Any, own: Sequence[str], behind: Sequence[s
     done = [{"id": row, "state": TaskInstanceState.SUCCESS} for row, at in found if _is_of_try(at, row)]
     if done:
         session.execute(update(TaskInstance), done)
+
+
+def keep_instances(dag_run: Any, mapped: Mapping[str, Sequence[str]]) -> None:
+    """Let the lists of cleared tasks be as long as instances are mapped over them, until they are made anew.
+
+    Airflow knows how long a list was, not that its task is to run again. It removes instances beyond that
+    length, and creates none in their places when the list has grown. Those beyond the new length it removes
+    as soon as that is known.
+
+    :param mapped: the mapped tasks of sweeps, each with the tasks whose lists it is mapped over.
+    """
+    session = object_session(dag_run)
+    if session is None:
+        return
+    session.flush()
+    with session.connection().begin_nested():
+        of_run = TaskInstance.dag_id == dag_run.dag_id, TaskInstance.run_id == dag_run.run_id
+        highest = select(TaskInstance.task_id, func.max(TaskInstance.map_index)).where(
+            *of_run, TaskInstance.task_id.in_(mapped), TaskInstance.map_index >= 0
+        )
+        counts: dict[str, int] = {}
+        for name, index in session.execute(highest.group_by(TaskInstance.task_id)):
+            for upstream in mapped[name]:
+                counts[upstream] = max(index + 1, counts.get(upstream, 0))
+        cleared = select(TaskInstance.task_id).where(
+            *of_run, TaskInstance.task_id.in_(counts), TaskInstance.state.is_(None)
+        )
+        for upstream in session.scalars(cleared).all():
+            of_list = TaskMap.dag_id == dag_run.dag_id, TaskMap.run_id == dag_run.run_id
+            longer = update(TaskMap).where(
+                *of_list, TaskMap.task_id == upstream, TaskMap.length < counts[upstream]
+            )
+            again = update(TaskInstance).where(
+                *of_run,
+                TaskInstance.task_id.in_([name for name, lists in mapped.items() if upstream in lists]),
+                TaskInstance.state == TaskInstanceState.REMOVED,
+            )
+            for changed in (longer.values(length=counts[upstream]), again.values(state=None)):
+                session.execute(changed.execution_options(synchronize_session=False))
 
 
 def _is_of_try(at: datetime, row: UUID) -> bool:

@@ -16,6 +16,7 @@ from airflow.models.dag import DagModel
 from airflow.models.dagbundle import DagBundleModel
 from airflow.models.dagrun import DagRun
 from airflow.models.taskinstance import TaskInstance, clear_task_instances
+from airflow.models.taskmap import TaskMap
 from airflow.models.xcom import XComModel
 from airflow.sdk import DAG, task
 from airflow.serialization.serialized_objects import DagSerialization
@@ -28,6 +29,7 @@ from saturn_airflow.plugin import listener
 DAG_ID, RUN_ID = "cancelled", "manual__2026"
 MARKED = "Dag Run's state was manually set to `failed`."
 TRAIN, REPORT, USE = "sweep.train", "sweep.report", "use"
+TRIALS, WAVE = "sweep.trials", "sweep.profile.wave_1"
 
 
 @cache
@@ -113,6 +115,25 @@ class Ended:
         set_dag_run_state_to_failed(dag=self.dag, run_id=RUN_ID, commit=True, session=self.session)
         listener.on_dag_run_failed(self.run, MARKED)
 
+    def listed(self, task_id: str, length: int) -> None:
+        """How long the list is that a task returned."""
+        own = {"dag_id": DAG_ID, "run_id": RUN_ID, "task_id": task_id, "map_index": -1}
+        self.session.merge(TaskMap(**own, length=length, keys=None))  # type: ignore[arg-type]
+        self.session.flush()
+
+    def check_what_was_removed(self) -> None:
+        """What the scheduler does where the DAG has changed."""
+        self.session.expire_all()
+        self.run.dag = self.dag
+        self.run._check_for_removed_or_restored_tasks(self.dag, lambda *_, **__: None, session=self.session)
+        self.session.flush()
+
+    def revised(self, task_id: str) -> dict[int, str | None]:
+        """The states of a mapped task's instances once the scheduler has seen how long its list is."""
+        task = self.dag.get_task(task_id)
+        list(self.run._revise_map_indexes_if_mapped(task, dag_version_id=None, session=self.session))
+        return self.states(task_id)
+
     def states(self, task_id: str) -> dict[int, str | None]:
         self.session.expire_all()
         columns = TaskInstance.map_index, TaskInstance.state
@@ -176,3 +197,25 @@ def test_where_the_listener_fails_airflow_s_own_changes_stay(session: Session) -
         ended.mark()
     assert ended.states(REPORT) == {-1: "skipped"}
     assert ended.states(TRAIN) == {0: "failed", 1: "failed"}
+
+
+@pytest.mark.parametrize("by_clearing", [None, "removed"])
+def test_what_is_cleared_after_the_dag_has_changed_has_all_its_instances(
+    session: Session, by_clearing: str | None
+) -> None:
+    """Its list was empty the time before, and has an item now: it would be removed, and never run."""
+    cleared = Ended(session)
+    cleared.task(TRIALS, -1, None)
+    cleared.task(WAVE, 0, by_clearing)
+    cleared.task(TRAIN, 0, "removed")
+    cleared.task("sweep.plan", -1, "success")
+    cleared.listed(TRIALS, 0)
+    cleared.listed("sweep.plan", 0)
+    listener.on_dag_run_running(cleared.run, "started")
+    cleared.check_what_was_removed()
+    assert cleared.states(WAVE) == {0: None}
+    assert cleared.states(TRAIN) == {0: "removed"}, "its list stands as it is"
+    cleared.listed(TRIALS, 1)
+    assert cleared.revised(WAVE) == {0: None}
+    cleared.listed(TRIALS, 0)
+    assert cleared.revised(WAVE) == {0: "removed"}

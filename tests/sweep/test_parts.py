@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 from any_job import ANY_JOB
 
@@ -106,3 +107,25 @@ def test_no_job_shares_its_folder_with_what_the_sweep_keeps(name: str, tmp_path:
     sweep = SweepContext("dag", "run", "sweep", tmp_path)
     assert sweep.job_folder(name) != tmp_path / name
     assert sweep.job_folder("gpt2") == tmp_path / "gpt2"
+
+
+def test_what_airflow_has_removed_and_will_not_run_is_told_by_who_lists_it(tasks: Any) -> None:
+    """As where a DAG run is cleared while it runs, and its DAG has changed."""
+    looked_at = 0
+    for maker in [task for task in tasks if getattr(task, "_post_execute_hook", None) is xcom_parts.hand_out]:
+        over = [t for t in tasks if t.is_mapped and maker in t.iter_mapped_dependencies()]
+        if not over:
+            continue
+        ti: Any = Instance({})
+        states = {f"{over[0].task_id}_{index}": "removed" for index in (1, COUNT)}
+        ti.get_task_states = lambda dag_id, task_ids, run_ids, states=states: {"run": states}
+        context: Any = {"ti": ti, "task": maker}
+        with pytest.raises(AirflowFailException) as told:
+            xcom_parts.hand_out(context, ITEMS)
+        assert f"Airflow has removed {over[0].task_id} [1] and will not run" in str(told.value)
+        assert "Clear the DAG run once more" in str(told.value)
+        xcom_parts.hand_out(context, ITEMS[:1])  # what is removed beyond the list is not needed
+        ti.get_task_states = lambda **_: {}
+        xcom_parts.hand_out(context, ITEMS)
+        looked_at += 1
+    assert looked_at > 4
