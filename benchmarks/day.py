@@ -86,7 +86,7 @@ def sweep(cluster: LocalCluster, airflow: Airflow, jobs: int) -> dict[str, Any]:
     """One sweep, from its trigger to its end."""
     began, used = time.time(), services(cluster)
     run_id = airflow.trigger("sleepers")
-    while (state := state_of(airflow, run_id)) not in ("success", "failed"):
+    while (state := state_of(airflow, "sleepers", run_id)) not in ("success", "failed"):
         cluster.check()
         time.sleep(2)
     if state == "failed":

@@ -10,6 +10,9 @@ known, and needs no cores, which a machine of few cores would lack for that many
 - In each: the share of the time that devices are leased in which batches run, and the CPU-seconds a job of
   each service. Runs (supervisors and ranks) are what is left of the machine's, with all others that use it.
 - While jobs wait for devices: how many do on each node, and the memory of one.
+- `empty_tasks`: what as many mapped tasks of Airflow cost the same services in the same run that sleep as
+  long, as many at once as there are devices (benchmarks/overhead/empty_tasks.py), and what the process of one
+  takes; `services_over_empty_tasks` is what a job of the sweep costs the services over that.
 """
 
 from __future__ import annotations
@@ -59,6 +62,10 @@ def measure(name: str, sleepers: list[tuple[str, int]], state: Path, devices: in
         variables={"SATURN_NODES": ", ".join(f"{node}:{devices}:cpu" for node in NODES)},
         environment={
             "SLEEPERS": json.dumps([(name, BATCH, batches) for name, batches in sleepers]),
+            "EMPTY_TASKS": json.dumps(
+                {node: [BATCH * n for _, n in sleepers[i :: len(NODES)]] for i, node in enumerate(NODES)}
+            ),
+            "EMPTY_TASKS_AT_ONCE": str(devices),
             "AIRFLOW__SATURN__TECHNIQUES_FOLDER": str(HERE / "techniques"),
         },
     )
@@ -77,7 +84,9 @@ def measure(name: str, sleepers: list[tuple[str, int]], state: Path, devices: in
             failed = [f"{t['task_id']}[{t['map_index']}]" for t in tasks if t["state"] == "failed"]
             raise SystemExit(f"{name}: the sweep failed: {failed}; see {cluster.state}")
         found, held = gaps(folder), leased(folder)
+        empty = empty_tasks(cluster, airflow)
     cpu = {name: (seconds - before[name][0]) / len(sleepers) for name, (seconds, _) in after.items()}
+    over_empty = sum(cpu.values()) / sum(empty["cpu_seconds_a_task"].values())
     cpu["runs_and_others"] = machine / len(sleepers) - sum(cpu.values())
     stages = {
         stage: span
@@ -95,7 +104,37 @@ def measure(name: str, sleepers: list[tuple[str, int]], state: Path, devices: in
         "stage_seconds": stages,
         **held,
         "cpu_seconds_a_job": {name: round(seconds, 2) for name, seconds in cpu.items() if seconds >= 0.005},
+        "services_over_empty_tasks": round(over_empty, 2),
+        "empty_tasks": empty,
         **watched,
+    }
+
+
+def empty_tasks(cluster: LocalCluster, airflow: Airflow) -> dict[str, Any]:
+    """What a mapped task that only sleeps takes: of each service CPU-seconds, and MB of its process."""
+    airflow.wait_for_dag("empty_tasks")
+    before, began = services(cluster), time.monotonic()
+    run_id = airflow.trigger("empty_tasks")
+    while (state := state_of(airflow, "empty_tasks", run_id)) != "success":
+        if state == "failed":
+            raise SystemExit(f"tasks that only sleep failed; see {cluster.state}")
+        cluster.check()
+        time.sleep(2)
+    after, took = services(cluster), time.monotonic() - began
+    count = len(airflow.tasks("empty_tasks", run_id))
+    of = f"/dags/empty_tasks/dagRuns/{run_id}/taskInstances"
+    sizes = [
+        airflow.get(f"{of}/{node}/xcomEntries/return_value", map_index=0, stringify=False)["value"]
+        for node in NODES
+    ]
+    cpu = {name: (seconds - before[name][0]) / count for name, (seconds, _) in after.items()}
+    return {
+        "tasks": count,
+        "seconds": round(took, 1),
+        "cpu_seconds_a_task": {name: round(seconds, 3) for name, seconds in cpu.items()},
+        "memory_of_a_task_mb": {
+            kind: round(statistics.mean(size[kind] for size in sizes), 1) for kind in sizes[0]
+        },
     }
 
 
@@ -105,7 +144,7 @@ def watch(cluster: LocalCluster, airflow: Airflow, run_id: str, folder: Path) ->
     memory: list[dict[str, float]] = []
     load: list[float] = []
     psutil.cpu_percent()
-    while (state := state_of(airflow, run_id)) not in ("success", "failed"):
+    while (state := state_of(airflow, "sleepers", run_id)) not in ("success", "failed"):
         cluster.check()
         processes = train_processes(folder)
         for node in NODES:
@@ -126,10 +165,10 @@ def watch(cluster: LocalCluster, airflow: Airflow, run_id: str, folder: Path) ->
     }
 
 
-def state_of(airflow: Airflow, run_id: str) -> str:
-    """The sweep's state; unknown while the API server is too busy to say."""
+def state_of(airflow: Airflow, dag: str, run_id: str) -> str:
+    """A DAG run's state; unknown while the API server is too busy to say."""
     try:
-        return airflow.state("sleepers", run_id)
+        return airflow.state(dag, run_id)
     except httpx.TransportError:
         return "unknown"
 
