@@ -13,11 +13,13 @@ Names are known without importing anything, so that a DAG file can be checked wi
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -137,7 +139,7 @@ def folders() -> list[Path]:
 def names() -> list[str]:
     """Names of all techniques, sorted; nothing is imported."""
     found = set(_registered) | set(_files())
-    found.update(point.name for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+    found.update(point.name for point in _entry_points())
     return sorted(found)
 
 
@@ -181,7 +183,9 @@ def get(name: str) -> BaseTechnique:
         return _instance(_registered[name], name)
     if path := _files().get(name):
         return _instance(_class_in(path), name)
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
+    for point in _entry_points():
+        if point.name != name:
+            continue
         try:
             technique = point.load()
         except Exception as error:
@@ -204,6 +208,23 @@ def why_not(technique: BaseTechnique, job: Job, devices: int) -> str | None:
             "step of its own (own_step=True)"
         )
     return technique.why_not(job, devices) or technique.why_not_initial_weights(job)
+
+
+def _entry_points() -> Iterator[importlib.metadata.EntryPoint]:
+    """The techniques of installed packages, in the order of ``sys.path``."""
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            yield from _entry_points_in(folder, os.stat(folder or ".").st_mtime_ns)
+
+
+@functools.cache
+def _entry_points_in(folder: str, changed: int) -> tuple[importlib.metadata.EntryPoint, ...]:
+    """Those of the packages in ``folder``, which are the same until it has ``changed`` (nanoseconds).
+
+    Each package's own list is read for that, several hundred as a rule, and DAG files are parsed often.
+    """
+    packages = importlib.metadata.distributions(path=[folder])
+    return tuple(p for found in packages for p in found.entry_points if p.group == ENTRY_POINT_GROUP)
 
 
 def _files() -> dict[str, Path]:

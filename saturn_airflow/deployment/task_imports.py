@@ -20,10 +20,12 @@ def import_all(plans: bool) -> None:
     import saturn_airflow.launch.restarting
     import saturn_airflow.launch.runs
     import saturn_airflow.operators.sweep  # noqa: F401
+    from saturn_airflow import library
     from saturn_airflow.operators import airflow_internals
     from saturn_airflow.tracking.server import import_mlflow
 
     import_mlflow()
+    library.names()
     with contextlib.suppress(ImportError):
         airflow_internals.import_for_tasks()
     with contextlib.suppress(ImportError, AttributeError):

@@ -184,8 +184,7 @@ def _address(environment: Mapping[str, str]) -> str:
     So is what the server inherits from who starts it, and its working folder, where Python looks for modules
     first.
     """
-    package = Path(__file__).parents[1]
-    code = [(str(path), *_state(path)) for path in sorted(package.rglob("*.py"))]
+    code = sorted(_states(str(Path(__file__).parents[1])))
     libraries = [os.stat(sysconfig.get_path(name)).st_mtime_ns for name in ("purelib", "platlib")]
     namespaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid", "user")]
     own = [working_folder(), sys.executable, *_inherited()]
@@ -193,10 +192,15 @@ def _address(environment: Mapping[str, str]) -> str:
     return _PREFIX + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _state(path: Path) -> tuple[int, int, int]:
-    """What changes when a file is written, even where its time of change is set to what it was."""
-    found = path.stat()
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size
+def _states(folder: str) -> Iterator[tuple[str, int, int, int]]:
+    """Of each Python file below ``folder`` what changes when it is written, even where its time of change is
+    set to what it was."""
+    for entry in os.scandir(folder):
+        if entry.is_dir():
+            yield from _states(entry.path)
+        elif entry.name.endswith(".py"):
+            found = entry.stat()
+            yield entry.path, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
 def _inherited() -> list[str]:

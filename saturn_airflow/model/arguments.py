@@ -113,13 +113,19 @@ def _check_positions(cls: Any, args: tuple[Any, ...], named: Mapping[str, Any], 
         raise InvalidSweepError(f"{what}: it needs {lacking[0]!r}; write {cls.__name__}({lacking[0]}=...)")
 
 
+#: What most arguments are, which no check of abstract classes need look at: DAG files are parsed often.
+_SCALARS = (bool, int, float, str, type(None))
+
+
 def plain(value: Any) -> Any:
     """``value`` with numpy's scalars, also those in lists and mappings, as Python's numbers."""
+    if type(value) in _SCALARS:
+        return value
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(plain(item) for item in value)
-    # Without importing numpy: DAG files are parsed often.
+    # Without importing numpy.
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
     return value
@@ -154,7 +160,7 @@ def number(value: Any, what: str) -> Any:
             f"{what} is {value!r}, but hyper-parameters can't be templates; let an upstream task return the "
             "jobs, as dags/jobs_from_upstream.py does"
         )
-    return plain(value) if not isinstance(value, Mapping) else value
+    return value if type(value) in _SCALARS or isinstance(value, Mapping) else plain(value)
 
 
 def is_int(value: object) -> bool:

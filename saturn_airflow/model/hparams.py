@@ -127,11 +127,14 @@ class HParams:
 
     def of_no_effect(self) -> str | None:
         """A message where these say something of an optimizer, though the model configures its own."""
-        default = HParams()
         for name in _OF_OPTIMIZERS:
-            if getattr(self, name) != getattr(default, name):
+            if getattr(self, name) != getattr(DEFAULT, name):
                 return (
                     f"hparams: {name} is {getattr(self, name)!r}, which changes nothing where the model has "
                     f"configure_optimizers; give it to the model, in model_args"
                 )
         return None
+
+
+#: Of a job that says none.
+DEFAULT = HParams()

@@ -12,7 +12,7 @@ from saturn_airflow.model import initial_weights, metrics, references, secrets, 
 from saturn_airflow.model.arguments import checked, fields_of, hint, is_int, json_mapping
 from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.hparams import EXAMPLES
+from saturn_airflow.model.hparams import DEFAULT, EXAMPLES
 from saturn_airflow.model.hparams import HParams as HParams
 from saturn_airflow.model.references import Reference
 
@@ -96,7 +96,7 @@ class Job:
     load_model: Reference
     load_dataloader: Reference = ""
     loss_function: Reference | None = None
-    hparams: HParams = field(default_factory=HParams)
+    hparams: HParams = DEFAULT
     model_args: Mapping[str, Any] = field(default_factory=dict)
     data_args: Mapping[str, Any] = field(default_factory=dict)
     load_eval_dataloader: Reference | None = None
@@ -126,7 +126,7 @@ class Job:
             raise InvalidSweepError(
                 f"job {self.name!r}: hparams is of type {type(self.hparams).__name__}; write HParams(lr=...)"
             )
-        trainer_jobs.check(self, self.hparams, HParams())
+        trainer_jobs.check(self, self.hparams, DEFAULT)
         for name in _REFERENCES:
             value = getattr(self, name)
             if self.trainer and name == "load_dataloader":
