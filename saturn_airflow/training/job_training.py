@@ -288,9 +288,10 @@ class Training(BaseTraining):
         self.ranks.emit("start", step=self.step, checkpoint=self.checkpoint, **known)
 
     def _begin_to_train(self) -> None:
-        """Have all modules in training mode."""
+        """Have all modules in training mode, but for those that a checkpoint has in another."""
         self.parallel.model.train()
         self.parallel.module.train()
+        self.state.attributes.switches.begin()
 
     def _limit(self, wanted: int | None) -> int | None:
         """How many steps this call takes at the most, of ``wanted``; None where nobody knows."""

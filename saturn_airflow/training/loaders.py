@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import random
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import rng
 from saturn_airflow.training.data_state import DataState
@@ -68,7 +70,10 @@ def any_sample(loader: DataLoader[Any]) -> Any:
 def samples_stand_alone(loader: DataLoader[Any], seed: int) -> bool:
     """Whether a sample that is fetched by its index, and a batch of samples, is the same whatever was fetched
     before it, as it is not where the dataset or the collate function draws from a generator of its own,
-    counts, or mixes samples with earlier ones."""
+    counts, mixes samples with earlier ones, or remembers what it drew.
+
+    :raises JobError: where what was drawn is remembered, and nobody sees where.
+    """
     dataset, collate = aside(loader), loader.collate_fn
     if any(hasattr(part, "set_epoch") for part in (dataset, collate)):
         return False
@@ -76,6 +81,8 @@ def samples_stand_alone(loader: DataLoader[Any], seed: int) -> bool:
         return False
     samples = SeededSamples(dataset, seed)
     keys = [(0, 0), (0, len(dataset) // 2)]
+    if not _forgets_others(dataset, seed, keys):
+        return False
     with DataState(dataset).put_back(), DataState(collate).put_back():
         try:
             first, state = samples.__getitems__(keys), DataState(dataset)
@@ -90,6 +97,54 @@ def samples_stand_alone(loader: DataLoader[Any], seed: int) -> bool:
             rng.seed(seed, "collate", *itertools.chain.from_iterable(keys))
             return alike(batch, collate(again)) and not state.changed()
     return True
+
+
+def _forgets_others(dataset: Any, seed: int, keys: list[tuple[int, int]]) -> bool:
+    """Whether samples are the same where others were fetched before, or they themselves in another epoch.
+
+    :param keys: of some samples.
+    :raises JobError: where what was drawn for them is remembered, and nobody sees where.
+    """
+    last = len(dataset) - 1
+    # Copies: what they get as new attributes, the dataset has not.
+    one, other, third = (_copied(dataset) for _ in range(3))
+    with DataState(dataset).put_back() as back:
+        try:
+            forward = copy.deepcopy(SeededSamples(one, seed).__getitems__(keys))
+            back()
+            backward = copy.deepcopy(SeededSamples(other, seed).__getitems__(keys[::-1]))[::-1]
+            if not all(map(alike, forward, backward)):
+                return False
+            back()
+            state = DataState(third)
+            # Of a sample that was not fetched yet.
+            once, again = (_draws(third, (seed, "sample", epoch, last), last) for epoch in (0, 1))
+            remembers = once and not again and last not in [index for _, index in keys]
+        except Exception:
+            return True  # whoever fetches them says why they can't be
+        seen = state.changed()
+    if remembers and not seen:
+        raise JobError(
+            "the dataset draws random numbers for a sample when that is fetched first, and remembers them "
+            "where no checkpoint looks, as functools.lru_cache does: a job that is resumed, and each device, "
+            "would draw others. Draw by a generator that the sample's index seeds "
+            "(torch.Generator().manual_seed(index)), or keep what was drawn in an attribute of the dataset"
+        )
+    return not remembers
+
+
+def _draws(dataset: Any, position: tuple[int | str, ...], index: int) -> bool:
+    """Whether a sample is drawn by the global generators, seeded from ``position``."""
+    rng.seed(*position)
+    before = _states()
+    dataset[index]
+    return before != _states()
+
+
+def _states() -> tuple[Any, ...]:
+    """The global generators', to be compared."""
+    numpys = str(np.random.get_state(legacy=False)["state"])
+    return random.getstate(), numpys, torch.get_rng_state().numpy().tobytes()
 
 
 def _may_change_dataset(worker_init: Any) -> bool:

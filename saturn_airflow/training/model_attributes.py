@@ -19,6 +19,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.module_state import copied, has_extra_state
 from saturn_airflow.training import of_all_ranks
 from saturn_airflow.training.optim import own_classes, plain_values
+from saturn_airflow.training.switched import SWITCHED, Switches, switch
 
 #: By a module's name, values by the attribute's.
 Attributes = dict[str, dict[str, Any]]
@@ -70,6 +71,8 @@ class ModelAttributes:
         self._others = other_attributes(model)
         self._kinds = {prefix: {k: type(v) for k, v in _own(m)} for prefix, m in model.named_modules()}
         self._objects = self._encoded_objects()
+        #: Which modules train, and which parameters ask for gradients.
+        self.switches = Switches(model)
         self._before: Attributes = {prefix: {EXTRA: extra} for prefix, extra in self._extra_states().items()}
 
     def values(self) -> tuple[Attributes, dict[str, str]]:
@@ -95,11 +98,14 @@ class ModelAttributes:
                 if self._others.get(prefix, {}).get(key) != summary:
                     kind = type(vars(modules[prefix])[key]).__name__
                     why_not[name_of(prefix, key)] = f"it is a {kind}, which no checkpoint can hold"
+        for prefix, switched in self.switches.values().items():
+            found.setdefault(prefix, {})[SWITCHED] = plain_values.encode(switched, "it")
         return {prefix: own for prefix, own in found.items() if own}, why_not
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with what :meth:`values` told, as far as the modules are on this rank."""
         put(self._model, values, self._device)
+        self.switches.set(switched(values))
         self._before |= self.values()[0]
 
     def noted(self, values: Attributes) -> Attributes:
@@ -145,6 +151,7 @@ def _encoded(value: Any) -> Any:
 def put(model: nn.Module, values: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
     """Give the modules of ``model`` the attributes that :class:`ModelAttributes` told."""
     modules = dict(model.named_modules())
+    switch(model, switched(values))
     for prefix, own in values.items():
         if (module := modules.get(prefix)) is None:
             continue
@@ -154,11 +161,22 @@ def put(model: nn.Module, values: Mapping[str, Mapping[str, Any]], device: torch
                 module.set_extra_state(plain_values.decode(value))
             elif (
                 key not in there
+                and key != SWITCHED
                 and not (isinstance(value, Mapping) and _UNKNOWN in value)
                 and not _holds_weights(vars(module).get(key))
             ):
                 found = plain_values.restored(vars(module).get(key), value)
                 module.__dict__[key] = found.to(device) if isinstance(found, torch.Tensor) else found
+
+
+def unswitched(values: Attributes) -> Attributes:
+    """``values`` without what training has switched."""
+    return {prefix: {k: v for k, v in own.items() if k != SWITCHED} for prefix, own in values.items()}
+
+
+def switched(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What training has switched, for :func:`switch`."""
+    return {prefix: plain_values.decode(own[SWITCHED]) for prefix, own in values.items() if SWITCHED in own}
 
 
 def _holds_weights(value: Any) -> bool:

@@ -51,9 +51,13 @@ def refuse_what_is_lost(
     :raises JobError: when they differ, or the first differs from itself.
     """
 
+    hooks: dict[int, dict[str, int]] = {}
+
     def loss_of(model: nn.Module) -> float:
         with UsersState(job, model).put_back(), ModuleState(model.modules()).put_back():
-            return loss(model, copy.deepcopy(batch))
+            found = loss(model, copy.deepcopy(batch))
+            hooks[id(model)] = _gradient_hooks(model)
+            return found
 
     def differ(one: float, other: float) -> bool:
         return not abs(one - other) <= allowed * max(abs(other), 1e-2)
@@ -88,6 +92,33 @@ def refuse_what_is_lost(
             "get_extra_state() return it, and set_extra_state() take it. If it may be lost, "
             "Job(trust=[...]) with the technique's name leaves it unchecked"
         )
+    _refuse_other_hooks(hooks[id(trained)], hooks[id(resumed)])
+
+
+def _refuse_other_hooks(trained: Mapping[str, int], resumed: Mapping[str, int]) -> None:
+    """:raises JobError: where the gradients of what goes on would be changed by other hooks."""
+    for name in {**trained, **resumed}:
+        if trained.get(name, 0) != resumed.get(name, 0):
+            raise JobError(
+                f"training adds or removes hooks on gradients: {name!r} has {trained.get(name, 0)} of them "
+                f"after some steps, and {resumed.get(name, 0)} where a job that is resumed goes on from "
+                "there. Leave the hook there, and let it look at an attribute of the module or at a buffer. "
+                "If it may be lost, Job(trust=[...]) with the technique's name leaves it unchecked"
+            )
+
+
+def _gradient_hooks(model: nn.Module) -> dict[str, int]:
+    """How many hooks on gradients each of a model's parameters and modules has, where it has some."""
+    of_parameters = {
+        name: len(p._backward_hooks or ()) + len(p._post_accumulate_grad_hooks or ())
+        for name, p in model.named_parameters()
+    }
+    of_modules = {
+        name or "the model": len(module._backward_hooks) + len(module._backward_pre_hooks)
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    }
+    return {name: count for name, count in {**of_modules, **of_parameters}.items() if count}
 
 
 def _passing_buffers(trained: nn.Module, another: nn.Module, kept: set[str]) -> list[str]:

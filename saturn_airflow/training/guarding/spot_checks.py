@@ -41,6 +41,7 @@ from saturn_airflow.training.job_globals import put_into_functions
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.nested import map_tensors
+from saturn_airflow.training.switched import switch
 from saturn_airflow.training.without_group import without_group
 
 # The share of a training's steps that all spot checks together may take as long as.
@@ -263,7 +264,7 @@ class LoopSpotChecks:
             model = whole.without_weights(self._bare) if self._bare is not None else None
             model = whole.with_weights(model or load_model(training.job), weights, attributes)
             model_attributes.put(model, self._attributes.objects(), device)
-            model_attributes.put(model, self._of_others, device)
+            model_attributes.put(model, model_attributes.unswitched(self._of_others), device)
             put_into_functions(model, in_functions)
             if off:
                 comparing.put_off_by_rounding(model, plain.number_format)
@@ -276,6 +277,9 @@ class LoopSpotChecks:
                 cut = Cut(job.hparams.accumulate)
                 parts = [take(data, plain.samples, rows) for rows in cut.of(plain.samples)]
             loop = PlainLoop(job, model.to(device), device, training.objective.rule)
+            # Not before: what does not ask for gradients now was to be trained when the optimizer was made.
+            of_others = model_attributes.switched(self._of_others)
+            switch(model, of_others or self._attributes.switches.values())
             with comparing.noting_formats(plain, model, hooks=hooks):
                 loss, counted, gradients = loop.gradients(parts)
             stateful = self._stateful()
