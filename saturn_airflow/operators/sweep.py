@@ -180,6 +180,11 @@ class SaturnSweepOperator(TaskGroup):
             raise InvalidSweepError(f"{what}: {error}") from None
         super().__init__(group_id=task_id, **group_arguments)
         _check_dag(self.dag, what)
+        if any(self.iter_mapped_task_groups()):
+            raise InvalidSweepError(
+                f"{what}: it is in a task group that is mapped, and Airflow maps no tasks within one. Put it "
+                "outside, with the jobs of all that is mapped: jobs= takes the output of an upstream task"
+            )
         assert self.group_id is not None
         self.asset = asset or Asset(
             name=f"{self.dag.dag_id}.{self.group_id}", uri=f"saturn://{self.dag.dag_id}/{self.group_id}"

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,13 @@ from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.operators import context
 from saturn_airflow.operators.actual_speeds import actual_speeds
 from saturn_airflow.operators.choosing import best_of, why_no_best
-from saturn_airflow.operators.report_task import estimate_errors, of_every_job, of_no_plan, summarize
+from saturn_airflow.operators.report_task import (
+    estimate_errors,
+    of_every_job,
+    of_no_plan,
+    summarize,
+    why_lost,
+)
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of, total_batches
 from saturn_airflow.profiling.trials import device_counts
@@ -131,6 +138,24 @@ def test_every_job_of_the_sweep_is_in_the_result() -> None:
     assert result["utilisation"] == pytest.approx((12 + 2 * 12) / (18 * 4))
     assert result["gap"] == pytest.approx(0.25)
     assert result["estimate_error_median"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("removed", "says"),
+    [
+        (["sweep.train.gpu-a_1", "sweep.train.gpu-b"], "the DAG was changed as the sweep ran, and Airflow"),
+        (["sweep.train_2"], "its train task left no outcome; see its log"),  # the list has become shorter
+        (["other.train.gpu-a_1"], "its train task left no outcome; see its log"),
+    ],
+)
+def test_a_job_whose_task_was_edited_away_says_so(removed: list[str], says: str) -> None:
+    states = {"sweep.plan": "success", "sweep.train_0": "success", **dict.fromkeys(removed, "removed")}
+    ti = SimpleNamespace(dag_id="d", run_id="r", get_task_states=lambda **_: {"r": states})
+    dag = SimpleNamespace(has_task=lambda name: name in ("sweep.train", "sweep.plan"))
+    report = SimpleNamespace(dag=dag, settings=SimpleNamespace(group="sweep"))
+    finished, lost = of_every_job(["a", "b"], [], [outcome("a")], lambda: why_lost(ti, report))
+    assert (finished.status, lost.status) == ("finished", "lost")
+    assert (lost.reason or "").startswith(says)
 
 
 def test_a_sweep_that_trained_nothing_has_a_result_too() -> None:

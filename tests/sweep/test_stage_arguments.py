@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, BaseHook
+from airflow.sdk import DAG, BaseHook, task_group
 from airflow.sdk.exceptions import AirflowNotFoundException
 from any_job import ANY_JOB
 
@@ -51,6 +51,20 @@ def test_a_stages_arguments_reach_all_its_tasks_and_no_others(stage: str, rounds
         assert found or (name, rounds) == ("watch", 1)
     for other in STAGES.keys() - {stage}:
         assert not [name for name in having if is_of(name, other)]
+
+
+def test_a_sweep_in_a_mapped_group_says_what_to_do() -> None:
+    @task_group
+    def regions(region: str) -> None:
+        SaturnSweepOperator(task_id="sweep", jobs=[ANY_JOB], cluster=NODES)
+
+    with (
+        DAG("stages"),
+        pytest.raises(InvalidSweepError, match=r"sweep 'sweep': .* a task group that is mapped"),
+    ):
+        regions.expand(region=["north", "south"])
+    with DAG("stages"):
+        regions("north")
 
 
 def test_short_tasks_may_have_a_queue_of_their_own() -> None:
