@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -257,6 +258,7 @@ def of_no_plan(
     return [said.get(name) or {"job": name, "reason": why} for name in names]
 
 
+_OF_INSTANCE = re.compile(r"_\d+$")
 _NO_OUTCOME = "its train task left no outcome; see its log"
 
 
@@ -268,7 +270,7 @@ def why_lost(ti: Any, report: Any) -> str:
     states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id]).get(ti.run_id, {})
     own = f"{report.settings.group}."
     gone = {
-        name if report.dag.has_task(name) else name.rpartition("_")[0] or name
+        name if report.dag.has_task(name) else _OF_INSTANCE.sub("", name)
         for name, state in states.items()
         if name.startswith(own) and ".train" in name and state == TaskInstanceState.REMOVED
     }
