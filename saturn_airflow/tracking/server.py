@@ -31,6 +31,8 @@ UPLOAD_SECONDS = 300
 _NO_CONNECTION = re.compile(
     r"API request to (?P<place>https?://[^/\s]+)\S* failed with exception HTTPS?Connection"
 )
+#: Of a request that was sent again and again, such as of files that its server can't store.
+_ERRORS = re.compile(r"too many (\d{3}) error responses")
 _import_lock = threading.Lock()
 _of_thread = threading.local()
 
@@ -223,6 +225,8 @@ def _first_line(error: BaseException) -> str:
     text = str(error).strip().partition("\n")[0]
     # What requests and urllib3 say of it is long, and its end is all there is to know.
     if found := _NO_CONNECTION.search(text):
+        if status := _ERRORS.search(text):
+            return f"{found['place']} answers with errors of its own (status {status[1]}), as its log tells"
         return f"no answer from {found['place']}: {_reason(error)}"
     return (text if len(text) <= 300 else f"{text[:300].rpartition(' ')[0]} ...") or type(error).__name__
 

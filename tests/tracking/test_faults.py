@@ -7,6 +7,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,22 @@ def test_a_server_that_is_not_there_is_said_in_one_short_line() -> None:
     with pytest.raises(MlflowAwayError) as raised:
         server.experiment_id(NOBODY, "any")
     assert str(raised.value) == "no answer from http://127.0.0.1:9: Connection refused"
+
+
+def test_a_server_that_answers_with_errors_is_not_said_to_be_away(tmp_path: Path) -> None:
+    """As one does whose store for artifacts is full, or can't be written."""
+
+    class Broken(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(500)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as broken:
+        threading.Thread(target=broken.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{broken.server_port}"
+        with pytest.raises(MlflowAwayError) as raised:
+            server.experiment_id(url, "any")
+        broken.shutdown()
+    assert str(raised.value) == f"{url} answers with errors of its own (status 500), as its log tells"
