@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import (
+    descendants,
     devices,
     event_file,
     failures,
@@ -55,8 +56,6 @@ _STARTER_GONE_SECONDS = 3.0
 _NOBODY_WAITS_SECONDS = 300.0
 # How long the end of a run waits for a full disk to have room for it.
 _LAST_WORDS_SECONDS = 30.0
-# What a rank leaves behind is gone within milliseconds of its SIGKILL, unless the kernel holds it.
-_LEFTOVER_SECONDS = 2.0
 # Between two looks whether the run's folder is still there.
 _LOOK_SECONDS = 0.5
 # A task that follows the run and is held up by a signal for so long is ended: its next try follows the run.
@@ -108,6 +107,7 @@ class Supervisor:
         """Do what the spec says and write the end of it."""
         signal.signal(signal.SIGTERM, lambda *_: self._stop_within(self._spec.stop_seconds))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        descendants.adopt()
         self.emit({"event": event_file.FORMAT_EVENT, **formats.stamp(event_file.FORMAT)})
         for message in self._spec.warnings:
             self.emit({"event": "warning", "message": message})
@@ -180,7 +180,7 @@ class Supervisor:
                     if why := scratch.why_not_compiled_there(Path(launching.scratch)):
                         self.emit({"event": "warning", "message": why})
                     _guard(launching.scratch)
-                    held.callback(_end_others)
+                    held.callback(self._end_leftovers)
                 os.environ.update(devices.environment(mine))
                 try:
                     result = self._with_restarts(turn, [d.id for d in mine], [*lease.files, state])
@@ -188,8 +188,15 @@ class Supervisor:
                     turn.count_use()
                 if not self._end_turn(turn) or result.get("status") != Status.STOPPED or self._poll():
                     return {**result, **turn.result()}
-                _end_others()
+                descendants.end(_spared())
             self.emit({"event": "gave_way", "seconds": turn.left_in})
+
+    def _end_leftovers(self) -> None:
+        """End what the job's code has left, and say so where it was to go on by itself."""
+        if left := descendants.apart(_spared()):
+            message = f"the job's code left processes behind, which were ended: {', '.join(left)}"
+            self.emit({"event": "warning", "message": message})
+        descendants.end(_spared())
 
     def _lease(self, wanted: list[str], turn: TurnsOfRun) -> leases.Lease:
         """Wait for the devices of a turn."""
@@ -227,7 +234,8 @@ class Supervisor:
     def _with_restarts(self, turn: TurnsOfRun, device_ids: list[int], keep_open: list[int]) -> dict[str, Any]:
         """Call the technique; again, where a process of training is killed."""
         leased_at = time.monotonic()
-        self._memory = Watch(_others, self._spec.host_memory, turn.spec.devices / turn.spec.slots)
+        share = turn.spec.devices / turn.spec.slots
+        self._memory = Watch(lambda: descendants.others(_spared()), self._spec.host_memory, share)
         if self._spec.most_seconds is not None:
             self._time_is_up = leased_at + self._spec.most_seconds - self._had_seconds
         deadline = leased_at + self._spec.trial_seconds
@@ -250,7 +258,7 @@ class Supervisor:
                 trains = self._spec.mode == "train"
                 if not trains or self._poll() or not restarts.allow(error.failure):
                     raise RanksFailedError(restarts.explain(error.failure)) from None
-                _end_others()
+                descendants.end(_spared())
                 self.emit({"event": "restarting", "reason": error.failure.reason})
 
     def _call_technique(
@@ -417,32 +425,9 @@ def _guard(folder: str) -> None:
 _guards: list[subprocess.Popen[bytes]] = []
 
 
-def _end_others() -> None:
-    """End what is left of this process group but the guard, such as workers of a rank that was killed."""
-    deadline = time.monotonic() + _LEFTOVER_SECONDS
-    while (left := _others()) and time.monotonic() < deadline:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-
-
-def _others() -> set[int]:
-    """The processes of this process group but this one and its guard."""
-    return _group() - {os.getpid(), *(guard.pid for guard in _guards)}
-
-
-def _group() -> set[int]:
-    """The processes of this process group that have not ended."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, group = path.read_text().rpartition(")")[2].split()[:3]
-            # Its files are open until its last thread has ended.
-            ended = state in "ZX" and len(list(path.parent.glob("task/*"))) <= 1
-            if int(group) == os.getpgrp() and not ended:
-                found.add(int(path.parent.name))
-    return found
+def _spared() -> set[int]:
+    """What stays as long as this process does."""
+    return {guard.pid for guard in _guards}
 
 
 def main() -> None:

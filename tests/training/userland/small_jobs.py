@@ -39,6 +39,26 @@ def closed_output() -> nn.Module:
     return linear()
 
 
+def daemon(note: str) -> nn.Module:
+    """It leaves a process that has all its files and whose parent has ended."""
+    if os.fork() == 0:
+        os.setsid()
+        if pid := os.fork():
+            Path(note).write_text(str(pid))
+        else:
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    return linear()
+
+
+def server(note: str) -> nn.Module:
+    """It leaves a program in a session of its own."""
+    left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    Path(note).write_text(str(left.pid))
+    return linear()
+
+
 class _Strict(nn.Module):
     """Refuses to compute with weights that are not numbers any more, or too large for any use."""
 

@@ -1,0 +1,36 @@
+"""What a job's code leaves behind ends with its run, wherever it went."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from running import small_job, spec_for
+
+from saturn_airflow.launch import leases, runs
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.mark.parametrize("load_model", ["daemon", "server"])
+@pytest.mark.parametrize(("loss", "status"), [("squared", "finished"), ("broken_loss", "failed")])
+def test_a_process_that_left_the_group_of_its_run_is_ended_and_told_of(
+    load_model: str, loss: str, status: str, tmp_path: Path
+) -> None:
+    """It may hold the devices: the next job waited for one that had ended."""
+    note = tmp_path / "pid"
+    job = replace(small_job(loss), load_model=f"small_jobs:{load_model}", model_args={"note": str(note)})
+    run = runs.start(spec_for(tmp_path, job))
+    end = run.wait()
+    assert end["status"] == status, end
+    left = int(note.read_text())
+    gone = not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+    if not gone:
+        os.kill(left, 9)
+    assert gone, "it was left running"
+    assert leases.holders(tmp_path / "leases") == {}
+    warnings = [event["message"] for event in run.so_far() if event["event"] == "warning"]
+    assert any("left processes behind, which were ended" in message for message in warnings), warnings
