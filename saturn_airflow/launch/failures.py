@@ -69,6 +69,9 @@ _LOST_PEER = (
     "another process",
 )
 
+#: Characters of what is told: it goes into events, XComs, MLflow's tags and pages.
+_MOST = {"reason": 4000, "traceback": 100_000}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -99,8 +102,8 @@ class Failure:
 
     def __post_init__(self) -> None:
         # Logs, terminals and pages show them, and a job's code has chosen the words.
-        for name in ("reason", "traceback"):
-            object.__setattr__(self, name, printable(getattr(self, name)))
+        for name, most in _MOST.items():
+            object.__setattr__(self, name, printable(_without_middle(getattr(self, name), most)))
 
     def to_dict(self) -> dict[str, Any]:
         """This failure as JSON-ready data."""
@@ -204,6 +207,14 @@ def exits(error: SystemExit) -> str:
 def said(error: BaseException) -> str:
     """What ``error`` says, without torch's list of everything that could have run an operation."""
     return str(error).partition(" This could be because the operator doesn't exist")[0].strip()
+
+
+def _without_middle(text: str, most: int) -> str:
+    """``text``, of at most about so many characters: an exception may have whole tensors in its message."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
 
 
 def _one_line(error: BaseException) -> str:
