@@ -19,6 +19,7 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.stages import Stage, StageOutputs
 from saturn_airflow.training import batches, rng
 from saturn_airflow.training.losses.objective import Objective
+from saturn_airflow.training.nested import map_tensors
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.without_group import without_group
 
@@ -123,7 +124,9 @@ class Pipelined(Parallel):
 
     def _cut(self, objective: Objective, batch: Any, samples: int) -> Iterator[tuple[Any, int]]:
         for rows in batches.split(range(samples), min(self.pieces, samples)):
-            yield objective.take(batch, samples, rows)
+            piece, count = objective.take(batch, samples, rows)
+            # A model may write into its inputs while others of the batch still wait for their backward pass.
+            yield (map_tensors(torch.clone, piece) if count < samples else piece), count
 
     def _numbered(self, objective: Objective, batch: Any, samples: int) -> list[Piece]:
         """The pieces of a micro-batch, with the position that each draws random numbers by."""

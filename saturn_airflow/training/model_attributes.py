@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.module_state import copied, has_extra_state
 from saturn_airflow.training import of_all_ranks
+from saturn_airflow.training.nested import tensors_in
 from saturn_airflow.training.optim import own_classes, plain_values
 from saturn_airflow.training.switched import SWITCHED, Switches, switch
 
@@ -193,6 +194,16 @@ def other_attributes(model: nn.Module) -> Attributes:
         others = {key: value for key, value in _own(module) if not is_plain(value, objects=True)}
         found[prefix] = {key: seen(value, memo) for key, value in others.items()}
     return found
+
+
+def spread(model: nn.Module) -> str | None:
+    """The first attribute that holds parts of tensors which are spread over devices, besides parameters."""
+    for prefix, module in model.named_modules():
+        for key, value in _own(module):
+            parts = tensors_in(value) if isinstance(value, torch.Tensor | Mapping | list | tuple) else ()
+            if any(isinstance(t, DTensor) and not isinstance(t, nn.Parameter) for t in parts):
+                return name_of(prefix, key)
+    return None
 
 
 def name_of(prefix: str, key: str) -> str:

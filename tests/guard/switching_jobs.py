@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from odd_models import Blocks, vectors
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 # By its first passes the guard sees it.
 _AT = 3
@@ -132,6 +133,16 @@ def writes() -> nn.Module:
     return WritesFirst()
 
 
+def writes_in_a_row() -> nn.Module:
+    return nn.Sequential(Writes(), nn.Linear(6, 8), *(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, 4))
+
+
+def doubles(batch_size: int = 6) -> DataLoader[Any]:
+    """Batches that are not copied to be trained on in float64."""
+    inputs, targets = vectors().dataset.tensors  # type: ignore[attr-defined]
+    return DataLoader(TensorDataset(inputs.double(), targets), batch_size)
+
+
 def kept_batches(batch_size: int = 6) -> list[Any]:
     return [(x.double(), target) for x, target in vectors(batch_size)]
 
@@ -152,3 +163,52 @@ class Refilled:
 
 def refilled() -> Refilled:
     return Refilled()
+
+
+class Masks(nn.Module):
+    """It masks its inputs where they are, as transformers does a spectrogram."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest = Blocks()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            x[torch.rand(x.shape) < 0.3] = 0
+        found: torch.Tensor = self.rest(x)
+        return found
+
+
+def masks() -> nn.Module:
+    return Masks()
+
+
+def pair_loss(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    losses = cross_entropy(outputs, targets, reduction="sum")
+    return losses, (targets != -100).sum()
+
+
+class GoesBack(nn.Module):
+    """It keeps copies of its weights from time to time, and goes half the way back to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest = Blocks()
+        self.passes = 0
+        self.kept: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.passes += 1
+            if self.passes % 3 == 1:
+                self.kept = [p.detach().clone() for p in self.rest.blocks.parameters()]
+            elif self.passes % 3 == 0:
+                with torch.no_grad():
+                    for own, kept in zip(self.rest.blocks.parameters(), self.kept, strict=True):
+                        own.lerp_(kept, 0.5)
+        found: torch.Tensor = self.rest(x)
+        return found
+
+
+def goes_back() -> nn.Module:
+    return GoesBack()

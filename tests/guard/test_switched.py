@@ -50,7 +50,40 @@ VERDICTS = {
         ),
         "exact",
     ),
-    "batches that are made anew": (Cell(job(**WRITES), "single"), "exact"),
+    "batches that are made anew": (
+        Cell(job(**WRITES, load_dataloader="switching_jobs:doubles"), "single"),
+        "exact",
+    ),
+    **{
+        f"pieces of a batch that are written into under {technique}": (
+            Cell(
+                job(
+                    load_model="switching_jobs:writes_in_a_row",
+                    load_dataloader="switching_jobs:doubles",
+                    loss_function="switching_jobs:pair_loss",
+                ),
+                technique,
+                2,
+            ),
+            "exact",
+        )
+        for technique in ("ddp", "pipeline")
+    },
+    "masks that are written into batches": (
+        Cell(job(load_model="switching_jobs:masks", load_dataloader="switching_jobs:doubles"), "single"),
+        "exact",
+    ),
+    **{
+        f"copies of weights under {technique}": (
+            Cell(job(load_model="switching_jobs:goes_back"), technique, devices),
+            verdict,
+        )
+        for technique, devices, verdict in [
+            ("single", 1, "exact"),
+            ("ddp", 2, "exact"),
+            ("fsdp", 2, "can't: the model's attribute 'kept' holds copies of weights"),
+        ]
+    },
     "batches that nobody writes into": (
         Cell(job(load_dataloader="switching_jobs:kept_batches"), "single"),
         "exact",

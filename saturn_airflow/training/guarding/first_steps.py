@@ -275,7 +275,7 @@ def _that_matters(
     parts = next(iter(batches.values())).micro_batches
 
     def gradients() -> tuple[float, Samples]:
-        copies = [part._replace(data=map_tensors(torch.clone, part.data)) for part in parts]
+        copies = [part._replace(data=_copied_batch(part.data)) for part in parts]
         loss, _, found = loop.gradients(copies)
         loop.model.zero_grad(set_to_none=True)
         return loss, found
@@ -290,7 +290,7 @@ def _drawn_otherwise(job: Job, loop: PlainLoop, batch: Any) -> float:
     with UsersState(job, loop.model).put_back(), ModuleState(loop.model.modules()).put_back():
         rng.seed(job.hparams.seed, "drawn otherwise")
         with torch.no_grad():
-            return loop.loss_of(loop.model, batch)
+            return loop.loss_of(loop.model, _copied_batch(batch))
 
 
 def _refuse_caches_that_matter(job: Job, model: nn.Module, loop: PlainLoop, batch: Any) -> None:
@@ -303,15 +303,20 @@ def _refuse_caches_that_matter(job: Job, model: nn.Module, loop: PlainLoop, batc
             if not had_caches:
                 return
             with UsersState(job, loop.model).put_back(), ModuleState(loop.model.modules()).put_back():
-                given = loop.loss_of(loop.model, batch)
+                given = loop.loss_of(loop.model, _copied_batch(batch))
         with UsersState(job, loop.model).put_back(), ModuleState(loop.model.modules()).put_back():
-            here = loop.loss_of(loop.model, batch)
+            here = loop.loss_of(loop.model, _copied_batch(batch))
     if abs(given - here) > 10 * TOLERANCES[torch.float32].loss * max(abs(given), 1e-2):
         raise JobError(
             f"the model's loss is another with the use_cache=True of its configuration ({given:.6g}) than "
             f"without ({here:.6g}), as of a row that packs several sequences, which transformers keeps apart "
             "only without. Saturn trains without: set use_cache=False in load_model where that is meant"
         )
+
+
+def _copied_batch(batch: Any) -> Any:
+    """A batch that a model may write into, before a step is taken on it."""
+    return map_tensors(torch.clone, batch)
 
 
 def _plain_loop(job: Job, model: nn.Module, device: torch.device, data: Data) -> PlainLoop | OwnPlainLoop:

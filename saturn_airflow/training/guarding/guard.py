@@ -42,7 +42,7 @@ from saturn_airflow.training.guarding.remembered import KnownSamples, lacking
 from saturn_airflow.training.guarding.samples import Sample, singles
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import JobGlobals
-from saturn_airflow.training.model_attributes import ModelAttributes
+from saturn_airflow.training.model_attributes import ModelAttributes, spread
 from saturn_airflow.training.precision import exact
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.without_group import without_group
@@ -182,10 +182,20 @@ class Guard:
                 if math.isfinite(got.loss) and math.isfinite(self._plain.evaluation):
                     found += comparison.evaluations(self._plain.evaluation, evaluate(sizes[0]))
             self._refuse_for(found)
+            self._refuse_spread_attributes(parallel)
             alike = not self._plain.drew or self._draws_alike(step, batches[-len(RANDOM) :])
         self._note_seconds(taken, batches)
         self.seconds += time.perf_counter() - began
         return "exact" if alike else "distribution"
+
+    def _refuse_spread_attributes(self, parallel: Parallel) -> None:
+        """:raises DoesNotFit: where modules keep copies of weights as the technique has them, in parts."""
+        if name := spread(parallel.model):
+            raise DoesNotFit(
+                f"the model's attribute {name!r} holds copies of weights, of which each device has a part "
+                f"under {self._name} and no checkpoint all: a job that is resumed would lose them. Use a "
+                "technique that keeps weights whole, such as ddp or spill"
+            )
 
     def _remembering(self, parallel: Parallel) -> KnownSamples | None:
         """What sees what steps remember of samples, where each rank computes some of a batch's."""

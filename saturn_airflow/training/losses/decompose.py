@@ -33,6 +33,7 @@ from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.losses.rules import LABELS, SAMPLES, SUM, LossMeans, Rule
+from saturn_airflow.training.nested import map_tensors
 
 _SAMPLES = 4  # that are looked at, where a device computes fewer at once
 
@@ -385,8 +386,8 @@ def _evaluate(
     )
     objective.begin(data.samples)
     rng.seed(seed, "probe")
-    with torch.no_grad():
-        parallel.evaluate(objective, data.data, data.samples)
+    with torch.no_grad():  # of a copy, which a model may write into
+        parallel.evaluate(objective, map_tensors(torch.clone, data.data), data.samples)
     part = _part(loss_means, parallel.model) if loss_means.loss is not None else None
     # Where only some ranks compute losses, they tell the others; and all must come to the same rule.
     return next(each for each in parallel.ranks.everyones(part) if each is not None)
