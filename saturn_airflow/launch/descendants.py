@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import time
@@ -30,6 +31,19 @@ def adopt() -> None:
     """Be the parent of all that descends from this process and whose own parent ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap(own: Collection[int]) -> None:
+    """Let those go that were adopted and have ended: each stands in the kernel's table until somebody asks.
+
+    :param own: children of this process's own, which are waited for elsewhere.
+    """
+    own = {*own, *(child.pid or 0 for child in multiprocessing.active_children())}
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in own:
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def end(spared: Collection[int]) -> None:

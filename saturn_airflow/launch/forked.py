@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 #: Whether this process was forked from a warm server: it may fork on, since it has no threads.
 may_fork = False
+#: Those that this process has forked and not yet waited for.
+children = set[int]()
 
 
 class Forked:
@@ -36,6 +38,7 @@ class Forked:
         if not self.pid:
             run_and_exit(lambda: _be_child(function, arguments, keep_open))
         gc.unfreeze()
+        children.add(self.pid)
         #: Becomes readable when the child ends.
         self.sentinel = os.pidfd_open(self.pid)
 
@@ -45,6 +48,7 @@ class Forked:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.exitcode = os.waitstatus_to_exitcode(status)
+                children.discard(self.pid)
         return self.exitcode is None
 
     def join(self, timeout: float) -> None:

@@ -341,6 +341,8 @@ class Supervisor:
             self._looked_at = now
             self._check_place()
             self._check_follower()
+            if forked.may_fork:  # else multiprocessing's server waits for children of its own
+                descendants.reap({*forked.children, *_spared()})
         if now > self._deadline + self._not_on_the_clock and not setting_up:
             reason = f"the trial took longer than {self._spec.trial_seconds:g} s"
             raise RanksFailedError(Failure(status=Status.HUNG, reason=reason, whose="technique"))

@@ -34,3 +34,16 @@ def test_a_process_that_left_the_group_of_its_run_is_ended_and_told_of(
     assert leases.holders(tmp_path / "leases") == {}
     warnings = [event["message"] for event in run.so_far() if event["event"] == "warning"]
     assert any("left processes behind, which were ended" in message for message in warnings), warnings
+
+
+def test_what_ends_by_itself_is_not_kept_until_the_run_ends(tmp_path: Path) -> None:
+    """A job that starts a program each step would fill the kernel's table of processes."""
+    run = runs.start(spec_for(tmp_path, small_job("in_background", batches=150)))
+    supervisor = psutil.Process(int((run.folder / "alive").read_text()))
+    most = 0
+    for event in run.events(poll=0.02):
+        if event["event"] == "step" and event["step"] % 10 == 0:
+            children = supervisor.children()
+            most = max(most, sum(child.status() == psutil.STATUS_ZOMBIE for child in children))
+    assert event["status"] == "finished", event
+    assert most < 100, "of 150 that were started"

@@ -123,6 +123,12 @@ def uneven(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return squared(outputs, targets)
 
 
+def in_background(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """It starts a program in each step that nobody waits for."""
+    os.system("true &")
+    return slow(outputs, targets)
+
+
 def slow_third(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The third batch takes longer than Airflow waits for a task that it told to go."""
     slow_third.calls = getattr(slow_third, "calls", 0) + 1  # type: ignore[attr-defined]
