@@ -70,6 +70,7 @@ class ModelAttributes:
         self._device = device
         self.given = plain_attributes(model)
         self._others = other_attributes(model)
+        self._classes = _classes(model)
         self._kinds = {prefix: {k: type(v) for k, v in _own(m)} for prefix, m in model.named_modules()}
         self._objects = self._encoded_objects()
         #: Which modules train, and which parameters ask for gradients.
@@ -99,6 +100,7 @@ class ModelAttributes:
                 if self._others.get(prefix, {}).get(key) != summary:
                     kind = type(vars(modules[prefix])[key]).__name__
                     why_not[name_of(prefix, key)] = f"it is a {kind}, which no checkpoint can hold"
+        why_not.update(self._other_modules())
         for prefix, switched in self.switches.values().items():
             found.setdefault(prefix, {})[SWITCHED] = plain_values.encode(switched, "it")
         return {prefix: own for prefix, own in found.items() if own}, why_not
@@ -123,6 +125,17 @@ class ModelAttributes:
             found.setdefault(prefix, {}).update(changed_ones)
         return found
 
+    def _other_modules(self) -> dict[str, str]:
+        """Of modules that have come or gone, or taken the place of others, why they can't be kept."""
+        before, now = self._classes, _classes(self._model)
+        return {
+            prefix
+            or "the model": f"it was {before.get(prefix, 'not there')}, and is {now.get(prefix, 'gone')} "
+            "by now; a model that is loaded has its modules as load_model makes them"
+            for prefix in {**before, **now}
+            if before.get(prefix) != now.get(prefix)
+        }
+
     def _extra_states(self) -> dict[str, Any]:
         """What modules say of themselves, JSON-ready."""
         return {
@@ -140,6 +153,10 @@ class ModelAttributes:
                 if own and is_plain(value, objects=True):
                     found.setdefault(prefix, {})[key] = _encoded(value)
         return found
+
+
+def _classes(model: nn.Module) -> dict[str, str]:
+    return {prefix: f"a {type(module).__name__}" for prefix, module in model.named_modules()}
 
 
 def _encoded(value: Any) -> Any:
@@ -199,10 +216,21 @@ def other_attributes(model: nn.Module) -> Attributes:
 def spread(model: nn.Module) -> str | None:
     """The first attribute that holds parts of tensors which are spread over devices, besides parameters."""
     for prefix, module in model.named_modules():
-        for key, value in _own(module):
-            parts = tensors_in(value) if isinstance(value, torch.Tensor | Mapping | list | tuple) else ()
-            if any(isinstance(t, DTensor) and not isinstance(t, nn.Parameter) for t in parts):
-                return name_of(prefix, key)
+        if key := spread_in(dict(_own(module)), directly=True):
+            return name_of(prefix, key)
+    return None
+
+
+def spread_in(values: Mapping[str, Any], *, directly: bool = False) -> str | None:
+    """The name of the first of ``values`` that is a container of parts of tensors, besides parameters.
+
+    :param directly: or is one itself.
+    """
+    for key, value in values.items():
+        looked_at = (Mapping, list, tuple, torch.Tensor) if directly else (Mapping, list, tuple)
+        parts = tensors_in(value) if isinstance(value, looked_at) else ()
+        if any(isinstance(part, DTensor) and not isinstance(part, nn.Parameter) for part in parts):
+            return key
     return None
 
 
@@ -258,6 +286,8 @@ def seen(value: Any, memo: dict[int, Any], deep: int = _DEEP) -> Any:
         return "trained"
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value), value._version)
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+        return type(value).__name__, value.__module__, value.__qualname__
     if type(value).__module__.partition(".")[0] in own_classes.LIBRARIES:
         # Such as a configuration, in which transformers notes what it was called with.
         return type(value).__name__

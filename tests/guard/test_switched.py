@@ -81,7 +81,17 @@ VERDICTS = {
         for technique, devices, verdict in [
             ("single", 1, "exact"),
             ("ddp", 2, "exact"),
-            ("fsdp", 2, "can't: the model's attribute 'kept' holds copies of weights"),
+            ("fsdp", 2, "can't: the model's attribute 'kept' holds tensors like the weights"),
+        ]
+    },
+    **{
+        f"a list of tensors of each parameter under {technique}": (
+            Cell(job(hparams={"optimizer": "odd_optimizers:KeepsLists"}), technique, 2),
+            verdict,
+        )
+        for technique, verdict in [
+            ("ddp", "exact"),
+            ("fsdp", "can't: optimizer 'odd_optimizers:KeepsLists' keeps as 'last' a container that holds"),
         ]
     },
     "batches that nobody writes into": (

@@ -37,6 +37,17 @@ class ByWeights:
             group["lr"] = sum(float(getattr(p, self.reads)()) for p in group["params"])
 
 
+class ByMomentum:
+    """Follows what the optimizer keeps of the gradients."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        kept = sum(float(state["momentum_buffer"].norm()) for state in self.optimizer.state.values())
+        self.optimizer.param_groups[0]["lr"] = kept
+
+
 def optimizer() -> torch.optim.Optimizer:
     groups = [
         {"params": [torch.nn.Parameter(torch.ones(2))]},
@@ -88,3 +99,12 @@ def test_a_schedule_whose_step_may_take_more_is_taken() -> None:
     made.step()
     step()
     assert made.param_groups[0]["lr"] == pytest.approx(0.1 * before)
+
+
+def test_a_scheduler_that_reads_what_the_optimizer_keeps_is_refused() -> None:
+    made = optimizer()
+    step = make_scheduler(HParams(lr_scheduler=f"{__name__}:ByMomentum"), made, 0, GroupState(made), None)
+    before = made.state
+    with pytest.raises(JobError, match="ByMomentum' reads the optimizer's state, and a schedule depends"):
+        step()
+    assert made.state is before

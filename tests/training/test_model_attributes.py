@@ -48,3 +48,16 @@ def test_packages_are_no_code_of_the_job(
     monkeypatch.syspath_prepend(tmp_path / folder)
     importlib.import_module(name)
     assert own_classes.is_own(name) is (folder == "dags")
+
+
+def test_modules_and_functions_that_take_the_place_of_others_are_told() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    model.act, model.same = torch.tanh, torch.tanh  # type: ignore[assignment]
+    attributes = ModelAttributes(model, CPU)
+    assert attributes.values() == ({}, {})
+    model[1], model.act = nn.Sigmoid(), torch.relu  # type: ignore[assignment]
+    model.append(nn.Linear(2, 2))
+    _, why_not = attributes.values()
+    assert why_not.keys() == {"1", "2", "act"}
+    assert why_not["1"].startswith("it was a Tanh, and is a Sigmoid by now")
+    assert why_not["2"].startswith("it was not there, and is a Linear by now")

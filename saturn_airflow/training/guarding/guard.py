@@ -42,7 +42,7 @@ from saturn_airflow.training.guarding.remembered import KnownSamples, lacking
 from saturn_airflow.training.guarding.samples import Sample, singles
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import JobGlobals
-from saturn_airflow.training.model_attributes import ModelAttributes, spread
+from saturn_airflow.training.model_attributes import ModelAttributes, spread, spread_in
 from saturn_airflow.training.precision import exact
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.without_group import without_group
@@ -182,19 +182,24 @@ class Guard:
                 if math.isfinite(got.loss) and math.isfinite(self._plain.evaluation):
                     found += comparison.evaluations(self._plain.evaluation, evaluate(sizes[0]))
             self._refuse_for(found)
-            self._refuse_spread_attributes(parallel)
+            self._refuse_spread(parallel, optimizers)
             alike = not self._plain.drew or self._draws_alike(step, batches[-len(RANDOM) :])
         self._note_seconds(taken, batches)
         self.seconds += time.perf_counter() - began
         return "exact" if alike else "distribution"
 
-    def _refuse_spread_attributes(self, parallel: Parallel) -> None:
-        """:raises DoesNotFit: where modules keep copies of weights as the technique has them, in parts."""
-        if name := spread(parallel.model):
+    def _refuse_spread(self, parallel: Parallel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """:raises DoesNotFit: where something that no checkpoint could hold has parts of what is split."""
+        in_states = (spread_in(state) for one in optimizers for state in one.state.values())
+        what = f"the model's attribute {name!r}" if (name := spread(parallel.model)) else ""
+        if key := next(filter(None, in_states), None):
+            what = f"optimizer {self.job.hparams.optimizer!r} keeps as {key!r} a container that"
+        if what:
             raise DoesNotFit(
-                f"the model's attribute {name!r} holds copies of weights, of which each device has a part "
-                f"under {self._name} and no checkpoint all: a job that is resumed would lose them. Use a "
-                "technique that keeps weights whole, such as ddp or spill"
+                f"{what} holds tensors like the weights, of which each device has a part under {self._name}, "
+                "and which no checkpoint can hold there: a job that is resumed would lose them. Keep tensors "
+                "of a parameter as values of the optimizer's state[parameter]; where a model keeps some, use "
+                "a technique that keeps weights whole, such as ddp or spill"
             )
 
     def _remembering(self, parallel: Parallel) -> KnownSamples | None:
