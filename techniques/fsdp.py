@@ -77,7 +77,12 @@ class FSDP(BaseTechnique):
 
         from saturn_airflow.parallelism.batch_norm import share_batch_norm
         from saturn_airflow.parallelism.blocks import recompute_blocks
-        from saturn_airflow.parallelism.sharding import Sharded, units_of, whole_parameters
+        from saturn_airflow.parallelism.sharding import (
+            Sharded,
+            refuse_unwritable,
+            units_of,
+            whole_parameters,
+        )
         from saturn_airflow.parallelism.unsupported import refuse_scripted
 
         refuse_scripted(model, "fsdp")
@@ -85,6 +90,7 @@ class FSDP(BaseTechnique):
         if recompute:
             recompute_blocks(model)
         whole = whole_parameters(model)
+        refuse_unwritable(model, whole)
         for name, parameter in model.named_parameters():
             # A shard of channels_last weights would not be one piece of memory.
             parameter.data = parameter.data.to(ranks.device) if name in whole else parameter.data.contiguous()

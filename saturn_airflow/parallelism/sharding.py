@@ -77,6 +77,21 @@ def whole_parameters(model: nn.Module) -> list[str]:
     ]
 
 
+def refuse_unwritable(model: nn.Module, whole: Sequence[str]) -> None:
+    """Refuse to split what no file of a checkpoint can hold parts of.
+
+    :param whole: names of parameters that are not split.
+    :raises DoesNotFit: naming one.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.dtype == torch.complex128 and name not in whole:
+            raise DoesNotFit(
+                f"parameter {name!r} is complex128, of which no file of a checkpoint can hold parts; use a "
+                "technique that keeps parameters whole, such as ddp or spill, or have its real and imaginary "
+                "parts as two parameters"
+            )
+
+
 class Sharded(Parallel):
     """A model made by ``fully_shard``.
 

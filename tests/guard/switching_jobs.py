@@ -212,3 +212,22 @@ class GoesBack(nn.Module):
 
 def goes_back() -> nn.Module:
     return GoesBack()
+
+
+class Waves(nn.Module):
+    """Most of its parameters are complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(8, 6, dtype=torch.complex128))
+        self.second = nn.Parameter(torch.randn(4, 8, dtype=torch.complex128))
+        self.bias = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        waves = x.to(self.first.dtype) @ self.first.T
+        found: torch.Tensor = (waves @ self.second.T).abs() + self.bias
+        return found
+
+
+def waves() -> nn.Module:
+    return Waves()

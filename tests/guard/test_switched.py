@@ -94,6 +94,10 @@ VERDICTS = {
             ("fsdp", "can't: optimizer 'odd_optimizers:KeepsLists' keeps as 'last' a container that holds"),
         ]
     },
+    "complex numbers in parts": (
+        Cell(job(load_model="switching_jobs:waves"), "fsdp", 2),
+        "can't: parameter 'first' is complex128, of which no file of a checkpoint can hold parts",
+    ),
     "batches that nobody writes into": (
         Cell(job(load_dataloader="switching_jobs:kept_batches"), "single"),
         "exact",
