@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-from accelerate.data_loader import SeedableRandomSampler
-from torch.utils.data import IterableDataset, SequentialSampler
+from torch.utils.data import IterableDataset
 from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
@@ -22,7 +21,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import rng
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.loading import made
-from saturn_airflow.training.trainers import seen_state
+from saturn_airflow.training.trainers import batch_order, seen_state
 from saturn_airflow.training.trainers.fetch_randomness import can_be_followed, set_states, states
 
 #: Arguments that can't be had, by what to do instead.
@@ -87,13 +86,7 @@ def _check_data(job: Job, trainer: Trainer) -> None:
             "accelerator_config's dispatch_batches can't be had: a resumed training would see other batches"
         )
     loader: Any = trainer.get_train_dataloader()
-    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    if not isinstance(sampler, SeedableRandomSampler | SequentialSampler):
-        raise JobError(
-            f"the Trainer's data come in the order of a {type(sampler).__name__}, which a resumed training "
-            "would draw anew; train_sampling_strategy 'random' or 'sequential' and use_seedable_sampler=True "
-            "can be had"
-        )
+    batch_order.check(trainer, loader)
     _check_samples(job, trainer, loader)
 
 

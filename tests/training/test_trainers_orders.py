@@ -1,0 +1,46 @@
+"""Jobs whose ``Trainer`` has an order of batches of its own: exact after a resume, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import trainer_orders
+from test_trainers import request, run, steps
+
+from saturn_airflow import Job
+from saturn_airflow.training.exports import load_exported
+
+pytestmark = pytest.mark.slow
+
+
+def job(how: str, batches: bool) -> Job:
+    given = {"how": how, "batches": batches}
+    return Job("bert", load_model="trainer_orders:ordering", trainer=True, model_args=given)
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["sampler", "batch sampler"])
+@pytest.mark.parametrize("how", ["torch", "numpy", "python", "generator", "times"])
+def test_an_order_that_a_resumed_training_would_draw_anew_is_refused(
+    tmp_path: Path, how: str, batches: bool
+) -> None:
+    (told,) = run(request(job(how, batches), tmp_path, batch_count=1))
+    name = "DrawnBatches" if batches else "DrawnByEpoch"
+    assert f"in the order of a {name}" in told["says"]
+    assert "set_epoch" in told["says"]
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["sampler", "batch sampler"])
+def test_an_order_of_the_epoch_alone_is_the_same_after_a_resume(tmp_path: Path, batches: bool) -> None:
+    made = trainer_orders.ordering("epoch", batches, str(tmp_path / "alone"))
+    made.train()
+    one = job("epoch", batches)
+    (whole,) = run(request(one, tmp_path / "whole"))
+    for stops in ((8,), (3, 3, 3)):
+        folder = tmp_path / "-".join(map(str, stops))
+        told = run(*(request(one, folder, batch_count=count) for count in stops), request(one, folder))
+        assert [loss for part in told for loss in steps(part)] == steps(whole), stops
+        trained = load_exported(folder / "model").state_dict()
+        expected = made.model.state_dict()  # type: ignore[union-attr]
+        assert all(torch.equal(trained[name], value) for name, value in expected.items()), stops

@@ -1,0 +1,88 @@
+"""Trainers with an order of batches of their own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import trainer_jobs
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from transformers import Trainer, default_data_collator, set_seed
+
+SIZE = 4
+
+
+class Drawn(SequentialSampler):
+    """Goes by the name of an order that it does not have."""
+
+    def __init__(self, data: Any, how: str) -> None:
+        super().__init__(data)
+        self.how, self.epoch, self.times = how, 0, 0
+        self.generator = torch.Generator().manual_seed(7)
+
+    def __iter__(self) -> Iterator[int]:
+        count = len(self.data_source)
+        self.times += 1
+        orders: Any = {
+            "torch": lambda: torch.randperm(count).tolist(),
+            "numpy": lambda: np.random.permutation(count).tolist(),
+            "python": lambda: random.sample(range(count), count),
+            "generator": lambda: torch.randperm(count, generator=self.generator).tolist(),
+            "times": lambda: np.random.default_rng(self.times).permutation(count).tolist(),
+            "epoch": lambda: np.random.default_rng(self.epoch).permutation(count).tolist(),
+        }
+        return iter(orders[self.how]())
+
+
+class DrawnByEpoch(Drawn):
+    """Is told of the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the order be that of ``epoch``."""
+        self.epoch = epoch
+
+
+class DrawnBatches(BatchSampler):
+    """Draws the order in place of the sampler that it has."""
+
+    def __init__(self, data: Any, how: str) -> None:
+        super().__init__(SequentialSampler(data), SIZE, False)
+        self.drawn = DrawnByEpoch(data, how)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the order be that of ``epoch``."""
+        self.drawn.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(self.drawn)
+        return iter([order[first : first + SIZE] for first in range(0, len(order), SIZE)])
+
+
+class Ordering(Trainer):
+    """Makes its own data loader."""
+
+    how, batches = "", False
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """As people override it."""
+        data: Any = self.train_dataset
+        given: Any = {"batch_size": SIZE, "sampler": DrawnByEpoch(data, self.how)}
+        if self.batches:
+            given = {"batch_sampler": DrawnBatches(data, self.how)}
+        loader = DataLoader(data, collate_fn=default_data_collator, **given)
+        return self.accelerator.prepare(loader)  # type: ignore[no-any-return]
+
+
+def ordering(how: str, batches: bool, output_dir: str | None = None) -> Trainer:
+    """A trainer whose batches come in this order."""
+    set_seed(1)
+    folder: Any = {"output_dir": output_dir} if output_dir else {}
+    made = trainer_jobs.trainer(**folder)
+    own = Ordering(
+        model=made.model, args=made.args, train_dataset=made.train_dataset, eval_dataset=made.eval_dataset
+    )
+    own.how, own.batches = how, batches
+    return own
