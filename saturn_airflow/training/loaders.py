@@ -170,6 +170,8 @@ def _same(one: Any, other: Any) -> bool:
         return one.dtype.kind == "O" or (isinstance(other, np.ndarray) and np.array_equal(one, other))
     if isinstance(one, torch.Tensor | np.ndarray) and type(one) is type(other):
         one, other = torch.as_tensor(one), torch.as_tensor(other)
+        if one.layout != torch.strided or other.layout != torch.strided:
+            one, other = one.to_dense(), other.to_dense()
         return one.shape == other.shape and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
     return not plain_values.is_scalar(one) or one != one or one == other
 
