@@ -1,4 +1,4 @@
-"""Jobs whose ``Trainer`` has an order of batches of its own: exact after a resume, or refused."""
+"""Jobs whose ``Trainer`` has an order of batches of its own, or changes its data as it trains."""
 
 from __future__ import annotations
 
@@ -44,3 +44,24 @@ def test_an_order_of_the_epoch_alone_is_the_same_after_a_resume(tmp_path: Path, 
         trained = load_exported(folder / "model").state_dict()
         expected = made.model.state_dict()  # type: ignore[union-attr]
         assert all(torch.equal(trained[name], value) for name, value in expected.items()), stops
+
+
+@pytest.mark.parametrize("what", ["data", "module", "hook"])
+def test_no_checkpoint_is_kept_that_would_lack_what_training_has_changed(tmp_path: Path, what: str) -> None:
+    made = trainer_orders.changing(what, str(tmp_path / "alone"))
+    made.train()
+    one = Job("bert", load_model="trainer_orders:changing", trainer=True, model_args={"what": what})
+    folder = tmp_path / "stopped"
+    # The last of these is stopped where its checkpoint would lack something, once more.
+    told = run(*(request(one, folder, batch_count=count, checkpoint_batches=1) for count in (3, 4, 5)))
+    assert all("result" in part for part in told), told
+    warnings = [
+        event["message"] for part in told[1:] for event in part["events"] if event["event"] == "warning"
+    ]
+    assert any("which the checkpoints of a Trainer lack" in message for message in warnings), warnings
+    (last,) = run(request(one, folder))
+    assert last["result"]["status"] == "finished"
+    assert last["events"][0]["step"] < trainer_orders.LATE
+    trained = load_exported(folder / "model").state_dict()
+    expected = made.model.state_dict()  # type: ignore[union-attr]
+    assert all(torch.equal(trained[name], value) for name, value in expected.items())

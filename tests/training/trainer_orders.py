@@ -1,4 +1,4 @@
-"""Trainers with an order of batches of their own."""
+"""Trainers whose data, or modules, are not what they seem to a trial."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import numpy as np
 import torch
 import trainer_jobs
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
-from transformers import Trainer, default_data_collator, set_seed
+from transformers import Trainer, TrainerCallback, default_data_collator, set_seed
 
 SIZE = 4
+#: The step after which something changes, of six in an epoch.
+LATE = 5
 
 
 class Drawn(SequentialSampler):
@@ -86,3 +88,30 @@ def ordering(how: str, batches: bool, output_dir: str | None = None) -> Trainer:
     )
     own.how, own.batches = how, batches
     return own
+
+
+class Changing(TrainerCallback):
+    """Changes something at a later step."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See the class."""
+        if state.global_step != LATE:
+            return
+        data, model = kwargs["train_dataloader"].dataset, kwargs["model"]
+        if self.what == "data":
+            data.tokens = data.tokens.flip(1)
+        elif self.what == "module":
+            model.classifier = torch.nn.Linear(16, 2)
+        elif self.what == "hook":
+            model.classifier.register_forward_hook(lambda module, given, found: found * 1.5)
+
+
+def changing(what: str, output_dir: str | None = None) -> Trainer:
+    """A trainer that changes, after the steps of a trial, what no checkpoint of its has."""
+    folder: Any = {"output_dir": output_dir} if output_dir else {}
+    made = trainer_jobs.trainer(**folder)
+    made.add_callback(Changing(what))
+    return made

@@ -97,7 +97,7 @@ class ReportingCallback(TrainerCallback):
         if self._save_due(state.global_step, now) or self._end:
             # After an epoch's last step its evaluation is still to come.
             self._save = training.epochs.ends(control)
-            control.should_save = control.should_save or not self._save
+            control.should_save = control.should_save or (not self._save and self._may_save())
         if state.global_step >= state.max_steps:
             self._save = self._end = False
 
@@ -107,7 +107,7 @@ class ReportingCallback(TrainerCallback):
         self._between = True
         if self._training.request.measure is not None:
             control.should_evaluate = control.should_save = False
-        control.should_save = control.should_save or self._save
+        control.should_save = control.should_save or (self._save and self._may_save())
         self._save = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -124,6 +124,8 @@ class ReportingCallback(TrainerCallback):
             # To go on from here would leave out the epoch's end, whose checkpoint follows.
             self._save = self._save or control.should_epoch_stop
             return
+        if training.would_lack():  # one of the job's own: it has no manifest, and is not gone on from
+            return
         position = training.epochs.position(state.global_step, control, between=self._between)
         fetched = None if self._between else training.fetches.value()
         known = {"position": position, "fetched": fetched}
@@ -137,6 +139,18 @@ class ReportingCallback(TrainerCallback):
         self._since = time.perf_counter()
         if self._end and not control.should_training_stop:
             raise EndTraining
+
+    def _may_save(self) -> bool:
+        """Whether a checkpoint would be whole; where it would not, training that is to end does so here.
+
+        Written all the same, it would take the place of one that is.
+        """
+        training = self._training
+        if not training.would_lack():
+            return True
+        if self._end and training.step < (training.total or 0):
+            raise EndTraining
+        return False
 
     def _save_due(self, step: int, now: float) -> bool:
         request = self._training.request

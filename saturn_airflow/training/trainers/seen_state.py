@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, Sampler
@@ -43,6 +44,29 @@ def of_data(trainer: Trainer, job: Job, collator: Any) -> Seen:
     """What the data of ``trainer`` and a collator remember, and what is global in the job's code."""
     data = {"train_dataset": trainer.train_dataset, "data_collator": collator}
     return _seen({**data, **_globals_of(trainer, job)}, trainer)
+
+
+def of_samples(trainer: Trainer) -> Seen:
+    """What the data of ``trainer`` remember, but for data that are told of the epoch, and so follow it."""
+    names = ("train_dataset", "eval_dataset", "data_collator")
+    roots = {name: getattr(trainer, name) for name in names}
+    return _seen({n: root for n, root in roots.items() if not hasattr(root, "set_epoch")}, trainer)
+
+
+def of_modules(trainer: Trainer) -> Seen:
+    """The modules that the model of ``trainer`` is made of, and how many hooks each has; none of those that
+    become others with their first batch.
+    """
+    model: Any = trainer.model
+    return {
+        f"model.{prefix}" if prefix else "model": (module, *map(len, _hooks_of(module)))
+        for prefix, module in model.named_modules()
+        if not isinstance(module, LazyModuleMixin)
+    }
+
+
+def _hooks_of(module: nn.Module) -> Iterator[Any]:
+    return (hooks for name, hooks in vars(module).items() if name.endswith("_hooks") and hooks is not None)
 
 
 def of_trainer(trainer: Trainer, job: Job) -> Seen:

@@ -112,10 +112,34 @@ class TrainerProgress:
         self.beside = StateBesideCheckpoint(self.trainer, self.job, self.ranks.device)
         self.total, self.per_epoch = total, batches_per_epoch(self.trainer, len(loader))
         self.epochs.begin(step, self.per_epoch, loader)
+        self._samples = seen_state.of_samples(self.trainer)
+        self._modules = seen_state.of_modules(self.trainer)
         self.setup_seconds = time.perf_counter() - self.started
         self.ranks.emit(
             "start", step=step, total_batches=total, batches_per_epoch=self.per_epoch, checkpoint=None
         )
+
+    def would_lack(self) -> bool:
+        """Whether a checkpoint would lack what training has changed; then the user is told.
+
+        A trial, which compares what is remembered, refuses what it sees of that.
+        """
+        if self.request.measure is not None:
+            return False
+        modules = seen_state.of_modules(self.trainer)
+        there = [
+            name for name in self._modules.keys() | modules if self._modules.get(name) != modules.get(name)
+        ]
+        changed = seen_state.differing(self._samples, seen_state.of_samples(self.trainer)) + sorted(there)
+        if new := [name for name in changed if name not in self.warned_of]:
+            self.warned_of |= set(new)
+            self.warn(
+                f"training has changed {', '.join(new[:5])}, which the checkpoints of a Trainer lack: from "
+                f"step {self.step} on, none is kept. A job that is stopped goes on from an earlier one or "
+                "begins anew, and comes to the same. Data that are told of the epoch, by a method "
+                "set_epoch(epoch), can be resumed, and so can modules and hooks that are there from the first"
+            )
+        return bool(changed)
 
     def advance(
         self, step: int, epoch: int, loss: float, lr: float | None, took: float, samples: int
