@@ -211,20 +211,26 @@ def why_not(technique: BaseTechnique, job: Job, devices: int) -> str | None:
 
 
 def _entry_points() -> Iterator[importlib.metadata.EntryPoint]:
-    """The techniques of installed packages, in the order of ``sys.path``."""
+    """The techniques of installed packages; of two of one name, those of the first on ``sys.path``."""
+    seen = set[str]()
     for folder in sys.path:
         with contextlib.suppress(OSError):
-            yield from _entry_points_in(folder, os.stat(folder or ".").st_mtime_ns)
+            packages = _entry_points_in(folder, os.stat(folder or ".").st_mtime_ns)
+            for package, points in packages.items():
+                yield from () if package in seen else points
+            seen |= packages.keys()
 
 
 @functools.cache
-def _entry_points_in(folder: str, changed: int) -> tuple[importlib.metadata.EntryPoint, ...]:
-    """Those of the packages in ``folder``, which are the same until it has ``changed`` (nanoseconds).
+def _entry_points_in(folder: str, changed: int) -> dict[str, list[importlib.metadata.EntryPoint]]:
+    """Those of the packages in ``folder``, by its name; the same until it has ``changed`` (nanoseconds).
 
     Each package's own list is read for that, several hundred as a rule, and DAG files are parsed often.
     """
-    packages = importlib.metadata.distributions(path=[folder])
-    return tuple(p for found in packages for p in found.entry_points if p.group == ENTRY_POINT_GROUP)
+    return {
+        package.name: [point for point in package.entry_points if point.group == ENTRY_POINT_GROUP]
+        for package in importlib.metadata.distributions(path=[folder])
+    }
 
 
 def _files() -> dict[str, Path]:

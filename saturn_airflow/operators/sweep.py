@@ -180,11 +180,7 @@ class SaturnSweepOperator(TaskGroup):
             raise InvalidSweepError(f"{what}: {error}") from None
         super().__init__(group_id=task_id, **group_arguments)
         _check_dag(self.dag, what)
-        if any(self.iter_mapped_task_groups()):
-            raise InvalidSweepError(
-                f"{what}: it is in a task group that is mapped, and Airflow maps no tasks within one. Put it "
-                "outside, with the jobs of all that is mapped: jobs= takes the output of an upstream task"
-            )
+        _check_not_mapped(self, what)
         assert self.group_id is not None
         self.asset = asset or Asset(
             name=f"{self.dag.dag_id}.{self.group_id}", uri=f"saturn://{self.dag.dag_id}/{self.group_id}"
@@ -254,6 +250,14 @@ def _bound_nodes(jobs: object) -> set[str]:
     """The nodes that jobs known by now are bound to."""
     known = jobs if isinstance(jobs, list | tuple) else []
     return {node for job in known if isinstance(job, Job) for node in job.nodes or ()}
+
+
+def _check_not_mapped(sweep: TaskGroup, what: str) -> None:
+    if any(sweep.iter_mapped_task_groups()):
+        raise InvalidSweepError(
+            f"{what}: it is in a task group that is mapped, and Airflow maps no tasks within one. Put it "
+            "outside, with the jobs of all that is mapped: jobs= takes the output of an upstream task"
+        )
 
 
 def _check_dag(dag: DAG, what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,20 +79,28 @@ def refuse_what_is_lost(
     if differ(found, expected):
         if differ(again := loss_of(trained), expected):
             raise JobError(_BY_CHANCE.format(expected, again))
-        told = (
-            f"its buffers {passing} are not saved (persistent=False)"
-            if passing
-            else "generators or modules in plain lists may remember it"
-        )
-        raise JobError(
-            "training depends on something that it changes, and that a job that is resumed would lose: with "
-            "the weights, buffers and attributes that a checkpoint keeps, the loss of a batch is "
-            f"{found:.6g} in the place of {expected:.6g} ({told}). Keep it in a buffer (register_buffer), or "
-            "in a number, tensor or container that is a module's attribute; or let the module's "
-            "get_extra_state() return it, and set_extra_state() take it. If it may be lost, "
-            "Job(trust=[...]) with the technique's name leaves it unchecked"
-        )
+        raise _lost(found, expected, passing)
     _refuse_other_hooks(hooks[id(trained)], hooks[id(resumed)])
+
+
+def _lost(found: float, expected: float, passing: Sequence[str]) -> JobError:
+    """What is said of a model whose loss is ``found`` after a resume, in the place of ``expected``.
+
+    :param passing: buffers that are not saved.
+    """
+    told = (
+        f"its buffers {passing} are not saved (persistent=False)"
+        if passing
+        else "generators or modules in plain lists may remember it"
+    )
+    return JobError(
+        "training depends on something that it changes, and that a job that is resumed would lose: with "
+        "the weights, buffers and attributes that a checkpoint keeps, the loss of a batch is "
+        f"{found:.6g} in the place of {expected:.6g} ({told}). Keep it in a buffer (register_buffer), or "
+        "in a number, tensor or container that is a module's attribute; or let the module's "
+        "get_extra_state() return it, and set_extra_state() take it. If it may be lost, "
+        "Job(trust=[...]) with the technique's name leaves it unchecked"
+    )
 
 
 def _refuse_other_hooks(trained: Mapping[str, int], resumed: Mapping[str, int]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, Sampler
@@ -54,14 +53,11 @@ def of_samples(trainer: Trainer) -> Seen:
 
 
 def of_modules(trainer: Trainer) -> Seen:
-    """The modules that the model of ``trainer`` is made of, and how many hooks each has; none of those that
-    become others with their first batch.
-    """
+    """The modules that the model of ``trainer`` is made of, and how many hooks of each kind each has."""
     model: Any = trainer.model
     return {
         f"model.{prefix}" if prefix else "model": (module, *map(len, _hooks_of(module)))
         for prefix, module in model.named_modules()
-        if not isinstance(module, LazyModuleMixin)
     }
 
 

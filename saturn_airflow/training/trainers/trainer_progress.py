@@ -126,11 +126,9 @@ class TrainerProgress:
         """
         if self.request.measure is not None:
             return False
-        modules = seen_state.of_modules(self.trainer)
-        there = [
-            name for name in self._modules.keys() | modules if self._modules.get(name) != modules.get(name)
-        ]
-        changed = seen_state.differing(self._samples, seen_state.of_samples(self.trainer)) + sorted(there)
+        before, now = self._modules, seen_state.of_modules(self.trainer)
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        changed += seen_state.differing(self._samples, seen_state.of_samples(self.trainer))
         if new := [name for name in changed if name not in self.warned_of]:
             self.warned_of |= set(new)
             self.warn(
