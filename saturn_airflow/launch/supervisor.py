@@ -170,6 +170,9 @@ class Supervisor:
         os.environ[job_log.VARIABLE] = str(Path(spec.folder, job_log.FILES)) if spec.mode == "train" else ""
         turn = TurnsOfRun(spec, tuple(device.name for device in found))
         while True:
+            if spec.most_seconds is not None and spec.most_seconds <= self._had_seconds:
+                self._timed_out = True
+                raise StoppedError("nothing of its time was left for another try")
             with self._lease([device.name for device in wanted], turn) as lease:
                 self._begin_turn(turn, lease)
                 mine = [found[number] for number in turn.device_ids]
