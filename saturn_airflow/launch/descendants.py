@@ -46,30 +46,27 @@ def reap(own: Collection[int]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def end(spared: Collection[int]) -> None:
-    """End all others of this process's group, and all that descend from it.
-
-    :param spared: processes that are left alone.
-    """
+def end() -> None:
+    """End all others of this process's group, and all that descend from it."""
     deadline = time.monotonic() + _SECONDS
-    while (left := others(spared)) and time.monotonic() < deadline:
+    while (left := others()) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
 
 
-def others(spared: Collection[int]) -> set[int]:
+def others() -> set[int]:
     """The other processes of this process's group, and those that descend from it, that have not ended."""
     running = _running()
     group = {pid for pid, process in running.items() if process.group == os.getpgrp()}
-    return (group | _descendants(running)) - {os.getpid(), *spared}
+    return (group | _descendants(running)) - {os.getpid()}
 
 
-def apart(spared: Collection[int]) -> list[str]:
+def apart() -> list[str]:
     """The command lines of those that descend from this process and have left its group."""
     running = _running()
-    found = sorted(_descendants(running) - set(spared))
+    found = sorted(_descendants(running))
     return [_command(pid) for pid in found if running[pid].group != os.getpgrp()]
 
 

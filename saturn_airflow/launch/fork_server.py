@@ -28,7 +28,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import forked
+from saturn_airflow.launch import forked, process_above
 from saturn_airflow.launch.forked import run_and_exit
 from saturn_airflow.launch.standstill import Standstill
 
@@ -305,8 +305,9 @@ def _answer(listener: socket.socket, end: socket.socket) -> None:
 
 def _become_supervisor(request: Mapping[str, Any], files: list[int], end: socket.socket, asker: int) -> None:
     """What the forked process does."""
-    forked.may_fork = True
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    process_above.go_on_below(lambda: _be_called([process_above.__name__, *request["arguments"]]))
+    forked.may_fork = True
     os.setsid()
     output, _, *private = files
     for standard in (1, 2):

@@ -19,11 +19,13 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from saturn_airflow.launch import devices, environment, event_file, fork_server, handed_over
 from saturn_airflow.launch.event_file import Event as Event
@@ -334,8 +336,24 @@ def _start(spec: RunSpec, folder: Path, handed: HandedOver) -> Run:
             devices.threads_per_device(spec.slots),
         )
         if pid is None:
-            # A new interpreter, because what Airflow forks must never meet CUDA.
-            arguments = [str(folder), str(os.getpid()), *map(str, private)]
+            process, pid = _start_interpreter(folder, variables, output, [alive.fileno(), *private])
+        with contextlib.suppress(OSError):
+            os.pwrite(alive.fileno(), str(pid).encode(), 0)
+    return Run(folder, process)
+
+
+def _start_interpreter(
+    folder: Path, variables: dict[str, str], output: IO[bytes], files: list[int]
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a supervisor in a new interpreter, because what Airflow forks must never meet CUDA.
+
+    :param files: what :func:`fork_server.start` gets, without the one for its output.
+    :returns: the process above it, and its process id.
+    """
+    reading, writing = os.pipe()
+    with open(reading, "rb") as answer:
+        try:
+            arguments = [str(folder), str(os.getpid()), *map(str, [writing, *files[1:]])]
             process = subprocess.Popen(
                 [sys.executable, "-m", "saturn_airflow.launch.supervisor", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -344,12 +362,13 @@ def _start(spec: RunSpec, folder: Path, handed: HandedOver) -> Run:
                 env=variables,
                 cwd=fork_server.working_folder(),
                 start_new_session=True,
-                pass_fds=[alive.fileno(), *private],
+                pass_fds=[writing, *files],
             )
-            pid = process.pid
-        with contextlib.suppress(OSError):
-            os.pwrite(alive.fileno(), str(pid).encode(), 0)
-    return Run(folder, process)
+        finally:
+            os.close(writing)
+        said = answer.read(4)
+    # One that ends before it says so has nothing below it.
+    return process, struct.unpack("i", said)[0] if len(said) == 4 else process.pid
 
 
 @contextlib.contextmanager

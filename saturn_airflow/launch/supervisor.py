@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +32,7 @@ from saturn_airflow.launch import (
     job_log,
     launching,
     leases,
+    process_above,
     scratch,
     technique_call,
     warm,
@@ -178,11 +179,11 @@ class Supervisor:
                 mine = [found[number] for number in turn.device_ids]
                 if occupied := wait_until_free([device.uuid for device in mine if device.uuid], self._poll):
                     self.emit({"event": "warning", "message": occupied, "occupied": True})
-                if not _guards:
+                if launching.scratch is None:
                     launching.scratch = held.enter_context(scratch.folder())
                     if why := scratch.why_not_compiled_there(Path(launching.scratch)):
                         self.emit({"event": "warning", "message": why})
-                    _guard(launching.scratch)
+                    process_above.remove_with_this_process(launching.scratch)
                     held.callback(self._end_leftovers)
                 os.environ.update(devices.environment(mine))
                 try:
@@ -191,15 +192,15 @@ class Supervisor:
                     turn.count_use()
                 if not self._end_turn(turn) or result.get("status") != Status.STOPPED or self._poll():
                     return {**result, **turn.result()}
-                descendants.end(_spared())
+                descendants.end()
             self.emit({"event": "gave_way", "seconds": turn.left_in})
 
     def _end_leftovers(self) -> None:
         """End what the job's code has left, and say so where it was to go on by itself."""
-        if left := descendants.apart(_spared()):
+        if left := descendants.apart():
             message = f"the job's code left processes behind, which were ended: {', '.join(left)}"
             self.emit({"event": "warning", "message": message})
-        descendants.end(_spared())
+        descendants.end()
 
     def _lease(self, wanted: list[str], turn: TurnsOfRun) -> leases.Lease:
         """Wait for the devices of a turn."""
@@ -238,7 +239,7 @@ class Supervisor:
         """Call the technique; again, where a process of training is killed."""
         leased_at = time.monotonic()
         share = turn.spec.devices / turn.spec.slots
-        self._memory = Watch(lambda: descendants.others(_spared()), self._spec.host_memory, share)
+        self._memory = Watch(descendants.others, self._spec.host_memory, share)
         if self._spec.most_seconds is not None:
             self._time_is_up = leased_at + self._spec.most_seconds - self._had_seconds
         deadline = leased_at + self._spec.trial_seconds
@@ -261,7 +262,7 @@ class Supervisor:
                 trains = self._spec.mode == "train"
                 if not trains or self._poll() or not restarts.allow(error.failure):
                     raise RanksFailedError(restarts.explain(error.failure)) from None
-                descendants.end(_spared())
+                descendants.end()
                 self.emit({"event": "restarting", "reason": error.failure.reason})
 
     def _call_technique(
@@ -345,7 +346,7 @@ class Supervisor:
             self._check_place()
             self._check_follower()
             if forked.may_fork:  # else multiprocessing's server waits for children of its own
-                descendants.reap({*forked.children, *_spared()})
+                descendants.reap(forked.children)
         if now > self._deadline + self._not_on_the_clock and not setting_up:
             reason = f"the trial took longer than {self._spec.trial_seconds:g} s"
             raise RanksFailedError(Failure(status=Status.HUNG, reason=reason, whose="technique"))
@@ -416,33 +417,24 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return facts.st_dev, facts.st_ino
 
 
-def _guard(folder: str) -> None:
-    """Leave a guard that ends everything in this process group when this process is gone, however it went.
-
-    :param folder: one that goes with it.
-    """
-    script = 'read -r _; rm -rf "$0"; kill -9 0'
-    guard = subprocess.Popen(["/bin/sh", "-c", script, folder], stdin=subprocess.PIPE)
-    # The pipe breaks when this process ends; until then nobody writes into it.
-    _guards.append(guard)
-
-
-_guards: list[subprocess.Popen[bytes]] = []
-
-
-def _spared() -> set[int]:
-    """What stays as long as this process does."""
-    return {guard.pid for guard in _guards}
-
-
 def main() -> None:
-    """Supervise the run in the folder that the command line names, for the process that started this one."""
+    """Supervise the run in the folder that the command line names, for the process that started this one.
+
+    That also names an open file, into which this says which process the supervisor is.
+    """
+    folder, asker, answer, *private = Path(sys.argv[1]), *map(int, sys.argv[2:])
     starter = None
     with contextlib.suppress(ProcessLookupError):
-        starter = os.pidfd_open(int(sys.argv[2]))
-    handed_over.keep(handed_over.read([int(file) for file in sys.argv[3:]]))
+        starter = os.pidfd_open(asker)
     # Who is no longer the parent has ended before it was looked for.
-    Supervisor(Path(sys.argv[1]), starter if os.getppid() == int(sys.argv[2]) else None).run()
+    starter = starter if os.getppid() == asker else None
+    process_above.go_on_below()
+    os.setsid()
+    with contextlib.suppress(BrokenPipeError):
+        os.write(answer, struct.pack("i", os.getpid()))
+    os.close(answer)
+    handed_over.keep(handed_over.read(private))
+    Supervisor(folder, starter).run()
 
 
 if __name__ == "__main__":

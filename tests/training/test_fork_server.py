@@ -36,10 +36,12 @@ def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def parent_of(run: Run) -> int:
-    """The process that a run's supervisor was forked from."""
+    """The process that a run's processes were forked from."""
     while not (text := (run.folder / "alive").read_text()):
         time.sleep(0.01)
-    return int(psutil.Process(int(text)).ppid())
+    above = psutil.Process(int(text)).parent()
+    assert above is not None
+    return int(above.ppid())
 
 
 def kept_of_a_run() -> dict[str, str]:

@@ -47,3 +47,27 @@ def test_what_ends_by_itself_is_not_kept_until_the_run_ends(tmp_path: Path) -> N
             most = max(most, sum(child.status() == psutil.STATUS_ZOMBIE for child in children))
     assert event["status"] == "finished", event
     assert most < 100, "of 150 that were started"
+
+
+@pytest.mark.parametrize("forks", [True, False], ids=["forked", "new interpreter"])
+@pytest.mark.parametrize("load_model", ["daemon", "server"])
+def test_a_process_that_left_the_group_of_its_run_is_ended_where_the_supervisor_is_killed(
+    load_model: str, forks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is forked has the files by which devices are held."""
+    if not forks:
+        monkeypatch.setattr("saturn_airflow.launch.fork_server.start", lambda *_: None)
+    note = tmp_path / "pid"
+    job = small_job(batches=10**6)
+    job = replace(job, load_model=f"small_jobs:{load_model}", model_args={"note": str(note)})
+    run = runs.start(spec_for(tmp_path, job))
+    next(event for event in run.events() if event["event"] == "step")
+    supervisor = psutil.Process(int((run.folder / "alive").read_text()))
+    processes = [psutil.Process(int(note.read_text())), *supervisor.children(recursive=True)]
+    above = supervisor.parent()
+    supervisor.kill()
+    _, left = psutil.wait_procs([*processes, *([above] if above else [])], timeout=10)
+    for process in left:
+        process.kill()
+    assert left == []
+    assert leases.holders(tmp_path / "leases") == {}
