@@ -10,7 +10,7 @@ from uuid import UUID
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.taskmap import TaskMap
 from airflow.models.xcom import XCOM_RETURN_KEY, XComModel
-from airflow.utils.state import TaskInstanceState
+from airflow.utils.state import DagRunState, TaskInstanceState
 from sqlalchemy import and_, func, select, update
 from sqlalchemy.orm import Session, object_session
 
@@ -60,6 +60,36 @@ def _keep(session: Session, dag_run: Any, own: Sequence[str], behind: Sequence[s
     done = [{"id": row, "state": TaskInstanceState.SUCCESS} for row, at in found if _is_of_try(at, row)]
     if done:
         session.execute(update(TaskInstance), done)
+
+
+def failed_since(dag_run: Any, reports: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tasks of sweeps that have failed after their sweep's report had succeeded.
+
+    :param reports: the reports, each with the tasks of its sweep.
+    """
+    session = object_session(dag_run)
+    if session is None:
+        return []
+    session.flush()
+    of_run = TaskInstance.dag_id == dag_run.dag_id, TaskInstance.run_id == dag_run.run_id
+    found = []
+    for report, tasks in reports.items():
+        reported = select(TaskInstance.end_date).where(
+            *of_run, TaskInstance.task_id == report, TaskInstance.state == TaskInstanceState.SUCCESS
+        )
+        failed = select(TaskInstance.task_id).where(
+            *of_run,
+            TaskInstance.task_id.in_(tasks),
+            TaskInstance.state == TaskInstanceState.FAILED,
+            TaskInstance.end_date > reported.scalar_subquery(),
+        )
+        found += session.scalars(failed.order_by(TaskInstance.task_id)).all()
+    return found
+
+
+def fail(dag_run: Any) -> None:
+    """Have a DAG run that is about to be a success fail."""
+    dag_run.set_state(DagRunState.FAILED)
 
 
 def keep_instances(dag_run: Any, mapped: Mapping[str, Sequence[str]]) -> None:

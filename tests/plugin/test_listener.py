@@ -20,6 +20,7 @@ from airflow.models.taskmap import TaskMap
 from airflow.models.xcom import XComModel
 from airflow.sdk import DAG, task
 from airflow.serialization.serialized_objects import DagSerialization
+from airflow.utils.state import DagRunState
 from sqlalchemy import Engine, create_engine, insert, select, text
 from sqlalchemy.orm import Session
 
@@ -184,6 +185,29 @@ def test_tasks_of_the_users_that_failed_stay_so(session: Session) -> None:
     ended.task(USE, 1, "running")
     ended.mark()
     assert ended.states(USE) == {0: "failed", 1: "failed"}
+
+
+@pytest.mark.parametrize(
+    ("ago", "report", "msg", "state"),
+    [
+        (1.0, "success", "success", "failed"),
+        (9.0, "success", "success", "success"),  # before the report, which allowed it
+        (1.0, "skipped", "success", "success"),
+        (1.0, "success", "Dag Run's state was manually set to `success`.", "success"),
+    ],
+)
+def test_a_dag_run_fails_where_a_job_that_was_cleared_alone_has_failed(
+    session: Session, ago: float, report: str, msg: str, state: str
+) -> None:
+    """Its last tasks have succeeded, by which Airflow goes."""
+    ended = Ended(session)
+    ended.task(TRAIN, 0, "success", returned=True)
+    ended.task(TRAIN, 1, "failed", ago=ago)
+    ended.task(REPORT, -1, report, ago=5.0)
+    ended.run.set_state(DagRunState.SUCCESS)
+    listener.on_dag_run_success(ended.run, msg)
+    session.flush()
+    assert ended.run.state == state
 
 
 def test_where_the_listener_fails_airflow_s_own_changes_stay(session: Session) -> None:
