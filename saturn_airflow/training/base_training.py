@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from saturn_airflow.training.plateau import Plateau
 from saturn_airflow.training.protocols import SpotChecks
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State
+from saturn_airflow.training.structure import FIRST_STEPS, Structure
 
 
 class BaseTraining:
@@ -69,6 +71,10 @@ class BaseTraining:
     warned_of: set[str]
     #: The path of the last one.
     checkpoint: str | None
+    #: What the model is made of, where checkpoints are written.
+    structure: Structure | None = None
+    #: What the job's first steps made of it; None where an earlier version wrote the checkpoint.
+    made_first: Mapping[str, str] | None = MappingProxyType({})
     #: What the schedule had written into the optimizer's groups when training stopped.
     scheduled: Sequence[Mapping[str, Any]] = ()
     scheduler_step: Callable[[], None]
@@ -112,6 +118,8 @@ class BaseTraining:
     def advance(self, batch: GlobalBatch, loss: float) -> None:
         """Count the step on ``batch``."""
         self.step += 1
+        if self.step == FIRST_STEPS and self.structure is not None:
+            self.structure.note_first_steps()
         self.metrics["loss"] = loss
         self.epoch_sum += loss
         self.epoch_batches += 1

@@ -76,8 +76,7 @@ class Training(BaseTraining):
         job_log.set_up(heard=request.measure is None)
         if request.measure is not None:
             memory.leave_headroom(ranks.device)
-        self.request = request
-        self.ranks = ranks
+        self.request, self.ranks = request, ranks
         self.job = job = request.job
         self.hparams = hparams = job.hparams
 
@@ -128,6 +127,7 @@ class Training(BaseTraining):
         looking = request.measure is None and can_differ
         self.spot_checks: SpotChecks | None = self._make_spot_checks(bare) if looking else None
         self.parallel.settle()
+        self.structure = resuming.structure(self)
         self.first_step = self.step
         self.saved_step = self.step if self.checkpoint else -1
         self.tried_step, self.tried_at = self.step, time.perf_counter()
@@ -354,9 +354,13 @@ class Training(BaseTraining):
     def _save(self, *, final: bool) -> None:
         if self.checkpoints is None:
             return
-        if self.saved_step != self.step:
+        lacks = resuming.lacking(self) if self.saved_step != self.step else []
+        if lacks and not self.finished:
+            resuming.warn_of_lacking(self, lacks)
+            self.tried_step, self.tried_at = self.step, time.perf_counter()
+        elif self.saved_step != self.step:
             step = self.step
-            extra = {**resuming.to_dict(self), **self._own_extra()}
+            extra = {**resuming.to_dict(self, lacks), **self._own_extra()}
 
             def saved(path: Path, seconds: float) -> None:
                 self.checkpoint = str(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from saturn_airflow.model.definition import Definition
@@ -13,10 +13,15 @@ from saturn_airflow.training.checkpoints import Checkpoints
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.optim import optimizers
+from saturn_airflow.training.structure import FIRST_STEPS, Structure
 
 
-def to_dict(training: BaseTraining) -> dict[str, Any]:
-    """Where ``training`` stands, JSON-ready."""
+def to_dict(training: BaseTraining, lacks: Sequence[str] = ()) -> dict[str, Any]:
+    """Where ``training`` stands, JSON-ready.
+
+    :param lacks: what :func:`lacking` told.
+    """
+    structure = training.structure
     return {
         "seed": training.hparams.seed,
         "step": training.step,
@@ -33,6 +38,8 @@ def to_dict(training: BaseTraining) -> dict[str, Any]:
         "technique": training.request.technique,
         "devices": training.ranks.size,
         "looked": training.step if training.spot_checks is None else training.last_compared,
+        **({} if structure is None else {"made_first": structure.made_first}),
+        **({"lacks": lacks} if lacks else {}),
     }
 
 
@@ -86,6 +93,12 @@ def resume(training: BaseTraining, saved: Checkpoints, extra: Mapping[str, Any])
     training.data.go_on(extra.get("data"))
     training.epoch_sum, training.epoch_batches = extra["epoch_sum"], extra["epoch_batches"]
     _check_data(training, extra)
+    training.made_first = extra.get("made_first")
+    if (lacks := extra.get("lacks")) and not training.finished:
+        raise JobError(
+            f"checkpoint {training.checkpoint} lacks what training has changed ({', '.join(lacks[:5])}), so "
+            "nothing can go on from it: start the job from scratch"
+        )
     # Before anybody looked again, the trial's comparison was all there was.
     training.last_compared = extra.get("looked", training.step)
     training.metrics.update(extra["metrics"])
@@ -131,6 +144,46 @@ def _check_data(training: BaseTraining, extra: Mapping[str, Any]) -> None:
 def _in_words(extent: list[int | None]) -> tuple[str, str]:
     batches, samples = extent
     return f"{batches or 'some'} batches", "" if samples is None else f"{samples} samples"
+
+
+def structure(training: BaseTraining) -> Structure | None:
+    """What the model of ``training`` is made of, where it writes checkpoints."""
+    if training.checkpoints is None or training.made_first is None:
+        return None
+    return Structure(training.job, training.parallel.model, training.made_first)
+
+
+def lacking(training: BaseTraining) -> list[str]:
+    """What training has changed of its model after the steps that a trial compares, and that no checkpoint
+    has; every rank must call this together.
+
+    :raises JobError: when there are parameters that no optimizer has.
+    """
+    structure, ranks = training.structure, training.ranks
+    if structure is None:
+        return []
+    if training.step <= FIRST_STEPS:
+        structure.note_first_steps()
+    everyones = ranks.everyones((structure.other_parameters(), structure.changed()))
+    if parameters := sorted({name for others, _ in everyones for name in others}):
+        raise JobError(
+            f"training has put other parameters in the place of {', '.join(parameters[:5])} by step "
+            f"{training.step}: no optimizer and no checkpoint has those (make them in load_model, and let "
+            "training switch between them or write into them)"
+        )
+    return sorted({name for _, changed in everyones for name in changed})
+
+
+def warn_of_lacking(training: BaseTraining, lacks: Sequence[str]) -> None:
+    """Tell once that no checkpoint is kept, because of what :func:`lacking` told."""
+    if not training.warned_of.issuperset(lacks):
+        training.warned_of |= set(lacks)
+        training.warn(
+            f"training has changed {', '.join(lacks[:5])} (modules, functions or hooks), which no checkpoint "
+            f"has: from step {training.step} on, none is kept. A job that is stopped goes on from an earlier "
+            "one or begins anew, and comes to the same. Have them there from the first, and let them look at "
+            "an attribute of a module or at a buffer"
+        )
 
 
 def warn_of_forgotten(training: BaseTraining, what: str, forgotten: Mapping[str, str]) -> None:

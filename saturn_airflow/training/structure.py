@@ -1,0 +1,143 @@
+"""What a model is made of, which a job that is resumed has as ``load_model`` makes it: modules, parameters,
+functions and hooks, and the functions among the global variables of the job's code.
+
+A trial sees what the first steps do to it; what changes later no checkpoint would have.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.guarding.users_state import python_modules
+
+#: The steps that a trial compares, and in which models make what they need.
+FIRST_STEPS = 3
+
+_FUNCTIONS = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType),
+    *(functools.partial, type),
+)
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class Structure:
+    """What ``model`` is made of as training begins.
+
+    :param made_first: what :attr:`made_first` told in the process that began the job.
+    """
+
+    def __init__(
+        self, job: Job, model: nn.Module, made_first: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self._job, self._model = job, model
+        self._given = self._now()
+        self._parameters = _parameters(model)
+        #: What the job's first steps make, by where it is: each process makes that anew.
+        self.made_first = dict(made_first)
+
+    def note_first_steps(self) -> None:
+        """Take what has changed by now as what each process makes as it begins."""
+        self.made_first |= self._changed() | dict.fromkeys(self._other_parameters(), "")
+
+    def changed(self) -> list[str]:
+        """Where something else is by now, but for parameters."""
+        return [name for name, now in self._changed().items() if self.made_first.get(name) != now]
+
+    def other_parameters(self) -> list[str]:
+        """The names of parameters that are not those that training began with."""
+        return [name for name in self._other_parameters() if name not in self.made_first]
+
+    def _now(self) -> dict[str, Any]:
+        return {**_parts(self._model), **_global_functions(self._job, self._model)}
+
+    def _changed(self) -> dict[str, str]:
+        """What is there now, as a text that is the same in other processes."""
+        before, now = self._given, self._now()
+        names = {**before, **now}
+        return {name: _text(now.get(name)) for name in names if before.get(name) != now.get(name)}
+
+    def _other_parameters(self) -> list[str]:
+        now = _parameters(self._model)
+        there = {*self._parameters, *now}
+        return sorted(name for name in there if self._parameters.get(name) is not now.get(name))
+
+
+def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def _parts(model: nn.Module) -> dict[str, Any]:
+    """Modules, their hooks and functions, and the hooks of parameters, by name; each as what is another when
+    it is replaced."""
+    found: dict[str, Any] = {}
+    for prefix, module in model.named_modules():
+        own = list(vars(module).items())
+        place = f"{prefix}." if prefix else ""
+        found[prefix or "the model"] = module
+        for key, value in own:
+            if isinstance(value, _FUNCTIONS):
+                found[place + key] = _identity(value)
+        hooks = {key: value.values() for key, value in own if key.endswith("_hooks") and value}
+        hooked = [(key, _identity(hook)) for key, held in hooks.items() for hook in held if _counts(hook)]
+        if hooked:
+            found[f"the hooks of {prefix or 'the model'}"] = hooked
+    for name, parameter in (*model.named_parameters(), *_gathered(model)):
+        kinds = {key: getattr(parameter, key, None) or {} for key in _HOOKS}
+        if told := [(key, _identity(hook)) for key, held in kinds.items() for hook in held.values()]:
+            found[f"the hooks of {name}"] = told
+    return found
+
+
+def _gathered(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """What FSDP makes of its shards for each pass, on which a hook of the model's is then."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                for number, parameter in enumerate(group.fsdp_params):
+                    if hasattr(parameter, "_unsharded_param"):
+                        yield f"parameter {number} of {prefix or 'the model'}", parameter.unsharded_param
+
+
+def _counts(hook: Any) -> bool:
+    """Whether a hook is none of those by which transformers notes outputs once it is asked for them."""
+    return getattr(hook, "__module__", None) != "transformers.utils.output_capturing"
+
+
+def _global_functions(job: Job, model: nn.Module) -> dict[str, Any]:
+    return {
+        f"{module}.{name}": _identity(value)
+        for module in sorted(python_modules(job, model))
+        for name, value in list(vars(sys.modules[module]).items())
+        if isinstance(value, _FUNCTIONS) and not name.startswith("__")
+    }
+
+
+def _identity(function: Any) -> Any:
+    """What is another for another function. Closures of one ``def`` are one: what they keep is kept."""
+    if isinstance(function, types.MethodType):
+        return _identity(function.__func__), type(function.__self__)
+    if isinstance(function, functools.partial):
+        return functools.partial, _identity(function.func)
+    if isinstance(function, types.FunctionType):
+        return function.__code__
+    if isinstance(function, _FUNCTIONS):
+        return getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    return type(function)
+
+
+def _text(identity: Any) -> str:
+    if isinstance(identity, list | tuple):
+        return ", ".join(map(_text, identity))
+    if isinstance(identity, types.CodeType):
+        return f"{identity.co_name} {hashlib.sha1(identity.co_code).hexdigest()}"
+    return type(identity).__qualname__ if isinstance(identity, nn.Module) else repr(identity)

@@ -1,0 +1,126 @@
+"""A model that changes what it is made of after the steps that a trial compares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import prune
+from torch.utils.data import DataLoader, TensorDataset
+
+#: The step in which something changes.
+LATE = 5
+CHANGES = (
+    *("module", "function", "forward", "hook", "pre-hook", "gradient hook", "hook after gradients"),
+    *("backward hook", "global function"),
+)
+last_layer: Any = torch.tanh
+
+
+def tanh(value: torch.Tensor) -> torch.Tensor:
+    """A function that is there from the first."""
+    return torch.tanh(value)
+
+
+def halved(value: torch.Tensor) -> torch.Tensor:
+    """Another."""
+    return value * 0.5
+
+
+def scaled(parameter: torch.Tensor) -> None:
+    """Scale the gradient of ``parameter``."""
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+
+
+def halved_before(module: nn.Module, before: Any, behind: Any) -> Any:
+    """Halve what a module passes back."""
+    return (before[0] * 0.5,)
+
+
+class Late(nn.Module):
+    """Changes ``what`` in its training's step :data:`LATE`, and makes a function and a hook in the first."""
+
+    calls: torch.Tensor
+    act: Any
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)
+        self.function: Any = tanh
+        self.what = what
+        self.lazy: Any = None
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        if self.lazy is None:
+            self.lazy = lambda value: value * 1.5
+            self.last.register_forward_hook(lambda module, given, found: found * 2)
+        if self.training and torch.is_grad_enabled():
+            self.calls += 1
+            if int(self.calls) == LATE:
+                self._change()
+        return self.last(self.lazy(self.function(self.act(self.first(x)))))  # type: ignore[no-any-return]
+
+    def _change(self) -> None:
+        global last_layer
+        weight: Any = self.first.weight
+        if self.what == "module":
+            self.act = nn.GELU()
+        elif self.what == "function":
+            self.function = halved
+        elif self.what == "forward":
+            self.act.forward = halved
+        elif self.what == "hook":
+            self.first.register_forward_hook(lambda module, given, found: found * 1.5)
+        elif self.what == "pre-hook":
+            self.first.register_forward_pre_hook(lambda module, given: (given[0] * 1.5,))
+        elif self.what == "gradient hook":
+            weight.register_hook(halved)
+        elif self.what == "hook after gradients":
+            weight.register_post_accumulate_grad_hook(scaled)
+        elif self.what == "backward hook":
+            self.last.register_full_backward_hook(halved_before)
+        elif self.what == "global function":
+            last_layer = halved
+        elif self.what == "parameters":
+            self.last = nn.Linear(8, 1).double()
+        elif self.what == "pruned":
+            prune.l1_unstructured(self.first, "weight", 0.5)  # type: ignore[no-untyped-call]
+
+
+def model(what: str) -> Late:
+    """One that changes ``what``; global functions are as they were."""
+    global last_layer
+    last_layer = torch.tanh
+    torch.manual_seed(1)
+    return Late(what)
+
+
+def data() -> DataLoader[Any]:
+    """Six batches."""
+    generator = torch.Generator().manual_seed(2)
+    samples = TensorDataset(torch.randn(24, 4, generator=generator), torch.randn(24, 1, generator=generator))
+    return DataLoader(samples, batch_size=4)
+
+
+def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The squared distance, after a global function."""
+    return nn.functional.mse_loss(last_layer(outputs), targets)
+
+
+def plain_losses(what: str, epochs: int) -> list[float]:
+    """Those of a loop that knows nothing of Saturn."""
+    trained = model(what).double()
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(epochs):
+        for inputs, targets in data():
+            found = loss(trained(inputs.double()), targets.double())
+            optimizer.zero_grad()
+            found.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(found.item())
+    return losses
