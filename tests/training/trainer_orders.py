@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -96,22 +97,123 @@ class Changing(TrainerCallback):
     def __init__(self, what: str) -> None:
         self.what = what
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See the class."""
+        if self.what == "collator":
+            COLLATOR.set_epoch(math.ceil(state.epoch))
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """See the class."""
         if state.global_step != LATE:
             return
         data, model = kwargs["train_dataloader"].dataset, kwargs["model"]
-        if self.what == "data":
+        if self.what in ("data", "told data"):
             data.tokens = data.tokens.flip(1)
         elif self.what == "module":
             model.classifier = torch.nn.Linear(16, 2)
         elif self.what == "hook":
             model.classifier.register_forward_hook(lambda module, given, found: found * 1.5)
+        elif self.what == "gradient hook":
+            model.classifier.weight.register_hook(lambda gradient: gradient * 0.5)
+        elif self.what == "function":
+            forward = model.classifier.forward
+            model.classifier.forward = lambda given: forward(given) * 1.5
+        elif self.what == "sampler":
+            kwargs["train_dataloader"].batch_sampler.sampler.weights[:12] = 0.0
 
 
-def changing(what: str, output_dir: str | None = None) -> Trainer:
+class Told(trainer_jobs.Rows):
+    """Has an attribute that follows from the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Note ``epoch``."""
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {**super().__getitem__(index), "labels": self.tokens[index, self.epoch % 8] % 2}
+
+
+class ToldOnce(Told):
+    """Counts how often it is told."""
+
+    times = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Be told."""
+        super().set_epoch(self.times)
+        self.times += 1
+
+
+class Weighted(DrawnByEpoch):
+    """Draws by weights that a callback may change."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data, "epoch")
+        self.weights = torch.ones(len(data))
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        generator = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.multinomial(self.weights, len(self.weights), True, generator=generator).tolist())
+
+
+class Turning:
+    """A collator that is told of epochs by a callback of the job's alone."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Note ``epoch``."""
+        self.epoch = epoch
+
+    def __call__(self, rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Turn the tokens by the epoch."""
+        batch = default_data_collator(rows)
+        return {**batch, "input_ids": batch["input_ids"].roll(self.epoch, 1)}
+
+
+COLLATOR = Turning()
+
+
+class Weighing(Ordering):
+    """Draws by weights."""
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """As people override it."""
+        data: Any = self.train_dataset
+        loader = DataLoader(data, batch_size=SIZE, collate_fn=default_data_collator, sampler=Weighted(data))
+        return self.accelerator.prepare(loader)  # type: ignore[no-any-return]
+
+
+def changing(what: str, output_dir: str | None = None, **arguments: Any) -> Trainer:
     """A trainer that changes, after the steps of a trial, what no checkpoint of its has."""
     folder: Any = {"output_dir": output_dir} if output_dir else {}
-    made = trainer_jobs.trainer(**folder)
+    made = trainer_jobs.trainer(**folder, **arguments)
+    if what == "told data":
+        made.train_dataset = Told(22)
+    elif what == "sampler":
+        made.__class__ = Weighing
+    elif what == "collator":
+        COLLATOR.set_epoch(0)
+        made.data_collator = COLLATOR
     made.add_callback(Changing(what))
+    return made
+
+
+def told_once() -> Trainer:
+    """A trainer whose data follow from how often they were told of an epoch."""
+    made = trainer_jobs.trainer()
+    made.train_dataset = ToldOnce(22)
+    return made
+
+
+def unchanging(how: str) -> Trainer:
+    """A trainer that changes nothing but what each process makes, or what it is told."""
+    made = trainer_jobs.trainer(eval_strategy="no")
+    if how == "told data":
+        made.train_dataset = Told(22)
+    else:
+        made.model.config.output_hidden_states = True  # type: ignore[union-attr]
     return made

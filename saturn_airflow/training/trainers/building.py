@@ -38,8 +38,8 @@ _REFUSED = {
 _SAMPLES = 8
 
 
-def build(job: Job, folder: Path) -> Trainer:
-    """The job's trainer, which writes to ``folder``.
+def build(job: Job, folder: Path) -> tuple[Trainer, list[str]]:
+    """The job's trainer, which writes to ``folder``, and what :func:`batch_order.check` told of it.
 
     :raises JobError: when the function returns none, or one that can't be trained exactly.
     """
@@ -57,15 +57,15 @@ def build(job: Job, folder: Path) -> Trainer:
         raise JobError(f"{args.n_gpu} GPUs are visible, and a Trainer would share its batches out over them")
     args.output_dir = str(folder)
     args.disable_tqdm = True
-    # One to be resumed from, until the next is whole.
-    args.save_total_limit = max(2, args.save_total_limit or 2)
+    # One to be resumed from, until the next is whole; the best may be neither.
+    args.save_total_limit = max(3 if args.metric_for_best_model else 2, args.save_total_limit or 2)
     for callback in list(trainer.callback_handler.callbacks):
         ours = type(callback).__module__.startswith("transformers.integrations")
         if ours or type(callback) in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
     with rng_unchanged(), of_the_job("the Trainer's data"):
-        _check_data(job, trainer)
-    return trainer
+        counted = _check_data(job, trainer)
+    return trainer, counted
 
 
 def batches_per_epoch(trainer: Trainer, batches: int) -> int:
@@ -73,7 +73,7 @@ def batches_per_epoch(trainer: Trainer, batches: int) -> int:
     return max(1, -(-batches // trainer.args.gradient_accumulation_steps))
 
 
-def _check_data(job: Job, trainer: Trainer) -> None:
+def _check_data(job: Job, trainer: Trainer) -> list[str]:
     data: Any = trainer.train_dataset
     if data is None or isinstance(data, IterableDataset):
         raise JobError(
@@ -86,8 +86,10 @@ def _check_data(job: Job, trainer: Trainer) -> None:
             "accelerator_config's dispatch_batches can't be had: a resumed training would see other batches"
         )
     loader: Any = trainer.get_train_dataloader()
-    batch_order.check(trainer, loader)
+    counted = batch_order.check(trainer, loader)
     _check_samples(job, trainer, loader)
+    _check_told(job, trainer, loader)
+    return counted
 
 
 def _check_samples(job: Job, trainer: Trainer, loader: Any) -> None:
@@ -116,6 +118,30 @@ def _check_samples(job: Job, trainer: Trainer, loader: Any) -> None:
             "Trainer reads fewer or others; have samples depend on their index alone and draw from the "
             "global generators of torch, numpy or Python, or give the model and a load_dataloader to a plain "
             "Job"
+        )
+
+
+def _check_told(job: Job, trainer: Trainer, loader: Any) -> None:
+    """Tell the data of some epochs, and leave them as they were.
+
+    :raises JobError: when they follow from more than the epoch that they are told last.
+    """
+    data = loader.dataset
+    if not hasattr(loader, "set_epoch") or not hasattr(data, "set_epoch"):
+        return
+    remembered = UsersState(job, trainer.model, beside=[data])  # type: ignore[arg-type]
+    seen = []
+    for epochs in ((0, 1, 2), (0, 2)):
+        for epoch in epochs:
+            data.set_epoch(epoch)
+        seen.append(seen_state.of_parts({"train_dataset": data}, trainer))
+    with contextlib.suppress(JobError):  # what is too large to be put back
+        remembered.restore()
+    if changed := seen_state.differing(*seen):
+        raise JobError(
+            f"{', '.join(changed[:3])} follows from more than the last set_epoch(epoch) of the Trainer's "
+            "dataset: a resumed Trainer tells it the epoch that it goes on in, and none before. Let all "
+            "follow from the epoch, such as by a generator with the epoch as its seed"
         )
 
 

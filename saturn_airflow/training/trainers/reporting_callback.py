@@ -48,6 +48,7 @@ class ReportingCallback(TrainerCallback):
         """See the class."""
         training = self._training
         training.begin(state.global_step, state.max_steps, kwargs["train_dataloader"])
+        whole_checkpoints.remove_others(Path(args.output_dir), state.best_model_checkpoint)
         if self._found is not None:
             checkpoint, facts = self._found
             # After callbacks that begin anew.
@@ -125,6 +126,8 @@ class ReportingCallback(TrainerCallback):
             self._save = self._save or control.should_epoch_stop
             return
         if training.would_lack():  # one of the job's own: it has no manifest, and is not gone on from
+            args.save_total_limit = None  # or the Trainer would remove the last whole one
+            whole_checkpoints.remove_others(path.parent, str(path), state.best_model_checkpoint)
             return
         position = training.epochs.position(state.global_step, control, between=self._between)
         fetched = None if self._between else training.fetches.value()

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,24 +45,17 @@ def of_data(trainer: Trainer, job: Job, collator: Any) -> Seen:
     return _seen({**data, **_globals_of(trainer, job)}, trainer)
 
 
-def of_samples(trainer: Trainer) -> Seen:
-    """What the data of ``trainer`` remember, but for data that are told of the epoch, and so follow it."""
-    names = ("train_dataset", "eval_dataset", "data_collator")
-    roots = {name: getattr(trainer, name) for name in names}
-    return _seen({n: root for n, root in roots.items() if not hasattr(root, "set_epoch")}, trainer)
+def of_parts(parts: Mapping[str, Any], trainer: Trainer, left_out: Sequence[Any] = ()) -> Seen:
+    """What ``parts`` of ``trainer`` remember, but for what they hold of those ``left_out``."""
+    return _seen(parts, trainer, left_out)
 
 
-def of_modules(trainer: Trainer) -> Seen:
-    """The modules that the model of ``trainer`` is made of, and how many hooks of each kind each has."""
-    model: Any = trainer.model
-    return {
-        f"model.{prefix}" if prefix else "model": (module, *map(len, _hooks_of(module)))
-        for prefix, module in model.named_modules()
-    }
-
-
-def _hooks_of(module: nn.Module) -> Iterator[Any]:
-    return (hooks for name, hooks in vars(module).items() if name.endswith("_hooks") and hooks is not None)
+def samplers_of(loader: Any) -> dict[str, Any]:
+    """The samplers of the job's own that ``loader`` asks for indices, by their classes' names."""
+    order = getattr(loader, "batch_sampler", None)
+    inner = getattr(order, "batch_sampler", None)
+    parts = (order, getattr(order, "sampler", None), inner, getattr(inner, "sampler", None))
+    return {type(part).__name__: part for part in parts if own_classes.is_own(type(part).__module__)}
 
 
 def of_trainer(trainer: Trainer, job: Job) -> Seen:
@@ -111,10 +104,10 @@ def _globals_of(trainer: Trainer, job: Job) -> dict[str, Any]:
     return found
 
 
-def _seen(roots: Mapping[str, Any], trainer: Trainer) -> Seen:
+def _seen(roots: Mapping[str, Any], trainer: Trainer, left_out: Sequence[Any] = ()) -> Seen:
     model: Any = trainer.model
     tensors = itertools.chain(model.parameters(), model.buffers())
-    visited = {id(part) for part in (trainer, *model.modules(), *tensors)}
+    visited = {id(part) for part in (trainer, *left_out, *model.modules(), *tensors)}
     return {where: found for name, root in roots.items() for where, found in _in(name, root, visited, _DEEP)}
 
 

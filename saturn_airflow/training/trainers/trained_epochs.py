@@ -48,11 +48,13 @@ class TrainedEpochs:
         self._epoch, self._batches = self._from or self._default(step)
         if self._batches:
             self._pass_over_begin()
-            # accelerate tells it to the data of a loader that skips no batches alone.
-            if hasattr(loader.dataset, "set_epoch"):
-                loader.dataset.set_epoch(self._epoch)
         else:
             self._epoch -= 1
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that training stands in, from 0."""
+        return self._epoch
 
     @property
     def within_epoch(self) -> bool:

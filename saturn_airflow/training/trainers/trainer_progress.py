@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.training import timing
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.structure import FIRST_STEPS, Structure
 from saturn_airflow.training.trainers import seen_state
 from saturn_airflow.training.trainers.beside_checkpoint import StateBesideCheckpoint
 from saturn_airflow.training.trainers.building import batches_per_epoch, build, leave_process_group
 from saturn_airflow.training.trainers.callback_state import CallbackState
 from saturn_airflow.training.trainers.changed_arguments import ChangedArguments
+from saturn_airflow.training.trainers.data_changes import DataChanges
 from saturn_airflow.training.trainers.fetch_randomness import FetchRandomness
 from saturn_airflow.training.trainers.trained_epochs import TrainedEpochs
 
@@ -54,7 +57,8 @@ class TrainerProgress:
         leave_process_group()
         self.job = request.job
         self.stop_at, self.save_at = stop_at, save_at
-        self.trainer = trainer = build(self.job, folder)
+        trainer, self._counted = build(self.job, folder)
+        self.trainer = trainer
         self.remembered = CallbackState(trainer.callback_handler.callbacks)
         self.arguments = ChangedArguments(trainer.args)
         self.epochs = TrainedEpochs(trainer)
@@ -75,6 +79,8 @@ class TrainerProgress:
         #: What is remembered after each of the first steps.
         self.seen: dict[int, seen_state.Seen] = {}
         self.warned_of: set[str] = set()
+        #: What the job's first steps made of its model; None where an earlier version wrote the checkpoint.
+        self.made_first: Mapping[str, str] | None = {}
 
     @property
     def keeps(self) -> bool:
@@ -95,6 +101,7 @@ class TrainerProgress:
             self.warn(f"what training changes is not in the checkpoint: {words}. Keep it in a buffer")
         return {
             **({"beside": beside} if beside else {}),
+            **({} if self._structure is None else {"made_first": self._structure.made_first}),
             "step": self.step,
             "definition": self.definition,
             "arguments": self.arguments.given,
@@ -112,8 +119,11 @@ class TrainerProgress:
         self.beside = StateBesideCheckpoint(self.trainer, self.job, self.ranks.device)
         self.total, self.per_epoch = total, batches_per_epoch(self.trainer, len(loader))
         self.epochs.begin(step, self.per_epoch, loader)
-        self._samples = seen_state.of_samples(self.trainer)
-        self._modules = seen_state.of_modules(self.trainer)
+        within = self.epochs.epoch if self.epochs.within_epoch else None
+        self._data = DataChanges(self.trainer, loader, within, self._counted)
+        model: Any = self.trainer.model
+        known = self.made_first is not None
+        self._structure = Structure(self.job, model, self.made_first or {}) if known else None
         self.setup_seconds = time.perf_counter() - self.started
         self.ranks.emit(
             "start", step=step, total_batches=total, batches_per_epoch=self.per_epoch, checkpoint=None
@@ -126,9 +136,9 @@ class TrainerProgress:
         """
         if self.request.measure is not None:
             return False
-        before, now = self._modules, seen_state.of_modules(self.trainer)
-        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-        changed += seen_state.differing(self._samples, seen_state.of_samples(self.trainer))
+        changed = self._data.names()
+        if self._structure is not None:
+            changed += [*self._structure.changed(), *self._structure.other_parameters()]
         if new := [name for name in changed if name not in self.warned_of]:
             self.warned_of |= set(new)
             self.warn(
@@ -152,6 +162,8 @@ class TrainerProgress:
                 f"loss is {loss} at step {step} (epoch {epoch}); the job stopped there: lower learning_rate, "
                 "set max_grad_norm, or check the data"
             )
+        if self._structure is not None and step <= FIRST_STEPS:
+            self._structure.note_first_steps()
         self.losses.append(loss)
         self.epoch_losses.append(loss)
         self.seconds.append(took)

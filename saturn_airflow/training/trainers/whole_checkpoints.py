@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,17 @@ def write_manifest(checkpoint: Path, facts: Mapping[str, Any]) -> None:
     for path in _files(checkpoint):
         digests[str(path.relative_to(checkpoint))] = _digest(path, on_disk=True)
     write_whole(checkpoint / MANIFEST, json.dumps({"format": number, **facts, "files": digests}))
+
+
+def remove_others(folder: Path, *kept: str | None) -> None:
+    """Remove the checkpoints that are not whole, which would count where a Trainer keeps the newest few.
+
+    :param kept: paths of those that stay all the same, such as the best.
+    """
+    names = {Path(path).name for path in kept if path is not None}
+    for path in folder.glob("checkpoint-*"):
+        if _NAME.fullmatch(path.name) and path.name not in names and not (path / MANIFEST).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def newest(folder: Path, warn: Callable[[str], object]) -> tuple[Path, dict[str, Any]] | None:
