@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -142,10 +143,12 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
         return Failure(
             status=Status.NOT_A_NUMBER, reason=str(error), whose="job", rank=rank, common=error.common
         )
-    if isinstance(error, DiskError) or _is_of_a_disk(error):
-        reason = str(error) if isinstance(error, DiskError) else _one_line(error)
+    if isinstance(error, DiskError) or any(_is_of_a_disk(e) for e in (error, cause)):
+        reason = str(error) if isinstance(error, SaturnError) else _one_line(error)
         if isinstance(error, OSError) and error.filename:
             reason = str(disks.fault(Path(os.fsdecode(error.filename)), error))
+        elif error is not cause and disks.is_full(reason):  # most often of temporary files
+            reason = f"{reason}; {disks.left(Path(tempfile.gettempdir()))}"
         return Failure(status=Status.LOST, reason=reason, traceback=text, whose="node", rank=rank)
     if isinstance(error, InvalidSweepError | JobError):
         # Without a cause the message says it all.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.launch import failures, past_runs, runs
+from saturn_airflow.launch import failures, past_runs, runs, users_code
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.runs import Run
@@ -104,6 +104,13 @@ def test_a_supervisor_that_left_without_a_word_is_lost_with_its_disk(small_disk:
     assert "has 0 kB of 8.4 MB left" in end["reason"]
 
 
+def job_error(cause: OSError) -> JobError:
+    """What a job's code that raises ``cause`` is told as."""
+    with pytest.raises(JobError) as raised, users_code.of_the_job("the model"):
+        raise cause
+    return raised.value
+
+
 @pytest.mark.parametrize(
     ("error", "whose"),
     [
@@ -114,10 +121,16 @@ def test_a_supervisor_that_left_without_a_word_is_lost_with_its_disk(small_disk:
         (DiskOfCheckpointsError("no checkpoint can be written"), "node"),
         (OSError(13, "Permission denied"), "technique"),
         (JobError("its own file: No space left on device"), "job"),
+        (job_error(OSError(5, "Input/output error", "/proc/self/x")), "node"),
+        (job_error(OSError(28, "No space left on device")), "node"),
+        (job_error(OSError(30, "Read-only file system")), "job"),
+        (job_error(OSError(2, "No such file or directory")), "job"),
     ],
 )
 def test_whose_fault_it_is(error: Exception, whose: str) -> None:
     found = failures.describe(error)
+    if str(error).startswith("the model raised OSError: [Errno 28]"):
+        assert "No space left on device; the disk at" in found.reason
     assert (found.whose, found.status) == (whose, "lost" if whose == "node" else "failed")
 
 
