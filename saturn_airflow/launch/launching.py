@@ -415,7 +415,9 @@ def _died(member: _Member, kernel_killed: bool) -> Failure:
         return Failure(status=Status.LOST, reason=f"{what} exited with code {code}", rank=member.number)
     name = signal.Signals(-code).name
     if code == -signal.SIGKILL and kernel_killed:
-        reason = f"{what} was killed by the kernel because the host's memory ran out"
+        reason = (
+            f"{what} was killed by the kernel because the memory of its machine, or of its container, ran out"
+        )
         return Failure(status=Status.OUT_OF_MEMORY, reason=reason, rank=member.number)
     hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
     return Failure(

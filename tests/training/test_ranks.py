@@ -190,7 +190,9 @@ def test_a_rank_killed_by_the_kernel_for_want_of_memory(
     with pytest.raises(RanksFailedError) as caught:
         ranks.launch(fail_on_rank_1, "kill", str(tmp_path), size=2)
     assert caught.value.failure.status == "out_of_memory"
-    assert caught.value.failure.reason == "rank 1 was killed by the kernel because the host's memory ran out"
+    assert caught.value.failure.reason == (
+        "rank 1 was killed by the kernel because the memory of its machine, or of its container, ran out"
+    )
 
 
 def test_peak_memory_is_measured() -> None:
