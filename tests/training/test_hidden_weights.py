@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.model.jobs import HParams
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training.guarding.guarded import check
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.optimizers import make_scheduler
+from saturn_airflow.training.ranks import Ranks
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "LinearLR": {},
@@ -108,3 +111,31 @@ def test_a_scheduler_that_reads_what_the_optimizer_keeps_is_refused() -> None:
     with pytest.raises(JobError, match="ByMomentum' reads the optimizer's state, and a schedule depends"):
         step()
     assert made.state is before
+
+
+class FailsLate(lr_scheduler.LRScheduler):
+    """As one that is told of fewer steps than there are."""
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        if self.last_epoch > 8:
+            raise IndexError("no such step")
+        return self.base_lrs
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("ByMomentum", "reads the optimizer's state"), ("FailsLate", "IndexError: no such step")],
+)
+def test_a_trial_that_takes_few_steps_refuses_a_schedule(name: str, says: str) -> None:
+    hparams = HParams(epochs=2, lr_scheduler=f"{__name__}:{name}")
+    job = Job(
+        "scheduled",
+        load_model="changing_late:model",
+        load_dataloader="changing_late:data",
+        loss_function="changing_late:loss",
+        model_args={"what": ""},
+        hparams=hparams,
+    )
+    alone = Ranks(rank=0, size=1, device=torch.device("cpu"))
+    with pytest.raises(JobError, match=says):
+        check(TrainRequest(job=job, technique="single"), alone)

@@ -43,6 +43,7 @@ from saturn_airflow.training.guarding.samples import Sample, singles
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import ModelAttributes, spread, spread_in
+from saturn_airflow.training.optim.broken_optimizers import refuse_broken_schedule
 from saturn_airflow.training.precision import exact
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.without_group import without_group
@@ -91,6 +92,9 @@ class Guard:
         self._model = weakref.ref(model)
         self._aliases = state.aliases(model)
         self._users = UsersState(self.job, model)
+        if not job.own_step:
+            with self._users.put_back():
+                refuse_broken_schedule(job, model, data)
         known = kept_steps.loaded(kept) if kept else None
         told: list[Any] = [kept]
         if known is None:

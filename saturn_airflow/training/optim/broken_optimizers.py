@@ -13,7 +13,11 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import batches
 from saturn_airflow.training.batches import Data
 from saturn_airflow.training.optim.group_state import GroupState
-from saturn_airflow.training.optim.optimizers import Groups, make_optimizer, make_scheduler
+from saturn_airflow.training.optim.optimizers import Groups, make_optimizer, make_scheduler, parameter_groups
+from saturn_airflow.training.ranks import Ranks
+
+# Steps of a schedule that are tried, and where nobody knows whether there are as many.
+_STEPS, _UNSURE = 1000, 3
 
 
 class _Tiny(Parallel):
@@ -49,6 +53,24 @@ def broken_optimizers(
     same_groups = [o for o in alike if o.hparams.parameter_groups == job.hparams.parameter_groups]
     reasons = {other.name: _why_not(other.hparams, groups, tiny, data) for other in same_groups}
     return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def refuse_broken_schedule(job: Job, model: nn.Module, data: Data) -> None:
+    """Go through the first steps of the job's schedule, which a trial takes few of.
+
+    :param model: the job's, whole; it is left as it is.
+    :raises JobError: when it can't be had, or fails.
+    """
+    if job.hparams.lr_scheduler is None:
+        return
+    alone = Parallel(model, Ranks(rank=0, size=1, device=torch.device("cpu")))
+    try:
+        optimizer = make_optimizer(job.hparams, parameter_groups(job.hparams, model), _Tiny(alone))
+    except SaturnError:
+        return  # it looks at its parameters: tiny ones tell nothing
+    total = batches.total_steps(job.hparams, data)
+    steps = min(total or _UNSURE, _STEPS)
+    make_scheduler(job.hparams, optimizer, steps, GroupState(optimizer), total)
 
 
 def _why_not(hparams: HParams, groups: Groups, parallel: Parallel, data: Data) -> str | None:
