@@ -226,6 +226,16 @@ def _ask_workers(deployment: Deployment) -> None:
         deployment.nodes = {nodes[worker]: answer for worker, answer in answers.items()}
 
 
+def _several_machines(deployment: Deployment) -> Iterator[Finding]:
+    """Nodes that are several machines: their workers have the same queue."""
+    for node in deployment.cluster or ():
+        workers = sorted(name for name, queues in deployment.workers.items() if node.queue in queues)
+        if len({name.rpartition("@")[2] for name in workers}) > 1:
+            text = f"{node.name}: workers of several machines listen on {node.queue!r}: {', '.join(workers)}"
+            fix = "a node is one machine, whose devices are planned: name each in [saturn] nodes"
+            yield Finding("nodes", "problem", text, fix)
+
+
 def check_nodes(deployment: Deployment) -> Iterator[Finding]:
     """Each node has the devices it is said to have, reaches what it needs, and runs what the others run."""
     from saturn_airflow.operators.drains import drained
@@ -233,6 +243,7 @@ def check_nodes(deployment: Deployment) -> Iterator[Finding]:
     own = surveys.versions()
     for name, why in drained().items():
         yield Finding("nodes", "warning", f"{name}: {why}; no new plan uses it", f"saturn undrain {name}")
+    yield from _several_machines(deployment)
     for node in deployment.cluster or ():
         said = deployment.nodes.get(node.name)
         if said is None:

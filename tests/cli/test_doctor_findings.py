@@ -35,6 +35,16 @@ def test_a_whole_node_is_one_line() -> None:
     assert (found.level, found.text) == ("ok", "gpu-a: 2 x cpu (CPU slots)")
 
 
+@pytest.mark.parametrize(("other", "problem"), [("gpu-a@b", True), ("second@a", False)])
+def test_two_machines_as_one_node_are_a_problem(other: str, problem: bool) -> None:
+    """A job that is planned on the devices of one would run on those of the other, too."""
+    workers = {"gpu-a@a": {NODE.queue}, other: {NODE.queue}, "default@c": {"default"}}
+    deployment = Deployment(Cluster(NODE), nodes={NODE.name: said(**survey.versions())}, workers=workers)
+    told = [found.text for found in check_nodes(deployment) if found.level == "problem"]
+    text = "gpu-a: workers of several machines listen on 'saturn.gpu-a': gpu-a@a, gpu-a@b"
+    assert told == ([text] if problem else [])
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_a_node_without_torch_is_one_problem(here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     there = {name: version for name, version in survey.versions().items() if name != "torch"}
