@@ -38,7 +38,8 @@ def go_on_below(named: Callable[[], object] = lambda: None) -> None:
 def remove_with_this_process(folder: str) -> None:
     """Have a folder removed when this process has ended, which is below another."""
     for file in _files:
-        os.write(file, os.fsencode(folder) + b"\0")
+        with contextlib.suppress(BrokenPipeError):  # whoever ended it, this process can do without
+            os.write(file, os.fsencode(folder) + b"\0")
 
 
 def _stay(child: int, told: int) -> None:
