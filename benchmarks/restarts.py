@@ -95,7 +95,7 @@ def lose(run: Run, whose: str) -> tuple[float, int]:
     said = wait(run, lambda said: _step(said) >= _saved(said) + 10 and _saved(said) > _started(said))
     before = len(said)
     supervisor = psutil.Process(int((run.folder / "alive").read_text()))
-    below = sorted((p for p in supervisor.children() if p.name() != "sh"), key=lambda p: p.create_time())
+    below = sorted(supervisor.children(), key=lambda p: p.create_time())
     killed = time.time()
     below[-1 if whose == "a rank" else 0].kill()
     started = wait(run, lambda said: any(e["event"] == "start" for e in said[before:]))

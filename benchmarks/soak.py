@@ -280,7 +280,7 @@ class Soak:
             if kind == "supervisor killed":
                 supervisor.kill()
                 return
-            self.chance.choice([p for p in supervisor.children() if p.name() != "sh"]).kill()
+            self.chance.choice(supervisor.children()).kill()
 
     def _kill(self, name: str, seconds: float) -> None:
         """Kill a service; it is started again after a while, or by the restart policy."""

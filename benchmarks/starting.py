@@ -92,7 +92,7 @@ class Watched:
             said = {event["event"] for event in self.run.so_far()}
             state = "trains" if "step" in said else "waits" if "leased" not in said else ""
             if state and state not in self.pss_mib and "end" not in said:
-                family = [supervisor, *supervisor.children(recursive=True)]
+                family = [supervisor.parents()[0], supervisor, *supervisor.children(recursive=True)]
                 self.processes[state] = len(family)
                 self.pss_mib[state] = sum(process.memory_full_info().pss for process in family) / 2**20
 

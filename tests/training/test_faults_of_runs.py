@@ -50,7 +50,7 @@ def _supervisor(run: Run) -> psutil.Process:
 def _rank(run: Run) -> psutil.Process:
     """The last that was launched."""
     children = _supervisor(run).children(recursive=True)
-    return max((p for p in children if p.name() != "sh"), key=lambda p: p.create_time())
+    return max(children, key=lambda p: p.create_time())
 
 
 def _checkpoints(run: Run) -> Path:
@@ -155,8 +155,7 @@ def _kill_a_rank_as_it_starts_again(run: Run) -> None:
         time.sleep(0.005)
     time.sleep(0.1)
     for process in _supervisor(run).children():
-        if process.name() != "sh":
-            process.kill()
+        process.kill()
 
 
 def _events(folder: Path) -> Iterator[dict[str, Any]]:
