@@ -179,8 +179,8 @@ def _same(one: Any, other: Any) -> bool:
 def ordered(loader: DataLoader[Any], job: Job, in_order: bool) -> DataLoader[Any]:
     """A loader of the same samples that is run through, shuffled as the job's seed says where ``loader``
     shuffles and not ``in_order``."""
-    shuffles = isinstance(loader.sampler, RandomSampler) and not in_order
-    own_order = SeededOrder(loader.dataset, job.hparams.seed) if shuffles else None
+    reorders = shuffles(loader.sampler) and not in_order
+    own_order = SeededOrder(loader.dataset, job.hparams.seed) if reorders else None
     return DataLoader(
         loader.dataset,
         batch_size=job.hparams.batch_size or loader.batch_size,
@@ -224,6 +224,11 @@ def changes_batches(loader: DataLoader[Any]) -> bool:
     return type(loader).__iter__ is not DataLoader.__iter__
 
 
+def shuffles(sampler: Any) -> bool:
+    """Whether an order drawn anew is as good as that of ``sampler``: classes derived from it may choose."""
+    return isinstance(sampler, RandomSampler) and type(sampler).__iter__ is RandomSampler.__iter__
+
+
 def is_table(loader: Any) -> bool:
     """Whether samples can be fetched by index in an order of our own choosing, and batches are what the
     loader's ``collate_fn`` makes of them."""
@@ -232,6 +237,6 @@ def is_table(loader: Any) -> bool:
     if not hasattr(loader.dataset, "__getitem__") or not hasattr(loader.dataset, "__len__"):
         return False
     sampler = loader.sampler
-    if isinstance(sampler, RandomSampler):
+    if shuffles(sampler):
         return not sampler.replacement and sampler.num_samples == len(loader.dataset)
     return type(sampler) is SequentialSampler

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
@@ -21,7 +21,7 @@ from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, identity
 from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.layout import Layout, MicroBatch
-from saturn_airflow.training.loaders import aside, collates_each_alone
+from saturn_airflow.training.loaders import aside, collates_each_alone, shuffles
 from saturn_airflow.training.seeded_samples import Keys, SeededSamples, WorkerInit, order
 from saturn_airflow.training.without_group import without_group
 
@@ -44,7 +44,7 @@ class Table(KeepsNothing):
         self._by_sample = collates_each_alone(loader.collate_fn)
         self._batch_dim = job.batch_dim
         self._seed = job.hparams.seed
-        self._shuffled = isinstance(loader.sampler, RandomSampler) and not in_order
+        self._shuffled = shuffles(loader.sampler) and not in_order
         size = len(loader.dataset)  # type: ignore[arg-type]
         batch_size = job.hparams.batch_size or loader.batch_size
         assert batch_size is not None

@@ -17,6 +17,7 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -70,6 +71,17 @@ def augmented(num_workers: int = 0) -> Any:
 def weighted() -> Any:
     sampler = WeightedRandomSampler([1.0, 2.0, 3.0, 4.0, 5.0], num_samples=11)
     return DataLoader(Numbers(5), batch_size=4, sampler=sampler)
+
+
+class Evens(RandomSampler):
+    """Goes by the name of an order that it does not have."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(0, 10, 2))
+
+
+def derived() -> Any:
+    return DataLoader(Numbers(10), batch_size=4, sampler=Evens(Numbers(10)))
 
 
 def iterable_dataset() -> Any:
@@ -201,6 +213,11 @@ def test_streams_are_shared_and_resumed(loader: str) -> None:
                 for n in column(data)[:count]
             ]
             assert joined == [int(n) for n in column(expected.micro_batches[0].data)]
+
+
+def test_a_sampler_that_derives_from_a_shuffling_one_is_asked_for_its_order() -> None:
+    given = load("derived").batches(Position(), Cut(), 2)
+    assert [int(n) for batch in given for n in batch.micro_batches[0].data] == [0, 2, 4, 6, 8]
 
 
 def test_batch_size_of_the_job_is_the_global_one() -> None:
