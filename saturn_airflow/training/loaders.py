@@ -236,7 +236,7 @@ def is_table(loader: Any) -> bool:
         return False
     if not hasattr(loader.dataset, "__getitem__") or not hasattr(loader.dataset, "__len__"):
         return False
-    sampler = loader.sampler
+    sampler: Any = loader.sampler
     if shuffles(sampler):
         return not sampler.replacement and sampler.num_samples == len(loader.dataset)
     return type(sampler) is SequentialSampler
