@@ -72,7 +72,7 @@ def failed_since(dag_run: Any, reports: Mapping[str, Sequence[str]]) -> list[str
         return []
     session.flush()
     of_run = TaskInstance.dag_id == dag_run.dag_id, TaskInstance.run_id == dag_run.run_id
-    found = []
+    found: list[str] = []
     for report, tasks in reports.items():
         reported = select(TaskInstance.end_date).where(
             *of_run, TaskInstance.task_id == report, TaskInstance.state == TaskInstanceState.SUCCESS
