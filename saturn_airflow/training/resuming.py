@@ -176,8 +176,9 @@ def lacking(training: BaseTraining) -> list[str]:
 
 def warn_of_lacking(training: BaseTraining, lacks: Sequence[str]) -> None:
     """Tell once that no checkpoint is kept, because of what :func:`lacking` told."""
-    if not training.warned_of.issuperset(lacks):
-        training.warned_of |= set(lacks)
+    told = {f"lacks {name}" for name in lacks}
+    if not training.warned_of.issuperset(told):
+        training.warned_of |= told
         training.warn(
             f"training has changed {', '.join(lacks[:5])} (modules, functions or hooks), which no checkpoint "
             f"has: from step {training.step} on, none is kept. A job that is stopped goes on from an earlier "

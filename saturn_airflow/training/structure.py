@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training import functions
 from saturn_airflow.training.guarding.users_state import python_modules
 
 #: The steps that a trial compares, and in which models make what they need.
@@ -27,6 +28,7 @@ _FUNCTIONS = (
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType),
     *(functools.partial, type),
 )
+_PLAIN = (bool, int, float, complex, str, bytes, types.NoneType)
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -40,7 +42,7 @@ class Structure:
         self, job: Job, model: nn.Module, made_first: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         self._job, self._model = job, model
-        self._given = self._now()
+        self._given = {name: _identity(part) for name, part in self._now().items()}
         self._parameters = _parameters(model)
         #: What the job's first steps make, by where it is: each process makes that anew.
         self.made_first = dict(made_first)
@@ -62,9 +64,10 @@ class Structure:
 
     def _changed(self) -> dict[str, str]:
         """What is there now, as a text that is the same in other processes."""
-        before, now = self._given, self._now()
-        names = {**before, **now}
-        return {name: _text(now.get(name)) for name in names if before.get(name) != now.get(name)}
+        parts, given = self._now(), self._given
+        now = {name: _identity(part, whole=name not in given) for name, part in parts.items()}
+        names = {**given, **now}
+        return {name: _text(now.get(name)) for name in names if given.get(name) != now.get(name)}
 
     def _other_parameters(self) -> list[str]:
         now = _parameters(self._model)
@@ -77,8 +80,7 @@ def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _parts(model: nn.Module) -> dict[str, Any]:
-    """Modules, their hooks and functions, and the hooks of parameters, by name; each as what is another when
-    it is replaced."""
+    """Modules, their hooks and functions, and the hooks of parameters, by name."""
     found: dict[str, Any] = {}
     for prefix, module in model.named_modules():
         own = list(vars(module).items())
@@ -86,14 +88,14 @@ def _parts(model: nn.Module) -> dict[str, Any]:
         found[prefix or "the model"] = module
         for key, value in own:
             if isinstance(value, _FUNCTIONS):
-                found[place + key] = _identity(value)
+                found[place + key] = value
         hooks = {key: value.values() for key, value in own if key.endswith("_hooks") and value}
-        hooked = [(key, _identity(hook)) for key, held in hooks.items() for hook in held if _counts(hook)]
+        hooked = [(key, hook) for key, held in hooks.items() for hook in held if _counts(hook)]
         if hooked:
             found[f"the hooks of {prefix or 'the model'}"] = hooked
     for name, parameter in (*model.named_parameters(), *_gathered(model)):
         kinds = {key: getattr(parameter, key, None) or {} for key in _HOOKS}
-        if told := [(key, _identity(hook)) for key, held in kinds.items() for hook in held.values()]:
+        if told := [(key, hook) for key, held in kinds.items() for hook in held.values()]:
             found[f"the hooks of {name}"] = told
     return found
 
@@ -115,29 +117,57 @@ def _counts(hook: Any) -> bool:
 
 def _global_functions(job: Job, model: nn.Module) -> dict[str, Any]:
     return {
-        f"{module}.{name}": _identity(value)
+        f"{module}.{name}": value
         for module in sorted(python_modules(job, model))
         for name, value in list(vars(sys.modules[module]).items())
         if isinstance(value, _FUNCTIONS) and not name.startswith("__")
     }
 
 
-def _identity(function: Any) -> Any:
-    """What is another for another function. Closures of one ``def`` are one: what they keep is kept."""
-    if isinstance(function, types.MethodType):
-        return _identity(function.__func__), type(function.__self__)
-    if isinstance(function, functools.partial):
-        return functools.partial, _identity(function.func)
-    if isinstance(function, types.FunctionType):
-        return function.__code__
-    if isinstance(function, _FUNCTIONS):
-        return getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    return type(function)
+def _identity(part: Any, *, whole: bool = False) -> Any:
+    """What is another once ``part`` is replaced: by another module or hook, or a function that computes
+    something else.
+
+    :param whole: with what closures keep. A checkpoint keeps that of those that were there from the first.
+    """
+    if isinstance(part, list):
+        return [(kind, _identity(hook, whole=whole)) for kind, hook in part]
+    if isinstance(part, nn.Module):
+        return part
+    if isinstance(part, types.MethodType):
+        return _identity(part.__func__, whole=whole), type(part.__self__)
+    if isinstance(part, functools.partial):
+        return functools.partial, _identity(part.func, whole=whole), *_kept(part, whole)
+    if isinstance(part, types.FunctionType):
+        return part.__code__, *_kept(part, whole)
+    if isinstance(part, _FUNCTIONS):
+        return getattr(part, "__module__", None), getattr(part, "__qualname__", None)
+    return type(part)
+
+
+def _kept(function: Any, whole: bool) -> Iterator[Any]:
+    """The defaults and given arguments of ``function``, and where it is ``whole`` what its closure keeps."""
+    for step, value, _ in functions.parts_of(function):
+        if step in ("[defaults]", "[arguments]"):
+            yield step, *map(_plain, value)
+        elif whole and step.startswith("[closure"):
+            yield step, _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` where it is a number, a text or a function, which are compared; else its type."""
+    if isinstance(value, types.FunctionType):
+        return value.__code__
+    return repr(value) if isinstance(value, _PLAIN) else type(value)
 
 
 def _text(identity: Any) -> str:
     if isinstance(identity, list | tuple):
         return ", ".join(map(_text, identity))
+    if isinstance(identity, frozenset):
+        return ", ".join(sorted(map(_text, identity)))
     if isinstance(identity, types.CodeType):
-        return f"{identity.co_name} {hashlib.sha1(identity.co_code).hexdigest()}"
+        says = (identity.co_consts, identity.co_names, identity.co_varnames)
+        told = identity.co_code + ", ".join(map(_text, says)).encode()
+        return f"{identity.co_name} {hashlib.sha1(told).hexdigest()}"
     return type(identity).__qualname__ if isinstance(identity, nn.Module) else repr(identity)

@@ -139,8 +139,8 @@ class TrainerProgress:
         changed = self._data.names()
         if self._structure is not None:
             changed += [*self._structure.changed(), *self._structure.other_parameters()]
-        if new := [name for name in changed if name not in self.warned_of]:
-            self.warned_of |= set(new)
+        if new := [name for name in changed if f"lacks {name}" not in self.warned_of]:
+            self.warned_of |= {f"lacks {name}" for name in new}
             self.warn(
                 f"training has changed {', '.join(new[:5])}, which the checkpoints of a Trainer lack: from "
                 f"step {self.step} on, none is kept. A job that is stopped goes on from an earlier one or "
