@@ -12,6 +12,7 @@ from typing import Any
 from saturn_airflow.launch import turn_at_node
 from saturn_airflow.launch.lease_folder import LeaseFolder
 from saturn_airflow.launch.leases import Lease, default_folder
+from saturn_airflow.launch.rest_of_sweep import RestOfSweep
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import Claim
@@ -74,7 +75,9 @@ class GivingWay:
     def _look(self) -> None:
         """Tell those who wait how far the job is, and see whether it is to leave."""
         now = time.time()
-        self._claim = trained(self._claim, self._share, now)
+        self._claim, rest = trained(self._claim, self._share, now), self._sharing.rest
+        if rest is not None:
+            self._claim = rest.put_in(self._claim)
         lease_folder = LeaseFolder(self._folder)
         with lease_folder.gate(_GATE_SECONDS):
             tickets = lease_folder.tickets()
@@ -83,6 +86,8 @@ class GivingWay:
             held = lease_folder.holders()
             for device in self._lease.devices:
                 held[device] = replace(self._lease.holder, claim=self._claim)
+            if rest is not None:
+                rest.see(turn_at_node.claims_at(self._sharing.node, tickets, held))
             self.leaves = self._claim.sweep.preempt and turn_at_node.is_to_leave(
                 self._claim, self._sharing, tickets, held, lease_folder.used()
             )
@@ -136,6 +141,11 @@ class GivingWay:
             self._share = min(1.0, max(self._share, step / self._total))
 
 
+def _sharing(spec: RunSpec, claim: Claim, node: tuple[str, ...]) -> Sharing:
+    rest = RestOfSweep(spec.home, claim.sweep.name) if spec.home and not claim.sweep.trials else None
+    return Sharing(claim, node, rest=rest)
+
+
 class TurnsOfRun:
     """A run's turns at its node's devices, one after another: under what it runs in each.
 
@@ -146,7 +156,7 @@ class TurnsOfRun:
 
     def __init__(self, spec: RunSpec, node: tuple[str, ...]) -> None:
         self.spec = spec
-        self.sharing = None if spec.claim is None else Sharing(spec.claim, node)
+        self.sharing = None if spec.claim is None else _sharing(spec, spec.claim, node)
         self._node = node
         self._is_trial = spec.mode == "trial"
         self._stay: GivingWay | None = None

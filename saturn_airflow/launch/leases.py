@@ -16,12 +16,12 @@ import pwd
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from saturn_airflow.launch import turn_at_node
-from saturn_airflow.launch.lease_folder import FOLDER_VARIABLE, Holder, LeaseFolder, Priority
+from saturn_airflow.launch.lease_folder import FOLDER_VARIABLE, Holder, LeaseFolder, Priority, Ticket
 from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import HERE, Claim
 from saturn_airflow.model.errors import InvalidSweepError
@@ -213,13 +213,17 @@ class Waiter:
     def take(self) -> Lease | None:
         """Take the devices if they are free and nobody before wants them; the wait is then over."""
         lease_folder, ticket = self._lease_folder, self._ticket
+        mine = self._with_the_rest()
         with lease_folder.gate():
             held = lease_folder.holders()
             tickets = lease_folder.tickets()
+            if mine != ticket.holder.claim:
+                ticket.tell(replace(ticket.holder, claim=mine))
             used = lease_folder.used() if self._sharing else None
             found = turn_at_node.next_devices(ticket, tickets, held, self._sharing, used)
+            waits = self._is_met(mine, tickets, held)
             self.ignored = {f"{name}: {why}" for name, why in lease_folder.ignored.items()}
-            if found.devices and (lease := self._lock(found.devices, found.place)):
+            if found.devices and not waits and (lease := self._lock(found.devices, found.place)):
                 ticket.close()
                 return lease
         users = [held[device].who for device in ticket.wanted if device in held]
@@ -231,6 +235,24 @@ class Waiter:
     def close(self) -> None:
         """Leave the queue."""
         self._ticket.close()
+
+    def _with_the_rest(self) -> Claim | None:
+        """Its claim; where other sweeps have met it, with what its own needs besides by now."""
+        claim, sharing = self._ticket.holder.claim, self._sharing
+        if claim is None or claim.by_plan or sharing is None or sharing.rest is None:
+            return claim
+        return sharing.rest.put_in(claim)
+
+    def _is_met(self, before: Claim | None, tickets: list[Ticket], held: Mapping[str, Holder]) -> bool:
+        """Whether another sweep has met it just now, so that it does not know yet what its own needs besides.
+
+        :param before: its claim as this look began.
+        """
+        sharing, claim = self._sharing, self._ticket.holder.claim
+        if sharing is None or sharing.rest is None or before is None or claim is None:
+            return False
+        sharing.rest.see(turn_at_node.claims_at(sharing.node, tickets, held))
+        return before.by_plan and not claim.by_plan
 
     def _lock(self, devices: tuple[str, ...], place: Place | None) -> Lease | None:
         """Lock all of them; none where one is held after all, by a process that passed the gate by."""

@@ -58,15 +58,12 @@ class Ledger:
 
     def sweeps(self) -> list[ActiveSweep]:
         """All that can be read, first planned first; of others a warning is logged."""
-        found = []
-        for path in sorted(self._folder.glob("*.json")):
-            try:
-                found.append(ActiveSweep.from_dict(json_text.parse(path.read_text()), path))
-            except FileNotFoundError:  # it ended just now
-                continue
-            except (OSError, ValueError, InvalidSweepError, NewerFormatError) as error:
-                log.warning("an active sweep is left out of account: %s: %s", path, error)
-        return sorted(found, key=lambda sweep: (sweep.made, sweep.key))
+        found = [_read(path) for path in sorted(self._folder.glob("*.json"))]
+        return sorted(filter(None, found), key=lambda sweep: (sweep.made, sweep.key))
+
+    def sweep(self, key: str) -> ActiveSweep | None:
+        """That of ``key``; None where it is not active, or can't be read, of which a warning is logged."""
+        return _read(self._file(key))
 
     def cluster(
         self,
@@ -112,6 +109,16 @@ class Ledger:
 
     def _file(self, key: str) -> Path:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path) -> ActiveSweep | None:
+    try:
+        return ActiveSweep.from_dict(json_text.parse(path.read_text()), path)
+    except FileNotFoundError:  # it ended just now
+        return None
+    except (OSError, ValueError, InvalidSweepError, NewerFormatError) as error:
+        log.warning("an active sweep is left out of account: %s: %s", path, error)
+        return None
 
 
 def _job_now(job: SharedJob, p: Whereabouts, now: float) -> SharedJob:

@@ -55,6 +55,7 @@ class RunSpec(TrainingSpec):
     :param warnings: what the user is to be told first.
     :param host_memory: how much of the machine's memory its processes may use together: an amount, or a
         part of what the machine has; ``"0"`` for all they want.
+    :param home: Saturn's, whose ledger says what remains of the sweep; empty for none.
     """
 
     node: str
@@ -81,6 +82,7 @@ class RunSpec(TrainingSpec):
     strategies: tuple[Strategy, ...] = ()
     warnings: tuple[str, ...] = ()
     host_memory: str = host_memory.DEFAULT
+    home: str = ""
 
     def __post_init__(self) -> None:
         what = f"job {self.job.name!r}"

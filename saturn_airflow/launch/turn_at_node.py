@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from saturn_airflow.launch.lease_folder import Holder, Ticket
+from saturn_airflow.launch.rest_of_sweep import RestOfSweep
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import SharingRules
@@ -26,11 +27,13 @@ class Sharing:
 
     :param claim: what they are told.
     :param node: the names of the node's devices, by number.
+    :param rest: what its sweep needs besides; None where that stays as the claim says.
     """
 
     claim: Claim
     node: tuple[str, ...]
     rules: SharingRules = field(default_factory=SharingRules)
+    rest: RestOfSweep | None = None
 
 
 class DevicesToTake(NamedTuple):
@@ -137,6 +140,12 @@ class _Here(NamedTuple):
         claimed = {name for name, holder in self.held.items() if holder.claim is not None}
         kept = _kept(first, set(self.held)) - claimed
         return [number for number, name in enumerate(self.node) if name in kept]
+
+
+def claims_at(node: Sequence[str], tickets: Iterable[Ticket], held: Mapping[str, Holder]) -> list[Claim]:
+    """The claims of all who want devices of ``node`` or have some."""
+    here = _Here.of(node, tickets, held)
+    return [*here.holding, *here.waiting]
 
 
 def granted(ticket: Ticket, line: Iterable[Ticket], held: set[str]) -> tuple[str, ...]:

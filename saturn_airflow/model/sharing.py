@@ -142,8 +142,9 @@ class SharedSweep:
     :param preempt: whether its running jobs may be stopped at a checkpoint, to go on later or elsewhere.
     :param trials: whether it is still measured: its jobs are trials, which are short.
     :param asks: when its jobs ask for devices; before that they have none.
-    :param elsewhere: device-seconds that it needs besides, of jobs on other nodes, where only those at one
-        node are known: its turn would else come before that of sweeps which are done sooner.
+    :param elsewhere: device-seconds that it needs besides, of jobs on other nodes and those that have not
+        asked, where only those that wait at one node are known: its turn would else come before that of
+        sweeps which are done sooner.
     """
 
     name: str

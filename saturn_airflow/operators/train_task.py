@@ -27,6 +27,7 @@ from saturn_airflow.operators.context import (
     SweepContext,
     finite,
     hide_secrets,
+    home,
     job_memory,
     leases_folder,
     mlflow_uri,
@@ -266,6 +267,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             strategies=making_claims.strategies(entry),
             warnings=self._warnings,
             host_memory=job_memory(),
+            home=str(home()),
         )
 
     def _seconds_left(self, context: Context, folder: Path) -> float | None:
