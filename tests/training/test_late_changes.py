@@ -8,8 +8,10 @@ from typing import Any
 import changing_late
 import pytest
 import torch
+from running import spec_for
 
 from saturn_airflow import HParams, Job, JobError
+from saturn_airflow.launch import runs
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.training.loop import train
@@ -69,3 +71,11 @@ def test_nothing_goes_on_from_the_end_of_what_has_changed(tmp_path: Path) -> Non
 def test_parameters_that_no_optimizer_has_end_the_job(tmp_path: Path, what: str) -> None:
     with pytest.raises(JobError, match=f"other parameters .* by step {changing_late.LATE}: no optimizer"):
         train_on(tmp_path, job(what))
+
+
+@pytest.mark.ranks
+def test_a_difference_to_one_device_names_what_has_changed(tmp_path: Path) -> None:
+    """The plain step has the model as it was loaded: the technique is not to blame."""
+    found = runs.start(spec_for(tmp_path, job("hook"), "ddp", 2, path=(str(Path(__file__).parent),))).wait()
+    assert found["status"] == "changes_result"
+    assert "Training has changed the hooks of first (modules" in found["reason"]

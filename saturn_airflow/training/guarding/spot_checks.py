@@ -198,10 +198,21 @@ class LoopSpotChecks:
             training.checkpoints.set_aside(training.last_compared)
         raise ChangesResultError(
             f"{technique} x {self._ranks.size} changes the result at step {step}, and did not when it was "
-            f"last compared with one device, in {since}: {words}. What it trained since is set aside. If the "
-            "samples of a batch are coupled now, say Job(couples_batch=True), or leave the technique out of "
-            f"Job(techniques=...); if it may all the same, or this is a mistake, Job(trust=[{technique!r}]) "
-            "leaves it unchecked"
+            f"last compared with one device, in {since}: {words}.{self._changed()} What it trained since is "
+            "set aside. If the samples of a batch are coupled now, say Job(couples_batch=True), or leave the "
+            "technique out of Job(techniques=...); if it may all the same, or this is a mistake, "
+            f"Job(trust=[{technique!r}]) leaves it unchecked"
+        )
+
+    def _changed(self) -> str:
+        """In words what training has put in the place of others since its first steps."""
+        structure = self._training.structure
+        everyones = self._ranks.everyones([] if structure is None else structure.changed())
+        if not (names := sorted({name for changed in everyones for name in changed})):
+            return ""
+        return (
+            f" Training has changed {', '.join(names[:5])} (modules, functions or hooks), which the copy on "
+            "one device lacks: have them there from the first, and let them look at a buffer."
         )
 
     def _attributes_of_all(self) -> model_attributes.Attributes:
