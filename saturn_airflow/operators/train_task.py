@@ -107,7 +107,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
         job = self.entry.name
         folder = SweepContext.of(context, self.settings.group).job_folder(job)
-        with followers.sole_follower(folder, self.must_go, self._say_who_follows) as alone:
+        words = "Waiting for an earlier try of this task to let go of the training"
+        with followers.sole_follower(folder, self.must_go, lambda: self.log.info(words)) as alone:
             if not alone:
                 raise TryAgainError(f"{job}: an earlier try of this task has not let go of it yet")
             try:
@@ -451,9 +452,6 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             kept = outcome.status in (Status.FINISHED, Status.STOPPED)
             job_run.close(outcome.status if kept else Status.FAILED, outcome.reason)
         return dataclasses.replace(outcome, run_id=job_run.id, model_uri=uri)
-
-    def _say_who_follows(self) -> None:
-        self.log.info("Waiting for an earlier try of this task to let go of the training")
 
 
 def _run(external_id: Any) -> Run:

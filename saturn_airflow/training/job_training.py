@@ -90,7 +90,7 @@ class Training(BaseTraining):
             self._look_at_model(model)
             self.aliases = state.aliases(model)
             here = request.here
-            self.data = load_data(job, job.load_dataloader, here=here)
+            self.data = load_data(job, job.load_dataloader, ranks, here=here)
             evaluation = job.load_eval_dataloader
             self.eval_data = load_data(job, evaluation, in_order=True, here=here) if evaluation else None
         loading_weights.start_from(model, job, request.initial_weights)

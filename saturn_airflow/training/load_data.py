@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from saturn_airflow.launch import handed_over, job_log
@@ -18,17 +19,21 @@ from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Data
 from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.loaders import is_table, ordered, samples_stand_alone
+from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.streams import Stream
 from saturn_airflow.training.tables import Table
 from saturn_airflow.training.without_group import without_group
 
 
-def load_data(job: Job, reference: Reference, *, in_order: bool = False, here: bool = False) -> Data:
+def load_data(
+    job: Job, reference: Reference, ranks: Ranks | None = None, *, in_order: bool = False, here: bool = False
+) -> Data:
     """The data that ``reference`` (the job's ``load_dataloader`` or ``load_eval_dataloader``) loads.
 
+    :param ranks: who loads it together.
     :param in_order: leave samples in the dataset's order even where the dataloader shuffles.
     :param here: let no workers fetch samples, where those by index can be fetched by anybody.
-    :raises JobError: when what it returns is empty or can't be used.
+    :raises JobError: when what it returns is empty or can't be used, or ranks would shuffle it otherwise.
     """
     name, seed = str(reference), job.hparams.seed
     function = references.load(name)
@@ -46,6 +51,8 @@ def load_data(job: Job, reference: Reference, *, in_order: bool = False, here: b
     loader = make()
     if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
         raise JobError(f"{name!r} uses a DistributedSampler; leave it out, Saturn shares the batches itself")
+    if ranks is not None and ranks.size > 1:
+        _check_same_order(loader, ranks)
     if is_table(loader):
         if here:
             loader.num_workers, loader.prefetch_factor, loader.timeout = 0, None, 0
@@ -57,6 +64,20 @@ def load_data(job: Job, reference: Reference, *, in_order: bool = False, here: b
             f"{name!r} returned a {type(loader).__name__}; return a DataLoader or an iterable of batches"
         )
     return Stream(loader, make, job, name)
+
+
+def _check_same_order(loader: Any, ranks: Ranks) -> None:
+    """Check that the generators by which all ranks shuffle begin alike.
+
+    :raises JobError: where they do not.
+    """
+    generators = (getattr(part, "generator", None) for part in (loader, getattr(loader, "sampler", None)))
+    begin = [g.get_state().numpy().tobytes() for g in generators if isinstance(g, torch.Generator)]
+    if any(other != begin for other in ranks.everyones(begin)):
+        raise JobError(
+            "load_dataloader shuffles by a generator that begins otherwise on each device; seed it, as by "
+            "torch.Generator().manual_seed(0), or leave it out: the job's seed shuffles then"
+        )
 
 
 def _takes(function: Any, name: str) -> bool:

@@ -23,6 +23,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import rng
 from saturn_airflow.training.data_state import DataState
+from saturn_airflow.training.given_order import generator_of
 from saturn_airflow.training.nested import map_parts
 from saturn_airflow.training.optim import plain_values
 from saturn_airflow.training.seeded_samples import SeededOrder, SeededSamples
@@ -177,14 +178,16 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def ordered(loader: DataLoader[Any], job: Job, in_order: bool) -> DataLoader[Any]:
-    """A loader of the same samples that is run through, shuffled as the job's seed says where ``loader``
-    shuffles and not ``in_order``."""
+    """A loader of the same samples that is run through, shuffled where ``loader`` shuffles and not
+    ``in_order``: by the generator that it was given, else as the job's seed says."""
     reorders = shuffles(loader.sampler) and not in_order
-    own_order = SeededOrder(loader.dataset, job.hparams.seed) if reorders else None
+    generator = generator_of(loader) if reorders else None
+    own_order: Any = SeededOrder(loader.dataset, job.hparams.seed) if reorders else None
     return DataLoader(
         loader.dataset,
         batch_size=job.hparams.batch_size or loader.batch_size,
-        sampler=own_order,
+        sampler=own_order if generator is None else loader.sampler,
+        generator=None if generator is None else loader.generator,
         drop_last=loader.drop_last,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,

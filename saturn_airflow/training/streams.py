@@ -188,8 +188,6 @@ class Stream:
     def _epoch(self, epoch: int) -> Iterator[tuple[Position, Any, Callable[[], bool]]]:
         rng.seed(self._seed, "order", epoch)
         loader = self._loader if self._loader is not None else self._make()
-        if isinstance(loader, DataLoader) and loader.generator is not None:
-            loader.generator.manual_seed(rng.generator(self._seed, "order", epoch).initial_seed())
         self._at_begin = epoch, self._values()
         set_epoch(loader, epoch)
         with without_group():

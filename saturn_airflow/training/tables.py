@@ -20,6 +20,7 @@ from saturn_airflow.training import layout as layouts
 from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, identity
 from saturn_airflow.training.data_state import DataState
+from saturn_airflow.training.given_order import GivenOrder, generator_of
 from saturn_airflow.training.layout import Layout, MicroBatch
 from saturn_airflow.training.loaders import aside, collates_each_alone, shuffles
 from saturn_airflow.training.seeded_samples import Keys, SeededSamples, WorkerInit, order
@@ -45,6 +46,7 @@ class Table(KeepsNothing):
         self._batch_dim = job.batch_dim
         self._seed = job.hparams.seed
         self._shuffled = shuffles(loader.sampler) and not in_order
+        self._given = GivenOrder(loader) if self._shuffled and generator_of(loader) else None
         size = len(loader.dataset)  # type: ignore[arg-type]
         batch_size = job.hparams.batch_size or loader.batch_size
         assert batch_size is not None
@@ -105,6 +107,15 @@ class Table(KeepsNothing):
                 return layouts.of_collated(collate, self._aside[0, 0])
         return layouts.of_batch(self.first().data, self._batch_dim)
 
+    def kept(self, position: Position) -> Any:
+        return None if self._given is None else self._given.kept()
+
+    def go_on(self, kept: Any) -> None:
+        if kept is None:  # an earlier version shuffled by the job's seed
+            self._given = None
+        elif self._given is not None:
+            self._given.go_on(kept)
+
     def watched(self) -> Callable[[], bool]:
         return DataState(self._loader).changed
 
@@ -156,6 +167,8 @@ class Table(KeepsNothing):
                 yield [(epoch, index) for index in order[chosen].tolist()]
 
     def _order(self, epoch: int) -> Numbers:
+        if self._given is not None:
+            return self._given.of(epoch)
         return order(self._size, self._seed, epoch).numpy() if self._shuffled else np.arange(self._size)
 
 
