@@ -7,6 +7,7 @@ where they run, is read from what their runs write.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -89,7 +90,7 @@ class Ledger:
         for active in sweeps:
             jobs, paces = [], {}
             for job in active.sweep.jobs:
-                p = whereabouts.of(self._home / active.folder / slug(job.name, OF_SWEEPS))
+                p = self._where(active, job.name)
                 if p.given_up or (p.status is not None and p.status not in WORTH_A_RETRY):
                     continue
                 if active.sweep.trials and p.status is not None:  # however it ended, that is an answer
@@ -107,6 +108,17 @@ class Ledger:
         found = (one if one.name == whole else one.as_kept() for one in _without_overlaps(shared))
         return SharedCluster(now, tuple(by_name.values()), tuple(found), busy)
 
+    def _where(self, active: ActiveSweep, job: str) -> Whereabouts:
+        """Where a job of ``active`` is; as if it had not begun where that can't be read, with a warning."""
+        folder = self._home / active.folder / slug(job, OF_SWEEPS)
+        try:
+            return whereabouts.of(folder)
+        except Exception as error:  # its folder is damaged, of a newer version, or just taken away
+            # Who asks plans, waits or trains beside this job: whatever it wrote must not end that.
+            what = f"how far {job} of {active.key} is can't be read, and it counts as not begun"
+            _warn_once(f"{what}: {folder}: {type(error).__name__}: {error}")
+            return Whereabouts()
+
     def _file(self, key: str) -> Path:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
@@ -117,8 +129,14 @@ def _read(path: Path) -> ActiveSweep | None:
     except FileNotFoundError:  # it ended just now
         return None
     except (OSError, ValueError, InvalidSweepError, NewerFormatError) as error:
-        log.warning("an active sweep is left out of account: %s: %s", path, error)
+        _warn_once(f"an active sweep is left out of account: {path}: {error}")
         return None
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(message: str) -> None:
+    """Log it once in each process: who waits looks every few seconds."""
+    log.warning("%s", message)
 
 
 def _job_now(job: SharedJob, p: Whereabouts, now: float) -> SharedJob:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -101,7 +102,17 @@ class SharedJob:
                     own["keeps"] = technique, devices
                 case _:
                     raise InvalidSweepError(f"what a job keeps is {keeps!r:.200}")
-        return cls(**{**own, "job": PlannedJob.from_dict(data["job"]), "place": place})
+        job = PlannedJob.from_dict(data["job"])
+        for option in job.options:
+            _check_option(option)
+        return cls(**{**own, "job": job, "place": place})
+
+
+def _check_option(option: Option) -> None:
+    numbers = [*option.seconds.values(), option.setup]
+    right = all(type(number) in (int, float) and 0 <= number <= sys.float_info.max for number in numbers)
+    if type(option.devices) is not int or option.devices < 1 or not right:
+        raise InvalidSweepError(f"a strategy of a job is {option!r:.200}")
 
 
 def _check_numbers(fields: Mapping[str, Any], names: tuple[str, ...], optional: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import multiprocessing
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from running import small_job, spec_for
 from saturn_airflow.cli import main
 from saturn_airflow.launch import progress, runs, whereabouts
 from saturn_airflow.launch.ledger import Ledger
+from saturn_airflow.launch.rest_of_sweep import RestOfSweep
 from saturn_airflow.model.active_sweep import ActiveSweep
+from saturn_airflow.model.claims import claim_of
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.folders import OF_SWEEPS, slug
 from saturn_airflow.model.plan import Place
@@ -122,6 +125,10 @@ def test_what_was_written_is_read_until_it_ends(tmp_path: Path) -> None:
         lambda text: text.replace('"keeps": null', '"keeps": []'),
         lambda text: text.replace('"keeps": null', '"keeps": 7'),
         lambda text: text.replace('"asks": 0.0', '"asks": "soon"'),
+        lambda text: text.replace('"technique": "ddp", "devices": 2', '"technique": "ddp", "devices": "2"'),
+        lambda text: text.replace('{"cpu": 300.0}', '{"cpu": null}'),
+        lambda text: text.replace('"setup": 2.0', '"setup": "2"'),
+        lambda text: text.replace('"setup": 2.0', f'"setup": 1{400 * "0"}'),
         lambda text: "",
     ],
 )
@@ -137,6 +144,46 @@ def test_what_is_damaged_is_left_out_with_a_warning_and_stays(
     assert str(path) in caplog.text
     assert path.exists()
     assert main(["why", "--home", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda run: (run / "spec.json").write_text("{"),
+        lambda run: (run / "spec.json").unlink(),
+        lambda run: (run / "spec.json").write_text('{"format": 99, "written_by": "9.0"}'),
+        lambda run: (run / "events.jsonl").write_text('{"event": "leased"}\n'),
+        lambda run: (run / "events.jsonl").write_text('{"event": "start", "total_batches": "x"}\n'),
+    ],
+)
+def test_a_job_whose_folder_can_not_be_read_ends_no_plan_of_others(
+    tmp_path: Path, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(tmp_path)
+    bad, good = active("bad", "damaged"), active("good", "a", made=2.0)
+    ledger.write(bad)
+    ledger.write(good)
+    run = folder_of(tmp_path, bad, "damaged") / "runs" / "1"
+    run.mkdir(parents=True)
+    (run / "spec.json").write_text(json.dumps(spec_for(tmp_path, small_job()).to_dict()))
+    leased = {"event": "leased", "devices": [0], "technique": "single", "time": time.time()}
+    (run / "events.jsonl").write_text(json.dumps(leased) + "\n")
+    with open(run / "alive", "w") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        damage(run)
+        for _ in range(2):
+            cluster = ledger.cluster(ledger.sweeps())
+            assert [(job.name, job.left) for one in cluster.sweeps for job in one.jobs] == [
+                ("damaged", 1.0),
+                ("a", 1.0),
+            ]
+        rest = RestOfSweep(str(tmp_path), bad.key)
+        rest.see([])
+        own = claim_of(bad.sweep, "other", "single", {("single", 1): (100.0, 2.0)}, 1.0)
+        assert rest.put_in(own).sweep.elsewhere == 500.0
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith(f"how far damaged of {bad.key} is can't be read, and it counts as not begun: ")
+    assert main(["why", "good", "--home", str(tmp_path)]) == 0
 
 
 def test_a_job_of_a_round_waits_for_the_strategy_of_its_plan(
