@@ -63,7 +63,28 @@ def load_data(
         raise JobError(
             f"{name!r} returned a {type(loader).__name__}; return a DataLoader or an iterable of batches"
         )
-    return Stream(loader, make, job, name)
+    stream = Stream(loader, make, job, name)
+    if not in_order and not (_takes(function, "batch_size") and "batch_size" not in job.data_args):
+        _check_size(stream, loader, job, name)
+    return stream
+
+
+def _check_size(stream: Stream, loader: Any, job: Job, name: str) -> None:
+    """Check that batches which nobody told how large to be are as large as the job says.
+
+    :raises JobError: where they are not.
+    """
+    wanted = job.hparams.batch_size
+    if wanted is None:
+        return
+    known = [getattr(part, "batch_size", None) for part in (loader, getattr(loader, "batch_sampler", None))]
+    found = next((size for size in known if isinstance(size, int)), None) or stream.first().samples
+    if found != wanted:
+        raise JobError(
+            f"hparams: batch_size is {wanted}, which changes nothing: {name!r} does not get it, and what it "
+            f"returns makes batches by itself, of {found} samples; let the function take batch_size, give it "
+            "no other in data_args, or leave it out of the hyper-parameters"
+        )
 
 
 def _check_same_order(loader: Any, ranks: Ranks) -> None:

@@ -100,6 +100,10 @@ def distributed() -> Any:
     return DataLoader(Numbers(8), sampler=DistributedSampler(Numbers(8), num_replicas=2, rank=0))
 
 
+def iterable_of(batch_size: int) -> Any:
+    return DataLoader(Endless(10), batch_size=batch_size)
+
+
 def nothing() -> Any:
     return DataLoader(Numbers(0), batch_size=4)
 
@@ -281,3 +285,26 @@ def test_a_few_samples_come_from_all_over_the_data(
     if not shuffle:
         edges = [0, *picked, size]
         assert max(b - a for a, b in itertools.pairwise(edges)) <= size / len(picked) + 1
+
+
+@pytest.mark.parametrize("loader", ["weighted", "derived", "iterable_dataset", "one_generator", "a_list"])
+def test_a_batch_size_that_changes_nothing_is_refused(loader: str) -> None:
+    """A grid over it would train the same job again and again."""
+    with pytest.raises(JobError, match=r"batch_size is 8, which changes nothing: .* of 4 samples; let the"):
+        load(loader, batch_size=8)
+    assert load(loader, batch_size=4).first().samples == 4
+
+
+def test_a_batch_size_that_data_args_overrule_is_refused() -> None:
+    job = Job(
+        *("j", "x:y", "test_batches:iterable_of"),
+        hparams=HParams(batch_size=8),
+        data_args={"batch_size": 4},
+    )
+    with pytest.raises(JobError, match="batch_size is 8, which changes nothing"):
+        load_data(job, job.load_dataloader)
+
+
+def test_a_batch_size_that_is_taken_is_no_mistake() -> None:
+    assert load("iterable_of", batch_size=3).first().samples == 3
+    assert load("without_batch_size", batch_size=8).first().samples == 8
