@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, NotANumberError
 from saturn_airflow.model import disks
-from saturn_airflow.model.errors import DiskError, InvalidSweepError, JobError, SaturnError
+from saturn_airflow.model.errors import DiskError, InvalidSweepError, JobError, SaturnError, message_of
 from saturn_airflow.model.printable import printable
 from saturn_airflow.model.status import Status
 
@@ -161,9 +161,10 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
             rank=rank,
             common=error.common,
         )
-    if isinstance(error, SystemExit):
+    if not isinstance(error, Exception):
         # Nothing of Saturn's does that, and techniques hardly would.
-        reason = f"the job's code {exits(error)}"
+        what = exits(error) if isinstance(error, SystemExit) else _raised(error)
+        reason = f"the job's code {what}"
         return Failure(status=Status.FAILED, reason=reason, traceback=text, whose="job", rank=rank)
     return Failure(
         status=Status.FAILED,
@@ -171,7 +172,7 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
         traceback=text,
         whose="technique",
         rank=rank,
-        peer_lost=any(words in str(error) for words in _LOST_PEER),
+        peer_lost=any(words in message_of(error) for words in _LOST_PEER),
     )
 
 
@@ -186,7 +187,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     # On a CPU torch raises a plain RuntimeError.
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in message_of(error) for words in _NO_MEMORY)
 
 
 def is_device_failure(
@@ -196,7 +197,7 @@ def is_device_failure(
 
     A device-side assertion is the code's own.
     """
-    message = str(error)
+    message = message_of(error)
     told = isinstance(error, RuntimeError) and re.search(r"\bCUDA\b|\bcu[A-Z]\w+ error|_STATUS_", message)
     return bool(told) and any(words in message for words in texts)
 
@@ -209,7 +210,13 @@ def exits(error: SystemExit) -> str:
 
 def said(error: BaseException) -> str:
     """What ``error`` says, without torch's list of everything that could have run an operation."""
-    return str(error).partition(" This could be because the operator doesn't exist")[0].strip()
+    return message_of(error).partition(" This could be because the operator doesn't exist")[0].strip()
+
+
+def _raised(error: BaseException) -> str:
+    """What is said of code that raised what no ``except Exception`` takes for an error."""
+    or_not = " (or somebody sent it SIGINT)" if isinstance(error, KeyboardInterrupt) else ""
+    return f"raised {_one_line(error)}{or_not}; let it raise an Exception that says what is wrong"
 
 
 def _without_middle(text: str, most: int) -> str:

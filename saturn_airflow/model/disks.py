@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 from saturn_airflow.model import sizes
-from saturn_airflow.model.errors import DiskError
+from saturn_airflow.model.errors import DiskError, message_of
 
 #: What the system says of a disk, rather than of what somebody does with it: it is full, a quota is, it was
 #: mounted anew without the right to write, it fails, or its server has forgotten the folder.
@@ -23,13 +23,13 @@ def is_fault(error: BaseException) -> bool:
     """Whether ``error`` says that a disk failed rather than what used it; also in the words of a library."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _FAULTS
-    return not isinstance(error, OSError) and is_told(str(error))
+    return not isinstance(error, OSError) and is_told(message_of(error))
 
 
 def is_read_only(error: BaseException) -> bool:
     """Whether ``error`` says that a file system can't be written at all: a fault where this package writes;
     elsewhere it may be meant, as for a container's root."""
-    return os.strerror(errno.EROFS) in str(error)
+    return os.strerror(errno.EROFS) in message_of(error)
 
 
 def is_told(text: str) -> bool:

@@ -24,3 +24,11 @@ class DiskError(SaturnError):
 
 class JobError(SaturnError):
     """The job's own code raised, or its loss is not a number: this job fails, the others go on."""
+
+
+def message_of(error: BaseException) -> str:
+    """``str(error)``, whatever a job's own class of exceptions does there."""
+    try:
+        return str(error)
+    except Exception:
+        return "<its message can't be told: its __str__ raises>"

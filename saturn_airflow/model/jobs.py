@@ -310,7 +310,11 @@ class Job:
         hparams = fields_of(HParams, hparams, f"{what}: hparams")
         fields = fields_of(cls, fields, what)
         try:
-            return cls(hparams=HParams(**hparams), **fields)
+            own = HParams(**hparams)
+        except InvalidSweepError as error:
+            raise InvalidSweepError(f"{what}: {error}") from None
+        try:
+            return cls(hparams=own, **fields)
         except TypeError as error:
             raise InvalidSweepError(f"{what}: {error}") from None
 

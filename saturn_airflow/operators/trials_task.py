@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +138,12 @@ class TrialsOperator(WaveOperator):
 
         :raises InvalidSweepError: when something about them can't be right.
         """
-        jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in self.jobs or []]
+        given = [] if self.jobs is None else self.jobs
+        if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+            raise InvalidSweepError(
+                f"jobs is {given!r:.60}; the upstream task has to return a list of what Job.to_dict() returns"
+            )
+        jobs = [job if isinstance(job, Job) else Job.from_dict(job) for job in given]
         checked_jobs.check(jobs, self.settings)
         if self.from_upstream:
             upstream_jobs.check(jobs, self.dag.fileloc)

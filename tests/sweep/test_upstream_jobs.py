@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from airflow.sdk import DAG, BaseOperator
@@ -196,3 +197,27 @@ def test_what_an_edited_xcom_names_is_refused(
     task = task_of(dag_file, job(), from_upstream=from_upstream)
     with pytest.raises(InvalidSweepError, match=told):
         upstream_jobs.handed_on(job(**edited), task, {})
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (5, r"jobs is 5; the upstream task has to return a list of what Job\.to_dict\(\) returns"),
+        ("abc", "jobs is 'abc'; the upstream task has to return a list"),
+        ({"name": "a"}, "jobs is {'name': 'a'}; the upstream task has to return a list"),
+        ([job().to_dict(), 7], "a job is a Job or what its to_dict.. returned, not 7"),
+        (
+            [{**job().to_dict(), "name": "two", "hparams": {"lr": "fast"}}],
+            "job 'two': hparams: lr is 'fast'; it must be a number of at least 0",
+        ),
+        (None, "the sweep has no jobs"),
+    ],
+)
+def test_an_upstream_task_that_returns_no_jobs_is_told_so(
+    returned: object, told: str, dag_file: Path
+) -> None:
+    task = task_of(dag_file, from_upstream=True)
+    trials: Any = task.dag.get_task("sweep.trials")
+    trials.jobs = returned
+    with pytest.raises(InvalidSweepError, match=told):
+        trials._checked_jobs({})
