@@ -378,8 +378,18 @@ def _received(files: list[Any]) -> _Files:
 
 
 def _main_with_files(files: _Files, *arguments: Any) -> None:
+    forget_start_method()
     _main(*arguments)
     del files
+
+
+def forget_start_method() -> None:
+    """Let what this process starts begin as in a program that was started by hand.
+
+    Processes inherit the way in which they were started. Workers of a DataLoader that are not forked lack
+    what ``load_dataloader`` has set among the global variables of its module.
+    """
+    multiprocessing.set_start_method(None, force=True)
 
 
 def _main(

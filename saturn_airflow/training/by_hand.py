@@ -85,6 +85,7 @@ def _run_rank(rank: int, settings: _Settings, on_event: Callable[[Event], object
 
 
 def _run_other_rank(rank: int, settings: _Settings, handed: handed_over.HandedOver) -> None:
+    launching.forget_start_method()
     handed_over.receive(handed)
     # Two debuggers can't share a terminal.
     os.environ["PYTHONBREAKPOINT"] = "0"
