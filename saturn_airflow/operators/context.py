@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 import sysconfig
@@ -268,10 +267,16 @@ def hide_secrets(params: Mapping[str, str]) -> dict[str, str]:
     return {key: str(redact(value, key.rpartition(".")[2])) for key, value in params.items()}
 
 
+#: Postgres hands back floats of this size as whole numbers, and larger ones fit in no message of Airflow's.
+_LARGEST = 2.0**63
+
+
 def finite(value: Any) -> Any:
-    """``value`` with None for numbers that JSON lacks (NaN, infinity), which XComs refuse."""
+    """``value`` with None for numbers that XComs refuse: those that JSON lacks (NaN, infinity), and those
+    that come back as whole numbers of more than 64 bits, such as the loss of a job that diverges.
+    """
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if abs(value) < _LARGEST else None
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
