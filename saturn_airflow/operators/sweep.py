@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, Literal
+from urllib.parse import quote
 
 from airflow.sdk import (
     DAG,
@@ -44,6 +46,9 @@ from saturn_airflow.operators.inventory import deployed_cluster
 from saturn_airflow.operators.report_task import ReportOperator
 from saturn_airflow.operators.round_graph import rounds_of
 from saturn_airflow.operators.trials_task import TrialsOperator
+
+#: Of an asset, in characters.
+_LONGEST_URI = 1500
 
 
 class SaturnSweepOperator(TaskGroup):
@@ -106,7 +111,7 @@ class SaturnSweepOperator(TaskGroup):
     :param selection: drops jobs between rounds that are not worth training on: ``SuccessiveHalving(...)``,
         ``MedianStopping(...)``, or a function of your own; see ``saturn_airflow.model.selection``.
     :param asset: the asset whose event tells downstream DAGs of a successful sweep, with the best job in
-        its ``extra`` (default: ``saturn://<dag_id>/<task_id>``).
+        its ``extra`` (default: ``saturn://<dag_id>/<task_id>``, percent-encoded).
     :param experiment: the MLflow experiment (default: the DAG's id).
     :param mlflow_conn_id: the Airflow connection to MLflow. Where the default one does not exist,
         ``MLFLOW_TRACKING_URI`` counts, else a store in Saturn's home.
@@ -183,7 +188,7 @@ class SaturnSweepOperator(TaskGroup):
         _check_not_mapped(self, what)
         assert self.group_id is not None
         self.asset = asset or Asset(
-            name=f"{self.dag.dag_id}.{self.group_id}", uri=f"saturn://{self.dag.dag_id}/{self.group_id}"
+            name=f"{self.dag.dag_id}.{self.group_id}", uri=_asset_uri(self.dag.dag_id, self.group_id)
         )
         self.report = self._tasks(jobs, replace(settings, group=self.group_id), stages)
 
@@ -194,7 +199,7 @@ class SaturnSweepOperator(TaskGroup):
         with self:
             trials = TrialsOperator(
                 task_id="trials",
-                jobs=jobs if isinstance(jobs, XComArg) else [job.to_dict() for job in jobs],
+                jobs=jobs if isinstance(jobs, XComArg) else [job.fields() for job in jobs],
                 settings=settings,
                 **first(stages.plan),
             )
@@ -313,6 +318,14 @@ def _check_comparison(metric: str | None, mode: metrics.Mode | None) -> None:
 def _check_asset(asset: Asset | None) -> None:
     if asset is not None and not isinstance(asset, Asset):
         raise InvalidSweepError(f"asset is {asset!r:.60}; give an airflow.sdk.Asset")
+
+
+def _asset_uri(dag_id: str, group_id: str) -> str:
+    """A name of the sweep's asset that Airflow takes: of ASCII alone, and not too long."""
+    uri = f"saturn://{quote(dag_id, safe='')}/{quote(group_id, safe='')}"
+    if len(uri) <= _LONGEST_URI:
+        return uri
+    return f"saturn://{hashlib.sha256(uri.encode()).hexdigest()}"
 
 
 def _check_argument_names(arguments: Mapping[str, object]) -> None:

@@ -105,6 +105,28 @@ def test_the_tasks_of_a_sweep(tmp_path: Path) -> None:
     assert queues["sweep.train.gpu-b"] == "big"
 
 
+def test_the_asset_of_a_sweep_is_one_that_airflow_stores(tmp_path: Path) -> None:
+    """Else its DAG processor drops the whole file, and tells nobody but its own log."""
+    done = run_python(
+        """
+        from airflow.models.asset import AssetModel
+        names = ("plain-1.2_3", "größe", "日" * 250)
+        def sweep():
+            SaturnSweepOperator(task_id="sweep", jobs=[job()], cluster=ONE)
+        for one in [dag(name, schedule=None)(sweep)() for name in names]:
+            (asset,) = one.task_dict["sweep.report"].outlets
+            AssetModel(name=asset.name, uri=asset.uri)
+            print(json.dumps([asset.name, asset.uri]))
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    plain, other, long = map(json.loads, done.stdout.splitlines()[-3:])
+    assert plain == ["plain-1.2_3.sweep", "saturn://plain-1.2_3/sweep"]
+    assert other == ["größe.sweep", "saturn://gr%C3%B6%C3%9Fe/sweep"]
+    assert len(long[1]) < 100
+
+
 def test_a_sweep_takes_part_in_the_arrows_of_a_dag(tmp_path: Path) -> None:
     done = run_python(
         """
