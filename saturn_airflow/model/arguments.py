@@ -144,7 +144,9 @@ def json_mapping(value: object, what: str) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidSweepError(f"{what} is {value!r}; give a mapping from names to values")
     try:
-        copied: dict[str, Any] = json.loads(json.dumps(plain(value), allow_nan=False))
+        # As bytes, since half of a surrogate pair is no text to Airflow.
+        text = json.dumps(plain(value), allow_nan=False, ensure_ascii=False).encode()
+        copied: dict[str, Any] = json.loads(text)
     except (TypeError, ValueError) as error:
         raise InvalidSweepError(f"{what} must fit in JSON, and {value!r:.80} does not: {error}") from None
     return copied

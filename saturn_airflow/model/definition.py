@@ -54,7 +54,7 @@ class Definition:
 
         :param code: the version of the user's code, where it has one.
         """
-        fields = {key: value for key, value in job.to_dict().items() if key not in _WITHOUT_EFFECT}
+        fields = {key: value for key, value in job.fields().items() if key not in _WITHOUT_EFFECT}
         hparams = dict(fields.pop("hparams", {}))
         hparams |= {key: float(hparams[key]) for key in _NUMBERS if hparams.get(key) is not None}
         if hparams.get("epochs") == 1:  # what it is where nothing is said

@@ -41,7 +41,7 @@ def mark(job: Job, technique_version: str) -> str:
     declares :attr:`~saturn_airflow.model.jobs.Job.neutral`; of the numbers among the optimizer's arguments it
     counts which are 0. Versions of Saturn, torch and the technique count.
     """
-    fields = {key: value for key, value in job.to_dict().items() if key not in _JOB}
+    fields = {key: value for key, value in job.fields().items() if key not in _JOB}
     hparams = {key: value for key, value in fields.pop("hparams", {}).items() if key not in _HPARAMS}
     if fields.get("load_eval_dataloader") is None:
         fields.pop("load_eval_dataloader", None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from saturn_airflow.model import initial_weights, metrics, references, secrets, trainer_jobs
+from saturn_airflow.model import exact_json, initial_weights, metrics, references, secrets, trainer_jobs
 from saturn_airflow.model.arguments import checked, fields_of, hint, is_int, json_mapping
 from saturn_airflow.model.early_stopping import EarlyStopping
 from saturn_airflow.model.errors import InvalidSweepError
@@ -16,6 +16,8 @@ from saturn_airflow.model.hparams import DEFAULT, EXAMPLES
 from saturn_airflow.model.hparams import HParams as HParams
 from saturn_airflow.model.references import Reference
 
+#: To which depth the mappings in a field are arguments by name.
+_ARGUMENTS = {"model_args": 1, "data_args": 1, "metrics": 1, "hparams": 2}
 # What schedulers are called with besides their arguments.
 _TO_SCHEDULERS = ["optimizer", "total_steps", "num_training_steps"]
 _REFERENCES = (
@@ -291,7 +293,14 @@ class Job:
             references.check_arguments(str(named or ""), what, given, also)
 
     def to_dict(self) -> dict[str, Any]:
-        """This job as JSON-ready data, for XCom and files; fields at their default are left out."""
+        """This job as JSON-ready data, for XCom and files; fields at their default are left out.
+
+        Those that XComs would hand on otherwise are in ``as_json``, as text.
+        """
+        return exact_json.packed(self.fields(), _ARGUMENTS)
+
+    def fields(self) -> dict[str, Any]:
+        """All fields that are not at their default, JSON-ready; :meth:`from_dict` takes them, too."""
         return _changed_fields(self)
 
     @classmethod
@@ -302,8 +311,11 @@ class Job:
         """
         if not isinstance(data, Mapping):
             raise InvalidSweepError(f"a job is a Job or what its to_dict() returned, not {data!r:.80}")
-        fields = dict(data)
-        what = f"job {fields.get('name')!r}"
+        what = f"job {data.get('name')!r}"
+        try:
+            fields = exact_json.unpacked(data)
+        except ValueError as error:
+            raise InvalidSweepError(f"{what}: {error}, which no Job.to_dict() wrote") from None
         hparams = fields.pop("hparams", {})
         if not isinstance(hparams, Mapping):
             raise InvalidSweepError(f"{what}: hparams is {hparams!r}; give a mapping of hyper-parameters")

@@ -90,7 +90,7 @@ def _whole(folder: Path, job: Job) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     yield temporary
-    written = job.to_dict()
+    written = job.fields()
     for name in ("model_args", "data_args"):
         if name in written:
             written[name] = clear_secrets.left_out(written[name])

@@ -37,6 +37,7 @@ def module_level() -> None:
         (lambda: job(name="a\nb"), "no control characters"),
         (lambda: job(hparams={"lr": 1}), "hparams is of type dict; write HParams"),
         (lambda: job(model_args={"f": print}), "must fit in JSON"),
+        (lambda: job(data_args={"mark": "a\ud800"}), "must fit in JSON"),
         (lambda: job(model_args=[1]), "give a mapping"),
         (lambda: job(techniques="ddp"), "give a list of names"),
         (lambda: job(nodes=[]), "give a list of names"),

@@ -59,7 +59,7 @@ class PlainFile:
 
 def _mark(spec: RunSpec) -> str:
     job = spec.job
-    fields = {key: value for key, value in job.to_dict().items() if key not in _JOB}
+    fields = {key: value for key, value in job.fields().items() if key not in _JOB}
     fields["hparams"] = {key: value for key, value in fields.get("hparams", {}).items() if key != "lr"}
     samples = numbers_of_samples(spec.devices, job.hparams.accumulate)
     where = [spec.kind, spec.initial_weights, guards.versions()]
