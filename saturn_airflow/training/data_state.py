@@ -105,6 +105,11 @@ class DataState:
 
         return back
 
+    def generators(self) -> list[torch.Generator]:
+        """Those of torch's that the objects hold or name."""
+        values = (place.value for place in self._places().values())
+        return [value for value in values if isinstance(value, torch.Generator)]
+
     @property
     def _root(self) -> str:
         return "dataset" if isinstance(self._loader, DataLoader) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,48 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training.batches import Data, KeepsNothing
+from saturn_airflow.training.data_state import DataState
+
+_WAY_OUT = "what a plain loop draws depends on whose turn it is; give each a generator of its own"
+
 
 def generator_of(loader: DataLoader[Any]) -> torch.Generator | None:
     """What the job gave ``loader`` to shuffle by; None where it gave nothing."""
     given = getattr(loader.sampler, "generator", None)
     return None if given is None or given is torch.default_generator else given
+
+
+def refuse_shared(data: Data, evaluation: Data | None) -> None:
+    """Check that evaluation draws by no generator that the data of a job are ordered by.
+
+    :raises JobError: where it does.
+    """
+    loader, other = (getattr(one, "loader", None) for one in (data, evaluation))
+    ordering = {id(generator) for generator in _generators(loader)[1:] if generator is not None}
+    if any(id(generator) in ordering for generator in _generators(other)):
+        raise JobError(f"load_dataloader and load_eval_dataloader draw by one generator: {_WAY_OUT}")
+
+
+def refuse_drawn_by(data: Data, generators: Collection[torch.Generator]) -> None:
+    """Check that training draws by none of the generators that a job's data draw by.
+
+    :raises JobError: where it does.
+    """
+    loader = getattr(data, "loader", None)
+    kept = [] if isinstance(data, KeepsNothing) else DataState(loader).generators()
+    own = {id(generator) for generator in [*_generators(loader), *kept]}
+    if any(id(generator) in own for generator in generators):
+        raise JobError(f"load_dataloader and what is trained draw by one generator: {_WAY_OUT}")
+
+
+def _generators(loader: Any) -> list[Any]:
+    """The loader's, and those of its samplers."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = (getattr(part, "generator", None) for part in parts)
+    return [None if one is torch.default_generator else one for one in found]
 
 
 class _Nothing(Dataset[Any]):
@@ -28,7 +66,8 @@ class GivenOrder:
     def __init__(self, loader: DataLoader[Any]) -> None:
         generator = generator_of(loader)
         assert generator is not None
-        self._at_first = generator.get_state()
+        self._given, self._as_given = generator, generator.get_state()
+        self._at_first = self._as_given
         self._size = len(loader.dataset)  # type: ignore[arg-type]
         # DataLoader draws a seed for workers by its own generator, which shuffle=True gives the sampler, too.
         self._draws_seeds = loader.generator is generator
@@ -36,7 +75,15 @@ class GivenOrder:
         self._begin()
 
     def of(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The indices of all samples in ``epoch``, from 0."""
+        """The indices of all samples in ``epoch``, from 0.
+
+        :raises JobError: where somebody else has drawn by the loader's generator.
+        """
+        if not torch.equal(self._given.get_state(), self._as_given):
+            raise JobError(
+                "something else, such as the model, draws by the generator that load_dataloader shuffles by: "
+                f"{_WAY_OUT}"
+            )
         if epoch < self._epoch:
             self._begin()
         while self._epoch < epoch:

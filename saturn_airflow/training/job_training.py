@@ -22,6 +22,7 @@ from saturn_airflow.parallelism import adapting, blocks, unsupported
 from saturn_airflow.training import (
     ahead,
     checkpoints,
+    given_order,
     loading_weights,
     memory,
     precision,
@@ -89,10 +90,10 @@ class Training(BaseTraining):
             unsupported.refuse_accumulated_batch_norm(model, job)
             self._look_at_model(model)
             self.aliases = state.aliases(model)
-            here = request.here
-            self.data = load_data(job, job.load_dataloader, ranks, here=here)
-            evaluation = job.load_eval_dataloader
-            self.eval_data = load_data(job, evaluation, in_order=True, here=here) if evaluation else None
+            self.data = load_data(job, job.load_dataloader, ranks, here=request.here)
+            eval_ = job.load_eval_dataloader
+            self.eval_data = load_data(job, eval_, in_order=True, here=request.here) if eval_ else None
+            given_order.refuse_shared(self.data, self.eval_data)
         loading_weights.start_from(model, job, request.initial_weights)
         self.bytes_of_loading = memory.peak_host_bytes()
         look(self, model)

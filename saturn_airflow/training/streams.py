@@ -37,6 +37,7 @@ class Stream:
     is_sure_of_length = False
 
     def __init__(self, loader: Iterable[Any], make: Callable[[], Any], job: Job, name: str) -> None:
+        self.loader = loader
         self._loader: Iterable[Any] | None = loader
         self._make = make
         self._batch_dim = job.batch_dim

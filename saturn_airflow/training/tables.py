@@ -39,7 +39,7 @@ class Table(KeepsNothing):
     is_sure_of_length = True
 
     def __init__(self, loader: DataLoader[Any], job: Job, name: str, in_order: bool) -> None:
-        self._loader = loader
+        self.loader = self._loader = loader
         self._samples = SeededSamples(loader.dataset, job.hparams.seed)
         self._aside = SeededSamples(aside(loader), job.hparams.seed)
         self._by_sample = collates_each_alone(loader.collate_fn)

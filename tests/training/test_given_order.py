@@ -12,12 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import spec_for
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset, random_split
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
 
-from saturn_airflow import HParams, Job
+from saturn_airflow import HParams, Job, JobError
 from saturn_airflow.launch import runs
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.training.batches import Cut, Position
+from saturn_airflow.training.guarding.guarded import check
 from saturn_airflow.training.load_data import load_data
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
@@ -68,6 +76,32 @@ def samples() -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(3)
     data = TensorDataset(torch.randn(22, 4, generator=generator), torch.randn(22, 1, generator=generator))
     return DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+
+
+SHARED = torch.Generator()
+
+
+def by(which: str = "default", draws: str = "order") -> DataLoader[Any]:
+    """Samples that are shuffled, or chosen, by a generator that others draw by as well."""
+    generator = torch.default_generator if which == "default" else SHARED.manual_seed(3)
+    data = samples().dataset
+    if draws == "choice":
+        sampler = WeightedRandomSampler([1.0] * 22, 22, generator=generator)
+        return DataLoader(data, batch_size=4, sampler=sampler)
+    return DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+
+
+class Noisy(nn.Linear):
+    """Adds noise from the generator that its data are shuffled by."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(1, generator=SHARED) if self.training else 0.0
+        return super().forward(x) + noise
+
+
+def noisy() -> nn.Module:
+    torch.manual_seed(1)
+    return Noisy(4, 1)
 
 
 def model() -> nn.Module:
@@ -175,6 +209,44 @@ def test_losses_are_those_of_a_plain_loop_however_often_training_is_stopped(tmp_
         train(request, Ranks(rank=0, size=1, device=torch.device("cpu"), _emit=events.append))
         losses |= {event["step"]: event["loss"] for event in events if event["event"] == "step"}
     assert [losses[step] for step in sorted(losses)] == pytest.approx(expected, rel=1e-12)
+
+
+def guard(one: Job) -> str:
+    ranks = Ranks(rank=0, size=1, device=torch.device("cpu"))
+    return str(check(TrainRequest(job=one, technique="single"), ranks)["guard"])
+
+
+def by_job(which: str, draws: str = "order", **changes: Any) -> Job:
+    here, given = "test_given_order", {"which": which, "draws": draws}
+    references = {"load_model": f"{here}:model", "load_dataloader": f"{here}:by", **changes}
+    return Job("j", loss_function=f"{here}:loss", data_args=given, **references)
+
+
+def test_torch_s_own_generator_is_nobodys() -> None:
+    """The job's seed shuffles; that each step draws by it as well changes nothing."""
+    assert guard(by_job("default")) == "exact"
+
+
+@pytest.mark.parametrize("draws", ["order", "choice"])
+def test_a_generator_that_the_model_draws_by_as_well_is_refused(draws: str) -> None:
+    with pytest.raises(JobError, match="load_dataloader and what is trained draw by one generator"):
+        guard(by_job("shared", draws, load_model="test_given_order:noisy"))
+    assert guard(by_job("shared", draws)) == "exact"
+
+
+@pytest.mark.parametrize("draws", ["order", "choice"])
+def test_a_generator_that_evaluation_draws_by_as_well_is_refused(draws: str) -> None:
+    with pytest.raises(JobError, match="load_dataloader and load_eval_dataloader draw by one generator"):
+        guard(by_job("shared", draws, load_eval_dataloader="test_given_order:by"))
+
+
+def test_who_draws_by_it_later_is_noticed() -> None:
+    one = by_job("shared")
+    data = load_data(one, one.load_dataloader)
+    next(iter(data.batches(Position(), Cut())))
+    torch.rand(1, generator=SHARED)
+    with pytest.raises(JobError, match="something else, such as the model, draws by the generator"):
+        next(iter(data.batches(Position(1), Cut())))
 
 
 @pytest.mark.ranks

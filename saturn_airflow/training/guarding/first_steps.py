@@ -196,8 +196,9 @@ def _take_steps(
             steps.append(step)
             if watched is not None and len(steps) == 1:
                 remembered = watched.remembered.keys()
-        followed.refuse_what_training_changes()
-        forgotten = watched.forgotten() if watched is not None and len(steps) > 1 else {}
+    # With the randomness that its batches were fetched with.
+    followed.refuse_what_training_changes(what.generators.values())
+    forgotten = watched.forgotten() if watched is not None and len(steps) > 1 else {}
     plain.steps = steps
     plain.drew = what.drew
     if eval_data is not None and steps and len(steps) == len(batches):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training import given_order
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
 from saturn_airflow.training.loaders import alike
 from saturn_airflow.training.nested import map_tensors, tensors_in
@@ -32,11 +33,13 @@ class FollowedData:
         self._changed = data.watched()
         self._given = map_tensors(torch.clone, _parts(batches))
 
-    def refuse_what_training_changes(self) -> None:
+    def refuse_what_training_changes(self, drawn_by: Collection[torch.Generator] = ()) -> None:
         """Fetch the batches anew where steps have changed what the data look at, or have written into them.
 
+        :param drawn_by: generators by which the steps draw.
         :raises JobError: when they are others now: a resumed job goes through its data without training.
         """
+        given_order.refuse_drawn_by(self._data, drawn_by)
         self._refuse_what_is_written()
         if not self._changed():
             return

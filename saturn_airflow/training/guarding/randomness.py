@@ -33,6 +33,11 @@ _NUMPY = (
     ),
 )
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+#: Those that can draw by a generator that they are given.
+_BY_GENERATOR = (
+    *("rand", "randn", "randint", "randperm", "multinomial", "normal", "bernoulli"),
+    *("bernoulli_", "uniform_", "normal_", "exponential_"),
+)
 _DROPOUTS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
 
 
@@ -40,10 +45,23 @@ class SwitchedOffRandomness:
     """What was switched off.
 
     :ivar drew: whether something would have been drawn.
+    :ivar generators: those of the job's own that would have been drawn by, by their ids.
     """
 
     def __init__(self) -> None:
         self.drew = False
+        self.generators: dict[int, torch.Generator] = {}
+
+    def noting(self, draw: Callable[..., Any]) -> Callable[..., Any]:
+        """``draw``, that notes which generator it is given."""
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            generator = kwargs.get("generator")
+            if generator is not None and generator is not torch.default_generator:
+                self.generators[id(generator)] = generator
+            return draw(*args, **kwargs)
+
+        return noted
 
     def _identity(self, inputs: torch.Tensor, p: float = 0.5, train: bool = True, *args: Any) -> torch.Tensor:
         self.drew = self.drew or bool(train and p > 0)
@@ -200,7 +218,8 @@ def without_randomness(*, own_generators: bool = True) -> Iterator[SwitchedOffRa
                 patched.callback(setattr, where, name, own)
             else:  # it is inherited, or made when it is asked for
                 patched.callback(delattr, where, name)
-            setattr(where, name, stand_in if own_generators else _unless_by_own(stand_in, own))
+            draw = stand_in if own_generators else _unless_by_own(stand_in, own)
+            setattr(where, name, what.noting(draw) if name in _BY_GENERATOR and where is not random else draw)
         yield what
 
 
