@@ -118,8 +118,8 @@ class BaseTraining:
     def advance(self, batch: GlobalBatch, loss: float) -> None:
         """Count the step on ``batch``."""
         self.step += 1
-        if self.step == FIRST_STEPS and self.structure is not None:
-            self.structure.note_first_steps()
+        if self.step <= FIRST_STEPS and self.structure is not None:
+            self.structure.note_first_steps(self.step)
         self.metrics["loss"] = loss
         self.epoch_sum += loss
         self.epoch_batches += 1

@@ -163,7 +163,7 @@ def lacking(training: BaseTraining) -> list[str]:
     if structure is None:
         return []
     if training.step <= FIRST_STEPS:
-        structure.note_first_steps()
+        structure.note_first_steps(training.step)
     everyones = ranks.everyones((structure.other_parameters(), structure.changed()))
     if parameters := sorted({name for others, _ in everyones for name in others}):
         raise JobError(

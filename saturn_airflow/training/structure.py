@@ -28,6 +28,7 @@ _FUNCTIONS = (
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType),
     *(functools.partial, type),
 )
+_IN_EACH_STEP = "made in each step"
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType)
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -46,14 +47,27 @@ class Structure:
         self._parameters = _parameters(model)
         #: What the job's first steps make, by where it is: each process makes that anew.
         self.made_first = dict(made_first)
+        self._varies, self._stays, self._noted = set[str](), set[str](), 0
 
-    def note_first_steps(self) -> None:
-        """Take what has changed by now as what each process makes as it begins."""
-        self.made_first |= self._changed() | dict.fromkeys(self._other_parameters(), "")
+    def note_first_steps(self, step: int) -> None:
+        """Take what has changed by now as what each process makes as it begins; after each first step.
+
+        :param step: the number of steps that are done.
+        """
+        first, now = self.made_first, self._changed()
+        if step != self._noted:
+            self._noted, known = step, now.keys() & first.keys()
+            self._varies |= {name for name in known if first[name] != now[name]}
+            self._stays |= {name for name in known if first[name] == now[name]}
+        now |= dict.fromkeys(self._other_parameters(), "")
+        each = self._varies - self._stays
+        self.made_first |= {name: _IN_EACH_STEP if name in each else text for name, text in now.items()}
 
     def changed(self) -> list[str]:
-        """Where something else is by now, but for parameters."""
-        return [name for name, now in self._changed().items() if self.made_first.get(name) != now]
+        """Where something else is by now, but for parameters and what each step makes anew: whether a step
+        needs what the one before made, the trial has seen."""
+        as_first = {name: {now, _IN_EACH_STEP} for name, now in self._changed().items()}
+        return [name for name, known in as_first.items() if self.made_first.get(name) not in known]
 
     def other_parameters(self) -> list[str]:
         """The names of parameters that are not those that training began with."""

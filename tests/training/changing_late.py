@@ -17,6 +17,8 @@ CHANGES = (
     *("module", "function", "forward", "hook", "pre-hook", "gradient hook", "hook after gradients"),
     *("backward hook", "global function", "made function", "made closure", "given argument", "default"),
 )
+#: No late change: what a step needs it makes.
+MADE_IN_EACH_STEP = "made in each step"
 last_layer: Any = torch.tanh
 
 
@@ -79,6 +81,8 @@ class Late(nn.Module):
             self.last.register_forward_hook(lambda module, given, found: found * 2)
         if self.training and torch.is_grad_enabled():
             self.calls += 1
+            if self.what == MADE_IN_EACH_STEP:
+                self.default = by_default(1 + 0.1 * int(self.calls))
             if int(self.calls) == LATE:
                 self._change()
         value = self.lazy(self.function(self.act(self.first(x))))

@@ -40,7 +40,7 @@ def train_on(folder: Path, one: Job, **changes: Any) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.parametrize("what", ["", *changing_late.CHANGES])
+@pytest.mark.parametrize("what", ["", changing_late.MADE_IN_EACH_STEP, *changing_late.CHANGES])
 @pytest.mark.filterwarnings("ignore:training has changed", "ignore:what training changes")
 def test_a_job_goes_on_from_before_it_has_changed(tmp_path: Path, what: str) -> None:
     """Without changes, from where it was stopped: what each process makes in its first step is no change."""
@@ -54,9 +54,9 @@ def test_a_job_goes_on_from_before_it_has_changed(tmp_path: Path, what: str) -> 
         warnings += [event["message"] for event in told if event["event"] == "warning"]
     expected = changing_late.plain_losses(what, EPOCHS)
     assert [losses[step] for step in sorted(losses)] == pytest.approx(expected, rel=1e-12)
-    before = changing_late.LATE - 1
-    assert begun == ([0, 2, before, before] if what else [0, 2, 6, 8])
-    assert any("none is kept" in message for message in warnings) == bool(what)
+    before, changes = changing_late.LATE - 1, what in changing_late.CHANGES
+    assert begun == ([0, 2, before, before] if changes else [0, 2, 6, 8])
+    assert any("none is kept" in message for message in warnings) == changes
 
 
 @pytest.mark.filterwarnings("ignore:training has changed", "ignore:what training changes")

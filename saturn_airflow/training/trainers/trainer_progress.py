@@ -163,7 +163,7 @@ class TrainerProgress:
                 "set max_grad_norm, or check the data"
             )
         if self._structure is not None and step <= FIRST_STEPS:
-            self._structure.note_first_steps()
+            self._structure.note_first_steps(step)
         self.losses.append(loss)
         self.epoch_losses.append(loss)
         self.seconds.append(took)
