@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -149,7 +149,25 @@ def json_mapping(value: object, what: str) -> dict[str, Any]:
         copied: dict[str, Any] = json.loads(text)
     except (TypeError, ValueError) as error:
         raise InvalidSweepError(f"{what} must fit in JSON, and {value!r:.80} does not: {error}") from None
+    if (large := next(_large_ints(copied), None)) is not None:
+        raise InvalidSweepError(
+            f"{what} has the whole number {large}, and Airflow takes none of more than 64 bits; give it as a "
+            "float, or as text"
+        )
     return copied
+
+
+def _large_ints(value: Any) -> Iterator[int]:
+    """The whole numbers in JSON-ready data that Airflow's processes can't tell each other."""
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _large_ints(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _large_ints(item)
 
 
 def number(value: Any, what: str) -> Any:

@@ -97,9 +97,9 @@ class HParams:
                 raise InvalidSweepError(
                     f"hparams: {name} is {value!r}; it must be a whole number of at least 1"
                 )
-        if not is_int(self.seed) or self.seed < 0:
+        if not is_int(self.seed) or not 0 <= self.seed < 2**63:
             raise InvalidSweepError(
-                f"hparams: seed is {self.seed!r}; it must be a whole number of at least 0"
+                f"hparams: seed is {self.seed!r}; it must be a whole number of at least 0, and below 2**63"
             )
         if not is_number(self.lr) or not 0 <= self.lr < math.inf:
             raise InvalidSweepError(f"hparams: lr is {self.lr!r}; it must be a number of at least 0")

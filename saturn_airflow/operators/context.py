@@ -259,6 +259,16 @@ def pull_from_trials(context: Context, trials_task: str, key: str) -> Any:
         raise AirflowSkipException(f"{trials_task} was skipped")
     if trials_task in found and state in _CLEARED:
         raise TryAgainError(f"{trials_task} was cleared, and runs again", _SECONDS_OF_TRIALS)
+    if state == TaskInstanceState.SUCCESS:
+        # It may have ended just now.
+        value = ti.xcom_pull(task_ids=trials_task, key=key, map_indexes=-1)
+        if value is not None:
+            return value
+        raise AirflowFailException(
+            f"{trials_task} succeeded, but what it handed on ({key}) is gone: the XComs of this DAG run were "
+            "deleted, as by `airflow db clean`. Clear the whole DAG run: jobs that had not finished go on "
+            "from their last checkpoint"
+        )
     raise AirflowFailException(f"{trials_task} did not succeed; its log says why")
 
 

@@ -38,6 +38,7 @@ def module_level() -> None:
         (lambda: job(hparams={"lr": 1}), "hparams is of type dict; write HParams"),
         (lambda: job(model_args={"f": print}), "must fit in JSON"),
         (lambda: job(data_args={"mark": "a\ud800"}), "must fit in JSON"),
+        (lambda: job(data_args={"mark": [{"a": 2**70}]}), "has the whole number 1180591620717411303424, and"),
         (lambda: job(model_args=[1]), "give a mapping"),
         (lambda: job(techniques="ddp"), "give a list of names"),
         (lambda: job(nodes=[]), "give a list of names"),

@@ -122,11 +122,22 @@ def test_while_trials_that_were_cleared_alone_run_the_others_are_tried_again(sta
 
 
 def test_trials_that_failed_were_skipped_or_are_not_there_are_not_waited_for() -> None:
-    for known in ({"sweep.trials": "failed"}, {"sweep.trials": "success"}, {}):
+    for known in ({"sweep.trials": "failed"}, {}):
         with pytest.raises(AirflowFailException, match="its log says why"):
             pull_from_trials(trials(known), "sweep.trials", "sweep")  # type: ignore[arg-type]
     with pytest.raises(AirflowSkipException):
         pull_from_trials(trials({"sweep.trials": "skipped"}), "sweep.trials", "sweep")
+
+
+def test_what_trials_handed_on_may_be_deleted_or_there_just_now() -> None:
+    context = trials({"sweep.trials": "success"})
+    with pytest.raises(
+        AirflowFailException, match=r"\(jobs\) is gone: .*`airflow db clean`. Clear the whole DAG run"
+    ):
+        pull_from_trials(context, "sweep.trials", "jobs")
+    answers = iter([None, ["job"]])
+    context["ti"].xcom_pull = lambda **_: next(answers)
+    assert pull_from_trials(context, "sweep.trials", "jobs") == ["job"]
 
 
 @pytest.mark.parametrize(("state", "ended"), [("running", False), (None, False), ("failed", True)])
