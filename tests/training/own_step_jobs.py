@@ -327,6 +327,30 @@ class Hidden(EMA):
         return self.hidden[0] if name == "average" else super().__getattr__(name)
 
 
+class Thawing(EMA):
+    """Trains more after its third step: in the group that there is."""
+
+    def configure_optimizers(self) -> Any:
+        first, *self.further = self.student.parameters()
+        self.optimizer = torch.optim.Adam([first], 1e-2)
+        return self.optimizer
+
+    def thaw(self) -> None:
+        self.optimizer.param_groups[0]["params"].extend(self.further)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        if self.moves == 3:
+            self.thaw()
+
+
+class Regrouping(Thawing):
+    """In a group of its own."""
+
+    def thaw(self) -> None:
+        self.optimizer.add_param_group({"params": self.further})
+
+
 class Hooked(EMA):
     def on_before_optimizer_step(self, optimizer: Any) -> None: ...
 

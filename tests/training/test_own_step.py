@@ -144,6 +144,8 @@ def test_follows_a_plateau(tmp_path: Path) -> None:
     [
         ("Forgetful", {}, "'last' changes while it trains"),
         ("Hidden", {}, "'hidden' changes while it trains"),
+        ("Thawing", {}, "training has given Adam other parameters than it was made with"),
+        ("Regrouping", {}, "training has given Adam other parameters than it was made with"),
         ("Hooked", {}, "on_before_optimizer_step, which Saturn does not call"),
         ("Several", {}, "2 optimizers"),
         ("ClosingByItself", {}, "LBFGS needs a closure"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.optim import plain_values
 
 Values = list[dict[str, Any]]
@@ -25,7 +26,21 @@ class GroupState:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._given = self._now()
+        self._parameters = self._ids()
         self._scheduled: list[set[str]] = [set() for _ in self._given]
+
+    def refuse_other_parameters(self) -> None:
+        """Check that the groups have the parameters that they were made with.
+
+        :raises JobError: where they have others, which the optimizer of a resumed job would not have.
+        """
+        if self._ids() != self._parameters:
+            name = type(self._optimizer).__name__
+            raise JobError(
+                f"training has given {name} other parameters than it was made with, as add_param_group does: "
+                "a job that is resumed would not train them. Give it all groups when it is made; it leaves "
+                "alone what has no gradient, as where requires_grad is False"
+            )
 
     def scheduled(self, change: Callable[[], Any]) -> None:
         """Call ``change``, which is the scheduler's: what it writes is no state of the optimizer."""
@@ -56,6 +71,9 @@ class GroupState:
         for group, values in zip(self._optimizer.param_groups, state, strict=True):
             for key, value in values.items():
                 group[key] = _like(plain_values.decode(value), group.get(key))
+
+    def _ids(self) -> list[list[int]]:
+        return [list(map(id, group["params"])) for group in self._optimizer.param_groups]
 
     def _now(self) -> Values:
         return [

@@ -103,6 +103,7 @@ class OwnStepTraining(Training):
         asked = self.ranks.sums([self.ranks.stop_requested(), save_due and self.ranks.is_first])
         stop, save = (flag > 0 for flag in asked)
         reporting.check_is_number(self, loss, batch)
+        self.state.groups.refuse_other_parameters()
         if self.step == self.first_step:
             # What can't be kept is told at once.
             self.state.attributes.values()

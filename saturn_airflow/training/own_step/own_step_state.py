@@ -137,6 +137,10 @@ class _Groups(GroupState):
         self._parts = parts
         self._lengths = [len(part.values()) for part in parts]
 
+    def refuse_other_parameters(self) -> None:
+        for part in self._parts:
+            part.refuse_other_parameters()
+
     def values(self) -> Values:
         return [group for part in self._parts for group in part.values()]
 
