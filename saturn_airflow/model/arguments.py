@@ -149,25 +149,25 @@ def json_mapping(value: object, what: str) -> dict[str, Any]:
         copied: dict[str, Any] = json.loads(text)
     except (TypeError, ValueError) as error:
         raise InvalidSweepError(f"{what} must fit in JSON, and {value!r:.80} does not: {error}") from None
-    if (large := next(_large_ints(copied), None)) is not None:
-        raise InvalidSweepError(
-            f"{what} has the whole number {large}, and Airflow takes none of more than 64 bits; give it as a "
-            "float, or as text"
-        )
+    if (refused := next(_not_for_airflow(copied), None)) is not None:
+        raise InvalidSweepError(f"{what} has {refused}")
     return copied
 
 
-def _large_ints(value: Any) -> Iterator[int]:
-    """The whole numbers in JSON-ready data that Airflow's processes can't tell each other."""
+def _not_for_airflow(value: Any) -> Iterator[str]:
+    """What in JSON-ready data Airflow can't keep or tell its processes: it would drop the whole DAG file."""
     if isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
-            yield value
+        if not -(2**63) <= value < 2**64:
+            yield f"the whole number {value}, and Airflow takes none of more than 64 bits; give a float"
+    elif isinstance(value, str):
+        if "\0" in value:
+            yield f"the text {value!r:.80} with a NUL, which databases refuse; put it in where it is used"
     elif isinstance(value, dict):
-        for item in value.values():
-            yield from _large_ints(item)
+        for item in (*value, *value.values()):
+            yield from _not_for_airflow(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _large_ints(item)
+            yield from _not_for_airflow(item)
 
 
 def number(value: Any, what: str) -> Any:

@@ -118,13 +118,13 @@ def test_hashes_stay_what_they_are() -> None:
     st.recursive(
         st.none()
         | st.booleans()
-        | st.integers()
+        | st.integers(-(2**63), 2**63 - 1)
         | st.text(max_size=3)
         | st.floats(allow_nan=False, allow_infinity=False),
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
         max_leaves=4,
     ),
-    st.integers(),
+    st.integers(-(2**63), 2**63 - 1),
 )
 def test_equal_hashes_and_no_changes_are_one_thing(value: Any, other: int) -> None:
     one, two = (Definition.of(dataclasses.replace(JOB, data_args={"x": v})) for v in (value, other))
