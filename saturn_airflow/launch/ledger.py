@@ -11,6 +11,8 @@ import functools
 import hashlib
 import json
 import logging
+import os
+import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -125,12 +127,20 @@ class Ledger:
 
 def _read(path: Path) -> ActiveSweep | None:
     try:
-        return ActiveSweep.from_dict(json_text.parse(path.read_text()), path)
+        return ActiveSweep.from_dict(json_text.parse(_text_of(path)), path)
     except FileNotFoundError:  # it ended just now
         return None
     except (OSError, ValueError, InvalidSweepError, NewerFormatError) as error:
         _warn_once(f"an active sweep is left out of account: {path}: {error}")
         return None
+
+
+def _text_of(path: Path) -> str:
+    # Opened so that nothing that somebody put in its place, such as a FIFO, holds up who reads.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("it is no file")
+        return file.read()
 
 
 @functools.lru_cache(maxsize=1000)

@@ -14,6 +14,8 @@ from saturn_airflow.sharing.ranking import needs_of
 
 #: Seconds for which what was read of the ledger counts.
 _READ_SECONDS = 20.0
+#: The share of its time that who waits reads in at the most, where jobs come and go all the time.
+_READING = 0.05
 
 
 class RestOfSweep:
@@ -24,14 +26,16 @@ class RestOfSweep:
     def __init__(self, home: str, key: str) -> None:
         self._home, self._key = Path(home), key
         self._here: frozenset[str] | None = None
-        self._read_at = -float("inf")
-        self._seconds: float | None = None
+        self._has_changed = True
+        self._read_at, self._took = -float("inf"), 0.0
+        #: By job that has not ended, the least device-seconds that it needs.
+        self._needs: dict[str, float] | None = None
 
     def see(self, claims: Iterable[Claim]) -> None:
         """Note who wants or has devices of the node."""
         here = frozenset(claim.job.name for claim in claims if claim.sweep.name == self._key)
         if here != self._here:
-            self._here, self._read_at = here, -float("inf")
+            self._here, self._has_changed = here, True
 
     def put_in(self, claim: Claim) -> Claim:
         """``claim`` of a job of the sweep, with what the rest needs by now: device-seconds, at the least.
@@ -40,18 +44,24 @@ class RestOfSweep:
         """
         if self._here is None or claim.sweep.name != self._key:
             return claim
-        if time.monotonic() - self._read_at > _READ_SECONDS:
+        if self._is_stale():
+            began = time.monotonic()
             with suppress(OSError):
-                self._seconds = self._read(self._here)
-            self._read_at = time.monotonic()
-        if self._seconds is None:
+                self._needs = self._read()
+            self._read_at, self._has_changed = time.monotonic(), False
+            self._took = self._read_at - began
+        if self._needs is None:
             return claim
-        return replace(claim, sweep=replace(claim.sweep, elsewhere=self._seconds))
+        rest = sum(needed for job, needed in self._needs.items() if job not in self._here)
+        return replace(claim, sweep=replace(claim.sweep, elsewhere=rest))
 
-    def _read(self, here: frozenset[str]) -> float | None:
+    def _is_stale(self) -> bool:
+        age = time.monotonic() - self._read_at
+        return age > _READ_SECONDS or (self._has_changed and age * _READING > self._took)
+
+    def _read(self) -> dict[str, float] | None:
         ledger = Ledger(self._home)
         if (active := ledger.sweep(self._key)) is None or active.sweep.trials:
             return None
         cluster = ledger.cluster([active])
-        rest = (job for sweep in cluster.sweeps for job in sweep.jobs if job.name not in here)
-        return sum(needs_of(job, cluster.nodes).area for job in rest)
+        return {job.name: needs_of(job, cluster.nodes).area for sweep in cluster.sweeps for job in sweep.jobs}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,45 @@ def test_the_claim_stays_where_the_ledger_says_nothing(tmp_path: Path) -> None:
     (path,) = (tmp_path / "sweeps" / ".active").iterdir()
     path.write_text("[]")
     assert rest.put_in(mine) == mine
+
+
+def test_a_ledger_that_is_slow_to_read_is_read_rarely_where_jobs_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a sweep of a thousand jobs each look takes a third of a second, and each waiter looks."""
+    monkeypatch.setattr(rest_of_sweep, "_READ_SECONDS", 20.0)
+    write(tmp_path, "a", {"one": "here", "two": "here", "three": "there"})
+    mine, read = claim("a", "one"), list[float]()
+    really = Ledger.cluster
+
+    def slowly(self: Ledger, *arguments: object) -> object:
+        read.append(time.monotonic())
+        time.sleep(0.1)
+        return really(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Ledger, "cluster", slowly)
+    rest = RestOfSweep(str(tmp_path), "a")
+    for _ in range(3):
+        rest.see([mine])
+        assert rest.put_in(mine).sweep.elsewhere == 200.0
+        rest.see([mine, claim("a", "two")])
+        assert rest.put_in(mine).sweep.elsewhere == 100.0, "what is here is known at once"
+    assert len(read) == 1
+    rest._read_at -= 15.0
+    rest.put_in(mine)
+    assert len(read) == 2
+
+
+def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
+    write(tmp_path, "a", {"one": "here"})
+    (path,) = (tmp_path / "sweeps" / ".active").iterdir()
+    path.unlink()
+    os.mkfifo(path)
+    mine = claim("a", "one")
+    rest = RestOfSweep(str(tmp_path), "a")
+    rest.see([mine])
+    assert rest.put_in(mine) == mine
+    assert Ledger(tmp_path).sweeps() == []
 
 
 def test_a_run_reads_it_where_its_spec_names_the_home(tmp_path: Path) -> None:
