@@ -19,6 +19,7 @@ from saturn_airflow.launch.launching import Link
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, Measure, TrainRequest
 from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.model import disks, guards
+from saturn_airflow.model.arguments import json_mapping
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.status import Status
@@ -421,13 +422,14 @@ def _checked(found: Any, technique: str) -> tuple[dict[str, Any], float]:
     """What ``search`` returned, if it is what it should be."""
     try:
         parameters, seconds = found
-        parameters = json.loads(json.dumps(dict(parameters)))
+        # A number that is none would come out of an XCom as None.
+        parameters = json_mapping(dict(parameters), "parameters")
         if not 0 < float(seconds) < math.inf:
             raise ValueError
     except (TypeError, ValueError):
         raise TypeError(
             f"technique {technique!r}: search returned {found!r:.100}; it must return the parameters (a "
-            "mapping that fits in JSON) and the seconds of one global batch (above 0)"
+            "mapping that fits in JSON, without infinity or NaN) and the seconds of a global batch (above 0)"
         ) from None
     return parameters, float(seconds)
 
