@@ -197,11 +197,11 @@ def rule_of(whole: Part, evaluate: EvaluateRows, one_by_one: bool) -> Rule:
     if len(whole.counts) == 1 and _is_mean_over_labels(whole, parts):
         return LABELS
     if len(whole.counts) > 1 and not one_by_one and adds_up():
-        return SUM
+        return Rule("sum", seen=len(whole.counts))
     if _is_even(whole, parts) and _is_mean_over_samples(whole, parts):
         return Rule("samples", len(whole.counts))
     if (not one_by_one or not whole.counts) and adds_up():
-        return SUM if whole.counts else Rule("sum", 0)
+        return Rule("sum", seen=len(whole.counts)) if whole.counts else Rule("sum", 0)
     if not _is_near(whole, evaluate(range(whole.samples), 1).loss, whole.loss):
         return _by_counts_alone(
             whole, one_by_one
@@ -229,7 +229,7 @@ def _by_counts_alone(whole: Part, one_by_one: bool) -> Rule:
         return LABELS
     if whole.counts and one_by_one:
         raise DoesNotFit(_SEVERAL.format(len(whole.counts)))
-    return SUM if whole.counts else Rule("samples", 0)
+    return Rule("sum", seen=len(whole.counts)) if whole.counts else Rule("samples", 0)
 
 
 def _evaluate_parts(samples: int, evaluate: EvaluateRows, over: Sequence[float] | None = None) -> list[Part]:

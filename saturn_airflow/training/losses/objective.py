@@ -165,6 +165,7 @@ class Objective:
             outputs = self.run(module, batch)
             loss = self._loss(outputs, batch)
         if not samples:
+            loss_means.check_number()
             return self._nothing(outputs, loss)
         with job_log.in_loss():  # on whichever rank has the outputs
             self.seen(outputs, batch, samples)

@@ -23,10 +23,12 @@ class Rule:
         is a mean over; ``"sum"``: their sum, in which each mean is taken over all parts.
     :param means: how many there are in the loss, where each must be over the same number of things for every
         sample of a batch; None where that is not asked for.
+    :param seen: of ``"sum"``, how many there were when it was looked at: the ranks take them one by one.
     """
 
     kind: Literal["samples", "labels", "sum"]
     means: int | None = None
+    seen: int | None = field(default=None, compare=False)
 
 
 SAMPLES, LABELS, SUM = Rule("samples"), Rule("labels"), Rule("sum")
@@ -69,6 +71,8 @@ class LossMeans:
         elif self.over is not None:
             value = total / (self.over[number] if number < len(self.over) else math.nan)
         else:
+            if self.loss is None and self.rule.seen is not None and number >= self.rule.seen:
+                raise self._other_means()
             # A clone, for the count may be the job's own tensor. A stand-in counts for nothing, and yet takes
             # part: the other ranks wait for it.
             everyones = as_scalar(count, total.device).clone()
@@ -86,16 +90,29 @@ class LossMeans:
         """
         self.loss = loss.detach()
         if self.rule.kind == "sum":
+            self.check_number()
             # Over all parts: the losses' sum times B, over B samples.
             return loss * self.batch_samples, self._scalar(self.samples)
         if self.rule.kind == "labels":
             if len(self.counts) != 1:
-                raise DoesNotFit(
-                    f"the loss held one mean when it was looked at, and now {len(self.counts)}: Saturn can't "
-                    "tell how parts of a batch make it up; return it as a pair (sum, count)"
-                )
+                raise self._other_means()
             return loss * self.counts[0], self._scalar(self.counts[0])
         return loss * self.samples, self._scalar(self.samples)
+
+    def check_number(self) -> None:
+        """Check that all means were there that other ranks wait for.
+
+        :raises DoesNotFit: when they were not.
+        """
+        if self.over is None and self.rule.seen not in (None, len(self.counts)):
+            raise self._other_means()
+
+    def _other_means(self) -> DoesNotFit:
+        seen = "one mean" if self.rule.seen is None else f"{self.rule.seen} means"
+        return DoesNotFit(
+            f"the loss held {seen} when it was looked at, and now {len(self.counts)}: Saturn can't "
+            "tell how parts of a batch make it up; return it as a pair (sum, count)"
+        )
 
     def as_given(self, total: torch.Tensor, over: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The pair that a loss function returned."""
