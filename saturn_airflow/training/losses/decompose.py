@@ -35,6 +35,7 @@ from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.losses.rules import LABELS, SAMPLES, SUM, LossMeans, Rule
 from saturn_airflow.training.nested import map_tensors
 
+_SMALL = 1e-3  # what means come to in training, as a share of what they are at first
 _SAMPLES = 4  # that are looked at, where a device computes fewer at once
 
 
@@ -117,11 +118,14 @@ def objectives(
 class EvaluateRows(Protocol):
     """Evaluates the loss on some samples of one batch."""
 
-    def __call__(self, rows: range, seed: int = 0, over: Sequence[float] | None = None) -> Part:
+    def __call__(
+        self, rows: range, seed: int = 0, over: Sequence[float] | None = None, scale: float = 1.0
+    ) -> Part:
         """What is seen of the samples ``rows``.
 
         :param seed: of what the model draws.
         :param over: what the sums of the means in the loss are divided by, in the place of their counts.
+        :param scale: what the means are multiplied by.
         """
         ...
 
@@ -144,8 +148,10 @@ def find_rule(
     try:
         data = objective.take(batch.data, batch.samples, range(samples)).data
 
-        def evaluate(rows: range, seed: int = 0, over: Sequence[float] | None = None) -> Part:
-            return _evaluate(parallel, objective, objective.take(data, samples, rows), seed, over)
+        def evaluate(
+            rows: range, seed: int = 0, over: Sequence[float] | None = None, scale: float = 1.0
+        ) -> Part:
+            return _evaluate(parallel, objective, objective.take(data, samples, rows), seed, over, scale)
 
         with (looking or evaluating)(parallel):
             try:
@@ -195,10 +201,13 @@ def rule_of(whole: Part, evaluate: EvaluateRows, one_by_one: bool) -> Rule:
         )
 
     if len(whole.counts) == 1 and _is_mean_over_labels(whole, parts):
+        _refuse_bent(whole, parts, evaluate)
         return LABELS
     if len(whole.counts) > 1 and not one_by_one and adds_up():
+        _refuse_bent(whole, parts, evaluate)
         return Rule("sum", seen=len(whole.counts))
     if _is_even(whole, parts) and _is_mean_over_samples(whole, parts):
+        _refuse_bent(whole, parts, evaluate)
         return Rule("samples", len(whole.counts))
     if (not one_by_one or not whole.counts) and adds_up():
         return Rule("sum", seen=len(whole.counts)) if whole.counts else Rule("sum", 0)
@@ -232,11 +241,36 @@ def _by_counts_alone(whole: Part, one_by_one: bool) -> Rule:
     return Rule("sum", seen=len(whole.counts)) if whole.counts else Rule("samples", 0)
 
 
+def _rows(samples: int) -> list[range]:
+    """One sample, another, and the rest."""
+    return [range(*both) for both in pairwise(sorted({0, 1, min(2, samples - 1), samples}))]
+
+
+def _refuse_bent(whole: Part, parts: Sequence[Part], evaluate: EvaluateRows) -> None:
+    """Check that the loss goes on as it is while the means in it shrink, as they do in training.
+
+    :raises DoesNotFit: when it is bent, as by ``abs``: parts may lie behind the bend, and the whole not.
+    """
+    for rows, part in zip(_rows(whole.samples), parts, strict=True):
+        if not any(part.means) or not math.isfinite(part.loss):
+            continue
+        half, small = (evaluate(rows, 0, None, scale).loss for scale in (0.5, _SMALL))
+        straight = part.loss + (small - part.loss) * 0.5 / (1 - _SMALL)
+        # Each is a sum of terms that may cancel out.
+        size = abs(part.loss) + abs(small) + max(map(abs, part.means))
+        if math.isfinite(half + small) and abs(half - straight) > max(1e-9, 200 * whole.epsilon) * size:
+            raise DoesNotFit(
+                "their losses will not make up the whole's: it is bent as a function of the means in it, as "
+                "by abs, clamp or a power, and parts may lie on the other side of the bend; leave batches "
+                "whole with Job(couples_batch=True), or bend the losses of single samples"
+            )
+        return
+
+
 def _evaluate_parts(samples: int, evaluate: EvaluateRows, over: Sequence[float] | None = None) -> list[Part]:
     """What is seen of one sample, of another, and of the rest."""
-    edges = sorted({0, 1, min(2, samples - 1), samples})
     try:
-        return [evaluate(range(first, end), 0, over) for first, end in pairwise(edges)]
+        return [evaluate(rows, 0, over) for rows in _rows(samples)]
     except DoesNotFit:
         raise
     except Exception as error:
@@ -378,11 +412,16 @@ def training(parallel: Parallel) -> Iterator[None]:
 
 
 def _evaluate(
-    parallel: Parallel, objective: Objective, data: MicroBatch, seed: int, over: Sequence[float] | None
+    parallel: Parallel,
+    objective: Objective,
+    data: MicroBatch,
+    seed: int,
+    over: Sequence[float] | None,
+    scale: float = 1.0,
 ) -> Part:
     rule = Rule("samples", 0) if over is None else SUM
     objective.loss_means = loss_means = LossMeans(
-        rule, data.samples, data.samples, parallel.ranks.device, over
+        rule, data.samples, data.samples, parallel.ranks.device, over, scale=scale
     )
     objective.begin(data.samples)
     rng.seed(seed, "probe")

@@ -42,6 +42,7 @@ class LossMeans:
     :param batch_samples: of the global batch.
     :param over: of ``"sum"``, for each mean, what to divide by; None for the count of all ranks' parts.
     :param group: of the ranks that have parts; None where there is one.
+    :param scale: what each mean is multiplied by, to see what the loss makes of smaller ones.
     """
 
     rule: Rule
@@ -50,6 +51,7 @@ class LossMeans:
     device: torch.device | None = None
     over: Sequence[Count] | None = None
     group: dist.ProcessGroup | None = None
+    scale: float = 1.0
     values: list[torch.Tensor] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
     loss: torch.Tensor | None = None
@@ -80,6 +82,8 @@ class LossMeans:
             if self.group is not None and self.group.size() > 1:
                 dist.all_reduce(everyones, group=self.group)
             value = total / everyones.to(total.dtype)
+        if self.scale != 1.0:
+            value = value * self.scale
         self.values.append(value.detach())
         return value
 
