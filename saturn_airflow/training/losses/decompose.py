@@ -254,7 +254,9 @@ def _refuse_bent(whole: Part, parts: Sequence[Part], evaluate: EvaluateRows) -> 
     for rows, part in zip(_rows(whole.samples), parts, strict=True):
         if not any(part.means) or not math.isfinite(part.loss):
             continue
-        half, small = (evaluate(rows, 0, None, scale).loss for scale in (0.5, _SMALL))
+        half, small, again = (evaluate(rows, 0, None, scale).loss for scale in (0.5, _SMALL, 1.0))
+        if not _is_near(whole, again, part.loss):
+            return  # it counts, or draws: what it made of smaller means tells nothing
         straight = part.loss + (small - part.loss) * 0.5 / (1 - _SMALL)
         # Each is a sum of terms that may cancel out.
         size = abs(part.loss) + abs(small) + max(map(abs, part.means))
