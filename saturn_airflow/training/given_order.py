@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.batches import Data, KeepsNothing
 from saturn_airflow.training.data_state import DataState
+from saturn_airflow.training.ranks import Ranks
 
 _WAY_OUT = "what a plain loop draws depends on whose turn it is; give each a generator of its own"
 
@@ -22,6 +23,19 @@ def generator_of(loader: DataLoader[Any]) -> torch.Generator | None:
     """What the job gave ``loader`` to shuffle by; None where it gave nothing."""
     given = getattr(loader.sampler, "generator", None)
     return None if given is None or given is torch.default_generator else given
+
+
+def refuse_begun_otherwise(loader: Any, ranks: Ranks) -> None:
+    """Check that the generators by which all ranks shuffle begin alike; every rank calls this together.
+
+    :raises JobError: where they do not.
+    """
+    begin = [g.get_state().numpy().tobytes() for g in _generators(loader) if isinstance(g, torch.Generator)]
+    if any(other != begin for other in ranks.everyones(begin)):
+        raise JobError(
+            "load_dataloader shuffles by a generator that begins otherwise on each device; seed it, as by "
+            "torch.Generator().manual_seed(0), or leave it out: the job's seed shuffles then"
+        )
 
 
 def refuse_shared(data: Data, evaluation: Data | None) -> None:

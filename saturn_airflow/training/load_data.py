@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from saturn_airflow.launch import handed_over, job_log
@@ -15,7 +14,7 @@ from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.references import Reference
-from saturn_airflow.training import rng
+from saturn_airflow.training import given_order, rng
 from saturn_airflow.training.batches import Data
 from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.loaders import is_table, ordered, samples_stand_alone
@@ -52,7 +51,7 @@ def load_data(
     if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
         raise JobError(f"{name!r} uses a DistributedSampler; leave it out, Saturn shares the batches itself")
     if ranks is not None and ranks.size > 1:
-        _check_same_order(loader, ranks)
+        given_order.refuse_begun_otherwise(loader, ranks)
     if is_table(loader):
         if here:
             loader.num_workers, loader.prefetch_factor, loader.timeout = 0, None, 0
@@ -84,20 +83,6 @@ def _check_size(stream: Stream, loader: Any, job: Job, name: str) -> None:
             f"hparams: batch_size is {wanted}, which changes nothing: {name!r} does not get it, and what it "
             f"returns makes batches by itself, of {found} samples; let the function take batch_size, give it "
             "no other in data_args, or leave it out of the hyper-parameters"
-        )
-
-
-def _check_same_order(loader: Any, ranks: Ranks) -> None:
-    """Check that the generators by which all ranks shuffle begin alike.
-
-    :raises JobError: where they do not.
-    """
-    generators = (getattr(part, "generator", None) for part in (loader, getattr(loader, "sampler", None)))
-    begin = [g.get_state().numpy().tobytes() for g in generators if isinstance(g, torch.Generator)]
-    if any(other != begin for other in ranks.everyones(begin)):
-        raise JobError(
-            "load_dataloader shuffles by a generator that begins otherwise on each device; seed it, as by "
-            "torch.Generator().manual_seed(0), or leave it out: the job's seed shuffles then"
         )
 
 

@@ -37,6 +37,7 @@ class Stream:
     is_sure_of_length = False
 
     def __init__(self, loader: Iterable[Any], make: Callable[[], Any], job: Job, name: str) -> None:
+        #: As the job made it first, by whatever it draws.
         self.loader = loader
         self._loader: Iterable[Any] | None = loader
         self._make = make
@@ -111,8 +112,8 @@ class Stream:
         return kept if epoch == position.epoch else self._values()
 
     def go_on(self, kept: Any) -> None:
-        self._kept = kept
-        self._from_the_start = not self._state.set(kept)
+        self._kept = None if isinstance(kept, str) else kept  # a text is what a Table has kept
+        self._from_the_start = not self._state.set(self._kept)
 
     def _values(self) -> Any:
         """What the loader's objects keep by now; nothing where it is made anew for each epoch."""

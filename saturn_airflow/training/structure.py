@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import functions
 from saturn_airflow.training.guarding.users_state import python_modules
+from saturn_airflow.training.optim import own_classes, plain_values
 
 #: The steps that a trial compares, and in which models make what they need.
 FIRST_STEPS = 3
@@ -28,6 +29,7 @@ _FUNCTIONS = (
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType),
     *(functools.partial, type),
 )
+_MOST_ITEMS, _DEEPEST = 1000, 3  # that are looked at of an attribute, and how deep they may be nested
 _IN_EACH_STEP = "made in each step"
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType)
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -66,7 +68,13 @@ class Structure:
     def changed(self) -> list[str]:
         """Where something else is by now, but for parameters and what each step makes anew: whether a step
         needs what the one before made, the trial has seen."""
-        as_first = {name: {now, _IN_EACH_STEP} for name, now in self._changed().items()}
+        # What comes into a container later, such as a cache, takes no other's place.
+        replaced = {
+            name: now
+            for name, now in self._changed().items()
+            if "[" not in name or name in self._given or name in self.made_first
+        }
+        as_first = {name: {now, _IN_EACH_STEP} for name, now in replaced.items()}
         return [name for name, known in as_first.items() if self.made_first.get(name) not in known]
 
     def other_parameters(self) -> list[str]:
@@ -101,8 +109,8 @@ def _parts(model: nn.Module) -> dict[str, Any]:
         place = f"{prefix}." if prefix else ""
         found[prefix or "the model"] = module
         for key, value in own:
-            if isinstance(value, _FUNCTIONS):
-                found[place + key] = value
+            if isinstance(value, _FUNCTIONS) or key not in plain_values.OF_MODULES:
+                found |= _functions_in(place + key, value)
         hooks = {key: value.values() for key, value in own if key.endswith("_hooks") and value}
         hooked = [(key, hook) for key, held in hooks.items() for hook in held if _counts(hook)]
         if hooked:
@@ -112,6 +120,32 @@ def _parts(model: nn.Module) -> dict[str, Any]:
         if told := [(key, hook) for key, held in kinds.items() for hook in held.values()]:
             found[f"the hooks of {name}"] = told
     return found
+
+
+def _functions_in(name: str, value: Any) -> dict[str, Any]:
+    """The functions that ``value`` is, or has in its items and attributes, by where they are: of the first
+    :data:`_MOST_ITEMS`, for what has more is data.
+    """
+    found: dict[str, Any] = {}
+    waiting, looked = [(name, value, _DEEPEST)], 0
+    while waiting and looked < _MOST_ITEMS:
+        looked += 1
+        place, one, deep = waiting.pop()
+        if isinstance(one, _FUNCTIONS):
+            found[place] = one
+        elif deep:
+            waiting += [(f"{place}[{key!r}]", item, deep - 1) for key, item in _items_of(one).items()]
+    return found
+
+
+def _items_of(value: Any) -> dict[Any, Any]:
+    """What a container holds, or an object of one of the job's own classes."""
+    if type(value) in (list, tuple, dict):
+        if len(value) > _MOST_ITEMS:
+            return {}
+        items = value.items() if type(value) is dict else enumerate(value)
+        return {key: item for key, item in list(items) if isinstance(key, str | int)}
+    return own_classes.fields_of(value) or {}
 
 
 def _gathered(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -130,49 +164,56 @@ def _counts(hook: Any) -> bool:
 
 
 def _global_functions(job: Job, model: nn.Module) -> dict[str, Any]:
-    return {
-        f"{module}.{name}": value
-        for module in sorted(python_modules(job, model))
-        for name, value in list(vars(sys.modules[module]).items())
-        if isinstance(value, _FUNCTIONS) and not name.startswith("__")
-    }
+    found: dict[str, Any] = {}
+    for module in sorted(python_modules(job, model)):
+        for name, value in list(vars(sys.modules[module]).items()):
+            if not name.startswith("__"):
+                found |= _functions_in(f"{module}.{name}", value)
+    return found
 
 
-def _identity(part: Any, *, whole: bool = False) -> Any:
+def _identity(part: Any, *, whole: bool = False, within: tuple[Any, ...] = ()) -> Any:
     """What is another once ``part`` is replaced: by another module or hook, or a function that computes
     something else.
 
-    :param whole: with what closures keep. A checkpoint keeps that of those that were there from the first.
+    :param whole: with the numbers and texts that closures keep. A checkpoint keeps those of functions that
+        were there from the first.
+    :param within: the functions that keep ``part``, which it may keep, too.
     """
     if isinstance(part, list):
         return [(kind, _identity(hook, whole=whole)) for kind, hook in part]
     if isinstance(part, nn.Module):
         return part
     if isinstance(part, types.MethodType):
-        return _identity(part.__func__, whole=whole), type(part.__self__)
+        return _identity(part.__func__, whole=whole, within=within), type(part.__self__)
+    if any(part is one for one in within):
+        return type(part)
     if isinstance(part, functools.partial):
-        return functools.partial, _identity(part.func, whole=whole), *_kept(part, whole)
+        return (
+            functools.partial,
+            _identity(part.func, whole=whole, within=within),
+            *_kept(part, whole, within),
+        )
     if isinstance(part, types.FunctionType):
-        return part.__code__, *_kept(part, whole)
+        return part.__code__, *_kept(part, whole, within)
     if isinstance(part, _FUNCTIONS):
         return getattr(part, "__module__", None), getattr(part, "__qualname__", None)
     return type(part)
 
 
-def _kept(function: Any, whole: bool) -> Iterator[Any]:
-    """The defaults and given arguments of ``function``, and where it is ``whole`` what its closure keeps."""
+def _kept(function: Any, whole: bool, within: tuple[Any, ...]) -> Iterator[Any]:
+    """The defaults, given arguments and closure of ``function``, where something else may be."""
+
+    def value_of(value: Any, plain: bool) -> Any:
+        if isinstance(value, _FUNCTIONS):
+            return _identity(value, whole=whole, within=(*within, function))
+        return repr(value) if plain and isinstance(value, _PLAIN) else type(value)
+
     for step, value, _ in functions.parts_of(function):
         if step in ("[defaults]", "[arguments]"):
-            yield step, *map(_plain, value)
-        elif whole and step.startswith("[closure"):
-            yield step, _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    """``value`` where it is a number, a text or a function, which are compared; else its type."""
-    if isinstance(value, types.FunctionType):
-        return value.__code__
-    return repr(value) if isinstance(value, _PLAIN) else type(value)
+            yield step, *(value_of(one, True) for one in value)
+        elif step.startswith("[closure"):
+            yield step, value_of(value, whole)
 
 
 def _text(identity: Any) -> str:

@@ -39,7 +39,7 @@ class Table(KeepsNothing):
     is_sure_of_length = True
 
     def __init__(self, loader: DataLoader[Any], job: Job, name: str, in_order: bool) -> None:
-        self.loader = self._loader = loader
+        self.loader = loader
         self._samples = SeededSamples(loader.dataset, job.hparams.seed)
         self._aside = SeededSamples(aside(loader), job.hparams.seed)
         self._by_sample = collates_each_alone(loader.collate_fn)
@@ -70,13 +70,13 @@ class Table(KeepsNothing):
         loader = DataLoader(
             self._samples,
             batch_sampler=Keys(self._keys(start, cut, limit)),
-            num_workers=self._loader.num_workers,
-            collate_fn=self._loader.collate_fn,
-            pin_memory=self._loader.pin_memory,
-            timeout=self._loader.timeout,
-            worker_init_fn=WorkerInit(self._loader.worker_init_fn),
-            multiprocessing_context=self._loader.multiprocessing_context,
-            prefetch_factor=self._loader.prefetch_factor,
+            num_workers=self.loader.num_workers,
+            collate_fn=self.loader.collate_fn,
+            pin_memory=self.loader.pin_memory,
+            timeout=self.loader.timeout,
+            worker_init_fn=WorkerInit(self.loader.worker_init_fn),
+            multiprocessing_context=self.loader.multiprocessing_context,
+            prefetch_factor=self.loader.prefetch_factor,
         )
         # Workers are forked here, and see what is seen here.
         with without_group():
@@ -101,7 +101,7 @@ class Table(KeepsNothing):
 
     @functools.cached_property
     def layout(self) -> Layout:
-        collate = self._loader.collate_fn
+        collate = self.loader.collate_fn
         if self._batch_dim is None:
             with contextlib.suppress(Exception):  # what can't be collated with its like is looked at instead
                 return layouts.of_collated(collate, self._aside[0, 0])
@@ -113,11 +113,11 @@ class Table(KeepsNothing):
     def go_on(self, kept: Any) -> None:
         if kept is None:  # an earlier version shuffled by the job's seed
             self._given = None
-        elif self._given is not None:
+        elif self._given is not None and isinstance(kept, str):  # what else there is, other data have kept
             self._given.go_on(kept)
 
     def watched(self) -> Callable[[], bool]:
-        return DataState(self._loader).changed
+        return DataState(self.loader).changed
 
     def first(self) -> MicroBatch:
         return MicroBatch(self._uncut(Position()), len(self._batches[0]))
@@ -125,7 +125,7 @@ class Table(KeepsNothing):
     def _uncut(self, position: Position) -> Any:
         (keys,) = self._keys(position, Cut(), 1)
         with without_group():
-            return self._loader.collate_fn(self._aside.__getitems__(keys))
+            return self.loader.collate_fn(self._aside.__getitems__(keys))
 
     def whole(self, share: int, shares: int, limit: int | None = None) -> Iterator[MicroBatch]:
         count = len(self._batches) if limit is None else min(limit, len(self._batches))

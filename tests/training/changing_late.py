@@ -16,6 +16,7 @@ LATE = 5
 CHANGES = (
     *("module", "function", "forward", "hook", "pre-hook", "gradient hook", "hook after gradients"),
     *("backward hook", "global function", "made function", "made closure", "given argument", "default"),
+    *("function in a closure", "function as an argument", "function in an object", "function in a list"),
 )
 #: No late change: what a step needs it makes.
 MADE_IN_EACH_STEP = "made in each step"
@@ -57,6 +58,27 @@ def halved_before(module: nn.Module, before: Any, behind: Any) -> Any:
     return (before[0] * 0.5,)
 
 
+def composed(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A closure that calls."""
+    return lambda value: function(value)
+
+
+def called(function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> torch.Tensor:
+    """What ``function`` makes of ``value``."""
+    return function(value)
+
+
+class Holder:
+    """Calls what it holds."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.function = function
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return self.function(value)
+
+
 class Late(nn.Module):
     """Changes ``what`` in its training's step :data:`LATE`, and makes a function and a hook in the first."""
 
@@ -70,6 +92,11 @@ class Late(nn.Module):
         self.what = what
         self.given: Any = functools.partial(torch.mul, 1.5)
         self.default = by_default(1.5)
+        self.composed: Any = composed(tanh)
+        self.called: Any = functools.partial(called, torch.tanh)
+        self.holder: Any = Holder(tanh)
+        self.listed: Any = [tanh]
+        self.cache: dict[int, Any] = {}
         self.lazy: Any = None
         self.closure: Any = None
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
@@ -86,7 +113,10 @@ class Late(nn.Module):
             if int(self.calls) == LATE:
                 self._change()
         value = self.lazy(self.function(self.act(self.first(x))))
-        return self.last(self.closure(self.default(self.given(value))))  # type: ignore[no-any-return]
+        value = self.closure(self.default(self.given(value)))
+        self.cache[len(self.cache)] = torch.tanh  # which takes no other's place
+        value = self.cache[0](self.listed[0](self.holder(self.called(self.composed(value)))))
+        return self.last(value)  # type: ignore[no-any-return]
 
     def _change(self) -> None:
         global last_layer
@@ -117,6 +147,14 @@ class Late(nn.Module):
             self.given = functools.partial(torch.mul, 0.5)
         elif self.what == "default":
             self.default = by_default(0.5)
+        elif self.what == "function in a closure":
+            self.composed = composed(halved)
+        elif self.what == "function as an argument":
+            self.called = functools.partial(called, torch.relu)
+        elif self.what == "function in an object":
+            self.holder.function = halved
+        elif self.what == "function in a list":
+            self.listed[0] = halved
         elif self.what == "parameters":
             self.last = nn.Linear(8, 1).double()
         elif self.what == "pruned":

@@ -190,6 +190,17 @@ def test_a_checkpoint_has_the_order_that_training_began_with() -> None:
     assert list(itertools.chain(*batches(in_order, Position(), 3))) == list(range(10))
 
 
+def test_what_data_of_another_kind_have_kept_is_left_alone() -> None:
+    """A job that goes on under another definition may have data of its own now, or no longer."""
+    by_index, run_through = (load_data(job(draws=d), job(draws=d).load_dataloader) for d in (False, True))
+    kept = by_index.kept(Position()), run_through.kept(Position())
+    assert isinstance(run_through, Stream)
+    for data, of_the_other, draws in ((by_index, kept[1], False), (run_through, kept[0], True)):
+        data.go_on(of_the_other)
+        expected = plain(numbers(draws=draws))
+        assert batches(data, Position(), len(expected)) == expected
+
+
 def test_losses_are_those_of_a_plain_loop_however_often_training_is_stopped(tmp_path: Path) -> None:
     trained, expected = model().double(), []
     losses: dict[int, float] = {}

@@ -201,13 +201,13 @@ def rule_of(whole: Part, evaluate: EvaluateRows, one_by_one: bool) -> Rule:
         )
 
     if len(whole.counts) == 1 and _is_mean_over_labels(whole, parts):
-        _refuse_bent(whole, parts, evaluate)
+        _refuse_nonlinear(whole, parts, evaluate)
         return LABELS
     if len(whole.counts) > 1 and not one_by_one and adds_up():
-        _refuse_bent(whole, parts, evaluate)
+        _refuse_nonlinear(whole, parts, evaluate)
         return Rule("sum", seen=len(whole.counts))
     if _is_even(whole, parts) and _is_mean_over_samples(whole, parts):
-        _refuse_bent(whole, parts, evaluate)
+        _refuse_nonlinear(whole, parts, evaluate)
         return Rule("samples", len(whole.counts))
     if (not one_by_one or not whole.counts) and adds_up():
         return Rule("sum", seen=len(whole.counts)) if whole.counts else Rule("sum", 0)
@@ -246,10 +246,10 @@ def _rows(samples: int) -> list[range]:
     return [range(*both) for both in pairwise(sorted({0, 1, min(2, samples - 1), samples}))]
 
 
-def _refuse_bent(whole: Part, parts: Sequence[Part], evaluate: EvaluateRows) -> None:
-    """Check that the loss goes on as it is while the means in it shrink, as they do in training.
+def _refuse_nonlinear(whole: Part, parts: Sequence[Part], evaluate: EvaluateRows) -> None:
+    """Check that the loss is a linear function of the means in it while these shrink, as they do in training.
 
-    :raises DoesNotFit: when it is bent, as by ``abs``: parts may lie behind the bend, and the whole not.
+    :raises DoesNotFit: when it is none, as with ``abs``, which may do otherwise with a part's mean.
     """
     for rows, part in zip(_rows(whole.samples), parts, strict=True):
         if not any(part.means) or not math.isfinite(part.loss):
@@ -257,14 +257,14 @@ def _refuse_bent(whole: Part, parts: Sequence[Part], evaluate: EvaluateRows) -> 
         half, small, again = (evaluate(rows, 0, None, scale).loss for scale in (0.5, _SMALL, 1.0))
         if not _is_near(whole, again, part.loss):
             return  # it counts, or draws: what it made of smaller means tells nothing
-        straight = part.loss + (small - part.loss) * 0.5 / (1 - _SMALL)
+        linear = part.loss + (small - part.loss) * 0.5 / (1 - _SMALL)
         # Each is a sum of terms that may cancel out.
         size = abs(part.loss) + abs(small) + max(map(abs, part.means))
-        if math.isfinite(half + small) and abs(half - straight) > max(1e-9, 200 * whole.epsilon) * size:
+        if math.isfinite(half + small) and abs(half - linear) > max(1e-9, 200 * whole.epsilon) * size:
             raise DoesNotFit(
-                "their losses will not make up the whole's: it is bent as a function of the means in it, as "
-                "by abs, clamp or a power, and parts may lie on the other side of the bend; leave batches "
-                "whole with Job(couples_batch=True), or bend the losses of single samples"
+                "their losses will not make up the whole's: it is no linear function of the means in it, as "
+                "with abs, clamp or a power, which may do otherwise with a part's mean; leave batches whole "
+                "with Job(couples_batch=True), or apply that to the losses of single samples"
             )
         return
 
