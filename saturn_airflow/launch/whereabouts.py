@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import event_file, runs
-from saturn_airflow.launch.runs import Run
+from saturn_airflow.launch import event_file
+from saturn_airflow.launch.followed_run import Run, all_of
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import Pace, seconds_to_leave
 from saturn_airflow.model.status import Status
@@ -38,7 +38,7 @@ class Whereabouts:
 def of(folder: str | Path) -> Whereabouts:
     """Where the job is whose state is in ``folder`` (:attr:`RunSpec.folder`)."""
     found = Whereabouts()
-    for run in runs.all_of(folder):
+    for run in all_of(folder):
         end = run.end
         share = max(found.share, 1.0 if end and end["status"] == Status.FINISHED else _share(run))
         given_up = end is not None and run.is_given_up()

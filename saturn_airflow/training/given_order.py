@@ -69,7 +69,7 @@ def _generators(loader: Any) -> list[Any]:
     return [None if one is torch.default_generator else one for one in found]
 
 
-class _Nothing(Dataset[Any]):
+class _NoSamples(Dataset[Any]):
     def __len__(self) -> int:
         return 1
 
@@ -123,6 +123,6 @@ class GivenOrder:
         """Draw the next epoch's order."""
         self._epoch += 1
         if self._draws_seeds and not (self._draws_once and self._epoch):
-            iter(DataLoader(_Nothing(), generator=self._generator))
+            iter(DataLoader(_NoSamples(), generator=self._generator))
         # To its end, where it draws once more.
         self._order = np.array(list(RandomSampler(range(self._size), generator=self._generator)))

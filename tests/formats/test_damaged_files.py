@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def test_what_a_trial_said(content: bytes) -> None:
             lines = [json.dumps(event).encode() for event in said] if isinstance(said, list) else lines
         (run / "events.jsonl").write_bytes(b"\n".join(lines) + b"\n")
         patch.setattr(measure.runs, "start", lambda *_: runs.Run(run))  # type: ignore[attr-defined]
-        patch.setattr(runs.time, "sleep", lambda seconds: None)  # type: ignore[attr-defined]
+        patch.setattr(time, "sleep", lambda seconds: None)
         ready = {"folder": folder, "plain_steps": folder, "holder": "h", "priority": (0.0, 0)}
         found = measure.measure(TRIAL, Node("n", 2, kind="cpu"), **ready)  # type: ignore[arg-type]
         found.check()
