@@ -4,8 +4,9 @@ STATE ?= .saturn
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PARTS := test-deployments test-training test-strategies test-others
 
-.PHONY: lines install demo cluster cluster-demo test what-tests-need test-deployments test-packages test-families test-cuda test-fast coverage lint docs clean
+.PHONY: lines install demo cluster cluster-demo test what-tests-need $(PARTS) test-families test-cuda test-fast coverage lint docs clean
 
 install: $(STAMP)
 
@@ -29,21 +30,23 @@ cluster: install
 cluster-demo: install
 	$(BIN)/saturn demo --cluster --state $(STATE)-cluster $(if $(KEEP),--keep)
 
-# Two halves side by side, since half the time a test waits for services; each shows its results at its end.
+# Four parts, two at a time, since half the time a test waits for services; each shows its results at its end.
 # JUNIT=FOLDER: and writes them there, for benchmarks/suite.py.
 DEPLOYMENTS := tests/airflow tests/integration tests/plugin
+STRATEGIES := tests/techniques tests/guard tests/data
 test: what-tests-need install
-	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-deployments test-packages
+	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS)
 
 what-tests-need:
 	@missing="$$(.ci/missing)"; test -z "$$missing" || \
 		{ echo "The tests need $$missing: on Debian and Ubuntu, sudo apt-get install $$missing"; exit 1; }
 
-test-deployments: install
-	$(BIN)/python -m pytest $(DEPLOYMENTS) $(if $(JUNIT),--junit-xml=$(JUNIT)/deployments.xml)
-
-test-packages: install
-	$(BIN)/python -m pytest $(DEPLOYMENTS:%=--ignore=%) $(if $(JUNIT),--junit-xml=$(JUNIT)/packages.xml)
+test-deployments: TESTS := $(DEPLOYMENTS)
+test-training: TESTS := tests/training
+test-strategies: TESTS := $(STRATEGIES)
+test-others: TESTS := $(patsubst %,--ignore=%,$(DEPLOYMENTS) $(STRATEGIES) tests/training)
+$(PARTS): install
+	$(BIN)/python -m pytest $(TESTS) $(if $(JUNIT),--junit-xml=$(JUNIT)/$@.xml)
 
 # Every model family under every technique next to a plain loop: about an hour of two cores. Writes docs/families.md.
 # A run that was ended goes on where it stopped, as long as the code is that of the same commit.

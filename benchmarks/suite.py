@@ -5,7 +5,7 @@
 
 Reads what pytest's --junit-xml wrote. A test counts as one of the earlier ones by the name of its function,
 wherever its file has moved, with all its parameters, also those that came later; who was renamed since is
-listed. Seconds are the sums of setting up, running and tearing down; where two halves run side by side, half
+listed. Seconds are the sums of setting up, running and tearing down; where two run side by side, half
 of them pass on the clock.
 """
 
@@ -66,7 +66,7 @@ def main() -> None:
     of_then = [(name, seconds) for name, seconds in taken if name in before]
     for what, some in (("all", taken), (f"of functions at {args.base}", of_then)):
         total = sum(seconds for _, seconds in some)
-        print(f"{len(some)} tests, {what}: {total / 60:.1f} min, or {total / 120:.1f} in each of two halves")
+        print(f"{len(some)} tests, {what}: {total / 60:.1f} min, {total / 120:.1f} two at a time")
     gone = sorted(before - {name for name, _ in taken})
     print(f"{len(before)} functions at {args.base}, of which {len(gone)} were not run under that name:")
     print(*gone, sep="\n")
