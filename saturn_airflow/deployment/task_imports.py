@@ -14,6 +14,7 @@ def import_all(plans: bool) -> None:
 
     :param plans: whether tasks that plan are forked from this process, too.
     """
+    import saturn_airflow.launch.checkpoint_budget
     import saturn_airflow.launch.followers
     import saturn_airflow.launch.leases
     import saturn_airflow.launch.past_runs
@@ -25,6 +26,8 @@ def import_all(plans: bool) -> None:
     from saturn_airflow.tracking.server import import_mlflow
 
     import_mlflow()
+    with contextlib.suppress(ImportError):  # MLflow would with its first request
+        import mlflow.tracking.request_header.registry  # noqa: F401
     library.names()
     with contextlib.suppress(ImportError):
         airflow_internals.import_for_tasks()
