@@ -111,7 +111,7 @@ def _parts(model: nn.Module) -> dict[str, Any]:
         for key, value in own:
             if isinstance(value, _FUNCTIONS) or key not in plain_values.OF_MODULES:
                 found |= _functions_in(place + key, value)
-        hooks = {key: value.values() for key, value in own if key.endswith("_hooks") and value}
+        hooks = {key: v.values() for key, v in own if key.endswith("_hooks") and isinstance(v, dict)}
         hooked = [(key, hook) for key, held in hooks.items() for hook in held if _counts(hook)]
         if hooked:
             found[f"the hooks of {prefix or 'the model'}"] = hooked

@@ -27,6 +27,15 @@ WRONG: dict[str, tuple[Cell, str]] = {
         Cell(job(load_model="held_models:one_and_the_same", hparams=SGD), "GradientsScaled"),
         "in step 1 is off by 1e+02%",
     ),
+    "gradients of 16-bit weights beside others": (
+        Cell(
+            job(load_model="narrow_weights:adapted", hparams={"precision": "bf16", **SGD}),
+            "GradientsScaled",
+            1,
+            {"by": 1.3},
+        ),
+        "in step 1 is off by 30%",
+    ),
     "gradients in float32": (
         Cell(job(hparams={"precision": "float32"}), "GradientsScaled", 1, {"by": 1.01}),
         "in step 1 is off by 1%",
@@ -293,6 +302,21 @@ RIGHT: dict[str, tuple[Cell, str]] = {
             "exact",
         )
         for technique in ("ddp", "fsdp")
+    },
+    **{
+        f"16-bit weights beside others under {technique}": (
+            Cell(
+                job(
+                    load_model="narrow_weights:adapted",
+                    load_eval_dataloader="odd_models:vectors",
+                    hparams={"precision": "bf16"},
+                ),
+                technique,
+                devices,
+            ),
+            "exact",
+        )
+        for technique, devices in [("single", 1), ("spill", 1), ("ddp", 2), ("fsdp", 2), ("pipeline", 2)]
     },
     "a norm": (Cell(job(model_args={"extra": "norm"}), "single"), "exact"),
     **{

@@ -161,12 +161,20 @@ class Late(nn.Module):
             prune.l1_unstructured(self.first, "weight", 0.5)  # type: ignore[no-untyped-call]
 
 
+def passed_on(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    """A hook that changes nothing."""
+
+
 def model(what: str) -> Late:
     """One that changes ``what``; global functions are as they were."""
     global last_layer
     last_layer = torch.tanh
     torch.manual_seed(1)
-    return Late(what)
+    made = Late(what)
+    # Attributes of these names hold anything, as the handles that gradient_checkpointing_enable() leaves.
+    handle = made.register_forward_hook(passed_on)
+    vars(made).update(_require_grads_hooks=[handle], number_of_hooks=1)
+    return made
 
 
 def data() -> DataLoader[Any]:

@@ -80,7 +80,7 @@ class Guard:
     ) -> None:
         began = time.perf_counter()
         #: The job as it is compared.
-        self.job = _comparable(job)
+        self.job = _comparable(job, model)
         # In float32 all of a bf16 job's batch may not fit where its training does.
         cuts = (technique != "single" or job.hparams.accumulate > 1) and job.hparams.precision != "bf16"
         self._technique = f"{technique} x {ranks.size}"
@@ -373,11 +373,11 @@ class Guard:
             )
 
 
-def _comparable(job: Job) -> Job:
+def _comparable(job: Job, model: nn.Module) -> Job:
     """``job`` without what only makes its comparison less exact, or dependent on what does not matter."""
     hparams = dataclasses.replace(
         job.hparams,
-        precision=exact(job.hparams.precision),
+        precision=exact(job.hparams.precision, model),
         lr=_LR,
         lr_scheduler=None,
         lr_scheduler_args={},

@@ -142,7 +142,7 @@ class LoopSpotChecks:
             data = batch.whole()
         self._of_others = self._attributes_of_all()
         takes = [(job, batch.samples)]
-        if job.hparams.precision == "bf16":
+        if job.hparams.precision == "bf16" and training.objective.exact != "bf16":
             # Much of what differs is lost in bf16; a few samples in float32 take no more memory.
             exact = dataclasses.replace(job, hparams=dataclasses.replace(job.hparams, precision="float32"))
             takes.append((exact, min(batch.samples, self._few)))

@@ -42,6 +42,8 @@ class Objective:
         #: Names of the loss function's own parameters, which no optimizer has.
         self.untrained = _parameters_beside(model, self._loss_function)
         self._precision = job.hparams.precision
+        #: The format that it is compared in.
+        self.exact = precision.exact(self._precision, model)
         self._device = device
         self._data: Data | None = None
         self.rule = rule
@@ -71,9 +73,9 @@ class Objective:
         return other
 
     def exactly(self) -> Objective:
-        """The same objective without reduced precision."""
+        """The same objective as it is compared: without reduced precision where the model can do without."""
         other = copy.copy(self)
-        other._precision, other._ahead = precision.exact(self._precision), None
+        other._precision, other._ahead = self.exact, None
         return other
 
     def begin(self, batch_samples: int) -> None:
