@@ -77,3 +77,16 @@ class KeepsLists(torch.optim.SGD):
                 last = [*self.state[parameter].get("last", []), parameter.grad.clone()][-2:]
                 self.state[parameter]["last"] = last
                 parameter.add_(sum(last), alpha=-group["lr"])
+
+
+class ClipsInAHook(torch.optim.SGD):
+    """It clips gradients in a hook of its own, before each of its steps."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_step_pre_hook(clip)
+
+
+def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        torch.nn.utils.clip_grad_value_(group["params"], 1e-3)

@@ -270,6 +270,9 @@ class Guard:
                 gradients.update(comparing.gradients_of(parallel, self._aliases))
 
         hook = optimizer.register_step_pre_hook(look)
+        # The optimizer's own may change them, as those do that clip.
+        hooks: Any = optimizer._optimizer_step_pre_hooks
+        hooks.move_to_end(hook.id, last=False)
         try:
             yield gradients
         finally:
