@@ -219,13 +219,13 @@ def print_event(event: Event) -> None:
     kind = event["event"]
     if kind == "start":
         begin = f"from step {event['step']}" if event["step"] else "from the beginning"
-        print(
-            f"training {begin}, {event['total_batches'] or 'an unknown number of'} batches in all", flush=True
-        )
+        total = event.get("total_batches") or "an unknown number of"
+        print(f"training {begin}, {total} batches in all", flush=True)
     elif kind == "step":
+        lr = "" if event.get("lr") is None else f"lr {event['lr']:.3g}  "
         print(
             f"step {event['step']:>5}  epoch {event['epoch']}  loss {event['loss']:.6f}  "
-            f"lr {event['lr']:.3g}  {1000 * event['seconds']:.1f} ms",
+            f"{lr}{1000 * event['seconds']:.1f} ms",
             flush=True,
         )
     elif kind == "logged":

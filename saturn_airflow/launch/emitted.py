@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from saturn_airflow.launch import event_fields
+
 Event = dict[str, Any]
 
 _STEP = "such as emit('step', step=3, loss=0.5)"
@@ -29,13 +31,22 @@ class EventChecker:
     def complete(self, event: str, fields: Mapping[str, Any]) -> Event:
         """The whole event.
 
-        :raises TypeError: naming the field that it lacks, or that is no number.
+        :raises TypeError: naming the field that it lacks, or that is no number; for what is not its author's
+            to say.
         """
         if event == "step":
             return self._step(dict(fields))
         if event == "eval":
             return _evaluation(dict(fields))
-        return {"event": event, **fields}
+        if event in event_fields.SUPERVISORS:
+            raise TypeError(f"emit({event!r}) is not for a technique to say; give the event another name")
+        told = {"event": event, **fields}
+        if (name := event_fields.lacking(told)) is not None:
+            raise TypeError(
+                f"emit({event!r}) has {name}={fields.get(name)!r:.80}: Saturn's own events of this name have "
+                "something else there; give yours another name"
+            )
+        return told
 
     def _step(self, fields: Event) -> Event:
         for name in ("step", "loss"):
@@ -129,7 +140,7 @@ def _evaluation(fields: Event) -> Event:
     if fields.get("eval_loss") is not None:
         fields["eval_loss"] = _number(fields, "eval_loss", "eval", _EVAL)
     if measured:
-        fields["metrics"] = {name: _number(measured, name, "eval", _EVAL) for name in measured}
+        fields["metrics"] = {str(name): _number(measured, name, "eval", _EVAL) for name in measured}
     if fields.get("epoch") is not None:
         fields["epoch"] = _number(fields, "epoch", "eval", _EVAL)
     return {"event": "eval", "epoch": 0, **fields}

@@ -1,7 +1,8 @@
 """Reading ``events.jsonl`` of a run: one JSON object a line, the first of them the format of the others.
 
 A line that is being written is not read yet. One that can't be read, after a crash of the machine or on a
-damaged disk, is left out and told in the log: what is said after it is not lost.
+damaged disk, is left out and told in the log: what is said after it is not lost. So is one that no supervisor
+has written, such as a job's own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.launch import event_fields
 from saturn_airflow.model import formats, json_text
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ FORMAT = "a run's events"
 FORMAT_EVENT = "format"
 #: Longer than any event, in bytes.
 _TAIL = 1 << 20
+_OF_AN_END: Event = {"reason": "", "traceback": "", "result": {}}
 
 
 def read(folder: Path, offset: int = 0) -> Iterator[tuple[Event | None, int]]:
@@ -43,7 +46,8 @@ def read(folder: Path, offset: int = 0) -> Iterator[tuple[Event | None, int]]:
             if event is None:
                 log.warning("%s: the line at byte %d can't be read, and is left out", file.name, offset)
             elif event["event"] == FORMAT_EVENT:
-                formats.check(event, FORMAT, file.name)
+                if not offset:
+                    formats.check(event, FORMAT, file.name)
                 event = None
             offset += len(line)
             yield event, offset
@@ -55,7 +59,8 @@ def ending(folder: Path) -> Event | None:
     :raises NewerFormatError: when a newer version wrote them in a way that this one can't read.
     """
     with suppress(OSError), open(folder / NAME, "rb") as file:
-        if (first := _event(file.readline())) is not None:
+        first = _event(file.readline())
+        if first is not None and first["event"] == FORMAT_EVENT:
             formats.check(first, FORMAT, file.name)
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
         said = _event((file.read().splitlines() or [b""])[-1])
@@ -102,6 +107,12 @@ def _event(line: bytes) -> Event | None:
     """What a line says; None where it can't be read."""
     with suppress(ValueError):
         found = json_text.parse(line)
-        if isinstance(found, dict) and isinstance(found.get("event"), str):
-            return found
+        if isinstance(found, dict) and isinstance(found.get("event"), str) and _is_whole(found):
+            return {**_OF_AN_END, **found} if found["event"] == "end" else found
     return None
+
+
+def _is_whole(event: Event) -> bool:
+    if event["event"] == FORMAT_EVENT:
+        return True
+    return event_fields.has_time(event) and event_fields.lacking(event) is None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import os
 import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+import traceback
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection
 from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1
 
 #: Whether this process was forked from a warm server: it may fork on, since it has no threads.
 may_fork = False
@@ -34,8 +38,10 @@ class Forked:
         _flush()
         # What is frozen is never collected, so that nothing the child closes is closed twice.
         gc.freeze()
+        parent = os.getpid()
         self.pid = os.fork()
         if not self.pid:
+            _end_with(parent)
             run_and_exit(lambda: _be_child(function, arguments, keep_open))
         gc.unfreeze()
         children.add(self.pid)
@@ -88,6 +94,51 @@ def run_and_exit(work: Callable[[], object]) -> NoReturn:
             _flush()
     finally:  # whatever fails above, such as an excepthook of the job's
         os._exit(status)
+
+
+@contextlib.contextmanager
+def in_one_process() -> Iterator[None]:
+    """Around code of others: a process that it forks, and that comes out of it too, ends here.
+
+    Whatever comes after is for the process that went in: the copy has its files and connections, and would
+    train beside it.
+    """
+    process = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != process:
+            end_copy(error)
+        raise
+    if os.getpid() != process:
+        end_copy()
+
+
+def end_copy(error: BaseException | None = None) -> NoReturn:
+    """End this process, which a job's code has forked and let go on with what is not its own.
+
+    :param error: what the job's code raised in it.
+    """
+    status: object = 1
+    try:
+        if isinstance(error, SystemExit):
+            status = 0 if error.code is None else error.code
+        else:
+            words = "a process that the job's code forked, and that came out of this code, was ended"
+            print(words, file=sys.stderr)
+            if error is not None:
+                traceback.print_exception(error)
+        _flush()
+    finally:
+        os._exit(status if isinstance(status, int) else 1)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process, also one that a signal holds up, when its parent has ended."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _flush() -> None:

@@ -20,13 +20,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing import connection, forkserver, reduction
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import failures, forked, handed_over
+from saturn_airflow.launch import deaths, failures, forked, handed_over
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.forked import Forked
 from saturn_airflow.launch.standstill import Standstill, is_held_up
@@ -54,6 +55,7 @@ class Link:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self._process = os.getpid()
         self._stop = threading.Event()
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._sending = threading.Lock()
@@ -64,6 +66,7 @@ class Link:
 
     def emit(self, event: Event) -> None:
         """Report what happened; of a ``step`` that follows another, a tenth of a second later at most."""
+        self._end_copies()
         follows, self._stepping = self._stepping, event.get("event") == "step"
         if follows and self._stepping and time.monotonic() - self._last_sent < _TOGETHER_SECONDS:
             with self._sending:
@@ -73,6 +76,7 @@ class Link:
 
     def stop_requested(self) -> bool:
         """Whether the launcher wants this process to stop; asking shows that it is alive."""
+        self._end_copies()
         if time.monotonic() - self._last_sent > 0.5:
             self._send(("alive",))
         return self._stop.is_set()
@@ -90,6 +94,10 @@ class Link:
     def end(self, kind: str, value: Any) -> None:
         """The last word: ``result`` or ``failure``."""
         self._send((kind, value))
+
+    def _end_copies(self) -> None:
+        if os.getpid() != self._process:
+            forked.end_copy()
 
     def _send(self, *messages: tuple[Any, ...]) -> None:
         """Send these messages, and before them the steps that were held back."""
@@ -137,7 +145,7 @@ def launch(
     :returns: what each call returned.
     :raises RanksFailedError: when one of them failed; the others are ended.
     """
-    before = _kernel_kills()
+    before = deaths.kernel_kills()
     group = _Group(entry, arguments, keep_open)
     try:
         asked_to_stop = False
@@ -154,12 +162,16 @@ def launch(
                     group.touch()
             for told in group.held_up():
                 on_event({"event": "warning", "message": told})
-            if poll() and not asked_to_stop:
+            try:
+                stop = poll()
+            except RanksFailedError as error:
+                raise RanksFailedError(group.placed(error.failure)) from None
+            if stop and not asked_to_stop:
                 asked_to_stop = True
                 group.tell(("stop",))
             if hang_seconds is not None and (failure := group.hung(hang_seconds)):
                 raise RanksFailedError(failure)
-        if failure := group.first_failure(_kernel_kills() > before):
+        if failure := group.first_failure(deaths.kernel_kills() > before):
             raise RanksFailedError(failure)
         return [member.result for member in group.members]
     finally:
@@ -336,22 +348,29 @@ class _Group:
             if is_held_up(member.process.pid or 0):
                 reason = f"rank {member.number} was held up by a signal for {seconds:g} s"
                 return Failure(status=Status.LOST, reason=reason, rank=member.number, signal="SIGSTOP")
+        member, stack = self._stuck(running)
+        reason = f"rank {member.number} has not moved for {seconds:g} s"
+        return Failure(status=Status.HUNG, reason=reason, traceback=stack, rank=member.number)
+
+    def placed(self, failure: Failure) -> Failure:
+        """``failure``, of processes that take too long, with where they stand."""
+        running = [member for member in self.members if not member.ended]
+        if failure.status != Status.HUNG or failure.traceback or not running:
+            return failure
+        member, stack = self._stuck(running)
+        return replace(failure, traceback=stack, rank=member.number)
+
+    def _stuck(self, running: list[_Member]) -> tuple[_Member, str]:
+        """The one that hangs, and its stack; the others wait for it, inside torch.distributed."""
         stacks = [(member, member.where()) for member in sorted(running, key=lambda m: m.alive_at)]
-        # The others wait for the one that hangs, inside torch.distributed.
-        member, stack = next((s for s in stacks if "torch/distributed" not in s[1]), stacks[0])
-        return Failure(
-            status=Status.HUNG,
-            reason=f"rank {member.number} has not moved for {seconds:g} s",
-            traceback=stack,
-            rank=member.number,
-        )
+        return next((s for s in stacks if s[1] and "torch/distributed" not in s[1]), stacks[0])
 
     def first_failure(self, kernel_killed: bool) -> Failure | None:
         """What went wrong first: a process that died, else the first error that isn't another's echo."""
         failed = sorted((m for m in self.members if m.failed_at < float("inf")), key=lambda m: m.failed_at)
         for member in failed:
             if member.failure is None:
-                return _died(member, kernel_killed)
+                return deaths.described(member.number, member.process.exitcode, kernel_killed)
         told = [member.failure for member in failed if member.failure is not None]
         return next((failure for failure in told if not failure.peer_lost), told[0] if told else None)
 
@@ -407,40 +426,9 @@ def _main(
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         link = Link(pipe)
         try:
-            result = references.resolve(entry)(link, *arguments)
+            with forked.in_one_process():
+                result = references.resolve(entry)(link, *arguments)
             link.end("result", result)
         except BaseException as error:  # the launcher tells the user
             link.end("failure", (failures.describe(error, number), time.monotonic()))
         faulthandler.unregister(signal.SIGUSR1)
-
-
-def _died(member: _Member, kernel_killed: bool) -> Failure:
-    """The failure of a process that ended without a word.
-
-    :param kernel_killed: whether the kernel killed anything on this machine meanwhile for want of memory.
-    """
-    code = member.process.exitcode
-    what = f"rank {member.number}"
-    if code is None or code >= 0:
-        return Failure(status=Status.LOST, reason=f"{what} exited with code {code}", rank=member.number)
-    name = signal.Signals(-code).name
-    if code == -signal.SIGKILL and kernel_killed:
-        reason = (
-            f"{what} was killed by the kernel because the memory of its machine, or of its container, ran out"
-        )
-        return Failure(status=Status.OUT_OF_MEMORY, reason=reason, rank=member.number)
-    hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
-    return Failure(
-        status=Status.LOST, reason=f"{what} was killed by {name}{hint}", rank=member.number, signal=name
-    )
-
-
-def _kernel_kills() -> int:
-    """How many processes the kernel has killed for want of memory, as far as can be seen from here."""
-    kills = 0
-    for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(path).read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    kills += int(line.split()[1])
-    return kills

@@ -84,7 +84,7 @@ def of(folder: str | Path) -> Progress:
                 case "gave_way":
                     training = False
                 case "start":
-                    total, per_epoch = event["total_batches"], event["batches_per_epoch"]
+                    total, per_epoch = event.get("total_batches"), event.get("batches_per_epoch")
                 case "step":
                     steps = max(steps, event["step"])
                     took.append(event["seconds"])

@@ -281,8 +281,7 @@ class Supervisor:
             clock = TrialClock(seconds)
 
             def hear(event: dict[str, Any]) -> None:
-                if event["event"] == "model_loaded":  # which is said for the clock alone
-                    clock.loaded(int(event.get("bytes", 0)))
+                if clock.hears(event):
                     return
                 if event["event"] == "step":
                     self._not_on_the_clock += clock.stepped()
@@ -292,8 +291,8 @@ class Supervisor:
                 if not asker_is_alive():
                     # How it ended is told by who launched it.
                     raise _TechniqueGoneError
-                if (reason := clock.too_late()) is not None:
-                    raise RanksFailedError(Failure(status=Status.HUNG, reason=reason))
+                if (failure := clock.failure()) is not None:
+                    raise RanksFailedError(failure)
                 return self._poll(clock.setting_up)
 
             self.emit({"event": "launched", "ranks": spec.devices})

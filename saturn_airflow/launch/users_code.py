@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from saturn_airflow.launch.failures import exits, said
+from saturn_airflow.launch.forked import in_one_process
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.errors import JobError, SaturnError
 
@@ -20,7 +21,8 @@ def of_the_job(what: str) -> Iterator[None]:
     :raises JobError: from whatever it raises.
     """
     try:
-        yield
+        with in_one_process():
+            yield
     except (SaturnError, DoesNotFit):
         raise
     except Exception as error:

@@ -56,7 +56,7 @@ class Live:
         for event in events:
             kind = event["event"]
             if kind == "start":
-                self._now["total"] = event["total_batches"]
+                self._now["total"] = event.get("total_batches")
             elif kind == "step":
                 if event["step"] >= self._now.get("step", 0):
                     self._now.update({key: event.get(key) for key in _STEP}, time=event["time"])

@@ -39,17 +39,17 @@ class ProgressLog:
         elif kind == "gave_way":
             self.log.info("Its devices go to another sweep; it goes on from its checkpoint in its turn")
         elif kind == "start":
-            if event["checkpoint"]:
+            if event.get("checkpoint"):
                 self.log.info("Resuming from step %d, checkpoint %s", event["step"], event["checkpoint"])
-            self.log.info("Training for %s batches", event["total_batches"] or "an unknown number of")
+            self.log.info("Training for %s batches", event.get("total_batches") or "an unknown number of")
         elif kind == "guard":
             self.log.info("Compared with one device before training: %s", event["verdict"])
         elif kind == "looked" and event["checked"]:
             self.log.info("Compared with one device again at step %d: nothing differs", event["step"])
         elif kind == "step" and event["time"] - self._said_at >= STEP_SECONDS:
             self._said_at = event["time"]
-            left = f", {event['eta_seconds']:.0f} s left" if event["eta_seconds"] is not None else ""
-            speed = event["samples_per_second"]
+            left = f", {event['eta_seconds']:.0f} s left" if event.get("eta_seconds") is not None else ""
+            speed = event.get("samples_per_second")
             fast = f", {speed:.1f} samples/s" if speed is not None else ""
             self.log.info(
                 "Step %d (epoch %d): loss %.4f%s%s", event["step"], event["epoch"], event["loss"], fast, left

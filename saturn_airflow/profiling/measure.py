@@ -178,6 +178,8 @@ def _follow(run: Run, log: Callable[[str], object], on_broken: Callable[[str, st
             stepped = event["event"] == "step"
         elif event["event"] == "broken":
             on_broken(event["job"], event["reason"])
+        elif event["event"] == "end" and event["status"] == Status.HUNG and event["traceback"]:
+            log(f"It hung here: {event['traceback']}")
         end = event
     return _TrialEnd(end, stepped, occupied)
 

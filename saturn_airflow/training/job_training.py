@@ -83,14 +83,14 @@ class Training(BaseTraining):
 
         technique = library.get(request.technique)
         with common_to_alike():
-            model = load_model(job)
-            if request.measure is not None:
-                ranks.emit("model_loaded", bytes=sum(p.nbytes for p in model.parameters()))
+            model = self._load_model()
             check_equal_everywhere(model, ranks)
             unsupported.refuse_accumulated_batch_norm(model, job)
             self._look_at_model(model)
             self.aliases = state.aliases(model)
+            self._tell_of_loading(f"load_dataloader {job.load_dataloader!r}")
             self.data = load_data(job, job.load_dataloader, ranks, here=request.here)
+            self._tell_of_loading("")
             eval_ = job.load_eval_dataloader
             self.eval_data = load_data(job, eval_, in_order=True, here=request.here) if eval_ else None
             given_order.refuse_shared(self.data, self.eval_data)
@@ -283,6 +283,18 @@ class Training(BaseTraining):
         timed = time.perf_counter() - since
         self.busy_cores = (time.process_time() - worked) / timed if timed > 0 else 0.0
         return timing.is_enough(measure, seconds, timed) or timed >= measure.seconds
+
+    def _load_model(self) -> nn.Module:
+        self._tell_of_loading(f"load_model {self.job.load_model!r}")
+        model = load_model(self.job)
+        if self.request.measure is not None:
+            self.ranks.emit("model_loaded", bytes=sum(p.nbytes for p in model.parameters()))
+        return model
+
+    def _tell_of_loading(self, what: str) -> None:
+        """Have a trial know which code of the job it waits for; empty for none that loads."""
+        if self.request.measure is not None:
+            self.ranks.emit("loads", what=what)
 
     def _tell_of_start(self) -> None:
         known = {"total_batches": self.total, "batches_per_epoch": self.data.batches_per_epoch}

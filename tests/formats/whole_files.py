@@ -40,12 +40,12 @@ RESULT = {**MEASURED, "ready_seconds": 1.0}
 
 OF_A_TRIAL = [
     {"event": "leased", "devices": ["0"], "technique": "ddp", "time": 1.0},
-    {"event": "launched", "ranks": 1},
-    {"event": "warning", "message": "others use its memory", "occupied": True},
-    {"event": "measured", **MEASURED},
-    {"event": "guard", "seconds": 1.0, "verdict": "ok"},
-    {"event": "broken", "job": "b", "reason": "why"},
-    {"event": "end", "status": "finished", "reason": None, "traceback": "", "result": RESULT},
+    {"event": "launched", "ranks": 1, "time": 1.0},
+    {"event": "warning", "message": "others use its memory", "occupied": True, "time": 1.0},
+    {"event": "measured", **MEASURED, "time": 1.0},
+    {"event": "guard", "seconds": 1.0, "verdict": "ok", "time": 1.0},
+    {"event": "broken", "job": "b", "reason": "why", "time": 1.0},
+    {"event": "end", "status": "finished", "reason": None, "traceback": "", "result": RESULT, "time": 1.0},
 ]
 
 

@@ -29,7 +29,7 @@ def checkpoint(sweep: Path, training: str, status: str = "stopped") -> Path:
     run = sweep / "a" / "runs" / "0001"
     run.mkdir(parents=True, exist_ok=True)
     (run / "alive").write_text("1")
-    (run / "events.jsonl").write_text(json.dumps({"event": "end", "status": status}) + "\n")
+    (run / "events.jsonl").write_text(json.dumps({"event": "end", "status": status, "time": 1.0}) + "\n")
     path = sweep / "a" / training / "checkpoints" / "step-00000001"
     path.mkdir(parents=True)
     (path / "1.safetensors").write_bytes(b"x" * 10**6)

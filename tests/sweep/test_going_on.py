@@ -62,7 +62,8 @@ def test_a_job_that_was_lost_at_its_rung_trains_to_it_again(context: Any, tmp_pa
     """Steps that no checkpoint has are trained again: without them it would stop where it began, for ever."""
     operator = operator_of(RoundTrainOperator, round=1, most_batches=10)
     assert operator._spec(context).batch_count == 10
-    ran(tmp_path, *steps(*range(1, 7)), {"event": "checkpoint", "step": 6, "path": "p"}, *steps(7, 8, 9, 10))
+    saved = {"event": "checkpoint", "step": 6, "path": "p", "seconds": 1.0}
+    ran(tmp_path, *steps(*range(1, 7)), saved, *steps(7, 8, 9, 10))
     assert operator._spec(context).batch_count == 4
 
 

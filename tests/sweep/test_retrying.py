@@ -61,7 +61,7 @@ def a_run(folder: Any, number: Any, status: Any, *, saved: bool = False) -> None
     (run / "alive").touch()
     spec = runs.RunSpec(job=JOB, technique="single", folder=str(folder), node="n", slots=1, devices=1)
     (run / "spec.json").write_text(json.dumps(spec.to_dict()))
-    said = [{"event": "checkpoint", "step": 1}] if saved else []
+    said = [{"event": "checkpoint", "step": 1, "path": "p", "seconds": 1.0}] if saved else []
     said.append({"event": "end", "status": status})
     (run / "events.jsonl").write_text("".join(json.dumps({"time": 1.0, **e}) + "\n" for e in said))
 

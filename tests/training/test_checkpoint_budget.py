@@ -58,7 +58,7 @@ def ended(job: Path, status: str) -> None:
     run = job / "runs" / "0001"
     run.mkdir(parents=True)
     (run / "alive").write_text("1")
-    (run / "events.jsonl").write_text(json.dumps({"event": "end", "status": status}) + "\n")
+    (run / "events.jsonl").write_text(json.dumps({"event": "end", "status": status, "time": 1.0}) + "\n")
 
 
 def sweep_of(home: Path) -> Path:

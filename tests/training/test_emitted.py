@@ -85,6 +85,10 @@ def test_the_times_of_steps_say_how_fast_training_was(monkeypatch: pytest.Monkey
         ("eval", {"step": 1}, "lacks 'eval_loss' and 'metrics'; give one of them"),
         ("eval", {"step": 1, "metrics": {"f1": None}}, "f1=None, a NoneType"),
         ("eval", {"step": 1, "metrics": 0.5}, "metrics=0.5; give a mapping"),
+        ("end", {"status": "finished"}, "emit('end') is not for a technique to say"),
+        ("checkpoint", {"step": 5, "path": "p"}, "emit('checkpoint') has seconds=None"),
+        ("start", {}, "emit('start') has step=None"),
+        ("warning", {"message": ["a", "b"]}, "emit('warning') has message=['a', 'b']"),
     ],
 )
 def test_a_missing_field_is_one_message_that_names_it(event: str, fields: Any, words: str) -> None:

@@ -152,8 +152,6 @@ def test_what_is_damaged_is_left_out_with_a_warning_and_stays(
         lambda run: (run / "spec.json").write_text("{"),
         lambda run: (run / "spec.json").unlink(),
         lambda run: (run / "spec.json").write_text('{"format": 99, "written_by": "9.0"}'),
-        lambda run: (run / "events.jsonl").write_text('{"event": "leased"}\n'),
-        lambda run: (run / "events.jsonl").write_text('{"event": "start", "total_batches": "x"}\n'),
     ],
 )
 def test_a_job_whose_folder_can_not_be_read_ends_no_plan_of_others(
@@ -292,12 +290,14 @@ def test_where_a_job_is_is_what_was_said_last(tmp_path: Path) -> None:
         assert whereabouts.of(tmp_path).pace is None, "one step tells nothing"
         assert say("step", step=5, seconds=0.5, epoch=0, loss=1.0).pace is None
         assert say("step", step=6, seconds=0.5, epoch=1, loss=1.0).pace == Pace(0.02, 3.0, True)
-        assert say("checkpoint", step=5, seconds=2.0).leaves_in == 3.5, "a step, the checkpoint, and the end"
+        assert say("checkpoint", step=5, path="p", seconds=2.0).leaves_in == 3.5, (
+            "a step, the checkpoint, and the end"
+        )
         assert say("gave_way", seconds=2.75).place is None
         assert say("leased", devices=[1], technique="single").place == Place("single", 1, "local", (1,))
         say("start", step=5, total_batches=50, batches_per_epoch=50)
         say("logged", text='\n{"event": "step", "step": 40}')
-        assert say("checkpoint", step=5, seconds=9.0).leaves_in == 2.75, "what it once took"
+        assert say("checkpoint", step=5, path="p", seconds=9.0).leaves_in == 2.75, "what it once took"
         now = say("step", step=6, seconds=0.1, epoch=0, loss=1.0)
         assert now.pace is None, "what came before it gave way is of another stay"
         assert (now.share, now.place and now.place.devices) == (0.12, 1)

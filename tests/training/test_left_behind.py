@@ -71,3 +71,21 @@ def test_a_process_that_left_the_group_of_its_run_is_ended_where_the_supervisor_
         process.kill()
     assert left == []
     assert leases.holders(tmp_path / "leases") == {}
+
+
+def test_a_rank_that_is_held_up_ends_where_all_above_it_are_killed(tmp_path: Path) -> None:
+    """It would hold its devices and its job for ever, since nobody is there to end it."""
+    run = runs.start(spec_for(tmp_path, small_job("slow", batches=10**6)))
+    next(event for event in run.events() if event["event"] == "step")
+    supervisor = psutil.Process(int((run.folder / "alive").read_text()))
+    ranks, above = supervisor.children(recursive=True), supervisor.parent()
+    for process in ranks:
+        process.suspend()
+    assert above is not None
+    above.kill()
+    supervisor.kill()
+    _, left = psutil.wait_procs(ranks, timeout=10)
+    for process in left:
+        process.kill()
+    assert left == []
+    assert leases.holders(tmp_path / "leases") == {}

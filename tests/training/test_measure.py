@@ -142,6 +142,18 @@ def test_a_trial_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert estimate.reason.startswith("its first batch was not done within")
 
 
+def test_what_never_loads_is_the_jobs_fault_and_that_of_all_that_load_the_same(tmp_path: Path) -> None:
+    """Else each technique would be tried, and each trial would wait for it as long."""
+    said: list[str] = []
+    job = dataclasses.replace(small_job(), load_model="small_jobs:never_loaded")
+    with pytest.raises(
+        JobError, match="load_model 'small_jobs:never_loaded' did not return within"
+    ) as raised:
+        run(tmp_path, job, seconds=1, log=said.append)
+    assert raised.value.common
+    assert "in never_loaded" in said[-1], "where it hung"
+
+
 @pytest.mark.parametrize(("how", "works"), [("load slowly", True), ("slow for ever", False)])
 def test_the_clock_of_a_trial_starts_when_the_first_batch_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, works: bool

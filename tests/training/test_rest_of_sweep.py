@@ -53,7 +53,7 @@ def has_trained(home: Path, sweep: str, job: str, share: float) -> None:
     (folder / "spec.json").write_text(json.dumps(spec_for(home, small_job()).to_dict()))
     events = (
         {"event": "start", "step": 0, "total_batches": 100},
-        {"event": "step", "step": int(100 * share)},
+        {"event": "step", "step": int(100 * share), "epoch": 0, "loss": 1.0, "seconds": 0.1},
     )
     told = ({"event": "format", "format": 1}, *({**event, "time": 1.0} for event in events))
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))

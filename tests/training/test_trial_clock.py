@@ -63,4 +63,7 @@ def test_a_trial_says_how_large_its_model_is(tmp_path: Path) -> None:
             model = loop.make_training(request, ranks).parallel.model
     finally:
         dist.destroy_process_group()
+    loads = [event["what"] for event in told if event["event"] == "loads"]
+    assert loads == ["load_model 'loop_jobs:line'", "load_dataloader 'loop_jobs:points'", ""]
+    told = [event for event in told if event["event"] != "loads"]
     assert told == [{"event": "model_loaded", "bytes": sum(p.nbytes for p in model.parameters())}]

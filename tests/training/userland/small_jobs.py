@@ -59,6 +59,28 @@ def server(note: str) -> nn.Module:
     return linear()
 
 
+class _Forking(nn.Module):
+    """In its third pass it forks a process that comes out of it as ``ends`` says."""
+
+    def __init__(self, ends: str) -> None:
+        super().__init__()
+        self.ends, self.passes, self.linear = ends, 0, nn.Linear(8, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        if self.passes == 3 and os.fork() == 0:
+            if self.ends == "raises":
+                raise ValueError("what only the copy meets")
+            if self.ends == "exits":
+                sys.exit(0)
+        outputs: torch.Tensor = self.linear(inputs)
+        return outputs
+
+
+def forking(ends: str) -> nn.Module:
+    return _Forking(ends)
+
+
 class _Strict(nn.Module):
     """Refuses to compute with weights that are not numbers any more, or too large for any use."""
 
@@ -184,6 +206,11 @@ def exits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def heavy_to_load() -> nn.Module:
     """A model that takes a gigabyte while it is loaded, and hardly anything then."""
     bytearray(1 << 30)
+    return linear()
+
+
+def never_loaded() -> nn.Module:
+    time.sleep(1000)
     return linear()
 
 
