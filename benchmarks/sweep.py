@@ -11,6 +11,7 @@ core, one way after another and all of it again:
 - `ray_tune`: the same jobs as trials of Ray Tune with one CPU each, in an environment of their own with Ray's
   defaults and a plain training loop (benchmarks/sweep/ray_trials.py). Where Ray can't be installed, this way
   is left out.
+- `ray_reused`: the same with `reuse_actors=True`: Ray's processes train one job after another.
 - `mapped_queue`: the queue as a DAG, a mapped task for each job (benchmarks/sweep/mapped_queue.py).
 - `first_night`: the sweep through Airflow where nothing is known of the jobs: trials first, then the plan.
 - `next_night`: the same sweep again, which knows the speeds of the night before.
@@ -61,7 +62,7 @@ HERE = ROOT / "benchmarks" / "sweep"
 sys.path.append(str(HERE))
 from measured_jobs import CLUSTER, JOBS, LONGER, NODE  # noqa: E402 - a DAG imports it, too
 
-PEERS = ("whole_node", "process_queue", "queue", "ray_tune", "mapped_queue")
+PEERS = ("whole_node", "process_queue", "queue", "ray_tune", "ray_reused", "mapped_queue")
 NIGHTS = ("first_night", "next_night")
 RAY = ("ray[tune]==2.60.0", "torch==2.13.0", "transformers", "scikit-learn")
 RAY_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saturn-airflow" / "ray"
@@ -103,8 +104,8 @@ def main() -> None:
                         found = [mapped_queue(specs, folder, dags)]
                     case "process_queue":
                         found = [process_queue(folder, dags)]
-                    case "ray_tune":
-                        found = ray_tune(folder, dags)
+                    case "ray_tune" | "ray_reused":
+                        found = ray_tune(way, folder, dags)
                     case _:
                         found = [direct(way, specs, 1 if wide else NODE.devices)]
                 for row in found:
@@ -273,13 +274,13 @@ def ray_python() -> Path | None:
         constraints = str(ROOT / "constraints.txt")
         install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", constraints, *RAY]
         if subprocess.run(install, check=False).returncode:
-            print("Ray can't be installed here: ray_tune is left out", file=sys.stderr)
+            print("Ray can't be installed here: it is left out", file=sys.stderr)
             return None
         (RAY_HOME / "made").touch()
     return python
 
 
-def ray_tune(folder: Path, dags: Path) -> list[Row]:
+def ray_tune(way: str, folder: Path, dags: Path) -> list[Row]:
     """The jobs as trials of Ray Tune, where Ray can be had."""
     if (python := ray_python()) is None:
         return []
@@ -289,9 +290,10 @@ def ray_tune(folder: Path, dags: Path) -> list[Row]:
     began = time.time()
     with (folder / "output.log").open("w") as log:
         command = [str(python), str(HERE / "ray_trials.py"), str(jobs), str(result)]
+        command += ["--reuse-actors"] if way == "ray_reused" else []
         subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
     outcomes = json.loads(result.read_text())
-    return [row_of("ray_tune", outcomes, time.time() - began)]
+    return [row_of(way, outcomes, time.time() - began)]
 
 
 def compared(rows: Sequence[Row]) -> Row:

@@ -1,8 +1,9 @@
 """The jobs of benchmarks/sweep.py as trials of Ray Tune, one CPU each, by its documentation.
 
-    python ray_trials.py JOBS.json RESULT.json
+    python ray_trials.py JOBS.json RESULT.json [--reuse-actors]
 
-Runs in an environment of its own, which has Ray, torch and what the models need, and nothing of Saturn's.
+With the last, Ray's processes train one trial after another; else each trial has a new process. Runs in an
+environment of its own, which has Ray, torch and what the models need, and nothing of Saturn's.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def main() -> None:
     tuner = tune.Tuner(
         tune.with_resources(train, {"cpu": 1}),
         param_space={"job": tune.grid_search(jobs)},
+        tune_config=tune.TuneConfig(reuse_actors="--reuse-actors" in sys.argv),
         run_config=tune.RunConfig(
             storage_path=str(result.parent / "ray"),
             verbose=0,
