@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -96,6 +97,12 @@ def wheel_bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (commands / name).write_text(f"#!{commands / 'python'}\n{rest}")
             (commands / name).chmod(0o755)
     return commands
+
+
+def pytest_collection_finish() -> None:
+    """Look no more for garbage among all that was imported: each Trainer looks through all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -276,11 +276,12 @@ class _Member:
             pid = self.process.pid
             assert pid is not None
             os.kill(pid, signal.SIGUSR1)
-        deadline = time.monotonic() + 1.0
-        text = ""
-        while not text and time.monotonic() < deadline:
+        deadline = time.monotonic() + 2.0
+        text, is_whole = "", False
+        while not is_whole and time.monotonic() < deadline:
             time.sleep(0.05)
-            text = Path(self.stack_path).read_text()
+            before, text = text, Path(self.stack_path).read_text()
+            is_whole = bool(text) and text == before
         # The main thread's stack comes last.
         return text[max(text.rfind("Thread 0x"), text.rfind("Current thread 0x"), 0) :].strip()
 
@@ -363,7 +364,9 @@ class _Group:
     def _stuck(self, running: list[_Member]) -> tuple[_Member, str]:
         """The one that hangs, and its stack; the others wait for it, inside torch.distributed."""
         stacks = [(member, member.where()) for member in sorted(running, key=lambda m: m.alive_at)]
-        return next((s for s in stacks if s[1] and "torch/distributed" not in s[1]), stacks[0])
+        elsewhere = [s for s in stacks if "torch/distributed" not in s[1]]
+        # One that has not said where it is may be any of them.
+        return max(elsewhere, key=lambda s: bool(s[1])) if elsewhere else stacks[0]
 
     def first_failure(self, kernel_killed: bool) -> Failure | None:
         """What went wrong first: a process that died, else the first error that isn't another's echo."""
