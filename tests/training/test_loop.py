@@ -233,6 +233,15 @@ def test_what_gpus_may_round(chosen: str, rounds: bool, way: Callable[[], object
         precision.use("float32")
 
 
+def test_bf16_jobs_are_compared_as_exactly_as_their_weights_are() -> None:
+    """A narrow buffer beside weights in float32 must not make the comparison coarser."""
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("table", torch.zeros(2, dtype=torch.bfloat16))
+    assert precision.exact("bf16", model) == "float32"
+    model.weight = torch.nn.Parameter(model.weight.to(torch.bfloat16))
+    assert precision.exact("bf16", model) == "bf16"
+
+
 def test_bf16_and_compiled_models_learn_the_same(tmp_path: Path) -> None:
     variants: list[dict[str, Any]] = [{}, {"precision": "bf16"}, {"compile": True}, {"precision": "tf32"}]
     requests = [request(job({"epochs": 2, **v}), tmp_path / str(n)) for n, v in enumerate(variants)]
