@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PARTS := test-deployments test-training test-strategies test-others
 
-.PHONY: lines install demo cluster cluster-demo test what-tests-need $(PARTS) test-families test-cuda test-fast coverage lint docs clean
+.PHONY: lines install demo cluster cluster-demo what-cluster-needs test what-tests-need $(PARTS) test-families test-cuda test-fast coverage lint docs clean
 
 install: $(STAMP)
 
@@ -23,12 +23,17 @@ demo: install
 	$(BIN)/saturn demo --state $(STATE) $(if $(KEEP),--keep)
 
 # Postgres, Redis, MLflow, Airflow and two nodes, as docker/compose.yaml says, until Ctrl-C.
-cluster: install
+cluster: what-cluster-needs install
 	$(BIN)/saturn cluster --state $(STATE)-cluster
 
 # A sweep over the two nodes of that cluster, start to end.
-cluster-demo: install
+cluster-demo: what-cluster-needs install
 	$(BIN)/saturn demo --cluster --state $(STATE)-cluster $(if $(KEEP),--keep)
+
+# Said before the installation, which takes minutes.
+what-cluster-needs:
+	@missing="$$(.ci/missing | tr ' ' '\n' | grep -v chromium | xargs)"; test -z "$$missing" || \
+		{ echo "The cluster needs $$missing: on Debian and Ubuntu, sudo apt-get install $$missing"; exit 1; }
 
 # Four parts, two at a time, since half the time a test waits for services; each shows its results at its end.
 # JUNIT=FOLDER: and writes them there, for benchmarks/suite.py.
