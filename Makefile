@@ -4,7 +4,7 @@ STATE ?= .saturn
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PARTS := test-deployments test-training test-strategies test-others
+PARTS := test-integration test-training test-strategies test-others test-airflow test-plugin
 
 .PHONY: lines install demo cluster cluster-demo what-cluster-needs test what-tests-need $(PARTS) test-families test-cuda test-fast coverage lint docs clean
 
@@ -35,9 +35,9 @@ what-cluster-needs:
 	@missing="$$(.ci/missing | tr ' ' '\n' | grep -v chromium | xargs)"; test -z "$$missing" || \
 		{ echo "The cluster needs $$missing: on Debian and Ubuntu, sudo apt-get install $$missing"; exit 1; }
 
-# Four parts, two at a time, since half the time a test waits for services; each shows its results at its end.
+# Parts, two at a time, since half the time a test waits for services; each shows its results at its end. What brings up
+# services of its own is a part of its own, so that they don't run on beside all later tests. The long ones come first.
 # JUNIT=FOLDER: and writes them there, for benchmarks/suite.py.
-DEPLOYMENTS := tests/airflow tests/integration tests/plugin
 STRATEGIES := tests/techniques tests/guard tests/data
 test: what-tests-need install
 	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS)
@@ -46,10 +46,10 @@ what-tests-need:
 	@missing="$$(.ci/missing)"; test -z "$$missing" || \
 		{ echo "The tests need $$missing: on Debian and Ubuntu, sudo apt-get install $$missing"; exit 1; }
 
-test-deployments: TESTS := $(DEPLOYMENTS)
-test-training: TESTS := tests/training
+FOLDERS := tests/integration tests/training tests/airflow tests/plugin
+test-integration test-training test-airflow test-plugin: TESTS = tests/$(@:test-%=%)
 test-strategies: TESTS := $(STRATEGIES)
-test-others: TESTS := $(patsubst %,--ignore=%,$(DEPLOYMENTS) $(STRATEGIES) tests/training)
+test-others: TESTS := tests $(patsubst %,--ignore=%,$(FOLDERS) $(STRATEGIES))
 $(PARTS): install
 	$(BIN)/python -m pytest $(TESTS) $(if $(JUNIT),--junit-xml=$(JUNIT)/$@.xml)
 
