@@ -22,6 +22,12 @@ os.environ["SATURN_WARM_IMPORTS"] = ",".join(
 )
 # What jobs of the tests read.
 os.environ["SATURN_PASS_ENVIRONMENT"] = "SMALL_JOBS_*, PICKY_*"
+with suppress(ImportError):  # the tests of GPUs run where it may lack
+    from hypothesis import HealthCheck, settings
+
+    # On a busy machine anything takes long at times.
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
 
 Figure = Callable[[str], None]
 

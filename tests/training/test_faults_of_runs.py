@@ -20,7 +20,7 @@ from saturn_airflow.launch.runs import Run, RunSpec
 
 pytestmark = pytest.mark.ranks
 
-BATCHES = 40
+BATCHES = 30
 TECHNIQUES = {"single": 1, "ddp": 2}
 Fault = Callable[[Run], object]
 
@@ -175,24 +175,38 @@ def _weights(spec: RunSpec) -> bytes:
     return (Path(spec.folder) / "model" / "model.safetensors").read_bytes()
 
 
-FAULTS: list[Fault] = [
+# Where another rank is left, or a save is everybody's.
+OF_RANKS: list[Fault] = [
     _kill_the_supervisor_while_it_saves,
     _kill_a_rank_while_it_saves,
     _hold_up_a_rank,
+    _truncate_the_newest_and_kill_a_rank,
+    _kill_a_rank_and_the_supervisor,
+    _kill_a_rank_as_it_is_told_to_stop,
+    _kill_a_rank_as_it_starts_again,
+]
+# Of these a second rank makes nothing else.
+OF_RUNS: list[Fault] = [
     _hold_up_the_supervisor,
     _hold_up_the_supervisor_and_kill_it,
     _stop_one_that_is_held_up,
     _remove_the_checkpoints,
     _remove_the_checkpoints_and_kill,
     _truncate_the_newest_and_kill,
-    _truncate_the_newest_and_kill_a_rank,
-    _kill_a_rank_and_the_supervisor,
-    _kill_a_rank_as_it_is_told_to_stop,
-    _kill_a_rank_as_it_starts_again,
 ]
+CASES = [
+    *[(technique, fault) for technique in TECHNIQUES for fault in OF_RANKS],
+    *[("single", fault) for fault in OF_RUNS],
+]
+alone = pytest.mark.parametrize("undisturbed", ["single"], indirect=True)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__.strip("_"))
+@pytest.mark.parametrize(
+    ("undisturbed", "fault"),
+    CASES,
+    indirect=["undisturbed"],
+    ids=[f"{technique}-{fault.__name__.strip('_')}" for technique, fault in CASES],
+)
 def test_it_ends_as_if_nothing_had_happened(fault: Fault, undisturbed: RunSpec, tmp_path: Path) -> None:
     spec = _spec(tmp_path, undisturbed.technique)
     run = runs.start(spec)
@@ -218,6 +232,7 @@ def test_it_ends_as_if_nothing_had_happened(fault: Fault, undisturbed: RunSpec, 
     assert max(Path(spec.folder).glob("checkpoints/step-*")).name == f"step-{BATCHES:08}"
 
 
+@alone
 @pytest.mark.parametrize("taken", [Path, Path.parent.fget], ids=["its folder", "all runs"])  # type: ignore[attr-defined]
 def test_who_takes_the_folder_of_a_run_away_ends_it(
     taken: Callable[[Path], Path], undisturbed: RunSpec, tmp_path: Path
@@ -256,6 +271,7 @@ def test_a_rank_that_is_held_up_for_too_long_is_started_again(undisturbed: RunSp
     assert _weights(spec) == _weights(undisturbed)
 
 
+@alone
 def test_a_supervisor_that_is_held_up_for_too_long_is_ended_by_who_follows(
     undisturbed: RunSpec, tmp_path: Path
 ) -> None:

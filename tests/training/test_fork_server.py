@@ -26,8 +26,9 @@ pytestmark = pytest.mark.ranks
 
 @pytest.fixture(autouse=True)
 def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A server for this test alone, which ends with it."""
+    """A server for this test alone, which ends with it; it imports nothing that no job here needs."""
     monkeypatch.setenv("LC_OF_A_TEST", str(tmp_path))
+    monkeypatch.setenv("SATURN_WARM_IMPORTS", "")
     yield
     for process in psutil.process_iter(["cmdline", "environ"]):
         is_server = "saturn_airflow.launch.fork_server" in (process.info["cmdline"] or [])
