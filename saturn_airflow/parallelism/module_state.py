@@ -18,8 +18,8 @@ from torch import nn
 
 from saturn_airflow.training.optim import own_classes, plain_values
 
-# What every module has of its own; ``forward`` is there where something was put around it.
-_INTERNALS = frozenset([*vars(nn.Module()), "forward", "_compiled_call_impl"])
+# What every module has of its own, but for its mode; ``forward`` is there where something was put around it.
+_INTERNALS = frozenset([*vars(nn.Module()), "forward", "_compiled_call_impl"]) - {"training"}
 _IMMUTABLE = frozenset({int, float, str, bool, type(None), bytes, torch.dtype, torch.device, torch.Size})
 _REFILLED = (list, dict, OrderedDict, Counter, defaultdict, deque)
 _CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, Counter, defaultdict, deque)
@@ -32,7 +32,7 @@ def parameters_of(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 class ModuleState:
-    """Buffers and attributes of modules, and the random generators, as they are now.
+    """Buffers and attributes of modules, whether they train, and the random generators, as they are now.
 
     Tensors, numpy arrays, generators, Python's own containers and dataclasses of the job are copied.
     Other objects are remembered as such: what changes inside of them is not seen.

@@ -1,20 +1,22 @@
 """Computing a block again in the backward pass, instead of keeping what it computed (Chen et al., 2016).
 
-The second time, the block has the buffers, attributes and random numbers it had the first time, and what it
-does to them is undone: it is as if it had been computed once. What can't be seen from outside, such as an
-object of one's own that the block writes into, is found out by computing the block's first calls twice at
-once: where the second result is another one, the block is refused.
+The second time, the block has the buffers, attributes, modes and random numbers it had the first time, and
+what it does to them is undone: it is as if it had been computed once. What can't be seen from outside, such
+as an object of one's own that the block writes into, is found out by computing the block's first calls twice
+at once: where the second result is another one, the block is refused. So it is where the result is another
+one by the backward pass, since what it reads elsewhere has changed meanwhile.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from saturn_airflow.launch import job_log
 from saturn_airflow.launch.failures import is_out_of_memory
@@ -27,11 +29,20 @@ from saturn_airflow.training.without_group import without_group
 Compute = Callable[..., Any]
 Versions = Sequence[tuple[torch.Tensor, int]]
 
-#: Calls of each block that are computed twice at once, to see that nothing comes out differently.
+#: Calls of each block that are computed twice at once, to see that nothing comes out differently, and of
+#: which the result in the backward pass is compared, too.
 checked_calls = 2
+_begun = 0
 # How far two results may be apart on a GPU, in roundings of the largest number: sums may be in any order.
 _ROUNDINGS = {torch.float64: 1e4, torch.float32: 1e3}
 _ROUNDINGS_OF_OTHERS = 8.0
+
+
+def compare_anew() -> None:
+    """Compare the next calls of all blocks in the backward pass once more: what was compared without random
+    numbers may draw other ones."""
+    global _begun
+    _begun += 1
 
 
 def recomputed(name: str, block: nn.Module, compute: Compute) -> Compute:
@@ -44,18 +55,26 @@ def recomputed(name: str, block: nn.Module, compute: Compute) -> Compute:
     modules = list(block.modules())
     if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
         raise DoesNotFit(f"block {name!r} is compiled by TorchScript, and can't be computed twice the same")
-    calls = 0
+    calls, compared, begun = 0, 0, _begun
 
     @functools.wraps(compute)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
+        nonlocal calls, compared, begun
         if not torch.is_grad_enabled():
             return compute(*args, **kwargs)
+        if begun != _begun:
+            compared, begun = 0, _begun
         call = Call(name, block, modules, compute, args, kwargs)
-        result = checkpoint(call, use_reentrant=False, preserve_rng_state=False)
+        compares = compared < checked_calls
+        # What is compared has to be computed to its end.
+        with set_checkpoint_early_stop(False) if compares else nullcontext():
+            result = checkpoint(call, use_reentrant=False, preserve_rng_state=False)
         if calls < checked_calls:
             calls += 1
             call.check(result)
+        if compares:
+            compared += 1
+            call.compare_later(result)
         return result
 
     return forward
@@ -80,8 +99,10 @@ class Call:
         self._inputs = copied((args, kwargs), {}, tensors=False)
         self._input_versions = _versions(tensors_in(self._inputs))
         self._weight_versions = _versions(parameters_of(block))
+        self._asking = [(parameter, parameter.requires_grad) for parameter in parameters_of(block)]
         self._state = ModuleState(modules)
         self._computed = False
+        self._result: Versions = ()
 
     def __call__(self) -> Any:
         if not self._computed:
@@ -93,12 +114,14 @@ class Call:
             self._check_unchanged("a weight", self._weight_versions)
             return result
         self._check_unchanged("an input", self._input_versions)
-        return self.again()
+        result = self.again()
+        self._compare(result)
+        return result
 
     def again(self) -> Any:
         """Compute the block as it was when this was made; nothing of it is changed by that."""
         args, kwargs = copied(self._inputs, {}, tensors=False)
-        with self._state.put_back(), job_log.muted(), without_group():
+        with self._state.put_back(), self._asked_as_then(), job_log.muted(), without_group():
             return self._compute(*args, **kwargs)
 
     def check(self, first: Any) -> None:
@@ -117,6 +140,32 @@ class Call:
         mine, other = list(tensors_in(first)), list(tensors_in(second))
         if len(mine) != len(other) or not all(map(_agree, mine, other)):
             raise self._differs("the second result is another one")
+
+    def compare_later(self, first: Any) -> None:
+        """See in the backward pass that the block comes out as ``first`` by then."""
+        self._result = _versions(tensor.detach() for tensor in tensors_in(first))
+
+    def _compare(self, second: Any) -> None:
+        others = tensors_in(second)
+        for (tensor, version), other in zip(self._result, others, strict=False):
+            # What was written into since is not what the block returned.
+            if _version(tensor) == version and not _agree(tensor, other):
+                raise self._differs(
+                    "the result is another one by then: what it reads outside of itself has changed meanwhile"
+                )
+        self._result = ()
+
+    @contextmanager
+    def _asked_as_then(self) -> Iterator[None]:
+        """Have the block's weights ask for gradients as they did the first time."""
+        others = [(p, asked) for p, asked in self._asking if p.requires_grad != asked]
+        for parameter, asked in others:
+            parameter.requires_grad_(asked)
+        try:
+            yield
+        finally:
+            for parameter, asked in others:
+                parameter.requires_grad_(not asked)
 
     def _check_unchanged(self, what: str, versions: Versions) -> None:
         if any(_version(tensor) != version for tensor, version in versions):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, dropout
 from torch.nn.utils import parametrizations
 
 WIDTH = 6
@@ -176,6 +176,65 @@ class ClampsItsWeight(nn.Module):
         with torch.no_grad():
             self.linear.weight.clamp_(-0.1, 0.1)
         return self.linear(x)
+
+
+class DropsByRate(nn.Module):
+    """Drops at a rate that is its own, and at one that it looks up elsewhere; adds noise that leaves no trace
+    in the graph."""
+
+    elsewhere = 0.2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.rate = 0.2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 0.1 * torch.randn_like(x) if self.training else x
+        x = dropout(self.linear(x), self.rate, self.training)
+        return dropout(x, DropsByRate.elsewhere, self.training)
+
+
+class GoesThroughTwice(nn.Module):
+    """The mean of two passes through blocks in which ``switch`` has changed something meanwhile.
+
+    :param switch: called with the blocks and whether all is to be as at first.
+    """
+
+    def __init__(self, switch: Callable[[Sequence[nn.Module], bool], object]) -> None:
+        super().__init__()
+        self.switch = switch
+        self.stack = nn.Sequential(
+            nn.Linear(4, WIDTH), *(Residual(DropsByRate()) for _ in range(2)), nn.Linear(WIDTH, 3)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return self.stack(x)
+        blocks = self.stack[1:-1]
+        first = self.stack(x)
+        self.switch(blocks, False)
+        second = self.stack(x)
+        self.switch(blocks, True)
+        return (first + second) / 2
+
+
+def _switch_rates(blocks: Sequence[nn.Module], back: bool) -> None:
+    for module in [part for block in blocks for part in block.modules() if isinstance(part, DropsByRate)]:
+        module.rate = 0.2 if back else 0.6
+
+
+#: What changes of blocks between two passes, by name, and is as it was where they are computed again.
+SWITCHES: dict[str, Callable[[Any, bool], object]] = {
+    "modes": lambda blocks, back: blocks.train(back),
+    "whether weights ask for gradients": lambda blocks, back: blocks.requires_grad_(back),
+    "rates": _switch_rates,
+}
+
+
+def switch_elsewhere(blocks: Sequence[nn.Module], back: bool) -> None:
+    """Change what blocks read outside of themselves."""
+    DropsByRate.elsewhere = 0.2 if back else 0.6
 
 
 def linear(wrap: Callable[[nn.Module], nn.Module] = lambda module: module) -> nn.Module:

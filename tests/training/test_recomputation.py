@@ -5,6 +5,7 @@ The truth is a loop of plain PyTorch, which keeps all activations.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from blocks_with_state import LAYERS, REFUSED, model
+from blocks_with_state import LAYERS, REFUSED, SWITCHES, GoesThroughTwice, model, switch_elsewhere
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -110,6 +111,20 @@ def test_what_would_be_wrong_is_refused(ranks: Ranks, name: str, how: str) -> No
     with pytest.raises(DoesNotFit, match=REFUSED[name][1]) as refused:
         trained(model([name, "linear"]), how, ranks)
     assert "block '1'" in str(refused.value)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", SWITCHES)
+def test_what_is_switched_between_two_passes_is_as_it_was(ranks: Ranks, name: str, how: str) -> None:
+    torch.manual_seed(0)
+    switching = GoesThroughTwice(SWITCHES[name]).double()
+    assert_same(trained(copy.deepcopy(switching), how, ranks), truth(switching))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_what_is_switched_elsewhere_is_refused(ranks: Ranks, how: str) -> None:
+    with pytest.raises(DoesNotFit, match="what it reads outside of itself has changed"):
+        trained(GoesThroughTwice(switch_elsewhere).double(), how, ranks)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from saturn_airflow.launch.request import Measure, TrainRequest
+from saturn_airflow.parallelism import recomputation
 from saturn_airflow.training import loading_weights, loop, memory, precision
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding.guard import Guard
@@ -53,6 +54,7 @@ def measure(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
 
         return resumed.measure(request, ranks)
     training, guard, verdict = _passed(request, ranks)
+    recomputation.compare_anew()
     stood_in = _stand_in_for_a_warmup(training, guard)
     memory.reset_peaks(ranks.device)
     result = training.run()
