@@ -57,7 +57,9 @@ class DDP(BaseTechnique):
         from saturn_airflow.parallelism.batch_norm import share_batch_norm
         from saturn_airflow.parallelism.blocks import recompute_blocks
         from saturn_airflow.parallelism.own_step_replicas import OwnStepReplicas
+        from saturn_airflow.parallelism.unsupported import refuse_shortened_embeddings
 
+        refuse_shortened_embeddings(model, ranks)
         share_batch_norm(model, ranks)
         if recompute:
             recompute_blocks(model)

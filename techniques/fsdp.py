@@ -83,9 +83,10 @@ class FSDP(BaseTechnique):
             units_of,
             whole_parameters,
         )
-        from saturn_airflow.parallelism.unsupported import refuse_scripted
+        from saturn_airflow.parallelism.unsupported import refuse_scripted, refuse_shortened_embeddings
 
         refuse_scripted(model, "fsdp")
+        refuse_shortened_embeddings(model, ranks)
         share_batch_norm(model, ranks)
         if recompute:
             recompute_blocks(model)

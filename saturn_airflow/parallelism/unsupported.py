@@ -24,6 +24,21 @@ def refuse_scripted(model: nn.Module, technique: str) -> None:
             )
 
 
+def refuse_shortened_embeddings(model: nn.Module, ranks: Ranks) -> None:
+    """Refuse to share batches among devices where a lookup shortens the vectors it finds, which others'
+    copies or shards of them do not see. It may begin long after the steps that are compared.
+
+    :raises DoesNotFit: on several devices, when ``model`` has such an embedding.
+    """
+    for name, module in model.named_modules() if ranks.size > 1 else ():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise DoesNotFit(
+                f"{name or 'the model'} is an {type(module).__name__} with max_norm, which shortens the "
+                "vectors that one device's samples look up and leaves those on other devices as they are; "
+                "leave max_norm out, or train on one device"
+            )
+
+
 def refuse_batch_norm(model: nn.Module, ranks: Ranks) -> None:
     """Refuse to spread a model over stages that looks at all of a batch at once.
 

@@ -18,8 +18,9 @@ from cells import Strategy, job, run
 from cells import request as train_request
 from plain_training import train_plainly
 
+from saturn_airflow import library
 from saturn_airflow.launch.failures import RanksFailedError
-from saturn_airflow.launch.request import TrainRequest
+from saturn_airflow.launch.request import DoesNotFit, TrainRequest
 from saturn_airflow.model import references
 from saturn_airflow.model.jobs import HParams
 from saturn_airflow.parallelism import sharding
@@ -182,3 +183,14 @@ def test_what_a_block_returns_comes_out_of_fsdps_hooks_as_it_was() -> None:
     outputs: tuple[Any, ...] = ((), (1,), [], {}, None)
     for output in outputs:
         assert sharding._repack_objects(block, (), sharding._unpack_objects(block, (), output)) == output
+
+
+@pytest.mark.parametrize("technique", ["ddp", "fsdp"])
+@pytest.mark.parametrize("embedding", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_an_embedding_whose_vectors_are_shortened_is_refused_before_one_is_too_long(
+    technique: str, embedding: Callable[..., torch.nn.Module]
+) -> None:
+    model = torch.nn.Sequential(embedding(11, 4, max_norm=1e3), torch.nn.Linear(4, 3))
+    ranks = Ranks(rank=0, size=2, device=torch.device("cpu"))
+    with pytest.raises(DoesNotFit, match="with max_norm, which shortens"):
+        library.get(technique).parallelize(model, ranks)

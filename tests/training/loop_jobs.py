@@ -257,6 +257,14 @@ def no_groups(model: nn.Module) -> list[Any]:
     return [{"params": [torch.zeros(1)]}]
 
 
+def named(model: nn.Module) -> list[Any]:
+    return list(model.named_parameters())
+
+
+def named_in_groups(model: nn.Module) -> list[dict[str, Any]]:
+    return [{"params": [named], "lr": 0.1} for named in model.named_parameters()]
+
+
 def last_layer(model: nn.Module) -> list[Any]:
     """Of a line with a BatchNorm or without: the last layer, though the first has gradients, too."""
     return [{"params": list(model[-1].parameters())}]

@@ -131,3 +131,10 @@ def test_gradients_are_scaled_all_at_once_by_a_factor_of_their_format() -> None:
         multiply(gradients, torch.tensor(0.5, dtype=torch.float64))
     assert all(bool((gradient == 1.5).all()) for gradient in gradients)
     assert {(2, dtype, dtype) for dtype in formats[:2]} == {*found}
+
+
+@pytest.mark.parametrize("groups", ["named", "named_in_groups"])
+def test_parameters_may_come_with_their_names_as_torchs_optimizers_take_them(groups: str) -> None:
+    model = nn.Linear(2, 1)
+    found = parameter_groups(HParams(parameter_groups=f"loop_jobs:{groups}"), model)
+    assert [name for group in found for name in group["params"]] == ["weight", "bias"]

@@ -68,6 +68,8 @@ def parameter_groups(hparams: HParams, model: nn.Module) -> Groups:
         options = dict(group) if isinstance(group, dict) else {"params": [group]}
         parameters = options.pop("params", [None])
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        # As torch's optimizers take what named_parameters() gives.
+        parameters = [p[1] if isinstance(p, tuple) and len(p) == 2 else p for p in parameters]
         if not all(isinstance(p, torch.Tensor) and p in name_of for p in parameters):
             raise JobError(
                 f"parameter_groups {hparams.parameter_groups!r} returned something that is no parameter of "
