@@ -16,9 +16,17 @@ import pytest
 
 # Importing Airflow writes a configuration into its home.
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="saturn-tests-airflow-")
-# What the tests' models import costs three seconds of a core: once, in the server that ranks are forked from.
+# What the tests' models and functions import costs a rank up to three seconds of a core: once, in
+# the server that ranks are forked from.
 os.environ["SATURN_WARM_IMPORTS"] = ",".join(
-    f"transformers:{model}" for model in ("GPT2LMHeadModel", "LlamaForCausalLM", "ViTForImageClassification")
+    [
+        *(
+            f"transformers:{model}"
+            for model in ("GPT2LMHeadModel", "LlamaForCausalLM", "ViTForImageClassification")
+        ),
+        "pytest",
+        "hypothesis",
+    ]
 )
 # What jobs of the tests read.
 os.environ["SATURN_PASS_ENVIRONMENT"] = "SMALL_JOBS_*, PICKY_*"
