@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Bernoulli, Categorical, Normal
+from torch.distributions import Bernoulli, Beta, Binomial, Categorical, Cauchy, Gamma, Normal, Poisson
+from torch.nn import functional
 
 from saturn_airflow.training.guarding.randomness import without_randomness
 
@@ -31,9 +32,20 @@ DRAWN: dict[str, Callable[[], Any]] = {
     "a normal distribution": lambda: Normal(torch.zeros(3), torch.ones(3)).rsample(),
     "categories": lambda: Categorical(WEIGHTS.repeat(20, 1)).sample(),  # type: ignore[no-untyped-call]
     "coins": lambda: Bernoulli(WEIGHTS.repeat(20, 1)).sample(),  # type: ignore[no-untyped-call]
+    "slopes of rectified units": lambda: functional.rrelu(-torch.ones(9), training=True),
+    "slopes in place": lambda: functional.rrelu(-torch.ones(9), training=True, inplace=True),
+    "log_normal_": lambda: torch.empty(3).log_normal_(),
+    "geometric_": lambda: torch.empty(9).geometric_(0.1),
+    "a Cauchy distribution": lambda: Cauchy(torch.zeros(3), torch.ones(3)).rsample(),
+    "a Beta distribution": lambda: Beta(torch.ones(3), torch.ones(3)).rsample(),
+    "a Gamma distribution": lambda: Gamma(torch.ones(3), torch.ones(3)).rsample(),
+    "counts": lambda: Poisson(torch.full((9,), 5.0)).sample(),  # type: ignore[no-untyped-call]
+    "counts of coins": lambda: Binomial(9, torch.full((9,), 0.5)).sample(),  # type: ignore[no-untyped-call]
+    "numpy's lognormal": lambda: np.random.lognormal(size=3),
     "numpy's permutation": lambda: torch.as_tensor(np.random.permutation(50)),
     "numpy's beta": lambda: np.random.beta(2, 2),
     "Python's betavariate": lambda: random.betavariate(2, 2),
+    "Python's weibullvariate": lambda: random.weibullvariate(2, 2),
 }
 
 

@@ -7,36 +7,33 @@ generator that starts anew each time.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-_PYTHON = (
-    *("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle", "gauss"),
-    *("betavariate", "expovariate", "gammavariate", "normalvariate", "triangular", "getrandbits"),
-)
-_NUMPY = (
-    *("rand", "randn", "random", "random_sample", "uniform", "normal", "randint", "choice", "beta"),
-    *(
-        "permutation",
-        "shuffle",
-        "standard_normal",
-        "binomial",
-        "exponential",
-        "dirichlet",
-        "gamma",
-        "poisson",
-    ),
-)
+
+def _drawn_by(module: ModuleType, generator: Any) -> list[str]:
+    """The names of a module's functions that draw by its global generator."""
+    of_state = ("seed", "getstate", "setstate", "get_state", "set_state")
+    names = [name for name in dir(module) if not name.startswith("_") and name not in of_state]
+    return [name for name in names if getattr(getattr(module, name), "__self__", None) is generator]
+
+
+_PYTHON = _drawn_by(random, random.random.__self__)  # type: ignore[attr-defined]
+_NUMPY = [*_drawn_by(np.random, np.random.rand.__self__), "ranf", "sample"]  # type: ignore[attr-defined]
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 #: Those that can draw by a generator that they are given.
 _BY_GENERATOR = (
     *("rand", "randn", "randint", "randperm", "multinomial", "normal", "bernoulli"),
     *("bernoulli_", "uniform_", "normal_", "exponential_"),
+    *("cauchy_", "log_normal_", "geometric_"),
+    *("rrelu", "rrelu_", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet"),
 )
 _DROPOUTS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
 
@@ -66,6 +63,21 @@ class SwitchedOffRandomness:
     def _identity(self, inputs: torch.Tensor, p: float = 0.5, train: bool = True, *args: Any) -> torch.Tensor:
         self.drew = self.drew or bool(train and p > 0)
         return inputs
+
+    def _rectified(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        """The slope of evaluation, the middle, in place of one that is drawn for each number."""
+
+        def rectified(
+            inputs: torch.Tensor,
+            lower: float = 1 / 8,
+            upper: float = 1 / 3,
+            training: bool = False,
+            generator: Any = None,
+        ) -> Any:
+            self.drew = self.drew or training
+            return own(inputs, lower, upper, False)
+
+        return rectified
 
     def _attention(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def attention(
@@ -117,6 +129,15 @@ class SwitchedOffRandomness:
             return tensor.fill_(value(*args, **kwargs))
 
         return filled
+
+    def _mean(self, mean: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """The mean of a distribution in the place of what is drawn from it."""
+
+        def middle(*parameters: Any, generator: Any = None) -> torch.Tensor:
+            self.drew = True
+            return mean(*parameters)
+
+        return middle
 
     def _normal(self, mean: Any, std: Any = 1.0, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.drew = True
@@ -197,6 +218,16 @@ class SwitchedOffRandomness:
         )
         yield tensor, "normal_", self._filled(lambda mean=0.0, std=1.0: mean + std / 2)
         yield tensor, "exponential_", self._filled(lambda lambd=1.0: 1 / lambd)
+        yield tensor, "cauchy_", self._filled(lambda median=0.0, sigma=1.0: median + sigma / 2)
+        yield tensor, "log_normal_", self._filled(lambda mean=1.0, std=2.0: math.exp(mean))
+        yield tensor, "geometric_", self._filled(lambda p: 1 / p)
+        for name in ("rrelu", "rrelu_"):
+            yield torch, name, self._rectified(getattr(torch, name))
+        # What torch.distributions draws by.
+        yield torch, "poisson", self._mean(torch.round)
+        yield torch, "binomial", self._mean(lambda count, p: torch.round(count * p))
+        yield torch, "_standard_gamma", self._mean(torch.clone)
+        yield torch, "_sample_dirichlet", self._mean(lambda share: share / share.sum(-1, keepdim=True))
         for name in _PYTHON:
             yield random, name, self._from_the_start(getattr(random, name), random.seed)
         for name in _NUMPY:
