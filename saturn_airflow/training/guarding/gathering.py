@@ -78,7 +78,7 @@ def _gathered(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         sent[start : start + local.numel()] = local.reshape(-1)
         start += local.numel()
     received = sent.new_empty(mesh.size() * longest)
-    dist.all_gather_into_tensor(received, sent, group=mesh.get_group())
+    dist.all_gather_single(received, sent, group=mesh.get_group())
     starts = [rank * longest for rank in range(mesh.size())]
     for tensor, shapes in zip(tensors, parts, strict=True):
         assert isinstance(tensor, DTensor)
