@@ -24,13 +24,13 @@ def gather(ranks: Ranks) -> tuple[list[bool], int]:
     cut = [Shard(number % whole.ndim) for number, whole in enumerate(wholes)]
     split = [distribute_tensor(whole, mesh, [by]) for whole, by in zip(wholes, cut, strict=True)]
     split.append(distribute_tensor(wholes[0], mesh, [Replicate()]))
-    messages, own = [0], dist.all_gather_into_tensor
+    messages, own = [0], dist.all_gather_single
 
     def counted(*args: object, **kwargs: object) -> object:
         messages[0] += 1
         return own(*args, **kwargs)
 
-    dist.all_gather_into_tensor = counted
+    dist.all_gather_single = counted
     plain = torch.ones(2)
     found = list(gathering.dense([*split, plain]))
     return [torch.equal(a, b) for a, b in zip(found, [*wholes, wholes[0], plain], strict=True)], messages[0]
