@@ -313,7 +313,7 @@ class Guard:
         own = [str(leaf.sum()) for part in leaves for leaf in part if isinstance(leaf, torch.Tensor)]
         return any(other != own for other in self._ranks.everyones(own))
 
-    def _noise(self) -> set[str]:
+    def _noise(self, way: int) -> set[str]:
         """What differs in a plain loop from weights that are off by their format's last digits.
 
         Some models make such differences large: Adam those of gradients that are really 0, BatchNorm over few
@@ -324,7 +324,7 @@ class Guard:
         model = self._load()
         if model is self._model():  # the job's code hands out one and the same, which is trained by now
             return set()
-        comparing.put_off_by_rounding(model, plain.number_format)
+        comparing.put_off_by_rounding(model, plain.number_format, way)
         other = PlainSteps(plain.sizes, plain.device, plain.skipped, alone=plain.alone)
         device = torch.device(plain.device)
         with without_group():

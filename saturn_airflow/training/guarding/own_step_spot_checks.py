@@ -64,10 +64,12 @@ class OwnStepSpotChecks(LoopSpotChecks):
         comparison = Comparison(plain.number_format, SLACK)
         found = comparing.put_together(comparison, plain.step, got, self._ranks, everywhere=True)
 
-        def noise() -> set[str]:
+        def noise(way: int) -> set[str]:
             assert plain.step is not None
             off = self._take(
-                dataclasses.replace(batch, micro_batches=[whole]), alone=True, off=plain.number_format
+                dataclasses.replace(batch, micro_batches=[whole]),
+                alone=True,
+                off=(plain.number_format, way),
             )
             again = Comparison(plain.number_format, SLACK)
             differing = {d.what for d in again.of(plain.step, off)}
@@ -77,17 +79,19 @@ class OwnStepSpotChecks(LoopSpotChecks):
             self._refuse(comparing.describe(real), step)
         return ""
 
-    def _take(self, batch: GlobalBatch, *, alone: bool = False, off: torch.dtype | None = None) -> Step:
+    def _take(
+        self, batch: GlobalBatch, *, alone: bool = False, off: tuple[torch.dtype, int] | None = None
+    ) -> Step:
         """A step on this rank's part of ``batch``, of which nothing is left afterwards.
 
         :param alone: without the other ranks.
-        :param off: from weights that are off by the last digits of this format.
+        :param off: from weights that are off by the last digits of this format, in this way.
         """
         training, own = self._training, self._own()
         model = training.parallel.model
         with self._undone(), torch.compiler.set_stance("force_eager"), without_randomness():
             if off is not None:
-                comparing.put_off_by_rounding(model, off)
+                comparing.put_off_by_rounding(model, *off)
             before = weights(self._names)
             own.place(batch, training.step)
             rng.seed(training.hparams.seed, "step", training.step, 0, 0)

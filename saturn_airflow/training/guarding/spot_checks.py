@@ -180,10 +180,10 @@ class LoopSpotChecks:
         comparison = Comparison(plain.number_format, SLACK)
         found = comparing.put_together(comparison, plain.step, got, self._ranks)
 
-        def noise() -> set[str]:
+        def noise(way: int) -> set[str]:
             assert weights is not None
             assert plain.step is not None
-            return self._noise(job, weights, data, batch.samples, plain)
+            return self._noise(job, weights, data, batch.samples, plain, way)
 
         # Only what is the same on all ranks decides.
         if real := comparing.beyond_noise(found, noise, self._ranks):
@@ -263,7 +263,7 @@ class LoopSpotChecks:
         of: int,
         *,
         hooks: bool,
-        off: bool = False,
+        off: int | None = None,
     ) -> None:
         training, device = self._training, self._ranks.device
         attributes = model_attributes.changed(
@@ -277,8 +277,8 @@ class LoopSpotChecks:
             model_attributes.put(model, self._attributes.objects(), device)
             model_attributes.put(model, model_attributes.unswitched(self._of_others), device)
             put_into_functions(model, in_functions)
-            if off:
-                comparing.put_off_by_rounding(model, plain.number_format)
+            if off is not None:
+                comparing.put_off_by_rounding(model, plain.number_format, off)
             take = training.data.layout.take
             data = _copied(data)
             if plain.samples < of:
@@ -316,10 +316,12 @@ class LoopSpotChecks:
                 own.parallel.drop_gradients()
         return Step(loss, own.counted, gradients, {}, {}, buffers, self._stateful())
 
-    def _noise(self, job: Job, weights: whole.Tensors, data: Any, of: int, plain: PlainTake) -> set[str]:
+    def _noise(
+        self, job: Job, weights: whole.Tensors, data: Any, of: int, plain: PlainTake, way: int
+    ) -> set[str]:
         assert plain.step is not None
         other = PlainTake(plain.samples, number_format=plain.number_format)
-        self._take_plain_step(other, job, weights, data, of, hooks=False, off=True)
+        self._take_plain_step(other, job, weights, data, of, hooks=False, off=way)
         assert other.step is not None
         comparison = Comparison(plain.number_format, SLACK)
         found = {d.what for d in comparison.of(plain.step, other.step)}
