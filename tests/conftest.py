@@ -18,15 +18,9 @@ import pytest
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="saturn-tests-airflow-")
 # What the tests' models and functions import costs a rank up to three seconds of a core: once, in
 # the server that ranks are forked from.
+MODELS = ("GPT2LMHeadModel", "LlamaForCausalLM", "ViTForImageClassification")
 os.environ["SATURN_WARM_IMPORTS"] = ",".join(
-    [
-        *(
-            f"transformers:{model}"
-            for model in ("GPT2LMHeadModel", "LlamaForCausalLM", "ViTForImageClassification")
-        ),
-        "pytest",
-        "hypothesis",
-    ]
+    ["pytest", "hypothesis", *(f"transformers:{model}" for model in MODELS)]
 )
 # What jobs of the tests read.
 os.environ["SATURN_PASS_ENVIRONMENT"] = "SMALL_JOBS_*, PICKY_*"

@@ -91,7 +91,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
         },
         environment={
             **NO_SCHEDULE,
-            # DAG files that have not changed are not read anew all the time, which takes half a core.
+            # DAG files that have not changed are not read anew every half minute.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
             # A node that is gone for good is given up in two minutes, not in half an hour.
             "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "25",

@@ -104,7 +104,7 @@ def describe(differences: Sequence[Difference]) -> str:
 def put_off_by_rounding(model: nn.Module, number_format: torch.dtype, way: int = 0) -> None:
     """Give ``model`` weights that are off by the last digits of their format, in memory of their own.
 
-    :param way: for others that are off otherwise.
+    :param way: for others that are off otherwise; from 0 on, less than ``_WAYS_TO_ROUND``.
     """
     eps = torch.finfo(number_format).eps
     for p in parameters_of(model):
