@@ -20,6 +20,7 @@ from saturn_airflow.model.status import Status
 
 if TYPE_CHECKING:
     from saturn_airflow.launch.request import TrainRequest
+    from saturn_airflow.model.cluster import Cluster
     from saturn_airflow.model.jobs import Job
     from saturn_airflow.tracking import JobRun
 
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     context.use_techniques_folder()
     context.limit_users_code()
-    job = dag_files.job_of(args.dag, args.job, args.dags, args.sweep, args.date)
+    job, cluster = dag_files.job_of(args.dag, args.job, args.dags, args.sweep, args.date)
     devices = _checked_devices(args, job)
     with contextlib.ExitStack() as stack:
         job, weights = _first_weights(stack, args, job)
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         os.environ[job_log.VARIABLE] = str(folder / job_log.FILES)
         tell = _event_handler(stack, args, job, devices, folder)
         try:
-            result = _train(stack, request, devices, args.cpu, tell)
+            result = _train(stack, request, devices, cluster, args.cpu, tell)
         except (DoesNotFit, JobError) as error:
             failure, cause = failures.describe(error), error.__cause__
             if isinstance(cause, bdb.BdbQuit):
@@ -146,6 +147,7 @@ def _train(
     stack: contextlib.ExitStack,
     request: TrainRequest,
     count: int,
+    cluster: Cluster,
     on_cpu: bool,
     tell: Callable[[Event], object],
 ) -> dict[str, Any]:
@@ -173,8 +175,23 @@ def _train(
         os.environ.update(devices.environment([found[name] for name in lease.devices]))
     from saturn_airflow.training import by_hand
 
-    threads = devices.threads_per_device(count)
+    threads = _threads(count, cluster, on_gpus=bool(gpus))
     return by_hand.train(request, count, "cuda" if gpus else "cpu", threads, tell)
+
+
+def _threads(count: int, cluster: Cluster, on_gpus: bool) -> int:
+    """CPU threads of each of ``count`` ranks: those of a device on the sweep's first node of such devices.
+
+    How sums are rounded follows from the number of threads, and so do losses.
+    """
+    from saturn_airflow.launch import devices
+
+    node = next((node for node in cluster if node.is_cpu is not on_gpus), None)
+    if node is None or node.devices <= count:
+        return devices.threads_per_device(count)
+    threads = devices.threads_per_device(node.devices)
+    print(f"{threads} CPU thread{'s' * (threads > 1)} per device, as on node {node.name}", flush=True)
+    return threads
 
 
 def _event_handler(

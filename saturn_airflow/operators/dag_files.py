@@ -11,6 +11,7 @@ from airflow.sdk import DAG, conf
 from jinja2.exceptions import TemplateError
 
 from saturn_airflow.model.arguments import hint
+from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.operators.airflow_internals import dag_bag
@@ -18,8 +19,10 @@ from saturn_airflow.operators.inventory import READ_BY_HAND
 from saturn_airflow.operators.trials_task import TrialsOperator
 
 
-def job_of(dag: str, name: str, folder: Path | None = None, sweep: str | None = None, date: str = "") -> Job:
-    """A job as its sweep has it, its templates rendered.
+def job_of(
+    dag: str, name: str, folder: Path | None = None, sweep: str | None = None, date: str = ""
+) -> tuple[Job, Cluster]:
+    """A job as its sweep has it, its templates rendered, and the nodes of that sweep.
 
     :param dag: a DAG's id, or the path of its file.
     :param folder: where DAG files are (default: Airflow's).
@@ -47,9 +50,10 @@ def job_of(dag: str, name: str, folder: Path | None = None, sweep: str | None = 
     (task,) = having
     try:
         context = _context(found, date)
-        return Job.from_dict(task.render_template(jobs[task][name], context, found.get_template_env()))
+        rendered = task.render_template(jobs[task][name], context, found.get_template_env())
     except TemplateError as error:
         raise SaturnError(f"job {name!r}: a template of it needs a DAG run ({error})") from None
+    return Job.from_dict(rendered), task.settings.cluster
 
 
 def _dag(dag: str, folder: Path | None) -> DAG:

@@ -12,6 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 from saturn_airflow import library
+from saturn_airflow.launch.devices import threads_per_device
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import ranks
@@ -64,6 +65,7 @@ class Points(TensorDataset):
 
 def data(day):
     print("the data of", day)
+    print("threads:", torch.get_num_threads())
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     return DataLoader(Points(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True, num_workers=WORKERS,
                       prefetch_factor=PREFETCH)
@@ -129,6 +131,7 @@ def test_it_trains_as_the_sweep_does_and_writes_nothing(folder: Path, tmp_path_f
     whole = by_hand(folder, "mine", "good", "--dags", str(folder), "--date", "2026-01-02")
     assert whole.returncode == 0, whole.stderr
     assert "the data of 2026-01-02" in whole.stdout
+    assert f"threads: {threads_per_device(2)}\n" in whole.stdout, "as on the sweep's node, of two devices"
     assert len(re.findall(r"^epoch \d evaluated: eval_loss [\d.]+, error [\d.]+$", whole.stdout, re.M)) == 2
     assert {path.name for path in folder.iterdir()} <= {"mine.py", "by_hand.py", "airflow", "__pycache__"}
 
