@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 #: Seconds for a run; four share two devices.
 PATIENCE = 600
 DAGS = ("jobs_from_upstream", "own_technique", "champion_challenger", "hyperparameter_halving")

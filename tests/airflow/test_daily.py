@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from saturn_airflow.planning.online.error_law import LEAST_ERRORS
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def nights(deployment: Any) -> Any:
     results = []
     for _ in range(2):
         run_id = deployment.start("warm_start")
-        assert deployment.wait("warm_start", run_id, 400) == "success"
+        assert deployment.wait("warm_start", run_id, 800) == "success"
         results.append(deployment.airflow.xcom("warm_start", run_id, "sweep.report"))
     return results
 

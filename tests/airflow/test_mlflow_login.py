@@ -138,7 +138,7 @@ def test_a_wrong_password_is_told_and_costs_no_training(connected: Any, server: 
 def _saturn(deployment: Any, *arguments: Any) -> Any:
     command = [sys.executable, "-m", "saturn_airflow.cli", *arguments]
     environment = {k: v for k, v in deployment.services.environment.items() if k != "MLFLOW_TRACKING_URI"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def _answers(url: Any) -> Any:

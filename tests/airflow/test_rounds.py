@@ -12,7 +12,7 @@ import pytest
 from saturn_airflow import HParams, Job
 from saturn_airflow.launch import progress, runs
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def started(deployment: Any) -> dict[str, str]:
 
 
 def end_of(deployment: Any, dag_id: str, run_id: str) -> Any:
-    state = deployment.wait(dag_id, run_id, timeout=600)
+    state = deployment.wait(dag_id, run_id, timeout=1200)
     return {
         "run_id": run_id,
         "state": state,

@@ -153,7 +153,7 @@ def test_a_cleared_job_trains_again_whatever_it_ended_with_before(deployment: An
     tasks = deployment.airflow.tasks("broken_sweep", run_id)
     task = next(t for t in tasks if t["rendered_map_index"] == "not-a-number" and "train" in t["task_id"])
     deployment.airflow.clear("broken_sweep", run_id, task)
-    _wait_until(lambda: len(_events(folder, "end")) == 2, 120)
+    _wait_until(lambda: len(_events(folder, "end")) == 2, 360)
     assert len(_events(folder, "start")) == 2
     # What is cleared at the very moment the run ends may never be scheduled: SQLite has no row locks.
     deployment.wait("broken_sweep", run_id)
@@ -167,7 +167,7 @@ def test_a_finished_job_that_is_cleared_is_trained_again_and_has_a_run_of_its_ow
     tasks = deployment.airflow.tasks("broken_sweep", run_id)
     task = next(t for t in tasks if t["rendered_map_index"] == "good" and "train" in t["task_id"])
     deployment.airflow.clear("broken_sweep", run_id, task)
-    _wait_until(lambda: (folder / "superseded-1").exists() and len(_events(folder, "end")) == 1, 120)
+    _wait_until(lambda: (folder / "superseded-1").exists() and len(_events(folder, "end")) == 1, 360)
     (start,) = _events(folder, "start")
     assert (start["step"], start["checkpoint"]) == (0, None)
     assert [event["step"] for event in _events(folder, "step")] == list(range(1, 61))
@@ -184,7 +184,7 @@ def test_a_finished_job_that_is_cleared_is_trained_again_and_has_a_run_of_its_ow
         found = client.search_runs([experiment], "attributes.run_name = 'good'")
         return sorted(found, key=lambda run: run.info.start_time)
 
-    _wait_until(lambda: len(runs()) == 2 and runs()[1].info.status == "FINISHED", 60)
+    _wait_until(lambda: len(runs()) == 2 and runs()[1].info.status == "FINISHED", 180)
     old, new = runs()
     assert (old.info.status, old.data.tags["saturn.status"]) == ("FINISHED", "superseded")
     assert "it had finished" in old.data.tags["saturn.superseded"]
@@ -195,7 +195,7 @@ def test_a_finished_job_that_is_cleared_is_trained_again_and_has_a_run_of_its_ow
 def test_a_retry_goes_on_from_the_last_checkpoint(deployment: Any) -> None:
     run_id = deployment.start("interrupted_sweep")
     folder = deployment.job_folder("interrupted_sweep", run_id, "long")
-    _wait_until(lambda: _events(folder, "checkpoint"), 120)
+    _wait_until(lambda: _events(folder, "checkpoint"), 360)
     pid = int(next(folder.glob("runs/*/alive")).read_text())
     os.killpg(pid, signal.SIGKILL)
     assert deployment.wait("interrupted_sweep", run_id) == "success"
@@ -223,8 +223,8 @@ def test_a_sweep_that_was_cancelled_goes_on_when_what_failed_is_cleared(deployme
         states = deployment.states("cancelled_sweep", run_id)
         return [job for job in jobs if states.get(job) == "success"]
 
-    _wait_until(lambda: all(_events(folder, "checkpoint") for folder in jobs.values()), 120)
-    _wait_until(finished, 60)
+    _wait_until(lambda: all(_events(folder, "checkpoint") for folder in jobs.values()), 360)
+    _wait_until(finished, 180)
     (done,) = finished()
     (stopped,) = jobs.keys() - {done}
     path = f"/dags/cancelled_sweep/dagRuns/{run_id}"
@@ -235,10 +235,10 @@ def test_a_sweep_that_was_cancelled_goes_on_when_what_failed_is_cleared(deployme
     assert {states["sweep.report"], states["use"]} == {"upstream_failed"}
     assert set(states.values()) <= {"success", "skipped", "failed", "upstream_failed"}
     # Its run ends without anybody who reports.
-    _wait_until(lambda: _in_mlflow(deployment, run_id) == "KILLED", 60)
+    _wait_until(lambda: _in_mlflow(deployment, run_id) == "KILLED", 180)
 
     deployment.airflow.send("POST", f"{path}/clear", {"dry_run": False, "only_failed": True})
-    _wait_until(lambda: _in_mlflow(deployment, run_id) == "RUNNING", 60)
+    _wait_until(lambda: _in_mlflow(deployment, run_id) == "RUNNING", 180)
     assert deployment.wait("cancelled_sweep", run_id) == "success"
     result = deployment.airflow.xcom("cancelled_sweep", run_id, "sweep.report")
     assert {job["job"]: job["status"] for job in result["jobs"]} == {
@@ -273,7 +273,7 @@ def test_a_sweep_that_was_cancelled_early_ends_in_mlflow_with_the_next(
 def test_a_sweep_that_runs_out_of_time_has_not_succeeded(deployment: Any) -> None:
     """So it stays where single tasks of it are cleared: none that has to run yet is skipped."""
     run_id = deployment.start("timed_out_sweep")
-    _wait_until(lambda: deployment.airflow.state("timed_out_sweep", run_id) == "failed", 120)
+    _wait_until(lambda: deployment.airflow.state("timed_out_sweep", run_id) == "failed", 360)
     states = deployment.states("timed_out_sweep", run_id)
     assert states["sweep.report"] == "upstream_failed"
     # The plan may have been made within the second that the run has.
@@ -300,7 +300,7 @@ def test_a_sweep_without_mlflow_trains_and_its_records_are_sent_later(deployment
     result = deployment.airflow.xcom("small_sweep", run_id, "sweep.report")
     assert result["failed"] == []
     url = deployment.services.mlflow_url
-    _wait_until(lambda: _answers(f"{url}/health"), 60)
+    _wait_until(lambda: _answers(f"{url}/health"), 180)
     folder = deployment.job_folder("small_sweep", run_id, "small")
     assert tracking.send_outbox(url, folder)
     assert tracking.send_outbox(url, folder.parent)

@@ -10,7 +10,7 @@ import mlflow
 import pytest
 from running_demo import left_of
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 JOBS = 8
 
 

@@ -65,7 +65,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_exact_or_refused(rows: dict[str, dict[str, Any]], figure: Callable[[str], None]) -> None:
     counts = Counter(row["verdict"] for row in rows.values())
     assert sum(counts.values()) >= CELLS

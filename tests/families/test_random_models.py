@@ -14,7 +14,7 @@ from families.matrix import Cell, Strategy
 from families.randomly import descriptions
 from families.verdicts import Result
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
 
 STRATEGIES = (
     Strategy("single", parameters={"recompute": True}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from checking import Cell, job, verdicts
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
 
 DECAY = {"optimizer_args": {"weight_decay": 0.1}}
 SGD = {"optimizer": "torch.optim:SGD"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from checking import Cell, job, verdicts
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 NOISE = job(hparams={"optimizer": "odd_optimizers:AddsNoise"})
 WITHOUT_ALL = "can't: optimizer 'odd_optimizers:AddsNoise' updates a part of a parameter otherwise"

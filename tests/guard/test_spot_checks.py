@@ -20,7 +20,7 @@ from saturn_airflow.training.guarding.guarded import check
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
 
 SGD = {"optimizer": "torch.optim:SGD", "lr": 0.01, "batches": 40}
 LATE: dict[str, tuple[Any, str, int]] = {

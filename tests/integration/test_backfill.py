@@ -11,7 +11,7 @@ from typing import Any
 import mlflow
 import pytest
 
-pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(1800)]
 DAG = "backfilled"
 
 
@@ -26,7 +26,7 @@ def backfill(cluster: Any, first: str, last: str, **conf: Any) -> dict[str, str]
         check=True,
         capture_output=True,
     )
-    states = {run_id: cluster.wait(DAG, run_id, 400) for run_id in all_runs(cluster) if run_id not in before}
+    states = {run_id: cluster.wait(DAG, run_id, 800) for run_id in all_runs(cluster) if run_id not in before}
     # Airflow takes a DAG's next one when it has noticed that this is over.
     cluster.wait_until(
         lambda: all(b["completed_at"] for b in cluster.airflow.get("/backfills", dag_id=DAG)["backfills"]),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(1800)]
 
 
 def test_the_nightly_sweep_trains_on_both_nodes(cluster: Any) -> None:

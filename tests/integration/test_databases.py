@@ -14,7 +14,7 @@ import yaml
 from saturn_airflow.deployment import databases
 from saturn_airflow.deployment.local import LocalCluster
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(360)]
 COMPOSE = Path(__file__).parents[2] / "docker" / "compose.yaml"
 PASSWORDS = {"airflow": "a-1", "celery": "c '\"\\%s", "mlflow": "m-1"}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1200)]
 SATURN = str(Path(sys.executable).parent / "saturn")
 
 
@@ -27,7 +27,7 @@ def doctor(cluster: Any) -> Any:
             env={**cluster.environment("scheduler"), **settings},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
         assert done.stdout, done.stderr

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from fault_watch import Watched, gone, patiently
 
-pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(2400)]
 
 MLFLOW_AWAY = 120.0
 OUTAGES, MISHAPS = 4000, 2000  # batches
@@ -171,7 +171,7 @@ def _clear_plan_alone(sweep: Watched) -> None:
         return next(task for task in tasks if task["task_id"] == "sweep.plan")
 
     sweep.cluster.airflow.clear(sweep.dag_id, sweep.run_id, plan())
-    sweep.cluster.wait_until(lambda: plan()["state"] == "success", 240, sweep.states)
+    sweep.cluster.wait_until(lambda: plan()["state"] == "success", 480, sweep.states)
 
 
 def _is_followed_again(sweep: Watched, job: str) -> bool:
@@ -290,7 +290,7 @@ def _until_gone(sweep: Watched, job: str, click: Callable[[], object]) -> dict[s
     processes = sweep.processes(job)
     click()
     clicked = time.monotonic()
-    sweep.cluster.wait_until(lambda: gone(processes), 300)
+    sweep.cluster.wait_until(lambda: gone(processes), 600)
     # A cleared job's next try may already hold the device again.
     free = not sweep.holders(job) & {process.pid for process in processes}
     return {"seconds": time.monotonic() - clicked, "free": free}

@@ -157,7 +157,7 @@ def test_a_folder_has_one_cluster_at_a_time(compose: Path) -> None:
 def test_the_command_ends_what_it_started(compose: Path, sign: Any) -> None:
     process = command(compose)
     process.send_signal(sign)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == (0 if sign == signal.SIGINT else 128 + sign)
     assert sleepers(compose.parent / "state") == []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fault_watch import Watched
 
-pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(1800)]
 
 
 def test_trainers_and_modules_that_are_cleared_go_on_as_if_they_had_not_been(
@@ -16,9 +16,9 @@ def test_trainers_and_modules_that_are_cleared_go_on_as_if_they_had_not_been(
 ) -> None:
     sweep = Watched(cluster, "own_training")
     for job in ("trainer-cleared", "module-cleared"):
-        cluster.wait_until(lambda job=job: sweep.events(job, "checkpoint"), 400, sweep.states)
+        cluster.wait_until(lambda job=job: sweep.events(job, "checkpoint"), 800, sweep.states)
         cluster.airflow.clear(sweep.dag_id, sweep.run_id, sweep.task(job))
-    assert cluster.wait(sweep.dag_id, sweep.run_id, 400) == "success", sweep.states()
+    assert cluster.wait(sweep.dag_id, sweep.run_id, 800) == "success", sweep.states()
     result = cluster.airflow.xcom(sweep.dag_id, sweep.run_id, "sweep.report")
     assert {job["status"] for job in result["jobs"]} == {"finished"}
     assert result["best"]["metric"] == "eval_loss"
@@ -36,7 +36,7 @@ def test_trainers_and_modules_that_are_cleared_go_on_as_if_they_had_not_been(
 
 def test_trainers_and_modules_train_in_rounds(cluster: Any) -> None:
     sweep = Watched(cluster, "own_training_in_rounds")
-    assert cluster.wait(sweep.dag_id, sweep.run_id, 400) == "success", sweep.states()
+    assert cluster.wait(sweep.dag_id, sweep.run_id, 800) == "success", sweep.states()
     result = cluster.airflow.xcom(sweep.dag_id, sweep.run_id, "sweep.report")
     assert {job["job"]: job["status"] for job in result["jobs"]} == {
         "trainer": "finished",

@@ -60,7 +60,7 @@ def test_what_was_handed_to_a_killed_worker_is_queued_again_or_tried_again(app: 
         "not mine": "saturn.gpu-b",
     }.items():
         ids[name] = app.send_task("execute_workload", queue=queue).id
-    taker = subprocess.run([sys.executable, "-c", textwrap.dedent(TAKER), app.conf.broker_url], timeout=60)
+    taker = subprocess.run([sys.executable, "-c", textwrap.dedent(TAKER), app.conf.broker_url], timeout=120)
     assert taker.returncode == 9
     for name, host in {"ran": "gpu-a@here", "runs elsewhere": "gpu-a@there"}.items():
         app.backend.store_result(ids[name], {"pid": 1, "hostname": host}, states.STARTED)
@@ -91,7 +91,7 @@ def test_it_is_done_before_the_worker_has_processes_which_inherit_no_connection(
     task_id = app.send_task("execute_workload", queue="saturn.gpu-a").id
     for _ in range(3):
         app.send_task("execute_workload", queue="saturn.gpu-b")
-    subprocess.run([sys.executable, "-c", textwrap.dedent(TAKER), app.conf.broker_url], timeout=60)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(TAKER), app.conf.broker_url], timeout=120)
     app.backend.store_result(task_id, {"pid": 1, "hostname": "gpu-a@here"}, states.STARTED)
     worker = Celery(broker=app.conf.broker_url, backend=app.conf.result_backend)
     worker.amqp.queues.select(["saturn.gpu-a"])

@@ -9,7 +9,7 @@ import mlflow
 import pytest
 from fault_watch import Watched
 
-pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(1800)]
 
 
 def test_the_second_night_starts_from_the_first_ones_champion_under_every_technique(
@@ -18,7 +18,7 @@ def test_the_second_night_starts_from_the_first_ones_champion_under_every_techni
     nights = []
     for _ in range(2):
         sweep = Watched(cluster, "warm_nights")
-        assert cluster.wait(sweep.dag_id, sweep.run_id, 400) == "success", sweep.why()
+        assert cluster.wait(sweep.dag_id, sweep.run_id, 800) == "success", sweep.why()
         nights.append(cluster.airflow.xcom(sweep.dag_id, sweep.run_id, "sweep.report"))
     first, second = ({job["job"]: job for job in night["jobs"]} for night in nights)
     client = mlflow.MlflowClient(cluster.mlflow_url)

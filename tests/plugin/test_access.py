@@ -16,7 +16,7 @@ from saturn_airflow.plugin.latest_sweeps import read_sweeps
 from saturn_airflow.plugin.links import PREFIX
 from saturn_airflow.plugin.queries import read_run
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 LARGE = f"/saturn/plan/large/{RUN}"
 PAGE = {"Accept": "text/html,*/*"}
 

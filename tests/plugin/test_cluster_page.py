@@ -28,7 +28,7 @@ from saturn_airflow.model.sharing import SharedJob, SharedSweep
 from saturn_airflow.planning.online.error_law import fit
 from saturn_airflow.plugin.cluster_page import cluster_page
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 OVER = ("success", "failed", "skipped", "upstream_failed")
 NODES = (Node("gpu-a", 8, "a100"), Node("gpu-b", 4, "a100"))
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import HOSTILE, hostile  # type: ignore[attr-defined]
 from playwright.sync_api import expect
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 
 
 def test_names_stay_names(site: Any, visit: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 from synthetic import RUN
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 SCRIPT = "<script>alert(1)</script>"
 
 

@@ -24,7 +24,7 @@ GPUS = torch.cuda.device_count() if ON == "cuda" else 2
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.ranks,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(2400),
     pytest.mark.skipif(not GPUS, reason="there is no GPU"),
 ]
 

@@ -41,7 +41,7 @@ ON = os.environ.get("SATURN_CUDA_TESTS_ON", "cuda")
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.ranks,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(ON == "cuda" and not torch.cuda.device_count(), reason="there is no GPU"),
 ]
 needs_a_gpu = pytest.mark.skipif(ON != "cuda", reason="this is about a GPU")

@@ -15,7 +15,7 @@ from saturn_airflow.model.jobs import HParams, Job
 
 Record = Callable[[str, float, float], None]
 # One fixture runs all cells: beside the other half of the suite more than three minutes were seen.
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(2400)]
 
 LOSSES, WEIGHTS = 1e-12, 1e-11
 SINGLE = Strategy("single")

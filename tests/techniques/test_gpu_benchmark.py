@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1400)]
 
 
 def test_dry_run_with_torch_and_transformers_alone(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.ranks import launch as launch_ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__")
 MAKES = ("tensor", "empty", "frombuffer")
 

@@ -15,7 +15,7 @@ from cells import request as train_request
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import ranks as ranks_module
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
 
 ALL = {name: f"measured:{name}" for name in measured.FUNCTIONS} | {
     "in_order": "measured:InOrder",

@@ -26,7 +26,7 @@ from saturn_airflow.training.optim.elementwise import refuse_coupled
 from saturn_airflow.training.optim.mixing import refuse_mixing
 from saturn_airflow.training.ranks import Ranks, launch
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(2400)]
 
 LOSSES, WEIGHTS = 1e-12, 1e-11
 STEPS, STOPPED_AT = 5, 2

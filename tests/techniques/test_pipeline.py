@@ -15,7 +15,7 @@ from cells import request as train_request
 
 from saturn_airflow.model.jobs import HParams, Job
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
 
 LOSSES, WEIGHTS = 1e-12, 1e-11
 HPARAMS = HParams(

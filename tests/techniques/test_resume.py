@@ -16,7 +16,7 @@ from saturn_airflow.model.jobs import HParams, Job
 
 Record = Callable[[str, float, float], None]
 # One fixture runs all cells: beside the other half of the suite that is more than the usual five minutes.
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(2400)]
 
 LOSSES, WEIGHTS = 1e-12, 1e-11
 STEPS = 6  # in two epochs: 16 samples in batches of 6, the last one of 4

@@ -28,7 +28,7 @@ from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.guarding.guarded import check
 from saturn_airflow.training.ranks import Ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(2400)]
 
 LOSSES, WEIGHTS = 1e-12, 1e-11
 STEPS = 2

@@ -40,7 +40,7 @@ LOADERS: dict[str, tuple[dict[str, Any], Strategy]] = {
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_ranks_get_what_one_device_gets(tmp_path: Path) -> None:
     requests = []
     for name, (settings, strategy) in LOADERS.items():

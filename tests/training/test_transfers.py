@@ -154,7 +154,7 @@ def differs(
     )
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @settings(max_examples=25, deadline=None)
 @given(
     depth=st.integers(2, 5),
