@@ -121,8 +121,25 @@ def test_tensors_come_back_to_the_kind_of_device_they_were_on() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_tensors_in_containers_come_back_to_the_gpu() -> None:
     kept = {"hidden": (torch.ones(2, 3).cuda(), torch.zeros(5000).cuda()), "count": torch.ones(1)}
-    back = plain_values.decode(plain_values.encode(kept, "it"))
+    chance = torch.Generator("cuda").manual_seed(3)
+    back = plain_values.decode(plain_values.encode({**kept, "chance": chance}, "it"))
     assert [one.device.type for one in (*back["hidden"], back["count"])] == ["cuda", "cuda", "cpu"]
+    assert torch.equal(back["chance"].get_state(), chance.get_state())
+
+
+def test_generators_are_made_for_the_device_that_they_drew_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    own = torch.Generator
+
+    def make(device: str = "cpu") -> torch.Generator:
+        made.append(device)
+        return own()
+
+    encoded = plain_values.encode(own(), "it")
+    monkeypatch.setattr(torch, "Generator", make)
+    for place in ({}, {"device": "cuda"}):
+        plain_values.decode({**encoded, **place})
+    assert made == ["cpu", "cuda"]
 
 
 def test_an_enumeration_that_is_not_found_again_is_told() -> None:

@@ -109,7 +109,9 @@ class _Encoder:
         if isinstance(value, complex):
             return {"complex": [value.real, value.imag]}
         if (generator := generator_state(value)) is not None:
-            return {"generator": type(value).__name__, "state": self.encode(generator)}
+            kind = getattr(value, "device", torch.device("cpu")).type
+            place = {} if kind == "cpu" else {"device": kind}
+            return {"generator": type(value).__name__, "state": self.encode(generator), **place}
         if type(value) is itertools.count:
             return {"count": [self.encode(part) for part in value.__reduce__()[1]]}
         if isinstance(value, torch.nn.Module):
@@ -145,8 +147,7 @@ class _Encoder:
         if not known or value.layout != torch.strided or value.is_quantized:
             self._refuse(value)
         self._count(value.numel() * value.element_size())
-        value = value.detach()
-        dtype = str(value.dtype).removeprefix("torch.")
+        value, dtype = value.detach(), str(value.dtype).removeprefix("torch.")
         # Unless it says so, a tensor was in the host's memory.
         place = {} if value.device.type == "cpu" else {"device": value.device.type}
         if not value.numel():  # of which numbers do not tell the shape
@@ -359,13 +360,12 @@ def _decoded_object(encoded: Mapping[str, Any]) -> Any:
 
 def _decoded_generator(encoded: Mapping[str, Any]) -> Any:
     name, state = encoded["generator"], decode(encoded["state"])
-    made: Any
     if name == "Random":
-        made = random.Random()
+        made: Any = random.Random()
     elif name == "RandomState":
         made = np.random.RandomState()
     elif name == "Generator" and isinstance(state, torch.Tensor):
-        made = torch.Generator()
+        made = torch.Generator(encoded.get("device", "cpu"))  # the states of others are of another length
     else:
         made = np.random.Generator(getattr(np.random, state["bit_generator"])())
     set_generator_state(made, state)
