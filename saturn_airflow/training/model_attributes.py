@@ -92,7 +92,8 @@ class ModelAttributes:
             for key, value in own.items():
                 there = self._kinds.get(prefix, {}).get(key) is type(value)
                 try:
-                    found.setdefault(prefix, {})[key] = plain_values.encode(value, "it", there=there)
+                    encoded = plain_values.encode(value, "it", there=there)
+                    found.setdefault(prefix, {})[key] = self._placed(value, encoded)
                 except JobError as error:
                     why_not[name_of(prefix, key)] = str(error)
         for prefix, others in other_attributes(self._model).items():
@@ -104,6 +105,12 @@ class ModelAttributes:
         for prefix, switched in self.switches.values().items():
             found.setdefault(prefix, {})[SWITCHED] = plain_values.encode(switched, "it")
         return {prefix: own for prefix, own in found.items() if own}, why_not
+
+    def _placed(self, value: Any, encoded: Any) -> Any:
+        """``encoded``, of which a tensor says that it is to stay in the host's memory, where the model's
+        are not; on a CPU it may be there only since they are."""
+        apart = isinstance(value, torch.Tensor) and value.device.type == "cpu" != self._device.type
+        return {**encoded, "device": "cpu"} if apart else encoded
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with what :meth:`values` told, as far as the modules are on this rank."""
@@ -184,7 +191,8 @@ def put(model: nn.Module, values: Mapping[str, Mapping[str, Any]], device: torch
                 and not _holds_weights(vars(module).get(key))
             ):
                 found = plain_values.restored(vars(module).get(key), value)
-                module.__dict__[key] = found.to(device) if isinstance(found, torch.Tensor) else found
+                follows = isinstance(found, torch.Tensor) and value.get("device") != "cpu"
+                module.__dict__[key] = found.to(device) if follows else found
 
 
 def unswitched(values: Attributes) -> Attributes:

@@ -61,3 +61,20 @@ def test_modules_and_functions_that_take_the_place_of_others_are_told() -> None:
     assert why_not.keys() == {"1", "2", "act"}
     assert why_not["1"].startswith("it was a Tanh, and is a Sigmoid by now")
     assert why_not["2"].startswith("it was not there, and is a Linear by now")
+
+
+def test_a_tensor_in_the_memory_of_the_host_stays_there_when_its_job_goes_on() -> None:
+    """Beside a model on a GPU, for which the device without data stands in."""
+    gpu = torch.device("meta")
+    model, another = nn.Linear(2, 2), nn.Linear(2, 2)
+    model.seen = another.seen = None  # type: ignore[assignment]
+    attributes = ModelAttributes(model, gpu)
+    model.seen = torch.ones(2)
+    put(another, attributes.values()[0], gpu)
+    assert torch.equal(another.seen, torch.ones(2))  # type: ignore[arg-type]
+    # Where all is on a CPU, one may go with the model to a GPU.
+    model.seen = None  # type: ignore[assignment]
+    on_cpu = ModelAttributes(model, CPU)
+    model.seen = torch.ones(2)
+    put(another, on_cpu.values()[0], gpu)
+    assert another.seen.device == gpu
