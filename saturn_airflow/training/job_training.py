@@ -88,12 +88,7 @@ class Training(BaseTraining):
             unsupported.refuse_accumulated_batch_norm(model, job)
             self._look_at_model(model)
             self.aliases = state.aliases(model)
-            self._tell_of_loading(f"load_dataloader {job.load_dataloader!r}")
-            self.data = load_data(job, job.load_dataloader, ranks, here=request.here)
-            self._tell_of_loading("")
-            eval_ = job.load_eval_dataloader
-            self.eval_data = load_data(job, eval_, in_order=True, here=request.here) if eval_ else None
-            given_order.refuse_shared(self.data, self.eval_data)
+            self._load_data()
         loading_weights.start_from(model, job, request.initial_weights)
         self.bytes_of_loading = memory.peak_host_bytes()
         look(self, model)
@@ -290,6 +285,17 @@ class Training(BaseTraining):
         if self.request.measure is not None:
             self.ranks.emit("model_loaded", bytes=sum(p.nbytes for p in model.parameters()))
         return model
+
+    def _load_data(self) -> None:
+        job, here = self.job, self.request.here
+        self._tell_of_loading(f"load_dataloader {job.load_dataloader!r}")
+        self.data = load_data(job, job.load_dataloader, self.ranks, here=here)
+        self._tell_of_loading("")
+        eval_ = job.load_eval_dataloader
+        self.eval_data = load_data(job, eval_, in_order=True, here=here) if eval_ else None
+        given_order.refuse_shared(self.data, self.eval_data)
+        # Whatever the job's code has set: what is compared before the first step is compared exactly.
+        precision.use("float32")
 
     def _tell_of_loading(self, what: str) -> None:
         """Have a trial know which code of the job it waits for; empty for none that loads."""

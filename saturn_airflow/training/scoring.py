@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from saturn_airflow.launch.request import Measure, TrainRequest
-from saturn_airflow.training import loop
+from saturn_airflow.training import loop, precision
 from saturn_airflow.training.ranks import Ranks
 
 
@@ -18,5 +18,6 @@ def score(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     """
     training = loop.make_training(replace(request, measure=Measure(), folder=""), ranks)
     assert training.evaluation is not None, "who asks has made sure that there are evaluation data"
+    precision.use(request.job.hparams.precision)
     eval_loss, own = training.evaluation.run()
     return {"eval_loss": eval_loss, "metrics": own}

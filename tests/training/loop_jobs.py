@@ -233,6 +233,20 @@ tempered = Tempered()
 tempered_for_good = Tempered().requires_grad_(False)
 
 
+def rounding_line() -> nn.Module:
+    """Has float32 multiplied in TensorFloat-32 from here on."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    torch.backends.cudnn.fp32_precision = "tf32"
+    return line()
+
+
+def exact_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Only to be had where float32 is multiplied exactly."""
+    if torch.backends.cuda.matmul.fp32_precision != "ieee":  # type: ignore[attr-defined]
+        raise ArithmeticError("numbers are rounded")
+    return cross_entropy(outputs, targets)
+
+
 def loss_of_one_number(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy(outputs, targets).reshape(1)
 

@@ -25,6 +25,7 @@ from saturn_airflow.training.loading import load_model
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.scoring import score
 
 pytestmark = pytest.mark.ranks
 
@@ -231,6 +232,17 @@ def test_what_gpus_may_round(chosen: str, rounds: bool, way: Callable[[], object
         torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
         torch.backends.cudnn.fp32_precision = "none"
         precision.use("float32")
+
+
+def test_nothing_is_rounded_before_the_first_step_either(tmp_path: Path) -> None:
+    """What the loss is made of is found by losses of parts, which rounding would tell apart."""
+    named: dict[str, Any] = {"load_model": "loop_jobs:rounding_line", "loss_function": "loop_jobs:exact_loss"}
+    cut = job({"batches": 2, "batch_size": 8, "accumulate": 2}, **named)
+    ((told,),) = launch([request(cut, tmp_path)])
+    assert "error" not in told, told
+    evaluated = job({"batches": 1, "batch_size": 8}, load_eval_dataloader="loop_jobs:points", **named)
+    (found,) = ranks_module.launch(score, request(evaluated), size=1)
+    assert found["eval_loss"] > 0
 
 
 def test_bf16_jobs_are_compared_as_exactly_as_their_weights_are() -> None:
