@@ -34,6 +34,7 @@ _DEVICE_FAILED = (
     "uncorrectable NVLink error",
     "busy or unavailable",
     "no CUDA-capable device is detected",
+    "No CUDA GPUs are available",
     "initialization error",
     "driver shutting down",
     "system not yet initialized",

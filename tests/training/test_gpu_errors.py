@@ -53,6 +53,7 @@ def test_texts(text: str, status: str) -> None:
     ("text", "whose"),
     [
         ("CUDA error: GPU is lost", "device"),
+        ("No CUDA GPUs are available", "device"),
         ("CUDA error: uncorrectable ECC error encountered", "device"),
         ("CUDA error: all CUDA-capable devices are busy or unavailable", "device"),
         (
