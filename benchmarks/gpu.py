@@ -95,6 +95,8 @@ class Machine:
 
 # A row that takes longer is ended: something hangs, or waits for memory.
 _ROW_SECONDS = 240.0
+# What is left at the end for the losses of a small model.
+_SECONDS_OF_DEVIATIONS = 60.0
 
 
 class TooLongError(Exception):
@@ -223,8 +225,12 @@ def ending_after(seconds: float) -> Callable[[], bool]:
     return late
 
 
-def deviations(shape: Shape, device_type: str) -> list[dict[str, Any]]:
-    """How far the losses of ten steps are from those that float64 gives on the CPU."""
+def deviations(shape: Shape, device_type: str, end_at: float) -> list[dict[str, Any]]:
+    """How far the losses of ten steps are from those that float64 gives on the CPU.
+
+    :param end_at: when it is to end at the latest (``time.monotonic``).
+    :raises TooLongError: when it would take longer.
+    """
     variants = [(t, p) for p in ("float64", "float32", "bf16") for t in ("single", "spill", "fsdp")]
     with tempfile.TemporaryDirectory() as folder:
         requests = [
@@ -237,8 +243,8 @@ def deviations(shape: Shape, device_type: str) -> list[dict[str, Any]]:
             for technique, precision in variants
         ]
         reference = TrainRequest(job=requests[0].job, technique="single", folder=f"{folder}/cpu")
-        (exact,) = launch_losses([reference], "cpu")
-        found = launch_losses(requests, device_type)
+        (exact,) = launch_losses([reference], "cpu", end_at)
+        found = launch_losses(requests, device_type, end_at)
     return [
         {
             "technique": technique,
@@ -249,10 +255,10 @@ def deviations(shape: Shape, device_type: str) -> list[dict[str, Any]]:
     ]
 
 
-def launch_losses(requests: Sequence[TrainRequest], device_type: str) -> list[list[float]]:
+def launch_losses(requests: Sequence[TrainRequest], device_type: str, end_at: float) -> list[list[float]]:
     """:func:`losses_of`, in a process of its own."""
-    call = launching.pack("gpu:losses_of", list(requests))
-    (rank,) = launching.launch_ranks(call, 1, device_type=device_type, poll=ending_after(_ROW_SECONDS))
+    call, poll = launching.pack("gpu:losses_of", list(requests)), ending_after(end_at - time.monotonic())
+    (rank,) = launching.launch_ranks(call, 1, device_type=device_type, poll=poll)
     value: list[list[float]] = rank["value"]
     return value
 
@@ -296,8 +302,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.dry_run and not torch.cuda.is_available():
         parser.error("no CUDA GPU is visible; --dry-run runs tiny models on the CPU")
-    # Half a minute is for the losses of a small model.
-    give_up_at = time.monotonic() + 60 * arguments.minutes - (0 if arguments.dry_run else 30)
+    end_at = time.monotonic() + 60 * arguments.minutes
+    end_at += _SECONDS_OF_DEVIATIONS if arguments.dry_run else 0.0  # nobody is kept from a GPU
     machine = look_at(arguments.dry_run, arguments.peak_tflops)
     output = (
         arguments.output or Path(__file__).parent / f"gpu-{machine.device.replace(' ', '-').lower()}.json"
@@ -317,17 +323,18 @@ def main() -> None:
         "losses_against_float64": [],
     }
     print(json.dumps({"device": machine.device, "ceilings": machine.ceilings}), flush=True)
-    run_all([c for c in chosen if arguments.only in c.name], machine, give_up_at, result, output)
+    run_all([c for c in chosen if arguments.only in c.name], machine, end_at, result, output)
     tell(result)
     print(f"\nwritten to {output}")
 
 
 def run_all(
-    chosen: Sequence[Case], machine: Machine, give_up_at: float, result: dict[str, Any], output: Path
+    chosen: Sequence[Case], machine: Machine, end_at: float, result: dict[str, Any], output: Path
 ) -> None:
     """Measure what there is time for; ``result`` is written to ``output`` whenever there is more of it."""
     measured: list[Case] = []
     longest = 0.0
+    give_up_at = end_at - _SECONDS_OF_DEVIATIONS
     for case in chosen:
         began = time.monotonic()
         if began + longest > give_up_at:
@@ -348,7 +355,7 @@ def run_all(
         output.write_text(json.dumps(result, indent=1) + "\n")
     small = Shape(layers=3, width=64, heads=2, vocabulary=128, tokens=32, batch_size=4)
     try:
-        result["losses_against_float64"] = deviations(small, machine.device_type)
+        result["losses_against_float64"] = deviations(small, machine.device_type, end_at)
     except (RanksFailedError, TooLongError) as error:
         result["left_out"].append(f"losses against float64: {type(error).__name__} {error}")
     output.write_text(json.dumps(result, indent=1) + "\n")

@@ -136,6 +136,14 @@ def test_out_of_capped_memory_is_measured_with_more(tmp_path: Path, monkeypatch:
     assert result["left_out"][1:5] == [row.name for row in rows]
 
 
+def test_losses_of_a_small_model_end_with_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARK.parent)
+    gpu, gpu_cases = importlib.import_module("gpu"), importlib.import_module("gpu_cases")
+    monkeypatch.setattr(gpu.launching, "launch_ranks", lambda *unused, poll, **settings: poll())
+    with pytest.raises(gpu.TooLongError):
+        gpu.deviations(gpu_cases.tiny_sizes()["small"], "cpu", 0.0)
+
+
 def test_deepspeed_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARK.parent)
     why_not = importlib.import_module("gpu_deepspeed").why_not
