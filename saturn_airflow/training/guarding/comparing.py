@@ -107,12 +107,12 @@ def put_off_by_rounding(model: nn.Module, number_format: torch.dtype, way: int =
     :param way: for others that are off otherwise; from 0 on, less than ``_WAYS_TO_ROUND``.
     """
     eps = torch.finfo(number_format).eps
+    # By -2 to 2 of the last digits in turn: nothing is drawn, so that each such model is the same.
+    digits = ((7919 - way) * torch.arange(5) + way) % 5 - 2
     for p in parameters_of(model):
         if p.is_floating_point():
-            # By -2 to 2 of the last digits in turn: nothing is drawn, so that each such model is the same.
-            order = torch.arange(p.numel(), device=p.device)
-            digits = ((7919 - way) * order + way) % 5 - 2
-            p.data = p.data * (1 + eps * digits.view(p.shape).to(p))
+            factors = (1 + eps * digits.to(p)).repeat(-(-p.numel() // 5))
+            p.data = p.data * factors[: p.numel()].view(p.shape)
 
 
 @contextmanager

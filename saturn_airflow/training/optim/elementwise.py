@@ -190,4 +190,4 @@ def _after_steps_spread(
     tried_steps.take(optimizer, len(_SCALES), give)
     found = parameter.detach()
     assert isinstance(found, DTensor)
-    return found.full_tensor()
+    return found.full_tensor().to(whole.device)  # what is offloaded is spread over the devices all the same
