@@ -21,7 +21,7 @@ from worst_order import WorstOrder
 
 from saturn_airflow.training import job_training, staging, tensor_files
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.staging import Staging, own_part
+from saturn_airflow.training.staging import Staging, lie_on_device, own_part
 
 CPU = torch.device("cpu")
 TENSORS = {
@@ -115,6 +115,16 @@ def test_a_shard_is_copied_as_what_it_is_of_the_whole(tmp_path: Path) -> None:
         assert torch.equal(copy.to_local(), torch.arange(6.0))
     finally:
         dist.destroy_process_group()
+
+
+def test_a_model_that_lies_on_the_host_is_not_copied_there() -> None:
+    def on(device: str, numbers: int) -> Any:
+        place = SimpleNamespace(type=device)
+        return SimpleNamespace(device=place, numel=lambda: numbers, element_size=lambda: 4)
+
+    spilled = {"blocks": on("cpu", 900), "embedding": on("cuda", 100)}
+    assert not lie_on_device(spilled)
+    assert lie_on_device({**spilled, "blocks that stay": on("cuda", 1000)})
 
 
 def test_what_several_hold_is_written_by_one() -> None:
