@@ -48,9 +48,15 @@ class Claim:
         return self.sweep.jobs[0]
 
     @property
+    def sweep_here(self) -> str:
+        """Its sweep's name among all that share the node: deployments that share its folder of leases, such
+        as those for staging and for production, may have DAGs and runs of the same names."""
+        return f"{self.sweep.name} since {self.sweep.arrived!r}"
+
+    @property
     def key(self) -> tuple[str, str]:
-        """The names of sweep and job."""
-        return self.sweep.name, self.job.name
+        """The names of sweep and job, among all that share the node."""
+        return self.sweep_here, self.job.name
 
     def with_job(self, **changes: Any) -> Claim:
         """This claim with other facts of its job, fields of :class:`SharedJob`."""

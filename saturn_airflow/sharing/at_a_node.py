@@ -23,7 +23,7 @@ def plan_stands(claims: Iterable[Claim]) -> bool:
     Trials that come between them leave it as it is.
     """
     found = [claim for claim in claims if not claim.sweep.trials]
-    return len({(claim.sweep.name, claim.made) for claim in found}) <= 1 and all(c.by_plan for c in found)
+    return len({(claim.sweep_here, claim.made) for claim in found}) <= 1 and all(c.by_plan for c in found)
 
 
 def place_in(decision: Decision, mine: Claim) -> Place | None:
@@ -51,7 +51,10 @@ def ranks_at_a_node(
     rules: SharingRules,
     used: Mapping[str, float] | None = None,
 ) -> dict[str, Rank]:
-    """The turns of the sweeps of all claims, by their names; takes what :func:`decision_at_a_node` takes."""
+    """The turns of the sweeps of all claims, by their names here.
+
+    Takes what :func:`decision_at_a_node` takes.
+    """
     return ranks(*_at_node(waiting, holding, (), devices, now, rules, used))
 
 
@@ -132,18 +135,20 @@ def _sweeps(claims: Iterable[Claim], rules: SharingRules) -> tuple[SharedSweep, 
     """The sweeps of all claims, each with its jobs; of two claims of one job the first counts."""
     found: dict[str, dict[str, Claim]] = {}
     for claim in claims:
-        found.setdefault(claim.sweep.name, {}).setdefault(claim.job.name, claim)
+        found.setdefault(claim.sweep_here, {}).setdefault(claim.job.name, claim)
     return tuple(_together(by_job, rules) for by_job in found.values())
 
 
 def _together(by_job: Mapping[str, Claim], rules: SharingRules) -> SharedSweep:
     """The sweep of these claims, with the seconds to be expected after what was seen of those that run."""
     newest = max(by_job.values(), key=lambda claim: (claim.made, claim.job.name))
-    sweep = replace(newest.sweep, jobs=tuple(by_job[name].job for name in sorted(by_job)))
+    jobs = tuple(by_job[name].job for name in sorted(by_job))
+    sweep = replace(newest.sweep, name=newest.sweep_here, jobs=jobs)
     paces = {name: claim.pace for name, claim in by_job.items() if claim.pace is not None}
     return at_pace_seen(sweep, paces, {HERE: HERE}, rules.off_by) if paces else sweep
 
 
 def as_seen(mine: Claim, rules: SharingRules) -> Claim:
     """``mine`` with the seconds to be expected after how fast it was seen to train where it runs."""
-    return replace(mine, sweep=_together({mine.job.name: mine}, rules))
+    sweep = _together({mine.job.name: mine}, rules)
+    return replace(mine, sweep=replace(sweep, name=mine.sweep.name))

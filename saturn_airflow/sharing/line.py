@@ -31,7 +31,7 @@ class Waiting(NamedTuple):
 def in_line(waiting: Iterable[Waiting], ranks: Mapping[str, Rank]) -> list[Waiting]:
     """All who wait at a node, the first in line first.
 
-    :param ranks: the turns of the sweeps whose claims wait, by their names.
+    :param ranks: the turns of the sweeps whose claims wait, by their names here.
     """
     waiting = list(waiting)
     claimed = [one.order for one in waiting if one.claim is not None]
@@ -39,7 +39,7 @@ def in_line(waiting: Iterable[Waiting], ranks: Mapping[str, Rank]) -> list[Waiti
 
     def place(one: Waiting) -> tuple[int, tuple[object, ...], Order]:
         if one.claim is not None:
-            return 1, ranks[one.claim.sweep.name].key, one.order
+            return 1, ranks[one.claim.sweep_here].key, one.order
         return 0 if oldest is None or one.order < oldest else 2, (), one.order
 
     return sorted(waiting, key=place)

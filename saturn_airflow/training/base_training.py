@@ -15,6 +15,7 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import batches
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
 from saturn_airflow.training.checkpoints import Checkpoints
+from saturn_airflow.training.code_files import CodeFiles
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.plateau import Plateau
 from saturn_airflow.training.protocols import SpotChecks
@@ -69,6 +70,8 @@ class BaseTraining:
     last_compared: int
     #: What the user was told that checkpoints lack.
     warned_of: set[str]
+    #: The job's own code, where it is trained rather than tried.
+    code: CodeFiles | None = None
     #: The path of the last one.
     checkpoint: str | None
     #: What the model is made of, where checkpoints are written.

@@ -34,6 +34,7 @@ from saturn_airflow.training import (
 )
 from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import Cut, GlobalBatch, Position
+from saturn_airflow.training.code_files import CodeFiles
 from saturn_airflow.training.evaluating import Evaluation
 from saturn_airflow.training.guarding import spot_checks, whole
 from saturn_airflow.training.guarding.users_state import UsersState
@@ -91,6 +92,7 @@ class Training(BaseTraining):
             self._load_data()
         loading_weights.start_from(model, job, request.initial_weights)
         self.bytes_of_loading = memory.peak_host_bytes()
+        self.code = None if request.measure is not None else CodeFiles()
         look(self, model)
         self._users = UsersState(job, model)  # which looking ahead does not change
         copied = request.measure is None and ranks.is_first and not self._users.holds_model

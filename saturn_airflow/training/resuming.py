@@ -39,6 +39,7 @@ def to_dict(training: BaseTraining, lacks: Sequence[str] = ()) -> dict[str, Any]
         "devices": training.ranks.size,
         "looked": training.step if training.spot_checks is None else training.last_compared,
         **({} if structure is None else {"made_first": structure.made_first}),
+        **({} if training.code is None else {"code": training.code.digests()}),
         **({"lacks": lacks} if lacks else {}),
     }
 
@@ -94,6 +95,9 @@ def resume(training: BaseTraining, saved: Checkpoints, extra: Mapping[str, Any])
     training.epoch_sum, training.epoch_batches = extra["epoch_sum"], extra["epoch_batches"]
     _check_data(training, extra)
     training.made_first = extra.get("made_first")
+    code, before = training.code, extra.get("code", {})
+    if code is not None and (mixed := code.why_mixed(before, training.checkpoint)):
+        training.warn(mixed)
     if (lacks := extra.get("lacks")) and not training.finished:
         raise JobError(
             f"checkpoint {training.checkpoint} lacks what training has changed ({', '.join(lacks[:5])}), so "

@@ -22,11 +22,12 @@ from saturn_airflow.sharing.line import Waiting, in_line
 NODE = ("d0", "d1", "d2", "d3")
 PRIORITIES = {"a": 0.0, "b": 0.0, "c": 5.0}
 RULES = SharingRules(checkpoint=1.0)
+#: Of the sweeps, all of whose jobs tell the same.
+ARRIVED = time.time()
 
 
 def job_of(sweep: str, name: str, seconds: dict[tuple[str, int], tuple[float, float]], made: float) -> Claim:
-    now = time.time()
-    facts = SharedSweep(sweep, (), now, 1e6, PRIORITIES[sweep], preempt=sweep == "b")
+    facts = SharedSweep(sweep, (), ARRIVED, 1e6, PRIORITIES[sweep], preempt=sweep == "b")
     return claim_of(facts, name, next(iter(seconds))[0], seconds, made)
 
 

@@ -63,6 +63,20 @@ def test_a_sweep_that_is_alone_runs_as_planned(tmp_path: Path) -> None:
         assert second.take() is None
 
 
+def test_deployments_that_share_a_node_may_have_sweeps_of_the_same_name(tmp_path: Path) -> None:
+    staging = waiter(tmp_path, claim("nightly", "one", {("single", 1): (60.0, 1.0)}, arrived=1.0), NODE[:1])
+    two = {("ddp", 2): (60.0, 1.0)}
+    production = waiter(tmp_path, claim("nightly", "one", two, arrived=2.0), NODE[:2])
+    with take(staging):
+        taken = None
+        for _ in range(2):  # at the first it hears that it is not alone
+            taken = taken or production.take()
+        assert taken is not None, "of four devices one is held"
+        assert taken.place is not None
+        assert (taken.place.technique, len(taken.devices)) == ("ddp", 2)
+        taken.release()
+
+
 def test_jobs_run_thriftily_when_other_sweeps_wait(tmp_path: Path) -> None:
     first = waiter(tmp_path, claim("a", "one", WIDE))
     other = waiter(tmp_path, claim("b", "one", WIDE))

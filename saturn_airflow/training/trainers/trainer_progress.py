@@ -14,6 +14,7 @@ from saturn_airflow.model import metrics
 from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.training import timing
+from saturn_airflow.training.code_files import CodeFiles
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.structure import FIRST_STEPS, Structure
 from saturn_airflow.training.trainers import seen_state
@@ -59,6 +60,7 @@ class TrainerProgress:
         self.stop_at, self.save_at = stop_at, save_at
         trainer, self._counted = build(self.job, folder)
         self.trainer = trainer
+        self.code = CodeFiles()
         self.remembered = CallbackState(trainer.callback_handler.callbacks)
         self.arguments = ChangedArguments(trainer.args)
         self.epochs = TrainedEpochs(trainer)
@@ -103,6 +105,7 @@ class TrainerProgress:
             **({"beside": beside} if beside else {}),
             **({} if self._structure is None else {"made_first": self._structure.made_first}),
             "step": self.step,
+            "code": self.code.digests(),
             "definition": self.definition,
             "arguments": self.arguments.given,
             **({"changed_arguments": changed} if (changed := self.arguments.values()) else {}),

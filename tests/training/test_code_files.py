@@ -1,0 +1,75 @@
+"""A job's code that is edited while it trains: who goes on from a checkpoint is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saturn_airflow.launch.request import TrainRequest
+from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training import ranks as ranks_module
+from saturn_airflow.training.code_files import CodeFiles
+from saturn_airflow.training.loop import train
+from saturn_airflow.training.ranks import Ranks
+
+MODEL = """
+from helper_of_edited import P
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(P), nn.Linear(8, 3))
+"""
+HELPER = "P = 0.1\n"
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "dags"
+    folder.mkdir()
+    (folder / "edited_model.py").write_text(MODEL)
+    (folder / "helper_of_edited.py").write_text(HELPER)
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def test_what_counts_is_the_file_that_was_imported(code: Path) -> None:
+    module = importlib.import_module("edited_model")
+    try:
+        files = CodeFiles()
+        before = dict(files.digests())
+        assert {"edited_model", "helper_of_edited"} <= before.keys()
+        assert not {name for name in before if name.startswith(("saturn_airflow", "torch", "json"))}
+        (code / "helper_of_edited.py").write_text("P = 0.25\n")
+        assert files.digests() == before, "this process has the code of before"
+        assert files.why_mixed(before, "step-3") is None
+        told = CodeFiles().why_mixed(before, "step-3")
+        assert told is not None
+        assert "the code of helper_of_edited has changed since step-3 was written" in told
+    finally:
+        for name in (module.__name__, "helper_of_edited"):
+            del sys.modules[name]
+
+
+def _train(path: str, requests: list[TrainRequest], ranks: Ranks) -> list[str]:
+    sys.path.insert(0, path)
+    said: list[dict[str, Any]] = []
+    for request in requests:
+        train(request, dataclasses.replace(ranks, _emit=said.append))
+    return [event["message"] for event in said if event["event"] == "warning"]
+
+
+@pytest.mark.ranks
+def test_who_goes_on_by_other_code_is_told(code: Path, tmp_path: Path) -> None:
+    names = ("edited_model:net", "loop_jobs:points", "loop_jobs:loss")
+    job = Job("j", *names, hparams=HParams(batches=6, batch_size=8))
+    part = TrainRequest(job=job, technique="single", folder=str(tmp_path / "job"), batch_count=2)
+    (same,) = ranks_module.launch(_train, str(code), [part, part], size=1)
+    assert same == []
+    (code / "helper_of_edited.py").write_text("P = 0.25\n")
+    ((told,),) = ranks_module.launch(_train, str(code), [part], size=1)
+    assert "the code of helper_of_edited has changed since" in told
