@@ -16,6 +16,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import caches
 from saturn_airflow.parallelism.batch_norm import in_one_process
 from saturn_airflow.training import precision, rng, shared_memory
+from saturn_airflow.training.frozen import digest
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.without_group import without_group
 
@@ -86,8 +87,8 @@ def check_equal_everywhere(model: nn.Module, ranks: Ranks) -> None:
     """
     if ranks.size == 1:
         return
-    samples: Mapping[str, float] = {
-        name: float(p.detach().flatten()[:: max(1, p.numel() // 256)].double().sum())
+    samples: Mapping[str, int] = {
+        name: digest(p.detach().flatten()[:: max(1, p.numel() // 256)])
         for name, p in model.named_parameters()
     }
     for other in ranks.everyones(samples):

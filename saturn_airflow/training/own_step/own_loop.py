@@ -173,7 +173,8 @@ class OwnStepTraining(Training):
 
 
 def _digest(tensor: torch.Tensor) -> tuple[float, float]:
-    flat = tensor.detach().reshape(-1)
+    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    flat = tensor.reshape(-1)
     # What is no number is the same as itself here.
     few = flat[:: max(1, flat.numel() // 256)].double().nan_to_num(math.pi, 1e100, -1e100)
     return float(few.sum()), float((few * torch.arange(1, len(few) + 1, device=few.device)).sum())
