@@ -102,7 +102,7 @@ class Call:
         self._asking = [(parameter, parameter.requires_grad) for parameter in parameters_of(block)]
         self._state = ModuleState(modules)
         self._computed = False
-        self._result: Versions = ()
+        self._result: Versions | None = None
 
     def __call__(self) -> Any:
         if not self._computed:
@@ -146,14 +146,18 @@ class Call:
         self._result = _versions(tensor.detach() for tensor in tensors_in(first))
 
     def _compare(self, second: Any) -> None:
-        others = tensors_in(second)
-        for (tensor, version), other in zip(self._result, others, strict=False):
-            # What was written into since is not what the block returned.
-            if _version(tensor) == version and not _agree(tensor, other):
-                raise self._differs(
-                    "the result is another one by then: what it reads outside of itself has changed meanwhile"
-                )
-        self._result = ()
+        if self._result is None:
+            return
+        firsts, others = self._result, list(tensors_in(second))
+        self._result = None
+        # What was written into since is not what the block returned.
+        if len(firsts) != len(others) or any(
+            _version(tensor) == version and not _agree(tensor, other)
+            for (tensor, version), other in zip(firsts, others, strict=True)
+        ):
+            raise self._differs(
+                "the result is another one by then: what it reads outside of itself has changed meanwhile"
+            )
 
     @contextmanager
     def _asked_as_then(self) -> Iterator[None]:

@@ -51,7 +51,7 @@ WRONG: dict[str, tuple[Cell, str]] = {
     ),
     "a buffer": (
         Cell(job(model_args={"extra": "norm"}), "ForwardTwice"),
-        "the buffer 'extra.running_mean' is off by",
+        "the buffer 'extra.running_mean' after step 1 is off by",
     ),
     "a counter": (
         Cell(job(model_args={"extra": "counts passes"}), "ForwardTwice"),
@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[Cell, str]] = {
     ),
     "what is counted": (
         Cell(job(loss_function="odd_models:sum_loss"), "CountsOtherwise"),
-        "is taken over 2 on one device and over 4 here",
+        "is taken over is 2 on one device and 4 here",
     ),
     "a parameter left behind": (Cell(job(), "StaleParameter"), "'leave.bias' after step 1 is off by"),
     "a hook that is lost": (Cell(job(model_args={"extra": "halved gradient"}), "fsdp", 2), "'extra.weight'"),

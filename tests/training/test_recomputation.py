@@ -23,6 +23,7 @@ from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.parallelism.blocks import recompute_blocks
 from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.parallelism.recomputation import recomputed
 from saturn_airflow.parallelism.spilling import Spilled
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
@@ -125,6 +126,21 @@ def test_what_is_switched_between_two_passes_is_as_it_was(ranks: Ranks, name: st
 def test_what_is_switched_elsewhere_is_refused(ranks: Ranks, how: str) -> None:
     with pytest.raises(DoesNotFit, match="what it reads outside of itself has changed"):
         trained(GoesThroughTwice(switch_elsewhere).double(), how, ranks)
+
+
+@pytest.mark.parametrize("then", [0, 2])
+def test_what_returns_more_or_less_by_the_backward_pass_is_refused(then: int) -> None:
+    noted = [1]
+    block = nn.Linear(4, 4)
+
+    def forward(x: torch.Tensor) -> list[torch.Tensor]:
+        y = nn.functional.linear(x, block.weight)
+        return [y, *(y.detach() for _ in range(noted[0]))]
+
+    result = recomputed("block", block, forward)(X[0, 0].float())
+    noted[0] = then
+    with pytest.raises(DoesNotFit, match="what it reads outside of itself has changed"):
+        result[0].sum().backward()
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -50,14 +50,21 @@ _STEPS_OF_COUNTERS = 3
 class Difference:
     """Something that is not as on one device.
 
-    :param what: in words, such as ``the gradient of 'head.weight'``.
+    :param what: in words, such as ``the gradient of 'head.weight' in step 1``.
     :param how: by how much.
     :param order: what to tell first: the least.
+    :param size: by how much, as a number in the unit of what differs, such as the L2 norm of what a gradient
+        is off by; infinite where something is missing, or is no number.
     """
 
     what: str
     how: str
     order: int
+    size: float = field(default=math.inf, compare=False)
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.size):
+            object.__setattr__(self, "size", math.inf)
 
     def __str__(self) -> str:
         return f"{self.what} {self.how}"
@@ -87,6 +94,11 @@ class Comparison:
         self._note(expected.update_format)
         return [*before, *self._updates(expected, got)]
 
+    def whole(self, expected: Step, got: Step) -> list[Difference]:
+        """What differs in the next step where ``got`` holds everything."""
+        found = self.of(expected, got)
+        return found + [d for d in self.buffers(expected, got).values() if d is not None]
+
     def _note(self, update_format: torch.dtype) -> None:
         """The optimizer stepped in this format."""
         rank = list(TOLERANCES).index
@@ -114,7 +126,11 @@ class Comparison:
                 allowed, how = 0.0, "has other numbers"
                 if buffer.count == 1:
                     how = f"is {as_it_should.values.item():g} on one device and {buffer.values.item():g} here"
-            found[name] = None if off <= allowed else Difference(f"the buffer {name!r}", how, 3)
+            # The optimizer may make much of noise, which is not yet in the first step's buffers; in which of
+            # the later ones it shows is chance.
+            when = "step 1" if self._steps == 1 else "later steps"
+            what = f"the buffer {name!r} after {when}"
+            found[name] = None if off <= allowed else Difference(what, how, 3, off)
         return found
 
     def _counters(self, expected: Step, got: Step) -> dict[str, Difference | None]:
@@ -126,8 +142,8 @@ class Comparison:
             grows = all(one < other for one, other in itertools.pairwise(counts))
             if len(counts) >= _STEPS_OF_COUNTERS and grows and name in got.counts:
                 how = f"is {count} on one device and {got.counts[name]} here"
-                same = got.counts[name] == count
-                found[f"attribute {name}"] = None if same else Difference(f"the attribute {name!r}", how, 3)
+                wrong = Difference(f"the attribute {name!r}", how, 3, abs(got.counts[name] - count))
+                found[f"attribute {name}"] = wrong if wrong.size else None
         return found
 
     def evaluations(self, expected: float, got: float) -> list[Difference]:
@@ -137,15 +153,17 @@ class Comparison:
     def _off(self, what: str, expected: float, got: float) -> Iterator[Difference]:
         # A loss near 0 may be what is left of much larger numbers.
         allowed = self._tolerance.loss * self._slack * max(abs(expected), 1e-2)
-        if not abs(got - expected) <= allowed:
-            share = f" ({_share(abs(got - expected), abs(expected))} off)"
-            yield Difference(what, f"is {expected:.6g} on one device and {got:.6g} here{share}", 0)
+        off = abs(got - expected)
+        if not off <= allowed:
+            share = f" ({_share(off, abs(expected))} off)"
+            yield Difference(what, f"is {expected:.6g} on one device and {got:.6g} here{share}", 0, off)
 
     def _losses(self, expected: Step, got: Step) -> Iterator[Difference]:
         yield from self._off(f"the loss of step {self._steps}", expected.loss, got.loss)
         if expected.counted is not None and got.counted is not None and expected.counted != got.counted:
-            how = f"is taken over {expected.counted:g} on one device and over {got.counted:g} here"
-            yield Difference(f"the loss of step {self._steps}", how, 1)
+            what = f"what the loss of step {self._steps} is taken over"
+            how = f"is {expected.counted:g} on one device and {got.counted:g} here"
+            yield Difference(what, how, 1, abs(got.counted - expected.counted))
 
     def _gradients(self, expected: Step, got: Step) -> Iterator[Difference]:
         whole = math.sqrt(sum(g.norm**2 for g in expected.gradients.values() if g is not None))
@@ -166,7 +184,7 @@ class Comparison:
             noise = self._noise(as_it_should, whole)
             off = as_it_should.distance(gradient)
             if not off <= noise * self._slack:
-                yield Difference(what, f"is off by {_share(off, as_it_should.norm)}", 2)
+                yield Difference(what, f"is off by {_share(off, as_it_should.norm)}", 2, off)
             # Where a gradient is noise an optimizer may turn it into a step of full length. The noise is a
             # norm: an element's part of it is that over the root of their number.
             single = as_it_should.values[: as_it_should.singles].abs()
@@ -189,7 +207,7 @@ class Comparison:
             )
             if not off <= allowed * self._slack:
                 how = f"is off by {_share(off, update)} of what the step changes"
-                yield Difference(f"{name!r} after step {self._steps}", how, 4)
+                yield Difference(f"{name!r} after step {self._steps}", how, 4, off)
 
     def _noise(self, gradient: Sample, whole: float) -> float:
         return self._tolerance.gradient * gradient.norm + self._tolerance.floor * whole

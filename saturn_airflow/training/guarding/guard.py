@@ -313,8 +313,8 @@ class Guard:
         own = [str(leaf.sum()) for part in leaves for leaf in part if isinstance(leaf, torch.Tensor)]
         return any(other != own for other in self._ranks.everyones(own))
 
-    def _noise(self, way: int) -> set[str]:
-        """What differs in a plain loop from weights that are off by their format's last digits.
+    def _noise(self, way: int) -> dict[str, float]:
+        """What differs, and how far, in a plain loop from weights that are off by their format's last digits.
 
         Some models make such differences large: Adam those of gradients that are really 0, BatchNorm over few
         values those of any.
@@ -323,21 +323,21 @@ class Guard:
         plain = self._plain
         model = self._load()
         if model is self._model():  # the job's code hands out one and the same, which is trained by now
-            return set()
+            return {}
         comparing.put_off_by_rounding(model, plain.number_format, way)
-        other = PlainSteps(plain.sizes, plain.device, plain.skipped, alone=plain.alone)
+        other = PlainSteps(plain.sizes, plain.device, set(plain.skipped), alone=plain.alone)
         device = torch.device(plain.device)
         with without_group():
             first_steps.take_each(other, self.job, model, self._load, device, self._data, self._eval_data)
-        comparison = Comparison(plain.number_format)
-        found: set[str] = set()
-        for expected, got in zip(plain.steps, other.steps, strict=False):
-            found.update(d.what for d in comparison.of(expected, got))
-            found.update(d.what for d in comparison.buffers(expected, got).values() if d)
-        if math.isfinite(plain.evaluation):
-            found.update(d.what for d in comparison.evaluations(plain.evaluation, other.evaluation))
         self._users.restore()  # where the job's code refers to its model, it did to the one loaded here
-        return found
+        if other.skipped != plain.skipped:  # these steps are on other batches
+            return {}
+        comparison = Comparison(plain.number_format)
+        steps = zip(plain.steps, other.steps, strict=False)
+        found = [d for expected, got in steps for d in comparison.whole(expected, got)]
+        if math.isfinite(plain.evaluation):
+            found += comparison.evaluations(plain.evaluation, other.evaluation)
+        return comparing.sizes_of(found)
 
     def _draws_alike(self, step: TakeStep, batches: Sequence[GlobalBatch]) -> bool:
         """Whether the technique draws the random numbers that one device would have drawn.

@@ -64,16 +64,14 @@ class OwnStepSpotChecks(LoopSpotChecks):
         comparison = Comparison(plain.number_format, SLACK)
         found = comparing.put_together(comparison, plain.step, got, self._ranks, everywhere=True)
 
-        def noise(way: int) -> set[str]:
+        def noise(way: int) -> dict[str, float]:
             assert plain.step is not None
             off = self._take(
                 dataclasses.replace(batch, micro_batches=[whole]),
                 alone=True,
                 off=(plain.number_format, way),
             )
-            again = Comparison(plain.number_format, SLACK)
-            differing = {d.what for d in again.of(plain.step, off)}
-            return differing | {d.what for d in again.buffers(plain.step, off).values() if d}
+            return comparing.sizes_of(Comparison(plain.number_format, SLACK).whole(plain.step, off))
 
         if real := comparing.beyond_noise(found, noise, self._ranks):
             self._refuse(comparing.describe(real), step)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,6 @@ class PlainTake:
     samples: int = 0
     step: Step | None = None
     number_format: torch.dtype = torch.float64
-    noise: set[str] = field(default_factory=set)
     why_not: str = ""
 
 
@@ -180,7 +180,7 @@ class LoopSpotChecks:
         comparison = Comparison(plain.number_format, SLACK)
         found = comparing.put_together(comparison, plain.step, got, self._ranks)
 
-        def noise(way: int) -> set[str]:
+        def noise(way: int) -> dict[str, float]:
             assert weights is not None
             assert plain.step is not None
             return self._noise(job, weights, data, batch.samples, plain, way)
@@ -193,7 +193,7 @@ class LoopSpotChecks:
     def _refuse(self, differences: str, step: int) -> None:
         training, technique = self._training, self._training.request.technique
         since = f"step {training.last_compared}" if training.last_compared else "its first steps"
-        words = differences.replace(" of step 1", "").replace(" in step 1", "")
+        words = re.sub(" (of|in|after) step 1", "", differences)
         if training.checkpoints is not None:
             training.checkpoints.set_aside(training.last_compared)
         raise ChangesResultError(
@@ -318,14 +318,12 @@ class LoopSpotChecks:
 
     def _noise(
         self, job: Job, weights: whole.Tensors, data: Any, of: int, plain: PlainTake, way: int
-    ) -> set[str]:
+    ) -> dict[str, float]:
         assert plain.step is not None
         other = PlainTake(plain.samples, number_format=plain.number_format)
         self._take_plain_step(other, job, weights, data, of, hooks=False, off=way)
         assert other.step is not None
-        comparison = Comparison(plain.number_format, SLACK)
-        found = {d.what for d in comparison.of(plain.step, other.step)}
-        return found | {d.what for d in comparison.buffers(plain.step, other.step).values() if d}
+        return comparing.sizes_of(Comparison(plain.number_format, SLACK).whole(plain.step, other.step))
 
     def _fewer(self, batch: GlobalBatch, data: Any, samples: int) -> GlobalBatch:
         """The first ``samples`` of a batch, cut as the whole of it is."""
