@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -21,6 +23,20 @@ def refuse_scripted(model: nn.Module, technique: str) -> None:
             raise DoesNotFit(
                 f"{name or 'the model'} is compiled by TorchScript, whose weights and forward passes "
                 f"{technique} can't change; leave out torch.jit.script, or use single or ddp"
+            )
+
+
+def refuse_sparse(model: nn.Module, ranks: Ranks) -> None:
+    """Refuse to hand around among devices what is kept as a sparse tensor, which torch sends to none.
+
+    :raises DoesNotFit: on several devices, when ``model`` has such a parameter or buffer.
+    """
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers()) if ranks.size > 1 else ()
+    for name, tensor in tensors:
+        if tensor.layout != torch.strided:
+            raise DoesNotFit(
+                f"{name!r} of the model is a sparse tensor, which torch sends from no device to another; "
+                "keep it dense (to_dense()), make it sparse in forward, or use one device"
             )
 
 

@@ -85,6 +85,7 @@ class Training(BaseTraining):
         technique = library.get(request.technique)
         with common_to_alike():
             model = self._load_model()
+            unsupported.refuse_sparse(model, ranks)
             check_equal_everywhere(model, ranks)
             unsupported.refuse_accumulated_batch_norm(model, job)
             self._look_at_model(model)

@@ -1,0 +1,30 @@
+"""What is refused for what a model is made of, before anything is done to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.parallelism import unsupported
+from saturn_airflow.training.ranks import Ranks
+
+
+def graph(layout: str) -> nn.Module:
+    """A model with an adjacency matrix, as graph networks have."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    matrix = torch.eye(3)
+    kept = {"coo": matrix.to_sparse(), "csr": matrix.to_sparse_csr(), "dense": matrix}
+    model[0].register_buffer("adjacency", kept[layout])
+    return model
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_sparse_buffers_are_for_one_device(layout: str) -> None:
+    two = Ranks(rank=0, size=2, device=torch.device("cpu"))
+    with pytest.raises(DoesNotFit, match=r"'0\.adjacency' of the model is a sparse tensor"):
+        unsupported.refuse_sparse(graph(layout), two)
+    unsupported.refuse_sparse(graph("dense"), two)
+    unsupported.refuse_sparse(nn.Sequential(nn.LazyLinear(3)), two)
+    unsupported.refuse_sparse(graph(layout), Ranks(rank=0, size=1, device=torch.device("cpu")))
