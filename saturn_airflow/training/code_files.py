@@ -25,13 +25,12 @@ class CodeFiles:
 
     def digests(self) -> Mapping[str, str]:
         """Of each Python module of the job's own, by its name, what its file was when it was first seen."""
-        for name, module in list(sys.modules.items()):
-            if name not in self._seen:
-                self._seen.add(name)
-                path = Path(str(getattr(module, "__file__", None) or ""))
-                if path.suffix == ".py" and own_classes.is_own(name):
-                    with suppress(OSError):
-                        self._digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:_DIGITS]
+        for name in set(sys.modules) - self._seen:
+            self._seen.add(name)
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if isinstance(file, str) and file.endswith(".py") and own_classes.is_own(name):
+                with suppress(OSError):
+                    self._digests[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:_DIGITS]
         return self._digests
 
     def why_mixed(self, before: Mapping[str, str], checkpoint: object) -> str | None:
