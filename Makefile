@@ -1,4 +1,4 @@
-# make install | demo | cluster | cluster-demo | test | test-families | test-cuda | test-fast | coverage | lint | lines | docs | clean
+# make install | demo | cluster | cluster-demo | test | test-nightly | test-families | test-cuda | test-fast | coverage | lint | lines | docs | clean
 PYTHON ?= python3
 STATE ?= .saturn
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PARTS := test-integration test-training test-strategies test-others test-airflow test-plugin
 
-.PHONY: lines install demo cluster cluster-demo what-cluster-needs test what-tests-need $(PARTS) test-families test-cuda test-fast coverage lint docs clean
+.PHONY: lines install demo cluster cluster-demo what-cluster-needs test what-tests-need $(PARTS) test-nightly test-families test-cuda test-fast coverage lint docs clean
 
 install: $(STAMP)
 
@@ -51,7 +51,11 @@ test-integration test-training test-airflow test-plugin: TESTS = tests/$(@:test-
 test-strategies: TESTS := $(STRATEGIES)
 test-others: TESTS := tests $(patsubst %,--ignore=%,$(FOLDERS) $(STRATEGIES))
 $(PARTS): install
-	$(BIN)/python -m pytest $(TESTS) $(if $(JUNIT),--junit-xml=$(JUNIT)/$@.xml)
+	$(BIN)/python -m pytest -m "not nightly" $(TESTS) $(if $(JUNIT),--junit-xml=$(JUNIT)/$@.xml)
+
+# What `make test` leaves out: the rest of the products of models and techniques, and sweeps of several nights.
+test-nightly: what-tests-need install
+	$(BIN)/python -m pytest -m nightly
 
 # Every model family under every technique next to a plain loop: about an hour of two cores. Writes docs/families.md.
 # A run that was ended goes on where it stopped, as long as the code is that of the same commit.
@@ -65,7 +69,7 @@ test-cuda: install
 
 # No Airflow services, no ranks, and nothing that takes more than a moment: about a minute of two cores.
 test-fast: install
-	$(BIN)/python -m pytest -n auto -m "not services and not ranks and not slow"
+	$(BIN)/python -m pytest -n auto -m "not services and not ranks and not slow and not nightly"
 
 # Which lines of the package the tests without services and ranks run. Not in `make test`: on Python 3.11 tracing costs a third of the CPU time, and
 # what runs in ranks and services of their own is not seen.

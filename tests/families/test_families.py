@@ -50,6 +50,8 @@ ONCE_WRONG = {
 # Where a model makes its batch's parts another thing than the whole, no technique that cuts it can be exact.
 REFUSED = {"clip: ddp on 3", "mixtral: fsdp on 2", "contrastive loss: pipeline on 2"}
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:

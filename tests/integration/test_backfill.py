@@ -11,7 +11,7 @@ from typing import Any
 import mlflow
 import pytest
 
-pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(1800)]
 DAG = "backfilled"
 
 

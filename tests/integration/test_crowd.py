@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.services, pytest.mark.timeout(1800)]
 
 
 def test_no_task_dies_in_a_queue(cluster: Any) -> None:

@@ -9,7 +9,7 @@ import mlflow
 import pytest
 from fault_watch import Watched
 
-pytestmark = [pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.services, pytest.mark.ranks, pytest.mark.timeout(1800)]
 
 
 def test_the_second_night_starts_from_the_first_ones_champion_under_every_technique(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from saturn_airflow.launch.request import DoesNotFit, TrainRequest
@@ -39,6 +41,17 @@ EACH_TECHNIQUE = [
     Strategy("tensor", 2),
     Strategy("pipeline", 2),
 ]
+
+
+def one_of_each(cells: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Parameters of tests: of each name, the first value of a cell, one cell, in turn; the others nightly."""
+    names = [cell[0] for cell in cells]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    places = [names[:place].count(name) for place, name in enumerate(names)]
+    return [
+        cell if place == numbers[name] % names.count(name) else pytest.param(*cell, marks=pytest.mark.nightly)
+        for cell, name, place in zip(cells, names, places, strict=True)
+    ]
 
 
 @dataclass
