@@ -15,7 +15,7 @@ from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, TrainR
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.checkpoints import read_weights
-from saturn_airflow.training.guarding import spot_checks
+from saturn_airflow.training.guarding import comparing, spot_checks
 from saturn_airflow.training.guarding.guarded import check
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
@@ -228,3 +228,21 @@ def test_spot_checks_take_a_small_share(total: int | None, cost: float, steps: l
     assert len(others) <= len(steps)
     if others:
         assert spot_checks.checked_steps(total, cost, seed=2) != found
+
+
+def no_room_for_a_second(requests: list[TrainRequest], ranks: Ranks) -> list[dict[str, Any]]:
+    """As :func:`take`, with too little memory for a plain loop that is off by rounding."""
+
+    def raising(model: torch.nn.Module, number_format: torch.dtype, way: int = 0) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    comparing.put_off_by_rounding = raising
+    return take(requests, False, True, ranks)
+
+
+def test_memory_that_does_not_suffice_to_tell_noise_ends_no_job(tmp_path: Path) -> None:
+    a_job, technique, size = LATE["a buffer"]
+    (told,) = ranks_module.launch(no_room_for_a_second, [request(a_job, technique, tmp_path)], size=size)[0]
+    assert told["status"] == "finished", told
+    said = [event["message"] for event in told["events"] if event["event"] == "warning"]
+    assert any("not checked again at step" in one and "more memory than there is" in one for one in said)

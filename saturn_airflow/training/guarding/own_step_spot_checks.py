@@ -64,18 +64,11 @@ class OwnStepSpotChecks(LoopSpotChecks):
         comparison = Comparison(plain.number_format, SLACK)
         found = comparing.put_together(comparison, plain.step, got, self._ranks, everywhere=True)
 
-        def noise(way: int) -> dict[str, float]:
-            assert plain.step is not None
-            off = self._take(
-                dataclasses.replace(batch, micro_batches=[whole]),
-                alone=True,
-                off=(plain.number_format, way),
-            )
-            return comparing.sizes_of(Comparison(plain.number_format, SLACK).whole(plain.step, off))
+        def off(way: int) -> Step:
+            at_once = dataclasses.replace(batch, micro_batches=[whole])
+            return self._take(at_once, alone=True, off=(plain.number_format, way))
 
-        if real := comparing.beyond_noise(found, noise, self._ranks):
-            self._refuse(comparing.describe(real), step)
-        return ""
+        return self._refuse_beyond_noise(found, plain, off, step)
 
     def _take(
         self, batch: GlobalBatch, *, alone: bool = False, off: tuple[torch.dtype, int] | None = None

@@ -13,7 +13,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from saturn_airflow.training import model_attributes, of_all_ranks, precision, r
 from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import Cut, GlobalBatch
 from saturn_airflow.training.guarding import comparing, whole
-from saturn_airflow.training.guarding.differences import Comparison
+from saturn_airflow.training.guarding.differences import Comparison, Difference
 from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
 from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.guarding.users_state import UsersState
@@ -51,6 +51,7 @@ _SHARE = 0.01
 SLACK = 10.0
 # A spot check that takes longer than this, in seconds, is not made when training is told to stop.
 _SECONDS_AT_A_STOP = 1.0
+_NO_ROOM = "a plain loop beside it takes more memory than there is"
 
 
 def checked_steps(total: int | None, cost: float, seed: int) -> list[int]:
@@ -180,14 +181,47 @@ class LoopSpotChecks:
         comparison = Comparison(plain.number_format, SLACK)
         found = comparing.put_together(comparison, plain.step, got, self._ranks)
 
-        def noise(way: int) -> dict[str, float]:
+        def off(way: int) -> Step | None:
             assert weights is not None
-            assert plain.step is not None
-            return self._noise(job, weights, data, batch.samples, plain, way)
+            other = PlainTake(plain.samples, number_format=plain.number_format)
+            self._take_plain_step(other, job, weights, data, batch.samples, hooks=False, off=way)
+            return other.step
 
-        # Only what is the same on all ranks decides.
-        if real := comparing.beyond_noise(found, noise, self._ranks):
-            self._refuse(comparing.describe(real), step)
+        return self._refuse_beyond_noise(found, plain, off, step)
+
+    def _refuse_beyond_noise(
+        self,
+        found: list[Difference],
+        plain: PlainTake,
+        off: Callable[[int], Step | None],
+        step: int,
+    ) -> str:
+        """Why it can't be told whether what was found is noise, if so.
+
+        :param off: takes the plain step once more, put off by rounding in one way or another.
+        :raises ChangesResultError: when it is none.
+        """
+
+        def noise(way: int) -> dict[str, float] | None:
+            try:
+                other = off(way)
+            except Exception as error:
+                if not _says_no_room(error):
+                    raise
+                return None
+            finally:
+                if self._ranks.device.type == "cuda":
+                    torch.cuda.empty_cache()
+            assert plain.step is not None
+            assert other is not None
+            return comparing.sizes_of(Comparison(plain.number_format, SLACK).whole(plain.step, other))
+
+        try:
+            # Only what is the same on all ranks decides.
+            if real := comparing.beyond_noise(found, noise, self._ranks):
+                self._refuse(comparing.describe(real), step)
+        except comparing.NoRoomError:
+            return _NO_ROOM
         return ""
 
     def _refuse(self, differences: str, step: int) -> None:
@@ -246,9 +280,9 @@ class LoopSpotChecks:
                 if hooks and "saved tensor hooks" in str(error):
                     return self._plain(job, weights, data, of, samples, hooks=False)
                 why_not = f"the plain loop raised {type(error).__name__}: {str(error)[:200]}"
-                if not any(map(failures.is_out_of_memory, filter(None, (error, error.__cause__)))):
+                if not _says_no_room(error):
                     break
-                why_not = "a plain loop beside it takes more memory than there is"
+                why_not = _NO_ROOM
             finally:
                 if self._ranks.device.type == "cuda":
                     torch.cuda.empty_cache()
@@ -316,15 +350,6 @@ class LoopSpotChecks:
                 own.parallel.drop_gradients()
         return Step(loss, own.counted, gradients, {}, {}, buffers, self._stateful())
 
-    def _noise(
-        self, job: Job, weights: whole.Tensors, data: Any, of: int, plain: PlainTake, way: int
-    ) -> dict[str, float]:
-        assert plain.step is not None
-        other = PlainTake(plain.samples, number_format=plain.number_format)
-        self._take_plain_step(other, job, weights, data, of, hooks=False, off=way)
-        assert other.step is not None
-        return comparing.sizes_of(Comparison(plain.number_format, SLACK).whole(plain.step, other.step))
-
     def _fewer(self, batch: GlobalBatch, data: Any, samples: int) -> GlobalBatch:
         """The first ``samples`` of a batch, cut as the whole of it is."""
         take = self._training.data.layout.take
@@ -368,6 +393,11 @@ def can_differ(parallel: Parallel, job: Job, technique: str, parameters: Any) ->
 def _copied(data: Any) -> Any:
     """A batch, which a model or a loss may change in place, before the step itself."""
     return map_tensors(torch.clone, data)
+
+
+def _says_no_room(error: Exception) -> bool:
+    """Whether ``error``, or what raised it, is that memory did not suffice."""
+    return any(map(failures.is_out_of_memory, filter(None, (error, error.__cause__))))
 
 
 def _available_bytes() -> int:
