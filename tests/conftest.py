@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 # Two parts of the suite at a time leave no core idle: threads of OpenMP would spend them on waiting for each
-# other, three quarters of what tests of models take. Ranks get the number that Saturn gives.
+# other. Ranks get the number that Saturn gives.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Importing Airflow writes a configuration into its home.
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="saturn-tests-airflow-")

@@ -136,19 +136,17 @@ def _sweeps(claims: Iterable[Claim], rules: SharingRules) -> tuple[SharedSweep, 
     found: dict[str, dict[str, Claim]] = {}
     for claim in claims:
         found.setdefault(claim.sweep_here, {}).setdefault(claim.job.name, claim)
-    return tuple(_together(by_job, rules) for by_job in found.values())
+    return tuple(replace(_together(by_job, rules), name=name) for name, by_job in found.items())
 
 
 def _together(by_job: Mapping[str, Claim], rules: SharingRules) -> SharedSweep:
     """The sweep of these claims, with the seconds to be expected after what was seen of those that run."""
     newest = max(by_job.values(), key=lambda claim: (claim.made, claim.job.name))
-    jobs = tuple(by_job[name].job for name in sorted(by_job))
-    sweep = replace(newest.sweep, name=newest.sweep_here, jobs=jobs)
+    sweep = replace(newest.sweep, jobs=tuple(by_job[name].job for name in sorted(by_job)))
     paces = {name: claim.pace for name, claim in by_job.items() if claim.pace is not None}
     return at_pace_seen(sweep, paces, {HERE: HERE}, rules.off_by) if paces else sweep
 
 
 def as_seen(mine: Claim, rules: SharingRules) -> Claim:
     """``mine`` with the seconds to be expected after how fast it was seen to train where it runs."""
-    sweep = _together({mine.job.name: mine}, rules)
-    return replace(mine, sweep=replace(sweep, name=mine.sweep.name))
+    return replace(mine, sweep=_together({mine.job.name: mine}, rules))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,10 @@ from saturn_airflow.training.optim import own_classes
 
 # Of a SHA-256 in hexadecimal.
 _DIGITS = 16
+# What the process was started by, which a later one need not be, and DAG files as Airflow imports them.
+_NOT_OF_JOBS = ("__main__", "__mp_main__", "unusual_prefix_")
+# sys.stdlib_module_names lacks some of Python's own.
+_PYTHONS = sysconfig.get_path("stdlib")
 
 
 class CodeFiles:
@@ -28,7 +33,9 @@ class CodeFiles:
         for name in set(sys.modules) - self._seen:
             self._seen.add(name)
             file = getattr(sys.modules.get(name), "__file__", None)
-            if isinstance(file, str) and file.endswith(".py") and own_classes.is_own(name):
+            if not isinstance(file, str) or not file.endswith(".py") or name.startswith(_NOT_OF_JOBS):
+                continue
+            if own_classes.is_own(name) and not file.startswith(_PYTHONS):
                 with suppress(OSError):
                     self._digests[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:_DIGITS]
         return self._digests

@@ -63,11 +63,6 @@ def test_what_is_no_number_is_excused_by_the_like_alone(size: float) -> None:
     assert comparing.beyond_noise(missing, lambda way: comparing.sizes_of(missing), ALONE) == []
 
 
-def test_where_no_plain_loop_fits_beside_it_nothing_is_told() -> None:
-    with pytest.raises(comparing.NoRoomError):
-        comparing.beyond_noise(FOUND, lambda way: None, ALONE)
-
-
 class Reversed(BaseTechnique):
     """It computes the samples of a batch in another order, which rounds otherwise."""
 

@@ -44,7 +44,11 @@ EACH_TECHNIQUE = [
 
 
 def one_of_each(cells: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Parameters of tests: of each name, the first value of a cell, one cell, in turn; the others nightly."""
+    """``cells`` as parameters of a test, all but one of each name marked ``nightly``: the first of the first
+    name, the second of the second, and so on.
+
+    :param cells: the name of a model or job first.
+    """
     names = [cell[0] for cell in cells]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     places = [names[:place].count(name) for place, name in enumerate(names)]

@@ -76,19 +76,13 @@ def put_together(
     return sorted(differences, key=lambda d: d.order)
 
 
-class NoRoomError(Exception):
-    """A plain loop that is off by rounding takes more memory than there is."""
-
-
 def beyond_noise(
-    differences: Sequence[Difference], noise: Callable[[int], Mapping[str, float] | None], ranks: Ranks
+    differences: Sequence[Difference], noise: Callable[[int], Mapping[str, float]], ranks: Ranks
 ) -> list[Difference]:
     """Those of ``differences`` that are no noise; every rank must call this together.
 
     :param noise: :func:`sizes_of` what differs between two plain loops, one of which rounding put off in one
-        way or another; only the first rank asks it. What shows in one may not in another, by chance. None
-        where memory does not suffice.
-    :raises NoRoomError: on all ranks, when that is None.
+        way or another; only the first rank asks it. What shows in one may not in another, by chance.
     """
     left, largest = list(differences), dict[str, float]()
     for way in range(_WAYS_TO_ROUND):
@@ -97,8 +91,6 @@ def beyond_noise(
         told: list[Any] = [noise(way) if ranks.is_first else None]
         if ranks.size > 1:
             dist.broadcast_object_list(told)
-        if told[0] is None:
-            raise NoRoomError
         largest.update((what, max(size, largest.get(what, 0.0))) for what, size in told[0].items())
         left = [d for d in left if not d.size <= _TIMES_NOISE * largest.get(d.what, 0.0)]
     return left

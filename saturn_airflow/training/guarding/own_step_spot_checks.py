@@ -68,7 +68,8 @@ class OwnStepSpotChecks(LoopSpotChecks):
             at_once = dataclasses.replace(batch, micro_batches=[whole])
             return self._take(at_once, alone=True, off=(plain.number_format, way))
 
-        return self._refuse_beyond_noise(found, plain, off, step)
+        self._refuse_beyond_noise(found, plain, off, step)
+        return ""
 
     def _take(
         self, batch: GlobalBatch, *, alone: bool = False, off: tuple[torch.dtype, int] | None = None

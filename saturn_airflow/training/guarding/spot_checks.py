@@ -187,7 +187,8 @@ class LoopSpotChecks:
             self._take_plain_step(other, job, weights, data, batch.samples, hooks=False, off=way)
             return other.step
 
-        return self._refuse_beyond_noise(found, plain, off, step)
+        self._refuse_beyond_noise(found, plain, off, step)
+        return ""
 
     def _refuse_beyond_noise(
         self,
@@ -195,20 +196,21 @@ class LoopSpotChecks:
         plain: PlainTake,
         off: Callable[[int], Step | None],
         step: int,
-    ) -> str:
-        """Why it can't be told whether what was found is noise, if so.
+    ) -> None:
+        """Refuse what was found, unless it is noise; where memory does not suffice to tell, nothing is.
 
         :param off: takes the plain step once more, put off by rounding in one way or another.
         :raises ChangesResultError: when it is none.
         """
 
-        def noise(way: int) -> dict[str, float] | None:
+        def noise(way: int) -> dict[str, float]:
             try:
                 other = off(way)
             except Exception as error:
                 if not _says_no_room(error):
                     raise
-                return None
+                self._training.warn(f"it can't be told whether rounding makes what differs: {_NO_ROOM}")
+                return {}
             finally:
                 if self._ranks.device.type == "cuda":
                     torch.cuda.empty_cache()
@@ -216,13 +218,9 @@ class LoopSpotChecks:
             assert other is not None
             return comparing.sizes_of(Comparison(plain.number_format, SLACK).whole(plain.step, other))
 
-        try:
-            # Only what is the same on all ranks decides.
-            if real := comparing.beyond_noise(found, noise, self._ranks):
-                self._refuse(comparing.describe(real), step)
-        except comparing.NoRoomError:
-            return _NO_ROOM
-        return ""
+        # Only what is the same on all ranks decides.
+        if real := comparing.beyond_noise(found, noise, self._ranks):
+            self._refuse(comparing.describe(real), step)
 
     def _refuse(self, differences: str, step: int) -> None:
         training, technique = self._training, self._training.request.technique
