@@ -169,8 +169,8 @@ def check_names(wanted: Sequence[str], what: str, known: Sequence[str] | None = 
     known = names() if known is None else known
     if unknown := [name for name in wanted if name not in known]:
         raise InvalidSweepError(
-            f"{what}: technique {unknown[0]!r} is not in the library; it has {', '.join(known)}; files of "
-            "your own are found in the folders of [saturn] techniques_folder"
+            f"{what}: technique {unknown[0]!r} is not in the library; it has {', '.join(known)}; "
+            f"{_own_files()}"
         )
 
 
@@ -192,7 +192,14 @@ def get(name: str) -> BaseTechnique:
             raise InvalidSweepError(f"technique {name!r}: {point.value} can't be loaded: {error}") from error
         register(name, technique)
         return _instance(technique, name)
-    raise InvalidSweepError(f"technique {name!r} is not in the library; it has {', '.join(names())}")
+    known = ", ".join(names())
+    raise InvalidSweepError(f"technique {name!r} is not in the library; it has {known}; {_own_files()}")
+
+
+def _own_files() -> str:
+    """Where files of the user's own are looked for, which may be set otherwise on another machine."""
+    own = ", ".join(str(folder) for folder in folders()[:-1]) or "none"
+    return f"files of your own are found in the folders of [saturn] techniques_folder (here: {own})"
 
 
 def why_not(technique: BaseTechnique, job: Job, devices: int) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import tempfile
 import time
@@ -18,8 +17,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from saturn_airflow.deployment import survey as surveys
+from saturn_airflow.deployment.alike import check_alike
 from saturn_airflow.deployment.budgets import check_budgets
-from saturn_airflow.deployment.findings import Deployment, Finding, Level
+from saturn_airflow.deployment.findings import Deployment, Finding, Level, Question
 from saturn_airflow.deployment.limits import check_limits
 from saturn_airflow.deployment.pools import check_pools
 from saturn_airflow.model.errors import SaturnError
@@ -41,6 +41,7 @@ def examine() -> Iterator[Finding]:
         check_airflow,
         check_workers,
         check_nodes,
+        check_alike,
         check_limits,
         check_pools,
         check_storage,
@@ -222,7 +223,9 @@ def _ask_workers(deployment: Deployment) -> None:
     mark = f"{socket.gethostname()} {time.time():.3f}"
     inspect = app.control.inspect(list(nodes), timeout=10.0, limit=len(nodes))
     for _ in range(2):
+        asked = time.time()
         answers = inspect._request(COMMAND, mark=mark, mlflow=surveys.addresses().get("MLflow", "")) or {}
+        deployment.question = Question(asked, time.time())
         deployment.nodes = {nodes[worker]: answer for worker, answer in answers.items()}
 
 
@@ -394,7 +397,7 @@ def check_mlflow(deployment: Deployment) -> Iterator[Finding]:
     from saturn_airflow.tracking import server
 
     uri = mlflow_uri()
-    shown = re.sub(r"//[^@/]*@", "//", uri)
+    shown = server.without_login(uri)
     fix = "start the MLflow server, or correct the connection mlflow_default (or MLFLOW_TRACKING_URI)"
     begin = time.monotonic()
     if uri.startswith("http") and (error := surveys.reach(f"{uri.rstrip('/')}/health")):

@@ -27,6 +27,18 @@ class Finding:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Question:
+    """When nodes were asked, in seconds since the epoch by the clock of the machine that asked them.
+
+    :param asked: before the question was sent.
+    :param answered: when the last answer had come.
+    """
+
+    asked: float
+    answered: float
+
+
 @dataclass
 class Deployment:
     """What all checks look at; filled by the first of them.
@@ -36,6 +48,7 @@ class Deployment:
     :ivar workers: the queues of each Celery worker, by the worker's name.
     :ivar pools: how many tasks each worker runs at once.
     :ivar nodes: the survey of each node whose worker answered, by the node's name.
+    :ivar question: when these were asked; None where there was nobody to ask.
     """
 
     cluster: Cluster | None = None
@@ -43,6 +56,7 @@ class Deployment:
     workers: dict[str, set[str]] = field(default_factory=dict)
     pools: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    question: Question | None = None
 
     def slots(self, queue: str) -> int:
         """How many tasks the workers of ``queue`` run at once; 0 where none has said."""

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -50,7 +51,8 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
         ``ignored`` (as `saturn devices` has them), ``gpus`` (product names of those it may use), ``orphans``
         (devices held for a process that is gone), ``cuda`` (the version that torch was built for, and the
         newest that the driver runs; None where there is none; and the error with which CUDA does not begin
-        where there are GPUs), ``reach`` (an error, or None, by address).
+        where there are GPUs), ``reach`` (an error, or None, by address), ``has_mlflow_uri`` (whether
+        MLFLOW_TRACKING_URI is set here), ``time`` (by this machine's clock).
         Times are seconds since the epoch.
     """
     from saturn_airflow.deployment.device_use import device_use
@@ -76,6 +78,8 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
     found["cuda"]["error"] = cuda_error() if found["gpus"] else None
     to_reach = addresses() if mlflow is None else {**addresses(ask_airflow=False), "MLflow": mlflow}
     found["reach"] = {what: reach(url) for what, url in to_reach.items() if url}
+    found["has_mlflow_uri"] = bool(os.environ.get("MLFLOW_TRACKING_URI"))
+    found["time"] = time.time()
     return found
 
 

@@ -40,10 +40,11 @@ class GivingWay:
         self._had = 1 - self._claim.job.left
         self._total: int | None = None
         self._share = self._had
-        self._looked_at = time.monotonic()
+        self._began = self._looked_at = time.monotonic()
         self._step = 0.0
         self._first: tuple[float, float, int] | None = None
         self._told_at = 0.0
+        self._is_among_others = False
         #: Whether the job was told to leave its devices.
         self.leaves = False
 
@@ -76,18 +77,22 @@ class GivingWay:
         """Tell those who wait how far the job is, and see whether it is to leave."""
         now = time.time()
         self._claim, rest = trained(self._claim, self._share, now), self._sharing.rest
-        if rest is not None:
+        # This reads what its siblings wrote: a disk of theirs that does not answer would hold it up, too.
+        if rest is not None and self._is_among_others:
             self._claim = rest.put_in(self._claim)
         lease_folder = LeaseFolder(self._folder)
         with lease_folder.gate(_GATE_SECONDS):
             tickets = lease_folder.tickets()
+            self._is_among_others = False
             if not any(ticket.holder.claim is not None for ticket in tickets):
                 return
             held = lease_folder.holders()
             for device in self._lease.devices:
                 held[device] = replace(self._lease.holder, claim=self._claim)
+            claims = turn_at_node.claims_at(self._sharing.node, tickets, held)
+            self._is_among_others = any(claim.sweep_here != self._claim.sweep_here for claim in claims)
             if rest is not None:
-                rest.see(turn_at_node.claims_at(self._sharing.node, tickets, held))
+                rest.see(claims)
             self.leaves = self._claim.sweep.preempt and turn_at_node.is_to_leave(
                 self._claim, self._sharing, tickets, held, lease_folder.used()
             )
@@ -110,7 +115,8 @@ class GivingWay:
         with contextlib.suppress(InvalidSweepError, OSError):
             lease_folder = LeaseFolder(self._folder)
             with lease_folder.gate(_GATE_SECONDS):
-                lease_folder.count_use(claim.sweep.team, len(self._lease.devices), claim.job.since)
+                had = time.monotonic() - self._began
+                lease_folder.count_use(claim.sweep.team, len(self._lease.devices), had)
 
     def left_in(self) -> float:
         """Seconds since the job was told to leave."""
@@ -127,7 +133,7 @@ class GivingWay:
         """Note how fast the job trains here, from its first step here on."""
         if not self._total:
             return
-        now, share, epoch = time.time(), step["step"] / self._total, int(step.get("epoch") or 0)
+        now, share, epoch = time.monotonic(), step["step"] / self._total, int(step.get("epoch") or 0)
         if self._first is None:
             self._first = now, share, epoch
             return

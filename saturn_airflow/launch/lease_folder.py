@@ -249,16 +249,15 @@ class LeaseFolder:
         finally:
             os.close(file)
 
-    def count_use(self, team: str, devices: int, since: float) -> None:
-        """``team`` had so many devices from ``since`` (seconds since the epoch) until now.
+    def count_use(self, team: str, devices: int, seconds: float) -> None:
+        """``team`` had so many devices for so many seconds, until now.
 
         :raises OSError: when that can't be written.
         """
-        now = time.time()
-        used = use.with_held(self.used(), team, devices, now - since)
+        used = use.with_held(self.used(), team, devices, seconds)
         file = self._open(self._top, _USED, create=True)
         try:
-            _write(file, {**formats.stamp(USE), "at": now, "used": used})
+            _write(file, {**formats.stamp(USE), "at": time.time(), "used": used})
         finally:
             os.close(file)
 

@@ -157,7 +157,8 @@ def _job_now(job: SharedJob, p: Whereabouts, now: float) -> SharedJob:
     known = state.leaves_in if p.leaves_in is None else p.leaves_in
     state = replace(state, place=p.place, since=p.since, leaves_in=known)
     if _knows_its_strategy(state):
-        setting_up = max(0.0, state.option.setup - (now - p.since))
+        # Its node's clock may be ahead of this one.
+        setting_up = max(0.0, state.option.setup - max(0.0, now - p.since))
         state = replace(state, setting_up=setting_up)
     return state
 

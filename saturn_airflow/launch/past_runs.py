@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from saturn_airflow.launch import event_file
 from saturn_airflow.launch.event_file import Event
 from saturn_airflow.launch.runs import Run, all_of
 from saturn_airflow.model.status import Status
@@ -68,18 +70,22 @@ def time_on_devices(folder: str | Path, counts: Callable[[Run], bool] = Run.exis
                 started.append(since["time"])
             elif since is not None and (event["event"] == "gave_way" or event is events[-1]):
                 ended.append(event["time"])
-                held += _seconds_between(since, event)
+                held += event_file.seconds_between(since, event)
                 since = None
         if since is not None:
             ended.append(since["time"])
     return {"started_at": min(started), "ended_at": max(ended), "actual_seconds": held} if started else {}
 
 
-def _seconds_between(first: Event, then: Event) -> float:
-    """Seconds between two events of a run, whatever has been done to the machine's clock."""
-    # Runs of earlier versions have the time of day alone.
-    by = "clock" if "clock" in first and "clock" in then else "time"
-    return float(then[by] - first[by])
+def result_of(folder: str | Path, end: Event) -> dict[str, Any]:
+    """What a job's training said at its ``end``; and as ``mixed``, where one of its runs said so, why its
+    result may be that of no one code, or no one data.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    """
+    warnings = [w for run in all_of(folder) for w in event_file.every(run.folder, "warning")]
+    why = dict.fromkeys(warning["message"] for warning in warnings if warning.get("mixed"))
+    return {**(end.get("result") or {}), **({"mixed": "; ".join(why)} if why else {})}
 
 
 def last_checkpoint(folder: str | Path) -> Event | None:

@@ -42,6 +42,7 @@ from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.giving_way import TurnsOfRun
 from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.occupied import wait_until_free
+from saturn_airflow.launch.output_limit import OutputLimit
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.restarts import Restarts
 from saturn_airflow.launch.run_spec import RunSpec, read_spec
@@ -87,6 +88,7 @@ class Supervisor:
         self._spec = read_spec(folder)
         self._follower = Standstill(lambda: followers.follower(self._spec.folder))
         self._place, self._looked_at = _identity(folder / "alive"), time.monotonic()
+        self._output = OutputLimit(folder / "output.log")
         # At the end, as Airflow does, so that a user's queue.py hides no module of Python's. Whatever is
         # launched from here searches the same path.
         sys.path.extend(entry for entry in self._spec.path if entry not in sys.path)
@@ -344,6 +346,8 @@ class Supervisor:
             self._looked_at = now
             self._check_place()
             self._check_follower()
+            if printed := self._output.look():
+                self.emit({"event": "warning", "message": printed})
             if forked.may_fork:  # else multiprocessing's server waits for children of its own
                 descendants.reap(forked.children)
         if now > self._deadline + self._not_on_the_clock and not setting_up:

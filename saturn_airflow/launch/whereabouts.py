@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from saturn_airflow.launch import event_file
+from saturn_airflow.launch.event_file import Event
 from saturn_airflow.launch.followed_run import Run, all_of
 from saturn_airflow.model.plan import Place
 from saturn_airflow.model.sharing import Pace, seconds_to_leave
@@ -46,11 +46,9 @@ def of(folder: str | Path) -> Whereabouts:
         if end is None and (leased := event_file.last(run.folder, "leased")) is not None:
             place = _place(run, leased)
             left = event_file.last(run.folder, "gave_way")
-            if left is None or left["time"] < leased["time"]:
-                since = float(leased["time"])
-                found = replace(
-                    found, place=place, since=since, leaves_in=_leaves_in(run), pace=_pace(run, since)
-                )
+            if left is None or event_file.seconds_between(left, leased) > 0:
+                since, pace = float(leased["time"]), _pace(run, leased)
+                found = replace(found, place=place, since=since, leaves_in=_leaves_in(run), pace=pace)
     return found
 
 
@@ -62,16 +60,17 @@ def _share(run: Run) -> float:
     return min(1.0, float(steps / began["total_batches"]))
 
 
-def _pace(run: Run, since: float) -> Pace | None:
+def _pace(run: Run, leased: Event) -> Pace | None:
     began, last = event_file.last(run.folder, "start"), event_file.last(run.folder, "step")
     # What comes before the first step of all counts as setting up.
     first = event_file.first_since(run.folder, "start", "step")
-    if began is None or first is None or last is None or began["time"] < since:
+    if began is None or first is None or last is None or event_file.seconds_between(leased, began) < 0:
         return None
     steps, total = last["step"] - first["step"], began.get("total_batches")
     if steps <= 0 or not total:
         return None
-    return Pace(steps / total, last["time"] - first["time"], last.get("epoch", 0) > first.get("epoch", 0))
+    seconds = event_file.seconds_between(first, last)
+    return Pace(steps / total, seconds, last.get("epoch", 0) > first.get("epoch", 0))
 
 
 def _leaves_in(run: Run) -> float | None:
@@ -82,7 +81,7 @@ def _leaves_in(run: Run) -> float | None:
     return None if saved is None else seconds_to_leave(saved["seconds"], step["seconds"] if step else 0.0)
 
 
-def _place(run: Run, leased: dict[str, Any]) -> Place:
+def _place(run: Run, leased: Event) -> Place:
     spec, devices = run.spec, tuple(leased.get("devices", ()))
     if "technique" not in leased:  # of an earlier version, where all ran as planned
         return Place(spec.technique, spec.devices, spec.node, devices)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from airflow.sdk import Context
 from saturn_airflow.model.definition import Change, Definition
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.folders import superseded
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators import wishes
@@ -78,6 +80,30 @@ def supersede(folder: Path, why: str, mlflow: str) -> None:
         if not nobody:
             raise TryAgainError(f"the records of {folder} are being sent to MLflow; they can't move yet")
         restarting.set_aside(folder, why)
+
+
+def warnings(job: str, folder: Path, decision: RestartDecision) -> Iterator[str]:
+    """What the user is told of ``job`` as it begins.
+
+    :param folder: where its training is; what was set aside lies there, too.
+    """
+    from saturn_airflow.launch import restarting
+    from saturn_airflow.tracking.outbox import FOLDER
+
+    if decision.why_anew is not None:
+        aside = folder / superseded(restarting.number(folder) - 1)
+        why = decision.why_anew
+        yield f"{job} is trained from the beginning: {why}. What was trained before is in {aside}"
+    elif decision.changes:
+        changes = "; ".join(map(in_words, decision.changes))
+        yield f"{job} goes on as asked, though its definition has changed: {changes}"
+    if not (folder.parent / FOLDER).is_dir():
+        yield (
+            f"{folder.parent} has nothing of what the sweep's first task wrote there: [saturn] home is "
+            f"another folder on {socket.gethostname()} than where plans are made, or somebody removed it. "
+            "Plans and reports then don't see how far jobs are, and jobs that move begin anew: give all "
+            "machines one shared folder (`saturn doctor` looks for it)"
+        )
 
 
 def _edited(context: Context, task: Any, changes: Sequence[Change]) -> str:

@@ -1,8 +1,8 @@
-"""Sweeps whose DAG run was ended, or deleted, before they could report: in MLflow they end, too."""
+"""Sweeps that nobody reports, ended or deleted with their DAG run, or renamed: in MLflow they end, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context, DagRunState, TaskInstanceState
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from saturn_airflow.tracking import JobRun
 
 REASON = "its DAG run was ended or deleted before it could report"
+_RENAMED = "its DAG has no sweep of this name any more, so that nobody reports it"
 _ENDED = (DagRunState.SUCCESS, DagRunState.FAILED)
 #: States of a report that nobody will read; None is one.
 _NEVER_RAN = (
@@ -53,26 +54,39 @@ def end_with_dag_run(
         log("The sweep is not ended in MLflow yet: %s", error)
 
 
-def end_earlier(context: Context, uri: str, experiment: str, log: Callable[..., object]) -> None:
-    """End in MLflow what earlier runs of this DAG left running there: those that ended without a report.
+def end_earlier(
+    context: Context, uri: str, experiment: str, tasks: Collection[str], log: Callable[..., object]
+) -> None:
+    """End in MLflow what this DAG left running there: sweeps of earlier runs that ended without a report, and
+    those of this run that have been renamed since, which others then need not plan with either.
 
     :param experiment: in which it is looked for.
+    :param tasks: the DAG's, by their ids.
     """
     from saturn_airflow import tracking
+    from saturn_airflow.launch.ledger import Ledger
 
     ti: Any = context["ti"]
     try:
         for sweep in tracking.running_sweeps(uri, experiment, ti.dag_id):
             dag_id, run_id, group = sweep.name
             folder = home() / "sweeps" / slug(dag_id) / slug(run_id) / slug(group)
+            is_here = run_id == ti.run_id
             # Where there is no folder, it may be the sweep of another deployment.
-            if run_id == ti.run_id or not folder.is_dir() or tracking.has_unsent(folder):
+            if not folder.is_dir() or tracking.has_unsent(folder):
                 continue
-            if has_ended(ti, run_id):
-                log("%s is ended in MLflow: %s", "/".join(sweep.name), REASON)
-                tracking.stop_sweep(uri, sweep.mlflow_run, REASON, folder)
+            if _has_sweep(tasks, group) if is_here else not has_ended(ti, run_id):
+                continue
+            key, why = "/".join(sweep.name), _RENAMED if is_here else REASON
+            log("%s is ended in MLflow: %s", key, why)
+            tracking.stop_sweep(uri, sweep.mlflow_run, why, folder)
+            Ledger(home()).remove(key)
     except Exception as error:  # of MLflow, or of Airflow's API
         log("What was cancelled earlier is not ended in MLflow: %s", error)
+
+
+def _has_sweep(tasks: Collection[str], group: str) -> bool:
+    return any(task.startswith(f"{group}.") for task in tasks)
 
 
 def has_ended(ti: Any, run_id: str) -> bool:

@@ -67,7 +67,10 @@ class OutputReader:
 
     def _read(self) -> bool:
         with contextlib.suppress(OSError):
-            if self._output.stat().st_size <= self._offset:
+            size = self._output.stat().st_size
+            if size < self._offset:  # it had become too large, and was begun anew
+                self._offset, self._rest = 0, b""
+            if size == self._offset:
                 return False
             with open(self._output, "rb") as file:
                 file.seek(self._offset)

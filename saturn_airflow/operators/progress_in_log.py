@@ -46,7 +46,7 @@ class ProgressLog:
             self.log.info("Compared with one device before training: %s", event["verdict"])
         elif kind == "looked" and event["checked"]:
             self.log.info("Compared with one device again at step %d: nothing differs", event["step"])
-        elif kind == "step" and event["time"] - self._said_at >= STEP_SECONDS:
+        elif kind == "step" and abs(event["time"] - self._said_at) >= STEP_SECONDS:  # clocks may be set back
             self._said_at = event["time"]
             left = f", {event['eta_seconds']:.0f} s left" if event.get("eta_seconds") is not None else ""
             speed = event.get("samples_per_second")

@@ -83,6 +83,7 @@ def _endings(result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str
         version = registered["version"]
         what = f"version {version} @{registered['alias']}" if version else "nothing new"
         lines.append(f"registered as {registered['name']}: {what} ({registered['reason']})")
+    lines += [f"{o.job}: {o.mixed}" for o in outcomes if o.mixed]
     return lines + [
         f"{o.job} {o.reason}" if o.status == Status.FINISHED else f"{o.job} {o.status.in_words}: {o.reason}"
         for o in outcomes

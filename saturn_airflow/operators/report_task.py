@@ -20,7 +20,14 @@ from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
-from saturn_airflow.operators import missed_deadlines, numbers_for_airflow, others, promises, wishes
+from saturn_airflow.operators import (
+    cancelled,
+    missed_deadlines,
+    numbers_for_airflow,
+    others,
+    promises,
+    wishes,
+)
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
 from saturn_airflow.operators.champion_task import scored
 from saturn_airflow.operators.checkpoint_budgets import CheckpointBudgets
@@ -41,6 +48,13 @@ from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
 
 if TYPE_CHECKING:
     from saturn_airflow.tracking import SweepRun
+
+#: Clocks that differ by less than so many seconds tell the same time.
+_SAME_TIME = 2.0
+_AHEAD = (
+    "The clock of %s is at least %.0f s ahead of this machine's: what is said below of the sweep's seconds, "
+    "of its deadline and of what it promised is off by as much; set the clocks of all machines by NTP"
+)
 
 
 class ReportOperator(BaseOperator):
@@ -87,6 +101,8 @@ class ReportOperator(BaseOperator):
             for key in ("plan", "unplanned", "profiling")
         )
         outcomes, last_entries = at_last(context["ti"], self.plan_tasks, self.train_tasks)
+        for node, seconds in ahead(outcomes, time.time()).items():
+            self.log.warning(_AHEAD, node, seconds)
         names = [job.name for job in jobs]
         if not planned:
             unplanned = of_no_plan(names, unplanned or [], self.plan_tasks[0])
@@ -133,6 +149,8 @@ class ReportOperator(BaseOperator):
         """How far the first plan's estimates were off, as the tag by which later sweeps know."""
         from saturn_airflow.tracking import error_history
 
+        if ahead(outcomes, time.time()):
+            return {}  # their gaps would be those of clocks
         first = context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key="return_value", map_indexes=-1)
         entries = {entry.name: entry for entry in map(PlanEntry.from_dict, first or ())}
         fresh = bool(((planned or {}).get("promise") or {}).get("fresh", True))
@@ -177,11 +195,13 @@ class ReportOperator(BaseOperator):
         run.tag(errors)
         run.log_report(result)
         too_many = self._too_many_failed(result)
-        run.close(Status.FAILED if too_many else Status.FINISHED)
+        sent = run.close(Status.FAILED if too_many else Status.FINISHED)
         if settings.register_as is not None and not too_many:
             result["registered"] = self.register(context, run, result["best"], every, against)
         self.mlflow_url = result["mlflow_url"] = run.url
         send_unsent(uri)
+        if sent:
+            cancelled.end_earlier(context, uri, parent["experiment"], self.dag.task_ids, self.log.info)
         return every
 
     def _end(
@@ -326,6 +346,12 @@ def summarize(
         "gpu_hours": busy / 3600,
         **estimate_errors(outcomes),
     }
+
+
+def ahead(outcomes: Sequence[Outcome], now: float) -> dict[str, float]:
+    """By node, for how many seconds at least its clock is ahead: its jobs ended after ``now``."""
+    ends = [(o.held.ended_at - now, o.planned.node) for o in outcomes if o.held and o.planned]
+    return {node: late for late, node in sorted(ends) if late > _SAME_TIME}
 
 
 def estimate_errors(outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -16,7 +16,6 @@ from saturn_airflow.model import formats, initial_weights
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.entries import ENTRY, PlanEntry
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.folders import superseded
 from saturn_airflow.model.formats import NewerFormatError
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.settings import SweepSettings
@@ -124,24 +123,14 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
         :raises AirflowFailException: when what is there can't be read by this version.
         """
-        from saturn_airflow.launch import restarting
-
         try:
             formats.check(self._handed_on, ENTRY, "the entry of this task")
             self._decided = beginning.decide(context, folder, self, self._asker(context))
         except (InvalidSweepError, NewerFormatError) as error:
             self._refuse(context, str(error))
-        name, decision = self.entry.name, self._decision
-        if decision.why_anew is not None:
-            beginning.supersede(folder, decision.why_anew, mlflow_uri(self.settings.mlflow_conn_id))
-            aside = folder / superseded(restarting.number(folder) - 1)
-            self._warnings = (
-                f"{name} is trained from the beginning: {decision.why_anew}. What was trained "
-                f"before is in {aside}",
-            )
-        elif decision.changes:
-            changes = "; ".join(map(beginning.in_words, decision.changes))
-            self._warnings = (f"{name} goes on as asked, though its definition has changed: {changes}",)
+        if self._decision.why_anew is not None:
+            beginning.supersede(folder, self._decision.why_anew, mlflow_uri(self.settings.mlflow_conn_id))
+        self._warnings = tuple(beginning.warnings(self.entry.name, folder, self._decision))
 
     @property
     def _decision(self) -> RestartDecision:
@@ -418,7 +407,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             self.entry,
             end["status"],
             end["reason"],
-            result=end.get("result"),
+            result=past_runs.result_of(run.spec.folder, end),
             held=past_runs.time_on_devices(run.spec.folder),
             training=restarting.number(Path(run.spec.folder)),
         )

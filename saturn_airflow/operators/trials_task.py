@@ -117,7 +117,7 @@ class TrialsOperator(WaveOperator):
             sweep.folder,
         )
         self.mlflow_url = run.url
-        cancelled.end_earlier(context, uri, experiment, self.log.info)
+        cancelled.end_earlier(context, uri, experiment, self.dag.task_ids, self.log.info)
         told = {
             "jobs": [job.to_dict() for job in jobs],
             LEFT_OUT_KEY: left_out,

@@ -118,7 +118,7 @@ def _jobs(
             {
                 "name": name,
                 "status": dropped["status"] if dropped else last.status,
-                "reason": dropped["reason"] if dropped else last.reason,
+                "reason": dropped["reason"] if dropped else last.reason or last.outcome.get("mixed"),
                 "bars": [bar.to_dict(origin) for bar in bars],
                 "start": next((b.start for b in bars if b.start is not None), bars[0].planned_start) - origin,
                 "planned": _planned_seconds(bars, rounds),

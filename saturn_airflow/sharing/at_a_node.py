@@ -64,7 +64,8 @@ def trained(mine: Claim, share: float, now: float) -> Claim:
     :param share: of all its batches, from 0 to 1.
     """
     # What has trained more than it had before is set up.
-    setup = max(0.0, mine.job.option.setup - (now - mine.job.since)) if share <= 1 - mine.job.left else 0.0
+    had = max(0.0, now - mine.job.since)  # somebody may set the clock
+    setup = max(0.0, mine.job.option.setup - had) if share <= 1 - mine.job.left else 0.0
     return mine.with_job(left=max(0.0, 1 - share), setting_up=setup)
 
 

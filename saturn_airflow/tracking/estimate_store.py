@@ -216,6 +216,9 @@ def _combined(observations: Sequence[Observation], forgetful: bool = True) -> Es
     """
     if not observations:
         return None
+    # What is of tomorrow was told by a clock that was wrong, and may be of any time.
+    tomorrow = 1000 * (time.time() + 86400)
+    observations = [seen if seen["time"] <= tomorrow else {**seen, "time": 0.0} for seen in observations]
     ordered = sorted(observations, key=lambda seen: float(seen["time"]))
     # What a technique of another version did says nothing of this one.
     ordered = [seen for seen in ordered if seen["estimate"].version == ordered[-1]["estimate"].version]

@@ -87,7 +87,8 @@ class Recorder:
             case "checkpoint":
                 tags = {"saturn.checkpoint_step": event.get("step")}
             case "warning":
-                tags = {"saturn.warning": event.get("message")}
+                message = event.get("message")
+                tags = {"saturn.warning": message, "saturn.mixed": message if event.get("mixed") else None}
             case "logged":
                 return self._logged_by_job(event)
             case "end":
@@ -109,7 +110,7 @@ class Recorder:
         values = _numbers({metric: event.get(field) for field, metric in STEP_METRICS.items()})
         values |= _numbers(event.get("metrics") or {})
         full = {"kind": "metrics", "name": "step", "step": step, "time": now, "values": values}
-        if now - self._last_full >= _PAUSE_MS:
+        if abs(now - self._last_full) >= _PAUSE_MS:  # the clock may be set back
             self._last_full, self._held_back = now, None
             return [full]
         self._held_back = full

@@ -96,9 +96,8 @@ class _Run:
 
     def _append_end(self, status: str, reason: str | None) -> None:
         tags = parameters.tags({"saturn.status": status, "saturn.reason": reason})
-        self._outbox.append(
-            {"kind": "end", "status": STATUSES.get(status, "FAILED"), "tags": tags, "time": now()}
-        )
+        end = {"kind": "end", "status": STATUSES.get(status, "FAILED"), "tags": tags}
+        self._outbox.append({**end, "time": self._outbox.moment()})
 
 
 class SweepRun(_Run):

@@ -9,7 +9,7 @@ from typing import Any
 from saturn_airflow.model import formats
 from saturn_airflow.tracking import parameters
 from saturn_airflow.tracking.mlflow_runs import SWEEP_TAG, JobRun, SweepRun, key_of_job
-from saturn_airflow.tracking.outbox import Outbox, now
+from saturn_airflow.tracking.outbox import Outbox
 
 
 def open_sweep(
@@ -28,7 +28,8 @@ def open_sweep(
     :param folder: of the sweep; keeps what MLflow has not taken yet.
     :param patience: seconds to try for while MLflow does not answer.
     """
-    description = _description(experiment, tags[SWEEP_TAG], ("sweep", tags[SWEEP_TAG]), name, tags, params)
+    key = tags[SWEEP_TAG]
+    description = _description(experiment, key, ("sweep", key), name, tags, params, folder)
     run = SweepRun(uri, folder, description, patience)
     run.flush()
     return run
@@ -66,12 +67,12 @@ def open_job(
     :param folder: of the job; keeps what MLflow has not taken yet.
     :param training: which of the job's trainings, from 1: one that starts anew has a run of its own.
     """
-    parent = _identity(sweep.description if isinstance(sweep, SweepRun) else sweep)
-    description = _description(
-        parent["experiment"], key_of_job(parent, name, training), ("job", name), name, tags, params
-    )
+    told = sweep.to_dict() if isinstance(sweep, SweepRun) else sweep
+    parent, above = _identity(told), told.get("run_id")
+    key = key_of_job(parent, name, training)
+    description = _description(parent["experiment"], key, ("job", name), name, tags, params, folder)
     datasets = parameters.datasets(params)
-    return JobRun(uri, folder, {**description, "datasets": datasets, "parent": parent})
+    return JobRun(uri, folder, {**description, "datasets": datasets, "parent": parent, "above": above})
 
 
 def reopen_job(uri: str, folder: str | Path) -> JobRun | None:
@@ -87,6 +88,7 @@ def _description(
     name: str,
     tags: Mapping[str, Any],
     params: Mapping[str, Any],
+    folder: str | Path,
 ) -> dict[str, Any]:
     return {
         "kind": "run",
@@ -96,7 +98,7 @@ def _description(
         "name": name,
         "tags": parameters.tags({"saturn.status": "running", **_shown_by_mlflow(tags), **tags}),
         "params": parameters.flat(params),
-        "time": now(),
+        "time": Outbox(folder).moment(),
     }
 
 

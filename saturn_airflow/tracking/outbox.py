@@ -94,6 +94,13 @@ class Outbox:
                     return record
         return None
 
+    def moment(self) -> int:
+        """Now, in milliseconds since the epoch, but after the run's last end: what is older is old news, and
+        clocks are set back, and differ.
+        """
+        ended = self.last("end", None) or {}
+        return max(now(), int(ended.get("time", -1)) + 1)
+
     def place_of(self, path: str | Path) -> str:
         """``path`` as a record names it: where it lies in the folder that the records are of, from there."""
         absolute, beside = Path(path).absolute(), self.folder.parent.absolute()

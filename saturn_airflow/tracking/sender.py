@@ -194,6 +194,15 @@ class Sender:
         run, experiment = find_or_create_run(self.uri, record, self._creator)
         self._state["run_id"] = run.info.run_id
         self._state["experiment_id"] = experiment
+        if record.get("above") not in (None, run.data.tags.get("mlflow.parentRunId")):
+            log.warning(
+                "The run of %s is recorded in %s, which does not have the sweep's run %s that its first task "
+                "began: MLFLOW_TRACKING_URI, or the connection, names another MLflow on this machine than on "
+                "that task's, or somebody deleted that run",
+                record["name"],
+                server.without_login(self.uri),
+                record["above"],
+            )
         self._state["last_step"] = max(self.last_step, int(run.data.metrics.get("step", -1)))
         tags = {**record["tags"], **self._set_params(run, record["params"])}
         from mlflow.entities import Dataset, DatasetInput, InputTag

@@ -53,6 +53,11 @@ class RunGoneError(TrackingError):
     """The run was deleted, or belongs to another server."""
 
 
+def without_login(uri: str) -> str:
+    """``uri`` as it may be shown."""
+    return re.sub(r"//[^@/]*@", "//", uri)
+
+
 def resolve_uri(state_folder: str | Path) -> str:
     """``MLFLOW_TRACKING_URI`` where it is set, else the embedded SQLite store in ``state_folder``.
 

@@ -12,7 +12,7 @@ from saturn_airflow.tracking import server
 from saturn_airflow.tracking.events import STATUSES
 from saturn_airflow.tracking.mlflow_runs import SWEEP_TAG
 from saturn_airflow.tracking.opening_runs import reopen_sweep
-from saturn_airflow.tracking.outbox import Outbox, now
+from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.sender import Sender
 from saturn_airflow.tracking.sending import send_patiently
 
@@ -75,7 +75,7 @@ def stop_sweep(uri: str, mlflow_run: str, reason: str, folder: str | Path) -> No
             client.set_terminated(run.info.run_id, STATUSES[_STOPPED])
     outbox = Outbox(folder)
     if outbox.size():
-        end = {"kind": "end", "status": STATUSES[_STOPPED], "tags": tags, "time": now()}
+        end = {"kind": "end", "status": STATUSES[_STOPPED], "tags": tags, "time": outbox.moment()}
         outbox.append(end)
         send_patiently(Sender(uri, outbox), patience=1.0)
 
@@ -90,4 +90,4 @@ def go_on(uri: str, sweep: Mapping[str, Any], folder: str | Path, patience: floa
     outbox = Outbox(folder)
     end, began = outbox.last("end", None) or {}, outbox.last("run", sweep["name"]) or {}
     if end.get("status") == STATUSES[_STOPPED] and end["time"] >= began.get("time", 0):
-        reopen_sweep(uri, {**sweep, "time": now()}, folder, patience)
+        reopen_sweep(uri, {**sweep, "time": outbox.moment()}, folder, patience)

@@ -114,7 +114,7 @@ class BaseTraining:
 
         :raises JobError: when that can't be.
         """
-        self.warn(f"{why}, and begins anew")
+        self.warn(f"{why}, and begins anew", mixed=True)
         self.position = Position(self.position.epoch, 0)
         self.epoch_sum, self.epoch_batches = 0.0, 0
 
@@ -129,8 +129,11 @@ class BaseTraining:
         epoch, in_epoch = batch.position
         self.position = Position(epoch + 1, 0) if batch.ends_epoch else Position(epoch, in_epoch + 1)
 
-    def warn(self, message: str) -> None:
-        """Tell the user."""
-        self.ranks.emit("warning", message=message)
+    def warn(self, message: str, mixed: bool = False) -> None:
+        """Tell the user.
+
+        :param mixed: whether the job's result may be that of no one code, or data: its sweep says so, too.
+        """
+        self.ranks.emit("warning", message=message, **({"mixed": True} if mixed else {}))
         if self.ranks.is_first:
             warnings.warn(message, stacklevel=2)

@@ -92,7 +92,7 @@ class Checkpoints:
         self._error: BaseException | None = None
         self._staging = Staging(ranks.device)
         self._changes_come_late = True
-        self._shared = SharedFolder(folder, ranks, self._group, warn)
+        self._shared = SharedFolder(folder, ranks, self._group, warn, keep)
 
     def save(
         self,

@@ -96,8 +96,8 @@ def resume(training: BaseTraining, saved: Checkpoints, extra: Mapping[str, Any])
     _check_data(training, extra)
     training.made_first = extra.get("made_first")
     code, before = training.code, extra.get("code", {})
-    if code is not None and (mixed := code.why_mixed(before, training.checkpoint)):
-        training.warn(mixed)
+    if code is not None and (why := code.why_mixed(before, training.checkpoint)):
+        training.warn(why, mixed=True)
     if (lacks := extra.get("lacks")) and not training.finished:
         raise JobError(
             f"checkpoint {training.checkpoint} lacks what training has changed ({', '.join(lacks[:5])}), so "

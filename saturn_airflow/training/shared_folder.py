@@ -21,9 +21,7 @@ from saturn_airflow.training.state import Tensors
 
 #: How many more checkpoints, and how much of a disk, should still find room before the user is warned.
 _ROOM_FOR, _ROOM = 3, 0.03
-_MAKE_ROOM = (
-    "free some space (keep_checkpoints=1, [saturn] checkpoints_budget and keep_sweeps_days take less)"
-)
+_MAKE_ROOM = "free some space ({}[saturn] checkpoints_budget and keep_sweeps_days take less)"
 
 
 class CheckpointError(JobError):
@@ -39,15 +37,21 @@ class SharedFolder:
 
     :param group: whom ranks talk to each other through; None for the default.
     :param warn: called with what the user should know.
+    :param keep: how many checkpoints stay in it.
     :raises CheckpointError: when it can't be written.
     """
 
-    def __init__(self, path: Path, ranks: Ranks, group: Any, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, ranks: Ranks, group: Any, warn: Callable[[str], None], keep: int = 2
+    ) -> None:
         self.path = path
         self._ranks = ranks
         self._group = group
         self._warn = warn
+        self._make_room = _MAKE_ROOM.format("keep_checkpoints=1, " if keep > 1 else "")
         self._disk_is_short = False
+        #: Bytes that were to be written last, and that the disk had for them.
+        self._room: tuple[int, int] | None = None
         self._stuck: set[Path] = set()
         with self.explained():
             if ranks.is_first:
@@ -80,11 +84,12 @@ class SharedFolder:
         if not self._ranks.is_first:
             return
         disk = shutil.disk_usage(self.path)
+        self._room = needed, disk.free
         is_short = disk.free < max(_ROOM_FOR * needed, _ROOM * disk.total)
         if is_short and not self._disk_is_short:
             self._warn(
                 f"{disks.left(self.path)}, and a checkpoint of this job takes {sizes.shown(needed)}; "
-                f"{_MAKE_ROOM}"
+                f"{self._make_room}"
             )
         self._disk_is_short = is_short
 
@@ -122,13 +127,30 @@ class SharedFolder:
         except CheckpointException as error:
             causes = [cause for cause, _ in error.failures.values()]
             failure = next((str(cause) for cause in causes), str(error))
-        first = next((f for f in self.everyones(failure) if f), None)
+        everyones = self.everyones((failure, self._missing() if failure else ""))
+        first = next((f for f, _ in everyones if f), None)
         if first:
             told = f"no checkpoint can be written to {self.path} ({first})"
             if not disks.is_told(first):
                 raise CheckpointError(f"{told}; check the folder and its rights")
-            fix = _MAKE_ROOM if disks.is_full(first) else "look after that disk"
+            missing = next(filter(None, (missing for _, missing in everyones)), "")
+            fix = f"{self._make_room}{missing}" if disks.is_full(first) else "look after that disk"
             raise DiskOfCheckpointsError(f"{told}: {disks.left(self.path)}; {fix}")
+
+    def _missing(self) -> str:
+        """What a checkpoint that was not written would have taken of the disk, and what stands in for it."""
+        if self._room is None:
+            return ""
+        needed, free = self._room
+        more = f", {sizes.shown(needed - free)} more than were free" if needed > free else ""
+        there: list[Path] = []
+        with suppress(OSError):
+            there = checkpoint_files.newest_first(self.path.iterdir())
+        newest = there[0].name if there else "its beginning"
+        return (
+            f". It takes {sizes.shown(needed)} beside those that stay until it is whole{more}; whoever ends "
+            f"without it goes on from {newest}"
+        )
 
 
 def lengths_of(tensors: Tensors) -> dict[str, int]:

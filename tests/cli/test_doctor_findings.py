@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from saturn_airflow.deployment import pools, survey
+from saturn_airflow.deployment import alike, pools, survey
 from saturn_airflow.deployment.checks import check_nodes, examine_node
-from saturn_airflow.deployment.findings import Deployment, Finding
+from saturn_airflow.deployment.findings import Deployment, Finding, Question
 from saturn_airflow.deployment.limits import check_limits
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.operators import drains
@@ -214,3 +214,38 @@ def test_workers_that_do_not_wait_for_the_database_of_results_are_named() -> Non
     surveys = {"gpu-a": {"waits_for_results": False}, "gpu-b": {"waits_for_results": True}}
     (found,) = (f for f in check_limits(Deployment(Cluster(NODE), nodes=surveys)) if "results" in f.text)
     assert (found.level, found.text.partition(":")[0]) == ("warning", "gpu-a")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({}, []),
+        ({"time": 1009.0}, []),
+        ({"time": 4610.0}, ["gpu-a: its clock is 3600 s ahead of this machine's"]),
+        ({"time": 940.0}, ["gpu-a: its clock is 60 s behind this machine's"]),
+        (
+            {"home": {"folder": "/there", "mark": "another"}},
+            ["this machine does not see in {} what gpu-a writes to /there"],
+        ),
+        (
+            {"has_mlflow_uri": False},
+            ["gpu-a: MLFLOW_TRACKING_URI is not set there, and its jobs' runs go into a file of its own"],
+        ),
+    ],
+)
+def test_a_node_with_another_clock_home_or_mlflow_is_named(
+    answer: dict[str, Any], words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    survey.leave_mark(tmp_path, "gpu-a@a", "now")
+    own = {"folder": "/", "mark": "now"}
+    usual = {"name": "gpu-a@a", "time": 1005.0, "has_mlflow_uri": True, "home": own}
+    question = Question(asked=1000.0, answered=1010.0)
+    asked = Deployment(Cluster(NODE), nodes={"gpu-a": {**usual, **answer}}, question=question)
+    monkeypatch.setattr(survey, "addresses", lambda: {"MLflow": "http://127.0.0.1:9/health"})
+    words = [text.format(tmp_path) for text in words]
+    assert [found.text for found in alike.check_alike(asked) if found.level == "problem"] == words
+    # It has the connection, as all nodes have.
+    monkeypatch.setattr(survey, "addresses", lambda: {"MLflow": "http://mlflow:5000/health"})
+    assert len(list(alike.check_alike(asked))) == len([w for w in words if "MLFLOW" not in w])

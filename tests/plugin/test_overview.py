@@ -79,6 +79,13 @@ def test_outcomes_of_a_plan_made_before_do_not_count() -> None:
     assert run.job("job")["bars"][0]["actual"] is None
 
 
+def test_that_a_jobs_code_was_edited_as_it_trained_is_shown() -> None:
+    run = Run("success")
+    run.plan(on("a", 0, 50))
+    run.train(0, "success", "a", **{**finished(1000, 1010), "mixed": "its code has changed"})
+    assert (run.job("a")["status"], run.job("a")["reason"]) == ("finished", "its code has changed")
+
+
 def test_reasons_of_failed_lost_and_unplanned_jobs() -> None:
     run = Run("failed")
     run.plan(on("bad", 0, 50), on("gone", 50, 90), unplanned=[{"job": "huge", "reason": "fits nowhere"}])

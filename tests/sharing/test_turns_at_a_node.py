@@ -148,7 +148,7 @@ def test_it_is_decided_by_the_pace_that_was_seen(tmp_path: Path, steps: int) -> 
         sharing = Sharing(mine, NODE, SharingRules(checkpoint=20.0, quiet=0.0))
         stay = GivingWay(sharing, lease, tmp_path)
         stay.note({"event": "start", "total_batches": 100, "step": 0})
-        stay._first = time.time() - 100, 0.0, 0
+        stay._first = time.monotonic() - 100, 0.0, 0
         stay.note({"event": "step", "step": steps, "seconds": 0.1, "epoch": 1})
         stay._looked_at -= 10
         assert stay.asked() is (steps == 3)
@@ -316,7 +316,7 @@ def test_teams_have_their_shares_of_a_node(tmp_path: Path) -> None:
         assert other.take() is None, "it has more to do"
         room = LeaseFolder(tmp_path)
         with room.gate():
-            room.count_use("x", 4, time.time() - 40000.0)
+            room.count_use("x", 4, 40000.0)
         assert first.take() is None, "its team used more than its share"
         take(other).release()
     # What was given out last counts for all, whatever was set when a job came.
@@ -330,9 +330,9 @@ def test_what_a_job_had_counts_for_its_team(tmp_path: Path) -> None:
     for shares, counted in (({}, {}), ({"x": 0.5}, {"x": 4 * 100.0})):
         mine = replace(claim("a", "one", {("single", 4): (900.0, 1.0)}, team="x"), shares=shares)
         with take(waiter(tmp_path, mine)) as lease:
-            assert lease.holder.claim is not None
-            lease.holder = replace(lease.holder, claim=lease.holder.claim.with_job(since=time.time() - 100))
-            GivingWay(Sharing(mine, NODE), lease, tmp_path).count_use()
+            stay = GivingWay(Sharing(mine, NODE), lease, tmp_path)
+            stay._began -= 100.0
+            stay.count_use()
         assert LeaseFolder(tmp_path).used() == pytest.approx(counted, rel=0.02)
 
 
@@ -355,7 +355,7 @@ def test_what_teams_used_is_none_where_that_is_damaged(tmp_path: Path, text: str
     (tmp_path / "used").write_text(text)
     assert room.used() == {}
     assert list(room.ignored) == ["./used"]
-    room.count_use("x", 1, time.time() - 10.0)
+    room.count_use("x", 1, 10.0)
     assert room.used() == pytest.approx({"x": 10.0}, rel=0.1)
 
 

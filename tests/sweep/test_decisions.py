@@ -23,6 +23,7 @@ from saturn_airflow.operators import context
 from saturn_airflow.operators.actual_speeds import actual_speeds
 from saturn_airflow.operators.choosing import best_of, why_no_best
 from saturn_airflow.operators.report_task import (
+    ahead,
     estimate_errors,
     of_every_job,
     of_no_plan,
@@ -138,6 +139,13 @@ def test_every_job_of_the_sweep_is_in_the_result() -> None:
     assert result["utilisation"] == pytest.approx((12 + 2 * 12) / (18 * 4))
     assert result["gap"] == pytest.approx(0.25)
     assert result["estimate_error_median"] == pytest.approx(0.2)
+
+
+def test_a_node_whose_jobs_end_after_their_report_has_another_clock() -> None:
+    outcomes = [outcome("a", ended_at=100.0, node="x"), outcome("b", ended_at=190.0, node="y")]
+    outcomes += [outcome("c", ended_at=170.0, node="y"), Outcome.from_dict({"job": "d", "status": "lost"})]
+    assert ahead(outcomes, 150.0) == {"y": 40.0}
+    assert ahead(outcomes, 189.0) == {}
 
 
 @pytest.mark.parametrize(

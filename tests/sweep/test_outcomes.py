@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saturn_airflow import Job
+from saturn_airflow.launch import past_runs
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.outcomes import Outcome, Planned, TimeOnDevices, TrainedSpeed
 from saturn_airflow.model.status import Status
+from saturn_airflow.operators.report_table import table
 
 texts, counts, seconds = st.text(), st.integers(0, 1 << 40), st.floats(0, 1e9)
 planned = st.builds(
@@ -89,3 +92,23 @@ def test_what_training_said_is_in_the_outcome() -> None:
     assert told["eval_loss"] is None
     assert not Outcome.of(entry, "finished", "", result={"steps": 8}).in_one_go
     assert Outcome.of(entry, "lost").to_dict().keys().isdisjoint(["steps", "started_at", "loss", "run_id"])
+
+
+def test_that_a_jobs_code_was_edited_as_it_trained_is_in_its_outcome_and_the_report(tmp_path: Path) -> None:
+    """One of its runs has said so; the last one had nothing to say."""
+    edited = {"event": "warning", "message": "the code of shop has changed", "mixed": True}
+    step = {"event": "step", "step": 1, "epoch": 0, "loss": 1.0, "seconds": 0.1}
+    other = {"event": "warning", "message": "the disk is nearly full"}
+    said: list[list[dict[str, Any]]] = [[step, edited, other], [edited, step], [step]]
+    for number, events in enumerate(said):
+        folder = tmp_path / "runs" / f"{number:04d}"
+        folder.mkdir(parents=True)
+        (folder / "alive").touch()
+        told = ({**event, "time": 1.0} for event in ({"event": "format", "format": 1}, *events))
+        (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))
+    result = past_runs.result_of(tmp_path, {"event": "end", "result": {"steps": 8}})
+    assert result == {"steps": 8, "mixed": "the code of shop has changed"}
+    outcome = Outcome.from_dict({"job": "a", "status": "finished", **result})
+    assert Outcome.from_dict(outcome.to_dict()) == outcome
+    assert "a: the code of shop has changed" in table({"best": None}, [outcome]).splitlines()
+    assert past_runs.result_of(tmp_path / "another", {"event": "end"}) == {}

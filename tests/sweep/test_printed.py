@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from saturn_airflow.launch import output_limit
+from saturn_airflow.launch.output_limit import OutputLimit
 from saturn_airflow.operators import printed
 from saturn_airflow.operators.printed import OutputReader
 
@@ -103,3 +105,19 @@ def test_bytes_that_are_no_text_and_a_missing_file_stop_nothing(output: Path) ->
     output.write_bytes(b"\xff\xfe\n")
     found.look()
     assert len(said) == 1
+
+
+def test_what_a_job_prints_without_end_fills_no_disk(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_limit, "MOST", 1000)
+    limit, (found, said) = OutputLimit(output), reader(output)
+    told = []
+    with open(output, "ab", buffering=0) as job:  # which has the file open all the time
+        for number in range(100):
+            job.write(f"line {number:04d} {'x' * 89}\n".encode())
+            told.append(limit.look())
+            found.look()
+    assert [message for message in told if message] == [told[9]]
+    assert "the job has printed 1 kB, which" in str(told[9])
+    kept = (output.with_name("output-earlier.log").read_text() + output.read_text()).splitlines()
+    assert [line[:9] for line in kept] == [f"line {number:04d}" for number in range(90, 100)]
+    assert [line[:9] for line in said] == [f"line {number:04d}" for number in range(100) if number % 10 != 9]

@@ -18,9 +18,10 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow import Cluster, HParams, Job, Node, tracking
 from saturn_airflow.launch import restarting, runs
+from saturn_airflow.model.definition import Definition
 from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.operators import train_task
+from saturn_airflow.operators import beginning, train_task
 from saturn_airflow.operators.progress_in_log import ProgressLog
 from saturn_airflow.operators.retrying import TRAINING_POLICY, TryAgainError
 from saturn_airflow.operators.train_task import TrainOperator
@@ -443,3 +444,13 @@ def test_a_job_that_somebody_changed_on_its_way_is_not_trained(sweep: Sweep) -> 
         sweep.train(edited, listed=job())
     assert sweep.outcome["outcome"]["status"] == "failed"
     assert not list(sweep.folder.glob("runs/*"))
+
+
+def test_a_job_on_a_node_with_another_folder_of_state_is_told(tmp_path: Path) -> None:
+    """It would begin anew where it moves to, and no plan would know."""
+    decision = restarting.RestartDecision(Definition.of(job()))
+    (tmp_path / "mlflow").mkdir()
+    assert list(beginning.warnings("a", tmp_path / "a", decision)) == []
+    (tmp_path / "mlflow").rmdir()
+    (told,) = beginning.warnings("a", tmp_path / "a", decision)
+    assert f"{tmp_path} has nothing of what the sweep's first task wrote there" in told

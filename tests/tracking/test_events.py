@@ -64,6 +64,13 @@ def test_between_seconds_only_the_loss_is_recorded_and_the_end_brings_the_rest()
     assert "loss" not in rest["values"]
 
 
+def test_a_clock_that_is_set_back_hides_no_metric() -> None:
+    recorder = Recorder()
+    for n, time in enumerate((7200.0, 3600.0)):
+        (record,) = recorder.records({**STEP, "step": n, "time": time})
+        assert set(record["values"]) > {"loss", "step"}
+
+
 def test_a_loss_that_is_no_number_is_recorded_as_such() -> None:
     (record,) = Recorder().records({**STEP, "step": 0, "loss": math.nan})
     assert math.isnan(record["values"]["loss"])
@@ -116,6 +123,8 @@ def test_warnings_checkpoints_and_resumes_become_tags_and_unknown_events_nothing
     recorder = Recorder()
     (warning,) = recorder.records({"event": "warning", "message": "slow"})
     assert warning == {"kind": "tags", "values": {"saturn.warning": "slow"}}
+    (warning,) = recorder.records({"event": "warning", "message": "other code", "mixed": True})
+    assert warning["values"] == {"saturn.warning": "other code", "saturn.mixed": "other code"}
     (checkpoint,) = recorder.records({"event": "checkpoint", "step": 4})
     assert checkpoint["values"] == {"saturn.checkpoint_step": "4"}
     (start,) = recorder.records({"event": "start", "step": 4})

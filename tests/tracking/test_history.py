@@ -245,6 +245,22 @@ def test_what_could_not_run_is_forgotten_after_a_week() -> None:
         assert (estimate_store._combined([ran, failed]) is not None) == known
 
 
+def test_what_a_clock_that_was_wrong_told_does_not_stand_for_what_comes_after() -> None:
+    now = 1000 * time.time()
+    wrong = {"time": now + 365 * 86400e3, "estimate": estimate("f", seconds_per_batch=9.0)}
+    right = [{"time": now - n * 86400e3, "estimate": estimate("f", seconds_per_batch=2.0)} for n in (2, 1)]
+    found = estimate_store._combined([wrong, *right])
+    assert found is not None
+    assert found.seconds_per_batch == pytest.approx(2.0)
+    failed = {"time": wrong["time"], "estimate": estimate("f", reason="out of memory")}
+    found = estimate_store._combined([*right, failed])
+    assert found is not None
+    assert found.works
+    found = estimate_store._combined([wrong])
+    assert found is not None, "there is nothing else"
+    assert found.seconds_per_batch == 9.0
+
+
 def test_another_version_of_a_technique_starts_anew(embedded_uri: str, mark: str, tmp_path: Path) -> None:
     estimate_store.record(embedded_uri, [estimate(mark, seconds_per_batch=9.0)], tmp_path)
     estimate_store.record(embedded_uri, [estimate(mark, version="2")], tmp_path)

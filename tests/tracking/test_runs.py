@@ -16,7 +16,7 @@ from saturn_airflow import tracking
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Assignment, Plan
-from saturn_airflow.tracking import unique
+from saturn_airflow.tracking import outbox, unique
 from saturn_airflow.tracking.mlflow_runs import JobRun, SweepRun
 from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.server import MlflowAwayError
@@ -193,6 +193,33 @@ def test_old_news_from_another_node_does_not_reopen_a_run_that_ended(uri: str, t
     assert (run.info.status, run.data.tags["saturn.status"]) == ("FINISHED", "finished")
     assert not {"node", "saturn.reason"} & set(run.data.tags)
     assert sorted(step for step, _ in history(uri, job.id)) == list(range(20))
+
+
+def test_a_job_whose_node_records_in_another_mlflow_says_so(
+    embedded_uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweep = open_sweep(embedded_uri, tmp_path)
+    assert open_job(embedded_uri, tmp_path, sweep).close()
+    other = open_job(f"sqlite:///{tmp_path}/another.db", tmp_path, sweep, "b")
+    assert other.close()
+    (said,) = (message for message in caplog.messages if "is recorded in" in message)
+    assert f"b is recorded in sqlite:///{tmp_path}/another.db, which does not have" in said
+    assert f"run {sweep.id} that its first task began" in said
+
+
+def test_a_job_that_goes_on_after_the_clock_was_set_back_runs_and_ends(
+    embedded_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = open_sweep(embedded_uri, tmp_path)
+    assert open_job(embedded_uri, tmp_path, sweep).close("stopped", "it was cleared")
+    really = outbox.now
+    monkeypatch.setattr(outbox, "now", lambda: really() - 3_600_000)
+    job = open_job(embedded_uri, tmp_path, sweep)
+    assert job.flush()
+    assert client(embedded_uri).get_run(job.id).info.status == "RUNNING"
+    assert job.close("finished")
+    run = client(embedded_uri).get_run(job.id)
+    assert (run.info.status, run.data.tags["saturn.status"]) == ("FINISHED", "finished")
 
 
 def test_steps_repeated_while_mlflow_was_away_are_recorded_once(embedded_uri: str, tmp_path: Path) -> None:

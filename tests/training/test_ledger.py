@@ -307,6 +307,48 @@ def test_where_a_job_is_is_what_was_said_last(tmp_path: Path) -> None:
         assert whereabouts.of(tmp_path) == now
 
 
+def test_a_node_whose_clock_is_ahead_is_not_taken_to_set_up_for_as_long(tmp_path: Path) -> None:
+    sweep = active("a", "runs")
+    folder = folder_of(tmp_path, sweep, "runs") / "runs" / "1"
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text(json.dumps(spec_for(tmp_path, small_job()).to_dict()))
+    said = ({"event": "format", "format": 1}, {"event": "leased", "devices": [0], "technique": "single"})
+    told = ({**event, "time": time.time() + 3600.0} for event in said)
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))
+    with open(folder / "alive", "w") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        (found,) = Ledger(tmp_path).cluster([sweep]).sweeps
+    assert found.jobs[0].place == Place("single", 1, "local", (0,))
+    assert found.jobs[0].setting_up == 2.0
+
+
+def test_where_a_job_is_does_not_depend_on_a_clock_that_is_set_meanwhile(tmp_path: Path) -> None:
+    """It was told an hour back as the job had left its devices, and two forth as it trained again."""
+    folder = tmp_path / "runs" / "1"
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text(json.dumps(spec_for(tmp_path, small_job(), "ddp", 2).to_dict()))
+    start = {"event": "start", "step": 0, "total_batches": 50, "batches_per_epoch": 50}
+    step = {"event": "step", "seconds": 0.1, "epoch": 0, "loss": 1.0}
+    said: list[tuple[dict[str, object], float]] = [
+        ({"event": "leased", "devices": [0, 1], "technique": "ddp"}, 5000.0),
+        (start, 5001.0),
+        ({**step, "step": 1}, 5002.0),
+        ({"event": "gave_way", "seconds": 2.0}, 5003.0),
+        ({"event": "leased", "devices": [1], "technique": "single"}, 1404.0),
+        ({**start, "step": 1}, 1405.0),
+        ({**step, "step": 2}, 1406.0),
+        ({**step, "step": 3}, 8607.0),
+    ]
+    told: list[dict[str, object]] = [{"event": "format", "format": 1, "time": 0.0}]
+    told += [{**event, "time": at, "clock": float(n)} for n, (event, at) in enumerate(said)]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))
+    with open(folder / "alive", "w") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        now = whereabouts.of(tmp_path)
+    assert now.place == Place("single", 1, "local", (1,))
+    assert now.pace == Pace(0.02, 1.0, False)
+
+
 @pytest.mark.slow
 def test_a_planner_that_is_killed_while_it_writes_leaves_what_was_there(tmp_path: Path) -> None:
     jobs = [f"job-{number}" for number in range(400)]

@@ -124,6 +124,31 @@ def test_a_running_job_tells_it_too(tmp_path: Path) -> None:
             assert lease.holder.claim.sweep.elsewhere == expected
 
 
+@pytest.mark.parametrize("waits", [None, "a"])
+def test_a_running_job_looks_at_no_sibling_unless_another_sweep_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str | None
+) -> None:
+    """A sibling's disk that does not answer would hold it up."""
+    write(tmp_path, "a", {"runs": "here", "waits": "here", "there": "there"})
+    mine, folder = claim("a", "runs"), tmp_path / "leases"
+    lease = waiter(tmp_path, mine).take()
+    assert lease is not None
+    stay = GivingWay(Sharing(mine, DEVICES, RULES, RestOfSweep(str(tmp_path), "a")), lease, folder)
+    with lease, contextlib.ExitStack() as waiting:
+        with contextlib.closing(waiter(tmp_path, claim("b", "comes and goes"))) as other:
+            other.take()
+            stay._looked_at -= 10
+            stay.asked()
+        if waits is not None:
+            waiting.enter_context(contextlib.closing(waiter(tmp_path, claim(waits, "waits")))).take()
+        stay._looked_at -= 10
+        stay.asked()
+        monkeypatch.setattr(Ledger, "sweep", lambda *_: pytest.fail("it reads what its siblings wrote"))
+        for _ in range(3):
+            stay._looked_at -= 10
+            stay.asked()
+
+
 def test_the_claim_stays_where_the_ledger_says_nothing(tmp_path: Path) -> None:
     mine = claim("a", "one", elsewhere=7.0)
     rest = RestOfSweep(str(tmp_path), "a")

@@ -218,9 +218,9 @@ class TrainerProgress:
         timed = self.seconds[measure.warmups :]
         return asked or timing.is_enough(measure, timed, sum(timed)) or sum(timed) >= measure.seconds
 
-    def warn(self, message: str) -> None:
-        """Tell the user."""
-        self.ranks.emit("warning", message=message)
+    def warn(self, message: str, mixed: bool = False) -> None:
+        """Tell the user, as :meth:`BaseTraining.warn` does."""
+        self.ranks.emit("warning", message=message, **({"mixed": True} if mixed else {}))
 
 
 def _is_metric(name: str) -> bool:

@@ -61,8 +61,8 @@ class TrainerTraining(TrainerProgress):
                 f"{path} belongs to another training ({'; '.join(changes[:5])}): start the job from scratch "
                 "(saturn restart), or undo the change"
             )
-        if mixed := self.code.why_mixed(facts.get("code", {}), path):
-            self.warn(mixed)
+        if why := self.code.why_mixed(facts.get("code", {}), path):
+            self.warn(why, mixed=True)
         self.made_first = facts.get("made_first")
         if (position := facts.get("position")) is not None:
             self.epochs.go_on(position, only_more=self.request.goes_on_from is not None)
