@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,8 +214,8 @@ def test_a_job_that_goes_on_after_the_clock_was_set_back_runs_and_ends(
 ) -> None:
     sweep = open_sweep(embedded_uri, tmp_path)
     assert open_job(embedded_uri, tmp_path, sweep).close("stopped", "it was cleared")
-    really = outbox.now
-    monkeypatch.setattr(outbox, "now", lambda: really() - 3_600_000)
+    set_back = SimpleNamespace(time=lambda: time.time() - 3600.0)
+    monkeypatch.setattr(outbox, "time", set_back)
     job = open_job(embedded_uri, tmp_path, sweep)
     assert job.flush()
     assert client(embedded_uri).get_run(job.id).info.status == "RUNNING"
