@@ -22,7 +22,7 @@ from saturn_airflow.moved import understand_old_names
 if TYPE_CHECKING:
     from saturn_airflow.operators.sweep import SaturnSweepOperator
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "BaseTechnique",
     "Cluster",

@@ -6,12 +6,16 @@ from typing import Any
 
 
 def _option(
-    description: str, example: str, default: str | None = None, type_: str = "string"
+    description: str,
+    example: str,
+    default: str | None = None,
+    type_: str = "string",
+    version_added: str = "0.1.0",
 ) -> dict[str, str | None]:
     """An option in the form of Airflow's ``config`` schema of providers."""
     return {
         "description": description,
-        "version_added": "0.1.0",
+        "version_added": version_added,
         "type": type_,
         "example": example,
         "default": default,
@@ -34,11 +38,13 @@ _OPTIONS = {
         "Teams and their shares of the devices, as team:share with commas between them, for sweeps with "
         "team=. Sweeps of a team that used more of late go later. Default: no team has one.",
         "vision: 0.5, text: 0.3",
+        version_added="0.2.0",
     ),
     "priorities": _option(
         "The highest priority= that sweeps of a team may have, as team:number with commas between them; "
         "* is for all others. Default: any.",
         "vision: 10, *: 0",
+        version_added="0.2.0",
     ),
     "outlive_seconds": _option(
         "How long training goes on when its task is gone and no further try has come, in "
@@ -59,6 +65,7 @@ _OPTIONS = {
         "that others stand in for first, never the last of a job that has not finished. "
         "Default: no limit.",
         "2 TB",
+        version_added="0.2.0",
     ),
     "job_memory": _option(
         "How much of a node's host memory the processes of one job may use together: an "
@@ -66,6 +73,7 @@ _OPTIONS = {
         "What uses more fails, before the node does.",
         "64 GB",
         default="0.9",
+        version_added="0.2.0",
     ),
     "leases_folder": _option(
         "Folder of the locks that keep two processes off one device; local to each machine, "
@@ -83,17 +91,20 @@ _OPTIONS = {
         "for jobs from upstream tasks what lies beside the DAG files, and what the DAG's "
         "file names.",
         "shop, transformers",
+        version_added="0.2.0",
     ),
     "pass_environment": _option(
         "Environment variables of the worker that the code of jobs gets besides those of "
         "CUDA, clouds and libraries (docs/security.md): names or patterns, with commas "
         "between them. * passes all.",
         "SHOP_*, FEATURE_STORE_URL",
+        version_added="0.2.0",
     ),
     "group": _option(
         "A group whose members may read and write what sweeps keep in [saturn] home, where workers run "
         "as several users. Default: the worker's user alone may.",
         "gpu-users",
+        version_added="0.2.0",
     ),
     "check_references": _option(
         "Check that what jobs refer to exists when a DAG file is parsed. Turn it off where "

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,3 +58,23 @@ def test_a_folder_of_ones_own_is_found(wheel_bin: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     seen = json.loads(look(wheel_bin / "python", LOOK, tmp_path, SATURN_TECHNIQUES_FOLDER=str(tmp_path)))
     assert "mine" in seen["names"]
+
+
+def test_the_image_has_all_that_a_wheel_is_built_of_and_a_wheel_no_secrets(tmp_path: Path) -> None:
+    """Of what the Dockerfile copies, and nothing else; a clone's docker/ may hold a deployment's secrets."""
+    copied = re.findall(r"^COPY (.*) (\S+)$", (ROOT / "docker" / "Dockerfile").read_text(), re.MULTILINE)
+    for names, target in copied:
+        for name in names.split():
+            if (ROOT / name).is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / name, tmp_path / target, ignore=ignored)
+            else:
+                (tmp_path / target).mkdir(exist_ok=True)
+                shutil.copy(ROOT / name, tmp_path / target)
+    (tmp_path / "docker" / ".env").write_text("REDIS_PASSWORD=mine\n")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
+    subprocess.run(build, cwd=tmp_path, check=True, capture_output=True, text=True)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    files = zipfile.ZipFile(wheel).namelist()
+    assert "saturn_airflow/shipped/docker/compose.yaml" in files
+    assert not [name for name in files if name.endswith(".env")]
