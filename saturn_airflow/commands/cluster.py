@@ -33,7 +33,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="a variable of the compose file, such as NODE_CONCURRENCY=12",
     )
     parser.add_argument(
-        "--new-secrets", action="store_true", help="print fresh secrets for docker/.env, and do nothing else"
+        "--new-secrets",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="write fresh secrets into FILE, such as docker/.env, where it has none yet, readable by its owner "
+        "alone (without FILE: print them), and do nothing else",
     )
 
 
@@ -43,11 +48,17 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from saturn_airflow.deployment.local import LocalCluster, new_secrets
+    from saturn_airflow.deployment.local import LocalCluster, new_secrets, secrets_of
     from saturn_airflow.deployment.processes import end_on_signals
     from saturn_airflow.model.errors import SaturnError
 
     if args.new_secrets:
+        try:
+            secrets_of(Path(args.new_secrets))
+        except OSError as error:
+            raise SaturnError(f"--new-secrets {args.new_secrets}: {error.strerror}") from None
+        return 0
+    if args.new_secrets is not None:
         print("".join(f"{name}={value}\n" for name, value in new_secrets().items()), end="")
         return 0
     if not args.dags.is_dir():

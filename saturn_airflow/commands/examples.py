@@ -12,7 +12,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "cluster": {
         "saturn cluster": "all services and two nodes, until Ctrl-C",
         "saturn cluster --set NODE_CONCURRENCY=12": "with room for twelve tasks on each node",
-        "saturn cluster --new-secrets > docker/.env": "fresh secrets for docker compose",
+        "saturn cluster --new-secrets docker/.env": "fresh secrets for docker compose, where it has none",
     },
     "demo": {
         "saturn demo": "train eight small models, then stop everything",

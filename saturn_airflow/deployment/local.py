@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -277,19 +278,23 @@ class LocalCluster(LocalServices):
 
 
 def secrets_of(path: Path) -> dict[str, str]:
-    """The secrets kept in ``path``, to which those are added that are not there yet.
+    """The secrets kept in ``path``, to which those are added that are not there yet, or empty.
+
+    The file is its owner's alone from then on.
 
     :returns: by the names of the compose file's variables.
     """
     # What else is in it, such as logs and Airflow's files, is nobody else's either.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+") as file:
+        with suppress(PermissionError):  # another user's, who let this one write to it
+            os.fchmod(file.fileno(), 0o600)
         file.seek(0)
         text = file.read()
         lines = (line.strip() for line in text.splitlines())
         pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
         kept = {name: value for name, _, value in pairs}
-        missing = {name: value for name, value in new_secrets().items() if name not in kept}
+        missing = {name: value for name, value in new_secrets().items() if not kept.get(name)}
         ending = "" if text.endswith("\n") or not text else "\n"
         file.write(ending + "".join(f"{name}={value}\n" for name, value in missing.items()))
     return {**kept, **missing}

@@ -279,3 +279,21 @@ def test_the_cluster_names_what_is_no_variable_and_prints_fresh_secrets(
         printed.append(dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines()))
     assert printed[0].keys() == printed[1].keys() != set()
     assert not set(printed[0].values()) & set(printed[1].values())
+
+
+def test_secrets_are_completed_in_a_file_of_its_owners_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / ".env"
+    file.write_text("REDIS_PASSWORD=kept\nPOSTGRES_PASSWORD=\n")  # as copied from .env.example, in part
+    file.chmod(0o644)
+    for _ in range(2):
+        assert main(["cluster", "--new-secrets", str(file)]) == 0
+    lines = file.read_text().splitlines()
+    found = dict(line.split("=", 1) for line in lines)
+    assert found["REDIS_PASSWORD"] == "kept"
+    assert all(found.values())
+    assert len(lines) == len(found) + 1  # the empty one stays where it is
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert main(["cluster", "--new-secrets", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
