@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saturn_airflow.model.errors import SaturnError
-from saturn_airflow.model.printable import printable
+from saturn_airflow.model.printable import printable, without_login
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +61,7 @@ def uri_of(args: argparse.Namespace) -> str:
     if args.uri:
         return str(args.uri)
     uri = _deployments_uri()
-    print(f"MLflow: {re.sub(r'//[^@/]*@', '//', uri)}", file=sys.stderr)
+    print(f"MLflow: {without_login(uri)}", file=sys.stderr)
     store = uri.removeprefix("sqlite:///")
     if store != uri and not Path(store).exists():
         raise SaturnError(f"there is no MLflow store {store}; give --uri, or set MLFLOW_TRACKING_URI")

@@ -24,6 +24,7 @@ from saturn_airflow.deployment.limits import check_limits
 from saturn_airflow.deployment.pools import check_pools
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.folders import slug
+from saturn_airflow.model.printable import without_login
 
 #: Less free disk than this is a warning, or a problem (bytes).
 LITTLE_DISK, NO_DISK = 20 * 2**30, 2 * 2**30
@@ -173,7 +174,7 @@ def check_workers(deployment: Deployment) -> Iterator[Finding]:
         _ask_workers(deployment)
     except Exception as error:
         fix = "start Redis, or correct [celery] broker_url"
-        yield Finding("queues", "problem", f"the broker does not answer: {error}", fix)
+        yield Finding("queues", "problem", f"the broker does not answer: {without_login(str(error))}", fix)
         return
     wanted = {default_queue(): "short tasks"}
     for node in deployment.cluster or ():
@@ -397,7 +398,7 @@ def check_mlflow(deployment: Deployment) -> Iterator[Finding]:
     from saturn_airflow.tracking import server
 
     uri = mlflow_uri()
-    shown = server.without_login(uri)
+    shown = without_login(uri)
     fix = "start the MLflow server, or correct the connection mlflow_default (or MLFLOW_TRACKING_URI)"
     begin = time.monotonic()
     if uri.startswith("http") and (error := surveys.reach(f"{uri.rstrip('/')}/health")):
@@ -414,7 +415,7 @@ def check_mlflow(deployment: Deployment) -> Iterator[Finding]:
             try:
                 client.log_artifact(run, str(note))
             except Exception as error:
-                text = f"{shown} takes runs, but no files: {error}"
+                text = f"{shown} takes runs, but no files: {without_login(str(error))}"
                 fix = "serve artifacts (mlflow server --serve-artifacts), or mend the artifact store"
                 yield Finding("mlflow", "problem", text, fix)
                 return

@@ -23,6 +23,7 @@ import httpx
 
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.folders import slug
+from saturn_airflow.model.printable import without_login
 
 PACKAGES = ("saturn-airflow", "apache-airflow", "celery", "mlflow", "torch")
 #: Seconds within which an address answers, or counts as out of reach.
@@ -157,12 +158,13 @@ def addresses(ask_airflow: bool = True) -> dict[str, str]:
 
 
 def reach(url: str) -> str | None:
-    """Why ``url`` does not answer, or None when it does."""
+    """Why ``url`` does not answer, or None when it does. A login in it is not told."""
+    shown = without_login(url)
     try:
         answer = httpx.get(url, timeout=_ANSWER_SECONDS, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return f"{url}: {str(error) or type(error).__name__}"
-    return None if answer.is_success else f"{url} answers {answer.status_code}"
+        return f"{shown}: {without_login(str(error)) or type(error).__name__}"
+    return None if answer.is_success else f"{shown} answers {answer.status_code}"
 
 
 def storage(path: Path) -> str:

@@ -10,6 +10,7 @@ _COMMANDS = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x9b[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)"
 )
+_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^/\s]*@", re.IGNORECASE)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -21,3 +22,8 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """``text``, as :func:`printable` has it, in a single line: nothing in it can pass for another entry."""
     return " ".join(printable(text).split("\n"))
+
+
+def without_login(text: str) -> str:
+    """``text`` with the addresses in it as people may see them: ``https://ann:secret@host`` is ``https://host``."""
+    return _LOGIN.sub(r"\1", text)

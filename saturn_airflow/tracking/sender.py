@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.model import formats
+from saturn_airflow.model.printable import without_login
 from saturn_airflow.tracking import estimate_observations, models, parameters, server, unique
 from saturn_airflow.tracking.outbox import OUTBOX, Outbox, Record
 from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
@@ -200,7 +201,7 @@ class Sender:
                 "began: MLFLOW_TRACKING_URI, or the connection, names another MLflow on this machine than on "
                 "that task's, or somebody deleted that run",
                 record["name"],
-                server.without_login(self.uri),
+                without_login(self.uri),
                 record["above"],
             )
         self._state["last_step"] = max(self.last_step, int(run.data.metrics.get("step", -1)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.printable import without_login
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -51,11 +52,6 @@ class RecordRefusedError(TrackingError):
 
 class RunGoneError(TrackingError):
     """The run was deleted, or belongs to another server."""
-
-
-def without_login(uri: str) -> str:
-    """``uri`` as it may be shown."""
-    return re.sub(r"//[^@/]*@", "//", uri)
 
 
 def resolve_uri(state_folder: str | Path) -> str:
@@ -227,7 +223,7 @@ def _artifact_location(uri: str, name: str) -> str | None:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip().partition("\n")[0]
+    text = without_login(str(error).strip().partition("\n")[0])
     # What requests and urllib3 say of it is long, and its end is all there is to know.
     if found := _NO_CONNECTION.search(text):
         if status := _ERRORS.search(text):

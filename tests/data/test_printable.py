@@ -14,7 +14,7 @@ from rich.text import Text
 from saturn_airflow.commands import command_line
 from saturn_airflow.launch.failures import Failure
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.printable import one_line, printable
+from saturn_airflow.model.printable import one_line, printable, without_login
 from saturn_airflow.model.problem import PlannedJob
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.progress_in_log import ProgressLog
@@ -49,6 +49,20 @@ def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
 def test_commands_without_an_end_take_no_longer_than_text(opening: str) -> None:
     # It would take hours if each looked for its end to the last.
     assert "x" in printable(opening * 300_000 + "\nx")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://ann:secret@mlflow.example.com:5000/x", "https://mlflow.example.com:5000/x"),
+        ("no answer from http://ann:se@cret@host: refused", "no answer from http://host: refused"),
+        ("redis://:secret@redis:6379/0", "redis://redis:6379/0"),
+        ("http://host/of@all, ann@host", "http://host/of@all, ann@host"),
+        ("sqlite:////state/mlflow.db", "sqlite:////state/mlflow.db"),
+    ],
+)
+def test_addresses_are_shown_without_the_login_in_them(text: str, shown: str) -> None:
+    assert without_login(text) == shown
 
 
 def test_words_of_jobs_are_one_entry_of_the_log_each() -> None:

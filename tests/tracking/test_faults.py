@@ -241,6 +241,10 @@ def test_a_server_that_is_not_there_is_said_in_one_short_line() -> None:
     with pytest.raises(MlflowAwayError) as raised:
         server.experiment_id(NOBODY, "any")
     assert str(raised.value) == "no answer from http://127.0.0.1:9: Connection refused"
+    # Nor does it tell the login that may stand in the address.
+    with pytest.raises(MlflowAwayError) as raised:
+        server.experiment_id(NOBODY.replace("//", "//ann:secret@"), "any")
+    assert str(raised.value) == "no answer from http://127.0.0.1:9: Connection refused"
 
 
 def test_a_server_that_answers_with_errors_is_not_said_to_be_away(tmp_path: Path) -> None:
