@@ -95,7 +95,7 @@ class BaseTechnique:
         :param devices: ids of the node's devices, held by this process; ``CUDA_VISIBLE_DEVICES`` is set.
         :param session: where files go, and Saturn's own ranks for those who want them.
         :returns: the parameters and the seconds of one global batch under them.
-        :raises saturn_airflow.training.session.DoesNotFit: when the technique can't train this job; its
+        :raises DoesNotFit: (``saturn_airflow.DoesNotFit``) when the technique can't train this job; its
             message is the reason. When nothing fits in memory, the ranks' own failure says so.
         """
         return session.fastest(self.candidates(job, len(devices)))

@@ -42,6 +42,7 @@ class Job:
     :param load_model: called with ``model_args``, returns a ``torch.nn.Module`` (on the CPU; seeded).
     :param load_dataloader: called with ``data_args`` (and ``batch_size`` where it takes one and the
         hyper-parameters give one), returns a ``torch.utils.data.DataLoader`` or another iterable of batches.
+        Only a job with ``trainer=True`` has none.
     :param loss_function: called with the model's outputs and the targets; returns the mean over the
         samples as a scalar, or a pair ``(sum, count)`` where the mean is over something else, such as
         tokens. Without it the outputs' ``loss`` is used, as Hugging Face models have it. A batch that is a
