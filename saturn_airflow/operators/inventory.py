@@ -11,7 +11,7 @@ from pathlib import Path
 
 from airflow.sdk import conf
 
-from saturn_airflow.model import json_text
+from saturn_airflow.model import formats, json_text
 from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import InvalidSweepError
@@ -73,8 +73,9 @@ def announced_nodes() -> list[Node]:
     found = []
     for path in sorted(_nodes_folder().glob("*.json")):
         try:
-            found.append(Node(**json_text.parse(path.read_text())))
-        except (ValueError, TypeError) as error:
+            # A later version may write more of a node.
+            found.append(Node(**formats.known_fields(Node, json_text.parse(path.read_text()))))
+        except (ValueError, TypeError, AttributeError) as error:
             raise InvalidSweepError(
                 f"{path} does not describe a node ({error}); remove it, "
                 "or run `saturn devices --announce` again"

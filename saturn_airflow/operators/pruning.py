@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable
@@ -35,6 +36,8 @@ def prune(
             # Another sweep may be at it, too.
             shutil.rmtree(sweep, ignore_errors=True)
             removed.append(sweep)
+            with contextlib.suppress(OSError):  # the DAG run has others
+                sweep.parent.rmdir()
     return removed
 
 
