@@ -1,4 +1,4 @@
-"""The command line: ``saturn plan ...`` and its sisters.
+"""The command line: ``saturn plan ...`` and the others.
 
 A subcommand is one module of :mod:`saturn_airflow.commands` with ``add(parser)`` and ``run(args) -> int``,
 the exit status. Only the one that is asked for is imported, and imports the packages it needs as it runs.
@@ -66,8 +66,9 @@ def parser_of(commands: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"saturn-airflow {version('saturn-airflow')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, text in COMMANDS.items():
+        said = f"{text[0].upper()}{text[1:]}."
         sub = subparsers.add_parser(
-            name, help=text, description=text, epilog=below_help(name), formatter_class=_Help
+            name, help=text, description=said, epilog=below_help(name), formatter_class=_Help
         )
         if name in commands:
             importlib.import_module(f"saturn_airflow.commands.{name}").add(sub)

@@ -23,8 +23,11 @@ def run(args: argparse.Namespace) -> int:
     from saturn_airflow.operators import drains
 
     if not args.nodes:
-        for name, why in drains.drained().items():
+        listed = drains.drained()
+        for name, why in listed.items():
             print(f"{name}: {one_line(why)}")
+        if not listed:
+            print("No node is drained")
         return 0
     for name in check_names(args.nodes):
         try:
