@@ -246,7 +246,10 @@ class ReportOperator(BaseOperator):
         if not wishes.registers(context):
             why = f"a backfill registers nothing unless its conf says so: {wishes.REGISTER_EXAMPLE}"
             return not_registered(register_as, why)
-        return run.register(register_as, best, self.settings.better, against, home() / "registry")
+        training = next(outcome.training for outcome in outcomes if outcome.job == best["job"]) or 1
+        return run.register(
+            register_as, best, self.settings.better, against, home() / "registry", training
+        )
 
 
 def devices_of(planned: Mapping[str, Any] | None) -> int:

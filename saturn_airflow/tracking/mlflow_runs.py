@@ -179,7 +179,7 @@ class SweepRun(_Run):
         if self._sender.experiment_id is None:
             return None
         try:
-            key = key_of_job(self.description, job, training)
+            key = unique.key_of_job(self.description["key"], job, training)
             run = unique.find(self._sender.uri, self._sender.experiment_id, key, ("job", job))
         except MlflowAwayError:
             return None
@@ -192,6 +192,7 @@ class SweepRun(_Run):
         mode: str = "min",
         against: Mapping[str, Any] | None = None,
         locks: Path | None = None,
+        training: int = 1,
     ) -> dict[str, Any]:
         """Register the best job's model, if it beats the registered model's champion.
 
@@ -201,18 +202,19 @@ class SweepRun(_Run):
         :param against: the champion on the data that ``best`` was evaluated on: ``version``, and ``value`` or
             ``why`` it has none; None where it was not scored on these.
         :param locks: a folder that all who register share, who then do it one after the other.
+        :param training: which of the job's trainings ``best`` is of, from 1.
         :returns: ``name``, ``alias``, ``version`` (None where nothing was registered), ``champion`` (what it
             was measured against: ``version``, ``value``) and ``reason``. While MLflow is away nothing is
             registered yet; that is done when what waits is sent.
         """
         name, alias = models.parse_name(register_as)
         record = {"kind": "register", "name": name, "alias": alias, "mode": mode}
-        measured = {key: best[key] for key in ("job", "metric", "value")} | {"against": against}
+        measured = {key: best[key] for key in ("job", "metric", "value")} | {"against": against, "training": training}
         if locks is not None:
             measured["lock"] = self._outbox.place_of(locks / f"{slug(name)}.lock")
         self._outbox.append({**record, **measured, "sweep": self.description["key"]})
-        self.flush()
-        if found := self._sender.registered:
+        # What it came to before, as when a report runs again, is not what this comes to.
+        if self.flush() and (found := self._sender.registered):
             return found
         reason = "MLflow has not answered, or not got the model yet; it is registered when it has"
         return {"name": name, "alias": alias, "version": None, "champion": None, "reason": reason}
@@ -360,8 +362,3 @@ class JobRun(_Run):
         self._outbox.append(
             {"kind": "metrics", "name": "machine", "step": number, "time": now(), "values": dict(values)}
         )
-
-
-def key_of_job(sweep: Mapping[str, Any], job: str, training: int) -> str:
-    """What tells a job's run from all others: its sweep's, its name, and which of its trainings it is."""
-    return f"{sweep['key']}\n{job}" + (f"\n{training}" if training > 1 else "")

@@ -111,9 +111,9 @@ def register(
 
     A champion whose value is NaN or infinite is beaten by every number.
 
-    :param record: ``name``, ``alias``, ``sweep`` (its key), ``job``, ``metric``, ``value``, ``mode``; and
-        ``against``: the champion's ``version``, its ``value`` or ``why`` it could not be scored, and whether
-        its score is ``no_number``.
+    :param record: ``name``, ``alias``, ``sweep`` (its key), ``job``, ``training`` (which of the job's, from
+        1), ``metric``, ``value``, ``mode``; and ``against``: the champion's ``version``, its ``value`` or
+        ``why`` it could not be scored, and whether its score is ``no_number``.
     :param lock: a file.
     :returns: ``name``, ``alias``, ``version`` (None where nothing was registered), ``champion`` (the version
         it was measured against, its value, and whether it was ``scored`` anew), ``beaten_by``, ``reason``.
@@ -201,7 +201,8 @@ def _new_version(
 
 def _trained_run(uri: str, client: MlflowClient, experiment_id: str, record: Mapping[str, Any]) -> str:
     job = record["job"]
-    run = unique.find(uri, experiment_id, f"{record['sweep']}\n{job}", ("job", job))
+    key = unique.key_of_job(record["sweep"], job, record.get("training", 1))
+    run = unique.find(uri, experiment_id, key, ("job", job))
     if run is None:
         raise MlflowAwayError(f"the run of {job!r} has not arrived yet")
     run_id = str(run.info.run_id)

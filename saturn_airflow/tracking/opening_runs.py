@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow.model import formats
-from saturn_airflow.tracking import parameters
-from saturn_airflow.tracking.mlflow_runs import SWEEP_TAG, JobRun, SweepRun, key_of_job
+from saturn_airflow.tracking import parameters, unique
+from saturn_airflow.tracking.mlflow_runs import SWEEP_TAG, JobRun, SweepRun
 from saturn_airflow.tracking.outbox import Outbox
 
 
@@ -69,7 +69,7 @@ def open_job(
     """
     told = sweep.to_dict() if isinstance(sweep, SweepRun) else sweep
     parent, above = _identity(told), told.get("run_id")
-    key = key_of_job(parent, name, training)
+    key = unique.key_of_job(parent["key"], name, training)
     description = _description(parent["experiment"], key, ("job", name), name, tags, params, folder)
     datasets = parameters.datasets(params)
     return JobRun(uri, folder, {**description, "datasets": datasets, "parent": parent, "above": above})

@@ -29,6 +29,15 @@ _ATTEMPTS = 20
 _GIVE_WAY = 2
 
 
+def key_of_job(sweep: str, job: str, training: int) -> str:
+    """The key of a job's run.
+
+    :param sweep: its sweep's key.
+    :param training: which of the job's trainings, from 1: one that starts anew has a run of its own.
+    """
+    return f"{sweep}\n{job}" + (f"\n{training}" if training > 1 else "")
+
+
 def find(uri: str, experiment_id: str, key: str, claim: tuple[str, str]) -> Run | None:
     """The run of ``key``, or None.
 

@@ -106,6 +106,25 @@ def test_some_champions_stay_as_they_are(
     assert re.search(why, pushed["champion"]["why"])
 
 
+def test_what_is_registered_is_of_the_jobs_last_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    report = ReportOperator(task_id="report", settings=SETTINGS, plan_tasks=["p"], train_tasks=["t"])
+    asked: list[Any] = []
+
+    class Run:
+        def register(self, *given: Any) -> dict[str, Any]:
+            asked.append(given)
+            return {}
+
+    job = {"status": "finished", **PLANNED, "eval_loss": 0.1, "model": "folder"}
+    outcomes = [Outcome.from_dict({**job, "job": name, "training": n}) for name, n in (("a", 1), ("b", 3))]
+    run: Any = Run()
+    report.register({}, run, {"job": "b", "metric": "eval_loss", "value": 0.1}, outcomes, None)
+    assert asked[0][-1] == 3
+
+
 def test_the_result_says_what_came_of_registering_where_no_job_is_the_best() -> None:
     report = ReportOperator(task_id="report", settings=SETTINGS, plan_tasks=["p"], train_tasks=["t"])
     run: Any = None

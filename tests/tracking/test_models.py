@@ -75,6 +75,28 @@ def test_only_what_beats_the_champion_is_registered(uri: str, name: str, tmp_pat
 
 
 @pytest.mark.slow
+def test_of_a_job_that_was_trained_anew_the_new_model_is_registered(
+    embedded_uri: str, name: str, tmp_path: Path
+) -> None:
+    sweep = sweep_of(embedded_uri, tmp_path / "1", a=0.5)
+    assert sweep.register(name, best("a", 0.5))["version"] == "1"
+    # As when its task was cleared: what was trained before is set aside, and has a run of its own.
+    anew = tracking.open_job(embedded_uri, sweep, "a", {}, {}, tmp_path / "anew", 2)
+    exported = tmp_path / "exported-anew"
+    exported.mkdir()
+    (exported / "model.safetensors").write_bytes(b"anew")
+    anew.follow({"event": "eval", "step": 1, "eval_loss": 0.4})
+    anew.log_model_folder(exported)
+    assert anew.close()
+    found = sweep.register(name, best("a", 0.4), training=2)
+    champion = client(embedded_uri).get_model_version_by_alias(name, "champion")
+    assert (found["version"], str(champion.version)) == ("2", "2")
+    assert champion.run_id == anew.id
+    folder = client(embedded_uri).download_artifacts(champion.run_id, "model", str(tmp_path))
+    assert Path(folder, "model.safetensors").read_bytes() == b"anew"
+
+
+@pytest.mark.slow
 def test_where_larger_is_better_the_larger_wins(embedded_uri: str, name: str, tmp_path: Path) -> None:
     sweep_of(embedded_uri, tmp_path / "1", a=0.5).register(name, best("a", 0.5), "max")
     assert (
