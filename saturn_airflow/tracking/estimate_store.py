@@ -7,6 +7,7 @@ metrics show the latest, for people.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -171,15 +172,9 @@ def _id(folder: str | Path, source: str, estimate: Estimate) -> str:
 
 
 def _runs(uri: str, experiment: str, where: str) -> list[Run]:
-    found: list[Run] = []
-    token = None
-    while True:
-        with server.translated_errors():
-            page = server.client(uri).search_runs([experiment], where, max_results=1000, page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
+    search = functools.partial(server.client(uri).search_runs, [experiment], where, max_results=1000)
+    with server.translated_errors():
+        return server.all_pages(lambda token: search(page_token=token))
 
 
 def _observations(run: Run, versions: Mapping[str, str] | None) -> list[Observation]:

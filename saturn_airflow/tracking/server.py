@@ -9,10 +9,10 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from saturn_airflow.model.errors import SaturnError
@@ -120,6 +120,19 @@ def experiment_id(uri: str, name: str) -> str:
             log.warning("The MLflow experiment %r was deleted; it is restored to take new runs", name)
             mlflow.restore_experiment(experiment.experiment_id)
         return str(experiment.experiment_id)
+
+
+def all_pages(ask: Callable[[str | None], Any]) -> list[Any]:
+    """Everything that MLflow has to a question, of which it answers so many at a time.
+
+    :param ask: asks for the page with the token it is given; None for the first.
+    """
+    page = ask(None)
+    found = list(page)
+    while page.token:
+        page = ask(page.token)
+        found += page
+    return found
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,6 @@ from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.sender import Sender
 from saturn_airflow.tracking.sending import send_patiently
 
-# Runs that are asked for at most.
-_PAGE = 1000
 _STOPPED = Status.STOPPED
 
 
@@ -46,7 +45,8 @@ def running_sweeps(uri: str, experiment: str, dag_id: str) -> list[RunningSweep]
         if there is None:
             return []
         order = ["attributes.start_time DESC"]
-        runs = client.search_runs([there.experiment_id], wanted, order_by=order, max_results=_PAGE)
+        search = functools.partial(client.search_runs, [there.experiment_id], wanted, order_by=order)
+        runs = server.all_pages(lambda token: search(page_token=token))
     found = []
     for run in runs:
         key, run_id = run.data.tags[SWEEP_TAG], run.data.tags.get("airflow.run_id", "")
@@ -68,7 +68,8 @@ def stop_sweep(uri: str, mlflow_run: str, reason: str, folder: str | Path) -> No
         client = server.client(uri)
         own = client.get_run(mlflow_run)
         wanted = f"tags.`mlflow.parentRunId` = '{mlflow_run}' AND attributes.status = 'RUNNING'"
-        jobs = client.search_runs([own.info.experiment_id], wanted, max_results=_PAGE)
+        search = functools.partial(client.search_runs, [own.info.experiment_id], wanted)
+        jobs = server.all_pages(lambda token: search(page_token=token))
         for run in (*jobs, own):
             for tag, value in tags.items():
                 client.set_tag(run.info.run_id, tag, value, synchronous=True)

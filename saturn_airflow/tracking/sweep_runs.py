@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import tempfile
 from collections.abc import Mapping
@@ -70,13 +71,15 @@ def one(uri: str, which: str) -> dict[str, Any]:
     :raises MlflowAwayError: when MLflow does not answer.
     """
     run = _find(uri, which)
+    search = functools.partial(
+        server.client(uri).search_runs,
+        [run.info.experiment_id],
+        f"tags.`mlflow.parentRunId` = '{run.info.run_id}'",
+        order_by=["attributes.start_time ASC"],
+        max_results=_PAGE,
+    )
     with server.translated_errors():
-        children = server.client(uri).search_runs(
-            [run.info.experiment_id],
-            f"tags.`mlflow.parentRunId` = '{run.info.run_id}'",
-            order_by=["attributes.start_time ASC"],
-            max_results=_PAGE,
-        )
+        children = server.all_pages(lambda token: search(page_token=token))
     jobs = [_job(uri, child) for child in children if _counts(child)]
     trained = {job["job"] for job in jobs}
     jobs += [_untrained(told) for told in _reported(uri, run) if told["job"] not in trained]
@@ -129,7 +132,7 @@ def _counts(run: Run) -> bool:
 
 def _find(uri: str, which: str) -> Run:
     if "/" in which:
-        found = [run for run in _sweep_runs(uri, _PAGE) if run.data.tags[_SWEEP_TAG] == which]
+        found = _sweep_runs(uri, 1, sweep=which)
     else:
         found = _sweep_runs(uri, 1, which) or _by_id(uri, which)
     if not found:
@@ -149,14 +152,19 @@ def _by_id(uri: str, run_id: str) -> list[Run]:
     return [run] if _SWEEP_TAG in run.data.tags else []
 
 
-def _sweep_runs(uri: str, limit: int, dag_id: str | None = None) -> list[Run]:
-    wanted = f"tags.`{_SWEEP_TAG}` != ''"
+def _sweep_runs(uri: str, limit: int, dag_id: str | None = None, sweep: str = "") -> list[Run]:
+    """The latest runs of sweeps, the last to start first; of a DAG, or of the sweep with this name."""
+    quote = '"' if "'" in sweep else "'"
+    wanted = f"tags.`{_SWEEP_TAG}` {'=' if sweep else '!='} {quote}{sweep}{quote}"
     if dag_id is not None:
         wanted += " AND tags.`airflow.dag_id` = '{}'".format(dag_id.replace("'", ""))
     client = server.client(uri)
     with server.translated_errors():
         experiments = [
-            experiment.experiment_id for experiment in client.search_experiments(max_results=_PAGE)
+            experiment.experiment_id
+            for experiment in server.all_pages(
+                lambda token: client.search_experiments(max_results=_PAGE, page_token=token)
+            )
         ]
         order = ["attributes.start_time DESC"]
         return list(client.search_runs(experiments, wanted, order_by=order, max_results=limit))
