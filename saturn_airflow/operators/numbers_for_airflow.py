@@ -13,6 +13,8 @@ _log = logging.getLogger(__name__)
 LEASE_WAIT = "saturn.lease_wait"
 #: The part of a sweep's device-seconds, from its plan to its last job's end, that jobs had them.
 DEVICES_BUSY = "saturn.devices_busy"
+#: How many jobs of a sweep were neither finished nor dropped by its selection.
+JOBS_FAILED = "saturn.jobs_failed"
 #: A sweep's actual over planned seconds, less 1.
 PLAN_ERROR = "saturn.plan_error"
 
@@ -38,6 +40,7 @@ def tell_of_sweep(result: Mapping[str, Any], tags: Mapping[str, str]) -> None:
 
     :param result: what the report returns.
     """
+    _tell("gauge", JOBS_FAILED, float(len(result["failed"])), tags)
     _tell("gauge", DEVICES_BUSY, result["utilisation"], tags)
     if result["planned_seconds"] and result["actual_seconds"]:
         _tell("gauge", PLAN_ERROR, result["actual_seconds"] / result["planned_seconds"] - 1, tags)

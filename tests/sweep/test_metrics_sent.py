@@ -24,7 +24,7 @@ from saturn_airflow.operators.numbers_for_airflow import LeaseWait, tell_of_swee
 waits = LeaseWait({"dag_id": "nightly", "node": "gpu-a"})
 for event in ({"event": "waiting", "time": 10.0}, {"event": "leased", "time": 12.5}):
     waits.hear(event)
-result = {"utilisation": 0.75, "planned_seconds": 10.0, "actual_seconds": 12.5}
+result = {"failed": ["a", "b"], "utilisation": 0.75, "planned_seconds": 10.0, "actual_seconds": 12.5}
 tell_of_sweep(result, {"dag_id": "nightly", "task_group": "sweep"})
 """
 
@@ -43,10 +43,11 @@ def test_over_statsd(tmp_path: Path) -> None:
         port = str(server.getsockname()[1])
         _task(tmp_path, {"statsd_on": "True", "statsd_host": "127.0.0.1", "statsd_port": port})
         said: list[str] = []
-        while len(said) < 3:  # Airflow has numbers of its own
+        while len(said) < 4:  # Airflow has numbers of its own
             said += [line for line in [server.recv(1000).decode()] if line.startswith("airflow.saturn.")]
     assert sorted(said) == [
         "airflow.saturn.devices_busy:0.75|g",
+        "airflow.saturn.jobs_failed:2.0|g",
         "airflow.saturn.lease_wait:2500.000000|ms",
         "airflow.saturn.plan_error:0.25|g",
     ]
@@ -87,5 +88,6 @@ def test_over_opentelemetry(tmp_path: Path) -> None:
     assert found == {
         "airflow.saturn.lease_wait": (2500.0, {"dag_id": "nightly", "node": "gpu-a"}),
         "airflow.saturn.devices_busy": (0.75, of_sweep),
+        "airflow.saturn.jobs_failed": (2.0, of_sweep),
         "airflow.saturn.plan_error": (0.25, of_sweep),
     }

@@ -98,13 +98,17 @@ def test_airflows_metrics_get_lease_waits_busy_devices_and_the_plans_error(
     for event, at in (("waiting", 10.0), ("waiting", 11.0), ("leased", 12.5), ("step", 13.0)):
         waits.hear({"event": event, "time": at})
     LeaseWait(tags).hear({"event": "leased", "time": 1.0})
-    tell_of_sweep({"utilisation": 0.8, "planned_seconds": 10.0, "actual_seconds": 12.0}, {"dag_id": "d"})
-    tell_of_sweep({"utilisation": 0.0, "planned_seconds": None, "actual_seconds": 0.0}, {"dag_id": "e"})
+    whole = {"failed": [], "utilisation": 0.8, "planned_seconds": 10.0, "actual_seconds": 12.0}
+    tell_of_sweep(whole, {"dag_id": "d"})
+    lost = {"failed": ["a", "b"], "utilisation": 0.0, "planned_seconds": None, "actual_seconds": 0.0}
+    tell_of_sweep(lost, {"dag_id": "e"})
     assert [(kind, name, round(value, 6), tags["dag_id"]) for kind, name, value, tags in statsd] == [
         ("timing", "saturn.lease_wait", 2500.0, "d"),
         ("timing", "saturn.lease_wait", 0.0, "d"),
+        ("gauge", "saturn.jobs_failed", 0, "d"),
         ("gauge", "saturn.devices_busy", 0.8, "d"),
         ("gauge", "saturn.plan_error", 0.2, "d"),
+        ("gauge", "saturn.jobs_failed", 2, "e"),
         ("gauge", "saturn.devices_busy", 0.0, "e"),
     ]
 
@@ -116,7 +120,7 @@ def test_metrics_that_have_moved_cost_no_job(
         raise ImportError("no module named airflow.sdk.observability")
 
     monkeypatch.setattr(airflow_internals, "stats", moved)
-    tell_of_sweep({"utilisation": 0.8, "planned_seconds": None, "actual_seconds": 0.0}, {})
+    tell_of_sweep({"failed": [], "utilisation": 0.8, "planned_seconds": None, "actual_seconds": 0.0}, {})
     assert "do not take saturn.devices_busy" in caplog.text
 
 
