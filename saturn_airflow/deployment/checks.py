@@ -225,7 +225,7 @@ def _ask_workers(deployment: Deployment) -> None:
     inspect = app.control.inspect(list(nodes), timeout=10.0, limit=len(nodes))
     for _ in range(2):
         asked = time.time()
-        answers = inspect._request(COMMAND, mark=mark, mlflow=surveys.addresses().get("MLflow", "")) or {}
+        answers = inspect._request(COMMAND, mark=mark, mlflow=surveys.mlflow_of_all()) or {}
         deployment.question = Question(asked, time.time())
         deployment.nodes = {nodes[worker]: answer for worker, answer in answers.items()}
 

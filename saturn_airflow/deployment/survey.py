@@ -28,6 +28,7 @@ from saturn_airflow.model.printable import without_login
 PACKAGES = ("saturn-airflow", "apache-airflow", "celery", "mlflow", "torch")
 #: Seconds within which an address answers, or counts as out of reach.
 _ANSWER_SECONDS = 3.0
+_HEALTH = "/health"
 _CUDA_SECONDS = 5.0
 # Asks the driver to begin, as the first to use a GPU in a process does. In a process of its own: who has
 # asked can't fork any more.
@@ -45,7 +46,8 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
 
     :param name: what its mark is called: the Celery worker's name, or the node's.
     :param mark: the mark's contents.
-    :param mlflow: an address of the MLflow server to try; None for the one that is configured here.
+    :param mlflow: an address of the MLflow server to try, as :func:`addresses` has it; empty for the one that
+        this machine's environment names, None for the one that Airflow's connections may name, too.
     :returns: ``name``, ``versions``, ``home`` (folder, its file system, free bytes, an error where it can't
         be written), ``marks`` (names whose marks are seen, with their contents), ``leases`` (the folder of
         device locks, its file system, an error where it can't be read), ``devices``, ``waiters`` and
@@ -77,8 +79,9 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
     driver = devices.driver_cuda()
     found["cuda"] = {"torch": torch_cuda(), "driver": driver and f"{driver[0]}.{driver[1]}"}
     found["cuda"]["error"] = cuda_error() if found["gpus"] else None
-    to_reach = addresses() if mlflow is None else {**addresses(ask_airflow=False), "MLflow": mlflow}
-    found["reach"] = {what: reach(url) for what, url in to_reach.items() if url}
+    to_reach = addresses(ask_airflow=mlflow is None) | ({"MLflow": mlflow} if mlflow else {})
+    ask = {"MLflow": reach_mlflow}
+    found["reach"] = {what: ask.get(what, reach)(url) for what, url in to_reach.items()}
     found["has_mlflow_uri"] = bool(os.environ.get("MLFLOW_TRACKING_URI"))
     found["time"] = time.time()
     return found
@@ -140,7 +143,7 @@ def marks(home: Path) -> dict[str, str]:
 def addresses(ask_airflow: bool = True) -> dict[str, str]:
     """What a node must reach, by name: Airflow's API, and MLflow where it is a server.
 
-    :param ask_airflow: look for MLflow's address in Airflow's connections.
+    :param ask_airflow: look for MLflow's address in Airflow's connections, not in the environment alone.
     """
     from airflow.sdk import conf
 
@@ -151,10 +154,46 @@ def addresses(ask_airflow: bool = True) -> dict[str, str]:
     base = execution.rstrip("/").removesuffix("/execution") or conf.get("api", "base_url", fallback="")
     if base:
         found["Airflow's API"] = f"{base.rstrip('/')}/api/v2/version"
-    uri = mlflow_uri() if ask_airflow else ""
+    uri = mlflow_uri() if ask_airflow else os.environ.get("MLFLOW_TRACKING_URI", "")
     if uri.startswith("http"):
-        found["MLflow"] = f"{uri.rstrip('/')}/health"
+        found["MLflow"] = f"{uri.rstrip('/')}{_HEALTH}"
     return found
+
+
+def mlflow_of_all() -> str:
+    """MLflow's address as a connection names it, the same for all machines; empty where each has its own.
+
+    In a network of containers, for instance, the head calls it otherwise than nodes on other machines do.
+    """
+    from saturn_airflow import tracking
+    from saturn_airflow.operators import context
+
+    own = tracking.resolve_uri(context.home())
+    return "" if context.mlflow_uri() == own else addresses().get("MLflow", "")
+
+
+def reach_mlflow(url: str) -> str | None:
+    """Why the MLflow server, of which ``url`` asks how it is, does not answer; None when it does.
+
+    How it is, it tells whoever asks; all else only where it is called by a name that it is to answer to.
+    """
+    if error := reach(url):
+        return error
+    address = url.removesuffix(_HEALTH)
+    with suppress(httpx.HTTPError):
+        answer = httpx.get(
+            f"{address}/api/2.0/mlflow/experiments/search",
+            params={"max_results": 1},
+            timeout=_ANSWER_SECONDS,
+            trust_env=False,
+        )
+        if answer.status_code == 403 and "host" in answer.text.lower():
+            host = httpx.URL(address).host
+            return (
+                f"{without_login(address)} answers to no such name: add {host}:* to what MLflow is called "
+                "(mlflow server --allowed-hosts, MLFLOW_ALLOWED_HOSTS in docker/.env)"
+            )
+    return None
 
 
 def reach(url: str) -> str | None:

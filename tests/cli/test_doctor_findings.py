@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from saturn_airflow.deployment.checks import check_nodes, examine_node
 from saturn_airflow.deployment.findings import Deployment, Finding, Question
 from saturn_airflow.deployment.limits import check_limits
 from saturn_airflow.model.cluster import Cluster, Node
-from saturn_airflow.operators import drains
+from saturn_airflow.operators import context, drains
 from saturn_airflow.operators.inventory import record_pools
 
 COMPOSE = Path(__file__).parents[2] / "docker" / "compose.yaml"
@@ -52,6 +55,46 @@ def test_a_node_without_torch_is_one_problem(here: bool, monkeypatch: pytest.Mon
         monkeypatch.setattr(survey, "PACKAGES", tuple(name for name in survey.PACKAGES if name != "torch"))
     (found,) = nodes(**there)
     assert (found.level, found.text) == ("problem", "gpu-a: torch is not installed")
+
+
+@pytest.fixture
+def strict_mlflow() -> Iterator[int]:
+    """The port of what answers as MLflow does where it is to be called by another name (``--allowed-hosts``)."""
+
+    class Strict(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            allowed = self.path == "/health" or self.headers["Host"].startswith("localhost:")
+            self.send_response(200 if allowed else 403)
+            self.end_headers()
+            self.wfile.write(b"{}" if allowed else b"Invalid Host header - possible DNS rebinding attack detected")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Strict)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_mlflow_that_does_not_answer_to_its_name_is_told_with_the_fix(strict_mlflow: int) -> None:
+    assert survey.reach_mlflow(f"http://localhost:{strict_mlflow}/health") is None
+    told = survey.reach_mlflow(f"http://ann:secret@127.0.0.1:{strict_mlflow}/health")
+    assert told is not None
+    assert told.startswith(f"http://127.0.0.1:{strict_mlflow} answers to no such name: add 127.0.0.1:* to")
+
+
+def test_nodes_are_asked_for_the_mlflow_that_each_has_unless_a_connection_names_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine of its own a node calls the head's MLflow by another name than the head's containers do."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+    monkeypatch.setattr(context, "mlflow_uri", lambda: "http://mlflow:5000")
+    assert survey.mlflow_of_all() == ""
+    assert survey.addresses(ask_airflow=False)["MLflow"] == "http://mlflow:5000/health"
+    monkeypatch.setattr(context, "mlflow_uri", lambda: "https://mlflow.example.com/")
+    assert survey.mlflow_of_all() == "https://mlflow.example.com/health"
 
 
 def test_other_versions_are_a_warning() -> None:
