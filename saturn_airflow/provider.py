@@ -100,6 +100,12 @@ _OPTIONS = {
         "SHOP_*, FEATURE_STORE_URL",
         version_added="0.2.0",
     ),
+    "mlflow_url": _option(
+        "MLflow's address as people open it, for links to its runs. Default: the one by which tasks ask it, "
+        "which in a network of containers no browser may know.",
+        "https://mlflow.example.com",
+        version_added="0.2.0",
+    ),
     "group": _option(
         "A group whose members may read and write what sweeps keep in [saturn] home, where workers run "
         "as several users. Default: the worker's user alone may.",

@@ -80,6 +80,7 @@ class LocalCluster(LocalServices):
             **dict.fromkeys(HOSTS, HOST),
             "LISTEN": HOST,
             "AIRFLOW_URL": self.airflow_url,
+            "MLFLOW_URL": self.mlflow_url,
             "SATURN_DAGS": str(dags.resolve()),
             **(variables or {}),
         }

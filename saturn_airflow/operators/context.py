@@ -172,11 +172,20 @@ def mlflow_uri(conn_id: str = MLFLOW_CONNECTION) -> str:
     The connection's host may be a whole URL; its login and password go into MLflow's own environment
     variables, so that no credential is written anywhere.
 
+    Links to its runs are by ``[saturn] mlflow_url`` from then on, where that is set and ``conn_id`` is the
+    default one.
+
     :param conn_id: the connection; only the default one may be missing.
     :raises InvalidSweepError: when there is no such connection, or it has no host.
     """
     from saturn_airflow import tracking
+    from saturn_airflow.tracking.server import SHOWN_VARIABLE
 
+    shown = conf.get("saturn", "mlflow_url", fallback="") if conn_id == MLFLOW_CONNECTION else ""
+    if shown:
+        os.environ[SHOWN_VARIABLE] = shown
+    else:
+        os.environ.pop(SHOWN_VARIABLE, None)
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:

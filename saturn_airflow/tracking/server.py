@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Names MLflow's address as people open it, where that is another than the one it is asked by.
+SHOWN_VARIABLE = "SATURN_MLFLOW_URL"
 #: Seconds one HTTP request may take, where ``MLFLOW_HTTP_REQUEST_TIMEOUT`` does not say otherwise.
 REQUEST_SECONDS = 10
 #: The same for requests that carry files.
@@ -65,8 +67,8 @@ def resolve_uri(state_folder: str | Path) -> str:
 
 
 def run_url(uri: str, experiment_id: str, run_id: str) -> str | None:
-    """The address of a run's page; None where ``uri`` is a store without a server."""
-    parts = urlsplit(uri)
+    """The address of a run's page, as people open it; None where ``uri`` is a store without a server."""
+    parts = urlsplit(os.environ.get(SHOWN_VARIABLE) or uri)
     if parts.scheme not in ("http", "https"):
         return None
     host = parts.netloc.rpartition("@")[2]

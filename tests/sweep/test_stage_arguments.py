@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from any_job import ANY_JOB
 
 from saturn_airflow import Cluster, InvalidSweepError, Node, SaturnSweepOperator
 from saturn_airflow.operators.context import mlflow_uri
+from saturn_airflow.tracking.server import SHOWN_VARIABLE
 
 NODES = Cluster(Node("gpu-a", devices=2), Node("gpu-b", devices=2))
 #: What the tasks of each stage are called, in sweeps of one round and of several.
@@ -133,6 +136,17 @@ def test_only_the_default_connection_may_be_missing(monkeypatch: pytest.MonkeyPa
     assert mlflow_uri() == "http://mlflow:5000"
     with pytest.raises(InvalidSweepError, match="mlflow_conn_id is 'team', and Airflow has no such"):
         mlflow_uri("team")
+
+
+def test_links_are_by_the_address_that_people_open_but_not_those_to_another_mlflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = SimpleNamespace(conn_type="http", host="mlflow", schema=None, port=5000, login=None)
+    monkeypatch.setattr(BaseHook, "get_connection", lambda conn_id: connection)
+    monkeypatch.setenv("AIRFLOW__SATURN__MLFLOW_URL", "https://mlflow.example.com")
+    monkeypatch.setenv(SHOWN_VARIABLE, "")  # put back as it was
+    assert (mlflow_uri(), os.environ[SHOWN_VARIABLE]) == ("http://mlflow:5000", "https://mlflow.example.com")
+    assert (mlflow_uri("team"), os.environ.get(SHOWN_VARIABLE)) == ("http://mlflow:5000", None)
 
 
 def test_the_connection_to_mlflow_reaches_all_that_write_there() -> None:

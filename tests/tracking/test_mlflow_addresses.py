@@ -10,6 +10,7 @@ import pytest
 
 from saturn_airflow import tracking
 from saturn_airflow.model.plan import Assignment, Plan
+from saturn_airflow.tracking import server
 
 PLAN = Plan("nightly", "makespan", 60.0, 60.0, 1.5, (Assignment("a", "ddp", 2, "local", (0, 1), 0, 60),))
 TAGS = {"saturn.sweep": "k"}
@@ -23,6 +24,14 @@ def test_an_address_where_nobody_answers_is_no_error(address: str, tmp_path: Pat
     assert not job.close()
     assert not sweep.close()
     assert tracking.estimate_store.find(address, ["f"]) == []
+
+
+def test_links_lead_where_people_open_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server.run_url("http://ann:secret@mlflow:5000", "1", "r") == "http://mlflow:5000/#/experiments/1/runs/r"
+    assert server.run_url("sqlite:////state/mlflow.db", "1", "r") is None
+    monkeypatch.setenv(server.SHOWN_VARIABLE, "https://mlflow.example.com/")
+    shown = "https://mlflow.example.com/#/experiments/1/runs/r"
+    assert server.run_url("http://mlflow:5000", "1", "r") == shown
 
 
 @pytest.mark.services
