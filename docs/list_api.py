@@ -1,8 +1,8 @@
 """Write the reference of the Python API from its docstrings: ``python docs/list_api.py``.
 
 Each name stands in docs/reference.md between two comments, with its summary and a table of its parameters and
-their defaults. Of a class all public methods follow, or those that the comment names behind ``methods:``. Nothing of
-the package is imported.
+their defaults. Of a class all public methods follow, or those that the comment names behind ``methods:``.
+Nothing of the package is imported.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def _value(value: ast.expr, module: str) -> str:
     match value:
         case ast.Call(func=ast.Name(id="field"), keywords=[ast.keyword(arg="default_factory", value=made)]):
             code = ast.unparse(made.body if isinstance(made, ast.Lambda) else made)
-            return {"dict": "{}", "list": "[]"}.get(code, code if isinstance(made, ast.Lambda) else f"{code}()")
+            return {"dict": "{}", "list": "[]"}.get(
+                code, code if isinstance(made, ast.Lambda) else f"{code}()"
+            )
         case ast.Name(id=name):
             return _constant(module, name)
         case ast.Attribute(value=ast.Name(id=base), attr=name):
@@ -112,7 +114,9 @@ def _constant(module: str, name: str) -> str:
 def _imports(module: str) -> dict[str, str]:
     """What a module imports by name, and from where."""
     froms = [node for node in _tree(module).body if isinstance(node, ast.ImportFrom)]
-    return {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in froms for alias in node.names}
+    return {
+        alias.asname or alias.name: f"{node.module}.{alias.name}" for node in froms for alias in node.names
+    }
 
 
 def _tree(module: str) -> ast.Module:

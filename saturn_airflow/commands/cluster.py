@@ -37,8 +37,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="write fresh secrets into FILE, such as docker/.env, where it has none yet, readable by its owner "
-        "alone (without FILE: print them), and do nothing else",
+        help="write fresh secrets into FILE, such as docker/.env, where it lacks some, for its owner alone "
+        "to read (without FILE: print them), and do nothing else",
     )
 
 

@@ -223,9 +223,10 @@ def _ask_workers(deployment: Deployment) -> None:
     # Twice: the first to answer can't see the marks of the others yet.
     mark = f"{socket.gethostname()} {time.time():.3f}"
     inspect = app.control.inspect(list(nodes), timeout=10.0, limit=len(nodes))
+    mlflow = surveys.mlflow_of_all()
     for _ in range(2):
         asked = time.time()
-        answers = inspect._request(COMMAND, mark=mark, mlflow=surveys.mlflow_of_all()) or {}
+        answers = inspect._request(COMMAND, mark=mark, mlflow=mlflow) or {}
         deployment.question = Question(asked, time.time())
         deployment.nodes = {nodes[worker]: answer for worker, answer in answers.items()}
 

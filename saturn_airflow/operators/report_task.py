@@ -247,9 +247,7 @@ class ReportOperator(BaseOperator):
             why = f"a backfill registers nothing unless its conf says so: {wishes.REGISTER_EXAMPLE}"
             return not_registered(register_as, why)
         training = next(outcome.training for outcome in outcomes if outcome.job == best["job"]) or 1
-        return run.register(
-            register_as, best, self.settings.better, against, home() / "registry", training
-        )
+        return run.register(register_as, best, self.settings.better, against, home() / "registry", training)
 
 
 def devices_of(planned: Mapping[str, Any] | None) -> int:

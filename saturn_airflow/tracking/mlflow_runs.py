@@ -209,7 +209,10 @@ class SweepRun(_Run):
         """
         name, alias = models.parse_name(register_as)
         record = {"kind": "register", "name": name, "alias": alias, "mode": mode}
-        measured = {key: best[key] for key in ("job", "metric", "value")} | {"against": against, "training": training}
+        measured = {key: best[key] for key in ("job", "metric", "value")} | {
+            "against": against,
+            "training": training,
+        }
         if locks is not None:
             measured["lock"] = self._outbox.place_of(locks / f"{slug(name)}.lock")
         self._outbox.append({**record, **measured, "sweep": self.description["key"]})

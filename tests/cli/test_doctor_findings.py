@@ -59,14 +59,16 @@ def test_a_node_without_torch_is_one_problem(here: bool, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def strict_mlflow() -> Iterator[int]:
-    """The port of what answers as MLflow does where it is to be called by another name (``--allowed-hosts``)."""
+    """The port of what answers as MLflow does that is to be called by other names (``--allowed-hosts``)."""
 
     class Strict(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             allowed = self.path == "/health" or self.headers["Host"].startswith("localhost:")
             self.send_response(200 if allowed else 403)
             self.end_headers()
-            self.wfile.write(b"{}" if allowed else b"Invalid Host header - possible DNS rebinding attack detected")
+            self.wfile.write(
+                b"{}" if allowed else b"Invalid Host header - possible DNS rebinding attack detected"
+            )
 
         def log_message(self, *_: object) -> None:
             pass
@@ -88,7 +90,7 @@ def test_an_mlflow_that_does_not_answer_to_its_name_is_told_with_the_fix(strict_
 def test_nodes_are_asked_for_the_mlflow_that_each_has_unless_a_connection_names_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a machine of its own a node calls the head's MLflow by another name than the head's containers do."""
+    """On a machine of its own a node calls MLflow by another name than the head's containers do."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
     monkeypatch.setattr(context, "mlflow_uri", lambda: "http://mlflow:5000")
     assert survey.mlflow_of_all() == ""

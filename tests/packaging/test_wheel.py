@@ -71,6 +71,7 @@ def test_the_image_has_all_that_a_wheel_is_built_of_and_a_wheel_no_secrets(tmp_p
             else:
                 (tmp_path / target).mkdir(exist_ok=True)
                 shutil.copy(ROOT / name, tmp_path / target)
+    (tmp_path / "docker").mkdir(exist_ok=True)
     (tmp_path / "docker" / ".env").write_text("REDIS_PASSWORD=mine\n")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
     subprocess.run(build, cwd=tmp_path, check=True, capture_output=True, text=True)

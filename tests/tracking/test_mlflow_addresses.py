@@ -27,7 +27,10 @@ def test_an_address_where_nobody_answers_is_no_error(address: str, tmp_path: Pat
 
 
 def test_links_lead_where_people_open_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert server.run_url("http://ann:secret@mlflow:5000", "1", "r") == "http://mlflow:5000/#/experiments/1/runs/r"
+    assert (
+        server.run_url("http://ann:secret@mlflow:5000", "1", "r")
+        == "http://mlflow:5000/#/experiments/1/runs/r"
+    )
     assert server.run_url("sqlite:////state/mlflow.db", "1", "r") is None
     monkeypatch.setenv(server.SHOWN_VARIABLE, "https://mlflow.example.com/")
     shown = "https://mlflow.example.com/#/experiments/1/runs/r"
