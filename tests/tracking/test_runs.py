@@ -16,10 +16,9 @@ from mlflow.entities import ViewType
 
 from saturn_airflow import tracking
 from saturn_airflow.model.cluster import Node
-from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Assignment, Plan
-from saturn_airflow.tracking import outbox, sweep_runs, unique
+from saturn_airflow.tracking import outbox, unique
 from saturn_airflow.tracking.mlflow_runs import JobRun, SweepRun
 from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.server import MlflowAwayError
@@ -328,20 +327,6 @@ def test_a_sweep_finds_the_runs_of_its_jobs_alone(embedded_uri: str, tmp_path: P
         "http://127.0.0.1:9", "e", "s", {"saturn.sweep": "k"}, {}, tmp_path / "away", 0
     )
     assert away.run_of("a") is None
-
-
-def test_sweeps_of_more_jobs_than_mlflow_tells_of_at_once_are_shown_whole(
-    embedded_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = f"dag/it's {uuid.uuid4()}/sweep"
-    sweep = open_sweep(embedded_uri, tmp_path, key)
-    names = ["a", "b", "c"]
-    assert all(open_job(embedded_uri, tmp_path, sweep, name).close() for name in names)
-    monkeypatch.setattr(sweep_runs, "_PAGE", 2)  # jobs, and experiments
-    client(embedded_uri).create_experiment(f"another {uuid.uuid4()}")
-    assert [job["job"] for job in sweep_runs.one(embedded_uri, key)["jobs"]] == names
-    with pytest.raises(SaturnError, match="knows no sweep"):
-        sweep_runs.one(embedded_uri, "dag/no/sweep")
 
 
 def test_a_job_names_the_data_it_reads(uri: str, tmp_path: Path) -> None:
