@@ -307,8 +307,8 @@ def _public(version: str) -> str:
 def _no_cuda(torch: str, cuda: Mapping[str, str | None]) -> tuple[str, str] | None:
     """Why this build of torch can't use the GPUs there, and the fix; None where it can.
 
-    :param cuda: of a survey: ``torch``, the version it was built for, ``driver``, the newest that runs, and
-        ``error``, with which CUDA does not begin.
+    :param cuda: of a survey: ``torch``, the version it was built for, ``driver``, the newest that runs,
+        ``error``, with which CUDA does not begin, and ``unusable``, why torch can't use the GPUs.
     """
     if not cuda:
         return None
@@ -324,6 +324,9 @@ def _no_cuda(torch: str, cuda: Mapping[str, str | None]) -> tuple[str, str] | No
             "toolkit, GPUs behind NVSwitches their fabric manager, a new driver a reboot"
         )
         return f"CUDA does not begin: {error}", fix
+    if why := cuda.get("unusable"):
+        fix = "install a wheel of torch for these GPUs and their driver, such as one for another CUDA"
+        return f"torch {torch} can't use the GPUs: {why}", fix
     return None
 
 

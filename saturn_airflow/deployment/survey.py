@@ -30,6 +30,7 @@ PACKAGES = ("saturn-airflow", "apache-airflow", "celery", "mlflow", "torch")
 _ANSWER_SECONDS = 3.0
 _HEALTH = "/health"
 _CUDA_SECONDS = 5.0
+_TORCH_SECONDS = 6.0
 # Asks the driver to begin, as the first to use a GPU in a process does. In a process of its own: who has
 # asked can't fork any more.
 _BEGIN_CUDA = """
@@ -53,16 +54,20 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
         device locks, its file system, an error where it can't be read), ``devices``, ``waiters`` and
         ``ignored`` (as `saturn devices` has them), ``gpus`` (product names of those it may use), ``orphans``
         (devices held for a process that is gone), ``cuda`` (the version that torch was built for, and the
-        newest that the driver runs; None where there is none; and the error with which CUDA does not begin
-        where there are GPUs), ``reach`` (an error, or None, by address), ``has_mlflow_uri`` (whether
-        MLFLOW_TRACKING_URI is set here), ``time`` (by this machine's clock).
+        newest that the driver runs; None where there is none; and where there are GPUs the error with which
+        CUDA does not begin, and why torch can't use them), ``reach`` (an error, or None, by address),
+        ``has_mlflow_uri`` (whether MLFLOW_TRACKING_URI is set here), ``time`` (by this machine's clock).
         Times are seconds since the epoch.
     """
+    from saturn_airflow.deployment import torch_on_gpus
     from saturn_airflow.deployment.device_use import device_use
     from saturn_airflow.launch import devices
     from saturn_airflow.operators import context
 
-    leases = Path(context.leases_folder())
+    leases, began = Path(context.leases_folder()), time.monotonic()
+    kinds, built = devices.gpus(), torch_cuda()
+    # Beside all else: it takes a few seconds.
+    asked = torch_on_gpus.ask() if kinds and built else None
     found: dict[str, Any] = {"name": name, "versions": versions()}
     found["home"] = _home(context.home(), name, mark)
     found["marks"] = marks(context.home())
@@ -74,14 +79,15 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
     except Exception as error:
         found["leases"]["error"] = str(error)
         found["devices"], found["waiters"], found["orphans"] = [], [], []
-    kinds = devices.gpus()
     found["gpus"] = [kinds.get(uuid, "gpu") for uuid in devices.gpu_uuids()]
     driver = devices.driver_cuda()
-    found["cuda"] = {"torch": torch_cuda(), "driver": driver and f"{driver[0]}.{driver[1]}"}
+    found["cuda"] = {"torch": built, "driver": driver and f"{driver[0]}.{driver[1]}"}
     found["cuda"]["error"] = cuda_error() if found["gpus"] else None
     to_reach = addresses(ask_airflow=mlflow is None) | ({"MLflow": mlflow} if mlflow else {})
     ask = {"MLflow": reach_mlflow}
     found["reach"] = {what: ask.get(what, reach)(url) for what, url in to_reach.items()}
+    left = max(0.0, began + _TORCH_SECONDS - time.monotonic())
+    found["cuda"]["unusable"] = None if asked is None else torch_on_gpus.why_not(asked, left)
     found["has_mlflow_uri"] = bool(os.environ.get("MLFLOW_TRACKING_URI"))
     found["time"] = time.time()
     return found

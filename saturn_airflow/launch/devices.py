@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.errors import DeviceError, InvalidSweepError
 
 # The number of the kernel's first namespace of process ids (PROC_PID_INIT_INO in linux/proc_ns.h).
 _PIDS_OF_THE_HOST = 0xEFFFFFFC
@@ -36,6 +36,7 @@ def find(node: str, kind: str, count: int) -> list[Device]:
     Where ``CUDA_VISIBLE_DEVICES`` is set for the worker, the GPUs are those it names, in its order.
 
     :raises InvalidSweepError: when this machine has fewer GPUs, or can't be asked for them.
+    :raises DeviceError: when it has fewer since one of them does not answer any more.
     """
     if kind == "cpu":
         return [Device(i, f"{node}-cpu{i}") for i in range(count)]
@@ -45,9 +46,11 @@ def find(node: str, kind: str, count: int) -> list[Device]:
             f"nobody can say which GPUs node {node!r} has: install nvidia-ml-py there, which asks the driver"
         )
     if len(uuids) < count:
+        has = f"node {node!r} is said to have {count} {kind} devices, but {len(uuids)} GPUs are visible here"
+        if lost := _not_answering():
+            raise DeviceError(f"{has}, and {lost} more do not answer: see nvidia-smi and dmesg (Xid) there")
         raise InvalidSweepError(
-            f"node {node!r} is said to have {count} {kind} devices, but {len(uuids)} GPUs are visible here; "
-            "correct the Node, or what the worker may see (CUDA_VISIBLE_DEVICES, the container's GPUs)"
+            f"{has}; correct the Node, or what the worker may see (CUDA_VISIBLE_DEVICES, its container)"
         )
     return [Device(i, uuids[i], uuids[i]) for i in range(count)]
 
@@ -58,6 +61,18 @@ def gpu_uuids() -> list[str]:
     A GPU that is split (MIG) counts as its parts; one that does not answer any more is left out.
     """
     return _visible(list(gpus()), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _not_answering() -> int:
+    """How many GPUs of this machine do not answer, as one that fell off the bus."""
+    lost = 0
+    with _nvml() as nvml:
+        for i in range(0 if nvml is None else nvml.nvmlDeviceGetCount()):
+            try:
+                nvml.nvmlDeviceGetHandleByIndex(i)
+            except nvml.NVMLError:
+                lost += 1
+    return lost
 
 
 def gpus() -> dict[str, str]:

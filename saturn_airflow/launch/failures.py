@@ -12,7 +12,14 @@ from typing import Any, Literal
 
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, NotANumberError
 from saturn_airflow.model import disks
-from saturn_airflow.model.errors import DiskError, InvalidSweepError, JobError, SaturnError, message_of
+from saturn_airflow.model.errors import (
+    DeviceError,
+    DiskError,
+    InvalidSweepError,
+    JobError,
+    SaturnError,
+    message_of,
+)
 from saturn_airflow.model.printable import printable
 from saturn_airflow.model.status import Status
 
@@ -24,9 +31,12 @@ _NO_MEMORY = (
     "can't allocate memory",
     "Cannot allocate memory",
     "out of memory",
-    # cuBLAS, cuDNN, cuSOLVER and cuSPARSE say so when their workspaces do not fit.
-    "_STATUS_ALLOC_FAILED",
+    # cuBLAS, cuDNN (from 9.0 on the second), cuFFT, cuSOLVER and cuSPARSE say so of their workspaces.
+    "_ALLOC_FAILED",
+    "_ALLOCATION_FAILED",
 )
+# What torch fails with where memory does not suffice and NVML does not say who has it, as on parts of GPUs.
+_NO_MEMORY_NOR_WHY = re.compile(r"NVML_SUCCESS == .*CUDACachingAllocator")
 # What a GPU says when its driver, its memory or its neighbours failed (cudaError in CUDA's driver_types.h):
 # the process can't go on, another one may. That the code asked for the impossible is not among them.
 _DEVICE_FAILED = (
@@ -41,7 +51,14 @@ _DEVICE_FAILED = (
     "forward compatibility was attempted",
     "driver version is insufficient",
     "driver on your system is too old",
+    "no NVIDIA driver on your system",
+    "driver initialization failed",
+    "unsupported display driver / cuda driver combination",
     "GPU is lost",
+    # Of the service through which several processes share a GPU.
+    "MPS client",
+    "MPS server",
+    "resources required to support device connections",
 )
 # The same, where kernels of the job's own or of a library may be to blame as well.
 _DEVICE_OR_CODE_FAILED = (
@@ -53,11 +70,18 @@ _DEVICE_OR_CODE_FAILED = (
     "unspecified launch failure",
     "the launch timed out and was terminated",
     "no kernel image is available",
+    "Invalid access of peer GPU memory over nvlink or a hardware error",
     "unknown error",
     "_STATUS_NOT_INITIALIZED",
     "_STATUS_INTERNAL_ERROR",
     "_STATUS_EXECUTION_FAILED",
     "_STATUS_MAPPING_ERROR",
+)
+# What a kernel says of an index out of range. A GPU tells it late, when none of the job's code is called.
+_ASSERTION = "device-side assert triggered"
+_ASSERTION_HINT = (
+    "; an index is out of range, such as a label that is no class or a token beyond the vocabulary: with "
+    "CUDA_LAUNCH_BLOCKING=1 in the worker's environment the traceback says where"
 )
 _LOST_PEER = (
     "closed by peer",
@@ -124,15 +148,18 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
     """What ``error`` means for the job."""
     if isinstance(error, RanksFailedError):
         return error.failure
-    if isinstance(error, DoesNotFit):
+    behind = _behind(error)
+    if isinstance(error, DoesNotFit) and not is_of_the_machine(error):
         status = Status.CHANGES_RESULT if isinstance(error, ChangesResultError) else Status.DOES_NOT_FIT
         return Failure(status=status, reason=str(error), whose="technique", rank=rank)
-    text = _text(error)
-    cause = error.__cause__ if isinstance(error, SaturnError) and error.__cause__ is not None else error
-    if any(is_out_of_memory(e) for e in (error, cause)):
+    text, cause = _text(error), behind[-1]
+    if any(map(is_out_of_memory, behind)):
         return Failure(status=Status.OUT_OF_MEMORY, reason=_one_line(cause), traceback=text, rank=rank)
-    if any(is_device_failure(e) for e in (error, cause)):
-        of_itself = any(is_device_failure(e, _DEVICE_FAILED) for e in (error, cause))
+    if isinstance(error, DeviceError):
+        reason = str(error)
+        return Failure(status=Status.LOST, reason=reason, traceback=text, whose="device", rank=rank)
+    if any(map(is_device_failure, behind)):
+        of_itself = any(is_device_failure(e, _DEVICE_FAILED) for e in behind)
         return Failure(
             status=Status.LOST,
             reason=f"the GPU failed: {_one_line(cause)}",
@@ -144,19 +171,16 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
         return Failure(
             status=Status.NOT_A_NUMBER, reason=str(error), whose="job", rank=rank, common=error.common
         )
-    if isinstance(error, DiskError) or any(_is_of_a_disk(e) for e in (error, cause)):
-        reason = str(error) if isinstance(error, SaturnError) else _one_line(error)
-        if isinstance(error, OSError) and error.filename:
-            reason = str(disks.fault(Path(os.fsdecode(error.filename)), error))
-        elif error is not cause and disks.is_full(reason):  # most often of temporary files
-            reason = f"{reason}; {disks.left(Path(tempfile.gettempdir()))}"
+    if isinstance(error, DiskError) or any(map(_is_of_a_disk, behind)):
+        reason = _of_a_disk(error, cause)
         return Failure(status=Status.LOST, reason=reason, traceback=text, whose="node", rank=rank)
+    hint = _ASSERTION_HINT if _ASSERTION in message_of(cause) else ""
     if isinstance(error, InvalidSweepError | JobError):
         # Without a cause the message says it all.
         text = text if error.__cause__ is not None else ""
         return Failure(
             status=Status.FAILED,
-            reason=str(error),
+            reason=f"{error}{hint}",
             traceback=text,
             whose="job",
             rank=rank,
@@ -169,9 +193,9 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
         return Failure(status=Status.FAILED, reason=reason, traceback=text, whose="job", rank=rank)
     return Failure(
         status=Status.FAILED,
-        reason=_one_line(error),
+        reason=f"{_one_line(error)}{hint}",
         traceback=text,
-        whose="technique",
+        whose="job" if hint else "technique",
         rank=rank,
         peer_lost=any(words in message_of(error) for words in _LOST_PEER),
     )
@@ -183,12 +207,38 @@ def _is_of_a_disk(error: BaseException) -> bool:
     return not of_this_package and disks.is_fault(error) and not disks.is_read_only(error)
 
 
+def _of_a_disk(error: BaseException, cause: BaseException) -> str:
+    """What is said of such a failure."""
+    if isinstance(error, OSError) and error.filename:
+        return str(disks.fault(Path(os.fsdecode(error.filename)), error))
+    reason = str(error) if isinstance(error, SaturnError) else _one_line(error)
+    if error is not cause and disks.is_full(reason):  # most often of temporary files
+        return f"{reason}; {disks.left(Path(tempfile.gettempdir()))}"
+    return reason
+
+
+def _behind(error: BaseException) -> list[BaseException]:
+    """``error``, and what it says in Saturn's words."""
+    found = [error]
+    while isinstance(found[-1], SaturnError | DoesNotFit) and found[-1].__cause__ is not None:
+        found.append(found[-1].__cause__)
+    return found
+
+
+def is_of_the_machine(error: BaseException) -> bool:
+    """Whether ``error``, or what it says in Saturn's words, is that memory did not suffice or a GPU failed:
+    it tells nothing else of what was tried."""
+    return any(is_out_of_memory(e) or is_device_failure(e) for e in _behind(error))
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that memory did not suffice, on whatever device."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    # On a CPU torch raises a plain RuntimeError.
-    return isinstance(error, RuntimeError) and any(words in message_of(error) for words in _NO_MEMORY)
+    if not isinstance(error, RuntimeError):
+        return False
+    message = message_of(error)  # on a CPU torch raises a plain RuntimeError
+    return any(words in message for words in _NO_MEMORY) or bool(_NO_MEMORY_NOR_WHY.search(message))
 
 
 def is_device_failure(
@@ -199,7 +249,9 @@ def is_device_failure(
     A device-side assertion is the code's own.
     """
     message = message_of(error)
-    told = isinstance(error, RuntimeError) and re.search(r"\bCUDA\b|\bcu[A-Z]\w+ error|_STATUS_", message)
+    told = isinstance(error, RuntimeError) and re.search(
+        r"\bCUDA\b|\bcu[A-Z]\w+ error|_STATUS_|\bNVIDIA\b", message
+    )
     return bool(told) and any(words in message for words in texts)
 
 
@@ -231,6 +283,9 @@ def _without_middle(text: str, most: int) -> str:
 def _one_line(error: BaseException) -> str:
     message = said(error)
     first = message.splitlines()[0] if message else ""
+    # NCCL says what it met at the end, under a line of its own.
+    if met := message.partition("\nLast error:\n")[2].strip():
+        first = f"{first}: {met.splitlines()[0]}"
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 

@@ -38,7 +38,7 @@ from saturn_airflow.launch import (
     warm,
 )
 from saturn_airflow.launch.emitted import ReportedResult
-from saturn_airflow.launch.failures import Failure, RanksFailedError
+from saturn_airflow.launch.failures import Failure, RanksFailedError, Whose
 from saturn_airflow.launch.giving_way import TurnsOfRun
 from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.occupied import wait_until_free
@@ -49,7 +49,7 @@ from saturn_airflow.launch.run_spec import RunSpec, read_spec
 from saturn_airflow.launch.standstill import Standstill
 from saturn_airflow.launch.trial_clock import TrialClock
 from saturn_airflow.model import formats
-from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.errors import DeviceError, InvalidSweepError
 from saturn_airflow.model.status import Status
 
 # A run that must not outlive its starter has this long to save what it has when the starter is gone.
@@ -121,8 +121,9 @@ class Supervisor:
                 result = self._with_devices(held)
         except StoppedError as stopped:
             result = {"status": Status.STOPPED, "reason": str(stopped)}
-        except InvalidSweepError as error:
-            failure = Failure(status=Status.FAILED, reason=str(error))
+        except (DeviceError, InvalidSweepError) as error:
+            whose: Whose = "device" if isinstance(error, DeviceError) else ""
+            failure = Failure(status=Status.FAILED, reason=str(error), whose=whose)
         except RanksFailedError as error:
             failure = error.failure
         except BaseException as error:

@@ -22,6 +22,10 @@ class DiskError(SaturnError):
     """A disk is full, or can't be written: a fault of the machine, which may be mended; no job failed."""
 
 
+class DeviceError(SaturnError):
+    """A GPU can't be used, whatever was to run on it: a fault of the machine, which may be mended."""
+
+
 class JobError(SaturnError):
     """The job's own code raised, or its loss is not a number: this job fails, the others go on."""
 

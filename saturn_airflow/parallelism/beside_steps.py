@@ -7,7 +7,8 @@ to the host, and awaited where the steps are taken.
 
 What is clipped by the norm of all gradients is stepped on in the next forward pass: each block before it is
 sent to the device, while those before it are computed. Whatever else looks at weights then would find old and
-new ones, so what the model does is watched in its first passes.
+new ones, so what the model does is watched in its first passes. What is compiled is not: torch compiles
+nothing that it first met while it was watched. There all that is clipped is stepped on at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from saturn_airflow.parallelism.block_stream import Prepare, StepOn
+from saturn_airflow.parallelism.blocks import how_compiled
 from saturn_airflow.parallelism.parallel import multiply
 from saturn_airflow.parallelism.transfers import Transfers
 from saturn_airflow.training.optim.in_parts import InParts
@@ -44,6 +46,7 @@ class BesideSteps:
         self._transfers = transfers
         self._parts: InParts | None = None
         self._sums: torch.Tensor | None = None
+        self._watches = not any(map(how_compiled, model.modules()))
         self._watched = 0
         self._read_otherwise = False
 
@@ -71,7 +74,8 @@ class BesideSteps:
 
     def watching(self, weights: Sequence[nn.Parameter]) -> AbstractContextManager[Any]:
         """Around a forward pass: whether anything but the streams uses ``weights``."""
-        if self._watched >= _WATCHED or not self._transfers.staged or not torch.is_grad_enabled():
+        watches = self._watches and self._watched < _WATCHED
+        if not watches or not self._transfers.staged or not torch.is_grad_enabled():
             return nullcontext()
         self._watched += 1
         return _Reads(weights, self._found_read)

@@ -54,7 +54,7 @@ def blocks_to_run(model: nn.Module) -> list[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         inside = f"{name}." if name else ""
         calls_blocks = not name or any(block.startswith(inside) for block, _ in blocks)
-        if calls_blocks and (how := _how_compiled(module)):
+        if calls_blocks and (how := how_compiled(module)):
             what = f"whose part {name!r}" if name else "that"
             raise DoesNotFit(
                 f"load_model returns a model {what} {how} has compiled as a whole, and this technique runs "
@@ -64,7 +64,7 @@ def blocks_to_run(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return blocks
 
 
-def _how_compiled(module: nn.Module) -> str:
+def how_compiled(module: nn.Module) -> str:
     """By what the forward pass of ``module`` was compiled; empty where it was not."""
     if "_orig_mod" in module._modules:  # without an import of the compiler, which takes long
         return "torch.compile"

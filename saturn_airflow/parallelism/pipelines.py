@@ -57,8 +57,7 @@ class Pipelined(Parallel):
 
     def prepare(self, objective: Objective, batch: Any, samples: int) -> None:
         """Cut the model, the same way everywhere, after following a first piece of the batch through it."""
-        piece, count = next(self._cut(objective, batch, samples))
-        example, over = objective.prepare(piece, count)
+        example, over = next(self._cut(objective, batch, samples))
         self.model.train()
         with without_group():
             found = anatomy.examine(
@@ -123,8 +122,11 @@ class Pipelined(Parallel):
         return squared
 
     def _cut(self, objective: Objective, batch: Any, samples: int) -> Iterator[tuple[Any, int]]:
+        """The pieces of a batch. It goes to the device whole, as it was copied ahead: a piece cut on the host
+        would lie in memory whose copies what is computed waits for."""
+        placed, samples = objective.prepare(batch, samples)
         for rows in batches.split(range(samples), min(self.pieces, samples)):
-            piece, count = objective.take(batch, samples, rows)
+            piece, count = objective.take(placed, samples, rows)
             # A model may write into its inputs while others of the batch still wait for their backward pass.
             yield (map_tensors(torch.clone, piece) if count < samples else piece), count
 
@@ -140,7 +142,6 @@ class Pipelined(Parallel):
         self, objective: Objective, piece: Any, samples: int, position: tuple[int, ...]
     ) -> tuple[StageOutputs, Any]:
         """What arrived for a piece, and what this stage makes of it: outputs, sent on, or the loss."""
-        prepared, count = objective.prepare(piece, samples)
         arrived = self._neighbours.receive_forward() if self.ranks.rank else StageOutputs()
         # Gradients stay with what arrived, whatever the model does with its tensors in place.
         copies = [tensor.clone() if tensor.requires_grad else tensor for tensor in arrived.tensors]
@@ -148,11 +149,11 @@ class Pipelined(Parallel):
         if self._is_last:
             try:
                 return arrived, self._stage.run(
-                    lambda: objective(self.module, prepared, count), position, given
+                    lambda: objective(self.module, piece, samples), position, given
                 )
             except JobError as error:
                 raise DoesNotFit(f"on a micro-batch of {samples} samples {error}") from error
-        result = self._stage.run(lambda: objective.run(self.module, prepared), position, given)
+        result = self._stage.run(lambda: objective.run(self.module, piece), position, given)
         self._neighbours.send_forward(result)
         return arrived, result
 

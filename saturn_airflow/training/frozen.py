@@ -84,11 +84,12 @@ def digest(tensor: torch.Tensor) -> int:
     """64 bits that tell this rank's part of ``tensor`` from other numbers, where nobody tries to forge them.
 
     Each 8 bytes are mixed with a random word of their place (by Stafford's "Mix13", as SplitMix64 does) and
-    added up, on the tensor's device and piece by piece: it takes little time and memory.
+    added up, on the tensor's device and piece by piece: it takes little time and memory. A device is waited
+    for once.
     """
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     flat = local.detach().contiguous().reshape(-1).view(torch.uint8)
-    keys, total = _keys(local.device), flat.numel()
+    keys, sums = _keys(local.device), list[torch.Tensor]()
     for piece in torch.split(flat, 8 * _WORDS):
         padding = -piece.numel() % 8
         if padding or piece.storage_offset() % 8:
@@ -96,7 +97,10 @@ def digest(tensor: torch.Tensor) -> int:
         words = piece.view(torch.int64) ^ keys[: piece.numel() // 8]
         _mix(words, 30, _ONE)
         _mix(words, 27, _OTHER)
-        total = (total * 0x9E3779B97F4A7C15 + int(words.sum())) & _MASK
+        sums.append(words.sum())
+    total = flat.numel()
+    for one in torch.stack(sums).tolist():
+        total = (total * 0x9E3779B97F4A7C15 + one) & _MASK
     return total
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from saturn_airflow.training import pinned_batches
 from saturn_airflow.training.nested import map_tensors
 
 
@@ -72,4 +73,6 @@ def place(data: Any, device: torch.device, precision: str) -> Any:
         wider = precision == "float64" and tensor.is_floating_point()
         return tensor.to(device, torch.float64 if wider else tensor.dtype, non_blocking=True)
 
-    return map_tensors(move, data)
+    placed = map_tensors(move, data)
+    pinned_batches.note(data, device)
+    return placed

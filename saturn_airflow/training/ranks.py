@@ -16,12 +16,20 @@ from saturn_airflow import library
 from saturn_airflow.launch import devices, job_log, launching
 from saturn_airflow.launch.emitted import EventChecker
 from saturn_airflow.launch.launching import Link
+from saturn_airflow.model.errors import DeviceError
 from saturn_airflow.training import memory
 
 T = TypeVar("T")
 
 # What torchrun tells of a rank in the environment.
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_BY_DEFAULT = {
+    # The ranks of a job are on one machine: nothing needs to listen to the network.
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    # Else NCCL's watchdog ends the process when a kernel of anybody's has failed, before Python can say why.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +106,21 @@ class Ranks:
         self.any(False)
 
 
+def _take(device: torch.device) -> None:
+    """Make ``device`` this process's, and have it compute: who fails here would have failed with any job.
+
+    :raises DeviceError: when it does not, as where it is gone, or torch has no kernels for it.
+    """
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # it says what is wrong
+        torch.cuda.set_device(device)
+        torch.ones((), device=device).item()
+        _stay_near(device)
+    except (RuntimeError, AssertionError) as error:
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise DeviceError(f"GPU {device.index} of those of this run can't be used: {why}") from error
+
+
 def _stay_near(device: torch.device) -> None:
     """Run on cores next to the GPU: what this process pins then lies in the memory that is copied fastest."""
     near = devices.cores_near(str(torch.cuda.get_device_properties(device).uuid)) & os.sched_getaffinity(0)
@@ -135,16 +158,14 @@ def run(
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         memory.grow_segments()
-        torch.cuda.set_device(device)
-        _stay_near(device)
+        _take(device)
     # Once it is near its GPU: of the cores that are left to it then.
     torch.set_num_threads(min(threads, len(os.sched_getaffinity(0))))  # more would wait for each other
     # A job's code that reads them would train by the number of devices, and share out its data once more.
     for name in _NUMBERS:
         os.environ.pop(name, None)
-    # The ranks of a job are on one machine: nothing needs to listen to the network.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    for name, value in _BY_DEFAULT.items():
+        os.environ.setdefault(name, value)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         init_method=meeting,

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import layout as layouts
-from saturn_airflow.training import rng
+from saturn_airflow.training import pinned_batches, rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, identity
 from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.layout import Layout, MicroBatch
@@ -209,6 +209,7 @@ class Stream:
         """The next batch of a source, ``after`` that of this epoch and number."""
         if after:
             rng.seed(self._seed, "stream", *after)
+        pinned_batches.wait()
         with without_group():
             data = next(source, _NOTHING)
         return _kept(data) if self._refills else data

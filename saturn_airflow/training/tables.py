@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import layout as layouts
-from saturn_airflow.training import rng
+from saturn_airflow.training import pinned_batches, rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing, Position, identity
 from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.given_order import GivenOrder, generator_of
@@ -83,6 +83,7 @@ class Table(KeepsNothing):
             iterator = iter(loader)
 
         def fetched() -> Any:
+            pinned_batches.wait()
             with without_group():
                 return next(iterator)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from saturn_airflow.deployment import alike, pools, survey
+from saturn_airflow.deployment import alike, pools, survey, torch_on_gpus
 from saturn_airflow.deployment.checks import check_nodes, examine_node
 from saturn_airflow.deployment.findings import Deployment, Finding, Question
 from saturn_airflow.deployment.limits import check_limits
@@ -126,6 +126,69 @@ def test_torch_and_the_driver_of_a_gpu_node(
     (found,) = check_nodes(Deployment(Cluster(node), nodes={"gpu-a": answer}))
     assert found.level == ("problem" if told else "ok")
     assert told is None or told in found.text
+
+
+@pytest.mark.parametrize(
+    ("built_for", "capability", "has"),
+    [
+        ("sm_75 sm_80 sm_86 sm_90", (9, 0), True),
+        ("sm_75 sm_80 sm_86 sm_90", (8, 9), True),  # as its smaller minor
+        ("sm_75 sm_80 sm_86 sm_90", (7, 0), False),
+        ("sm_75 sm_80 sm_86 sm_90", (12, 0), False),
+        ("sm_75 sm_80 sm_86 sm_90 compute_90", (12, 0), True),  # which the driver translates
+        ("sm_80 compute_90", (7, 5), False),
+        ("sm_90a", (9, 0), True),
+        ("sm_100a compute_100a", (10, 3), False),
+        ("sm_100f", (10, 3), True),
+        ("compute_100f", (12, 0), False),
+        ("gfx90a", (9, 0), True),  # nothing is known of these
+        ("", (9, 0), True),
+    ],
+)
+def test_which_gpus_a_wheel_has_kernels_for(built_for: str, capability: tuple[int, int], has: bool) -> None:
+    assert torch_on_gpus.has_kernels(built_for.split(), *capability) is has
+
+
+_TORCH = """
+class cuda:
+    device_count = lambda: 2
+    get_device_name = lambda i: ["H100", "V100"][i]
+    get_device_capability = lambda i: [(9, 0), (7, 0)][i]
+    get_arch_list = lambda: ["sm_80", "sm_90"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("torch", "told"),
+    [
+        (_TORCH, "it has kernels for sm_80 sm_90, and V100 is of sm_70"),
+        (_TORCH.replace("(7, 0)", "(8, 6)"), None),
+        (
+            "raise RuntimeError('The NVIDIA driver on your system is too old')",
+            "RuntimeError: The NVIDIA driver",
+        ),
+        ("import time\ntime.sleep(60)", None),
+    ],
+    ids=["an old GPU", "fits", "an old driver", "a slow disk"],
+)
+def test_torch_is_asked_in_a_process_of_its_own(
+    torch: str, told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text(torch)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    asked = torch_on_gpus.ask()
+    why = torch_on_gpus.why_not(asked, 0.5 if "sleep" in torch else 30)
+    assert why == told if told is None else str(why).startswith(told)
+    assert asked.poll() is not None
+
+
+def test_a_wheel_without_kernels_is_a_problem() -> None:
+    cuda = {"torch": "13.0", "driver": "13.0", "error": None, "unusable": "it has kernels for sm_90 alone"}
+    answer = {**said(**survey.versions()), "gpus": ["V100"], "cuda": cuda}
+    (found,) = check_nodes(Deployment(Cluster(Node("gpu-a", 1, kind="v100")), nodes={"gpu-a": answer}))
+    assert found.level == "problem"
+    assert "can't use the GPUs: it has kernels for sm_90 alone" in found.text
+    assert "a wheel of torch for these GPUs" in found.fix
 
 
 def test_the_cuda_that_torch_was_built_for_is_known_without_importing_it() -> None:

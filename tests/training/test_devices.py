@@ -14,7 +14,7 @@ from fake_nvml import GIB, Gpu
 from saturn_airflow.launch import devices
 from saturn_airflow.launch.devices import Device
 from saturn_airflow.launch.occupied import wait_until_free
-from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.errors import DeviceError, InvalidSweepError
 
 UUIDS = ["GPU-aa11", "GPU-bb22", "GPU-cc33", "GPU-dd44"]
 
@@ -56,6 +56,14 @@ def test_cores_are_shared_among_the_slots() -> None:
 def test_fewer_gpus_than_the_node_is_said_to_have() -> None:
     with pytest.raises(InvalidSweepError, match=r"node 'a' is said to have 99 h100 devices, but \d+ GPUs"):
         devices.find("a", "h100", 99)
+
+
+def test_a_gpu_that_fell_off_the_bus_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake_nvml.install(monkeypatch, [Gpu("GPU-a"), Gpu("GPU-b", lost=True)])
+    assert [device.uuid for device in devices.find("a", "h100", 1)] == ["GPU-a"]
+    with pytest.raises(DeviceError, match=r"2 h100 devices, but 1 GPUs are visible here, and 1 more do not"):
+        devices.find("a", "h100", 2)
 
 
 def test_without_what_asks_the_driver_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

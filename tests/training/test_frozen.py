@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import USERLAND, save_pretrained_gpt2
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from saturn_airflow import HParams, Job
 from saturn_airflow.launch import checkpoint_files
@@ -218,6 +219,24 @@ def test_every_change_is_seen(dtype: torch.dtype, rows: int, columns: int, chang
     assert digest(whole[1:]) == before, "wherever in memory it lies"
     _CHANGES[change](tensor)
     assert digest(tensor) != before
+
+
+class _Reads(TorchFunctionMode):
+    """Counts what has the host wait for a device."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += getattr(func, "__name__", "") in ("tolist", "item", "__int__", "cpu")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("size", [0, 3, 2**18, 3 * 2**18 + 1])
+def test_a_device_is_waited_for_once(size: int) -> None:
+    tensor = torch.arange(size, dtype=torch.float64)
+    with _Reads() as reads:
+        digest(tensor)
+    assert reads.count == 1
 
 
 CHAIN: list[tuple[str, int, dict[str, Any]]] = [

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from running import small_job, spec_for
 
-from saturn_airflow.launch import failures, past_runs
-from saturn_airflow.model.errors import JobError
+from saturn_airflow.launch import descendants, devices, failures, past_runs
+from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.launch.supervisor import Supervisor
+from saturn_airflow.model.errors import DeviceError, JobError
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.guarding import first_steps
+from saturn_airflow.training.layout import MicroBatch
+from saturn_airflow.training.losses import decompose
 from saturn_airflow.training.ranks import Ranks
 
 
@@ -26,14 +34,24 @@ from saturn_airflow.training.ranks import Ranks
         ("CUDA error: out of memory", "out_of_memory"),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out_of_memory"),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "out_of_memory"),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "out_of_memory"),
+        ("cuFFT error: CUFFT_ALLOC_FAILED", "out_of_memory"),
         ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `x`", "out_of_memory"),
+        # On a part of a GPU, where NVML does not tell who has its memory.
+        (
+            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/CUDACachingAllocator.cpp":1154',
+            "out_of_memory",
+        ),
         ("CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA`", "lost"),
         ("CUDA error: an illegal memory access was encountered", "lost"),
         ("CUDA error: all CUDA-capable devices are busy or unavailable", "lost"),
         ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", "lost"),
         ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", "lost"),
         ("NCCL Error 1: unhandled cuda error: CUDA error: unspecified launch failure", "lost"),
+        ("CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error", "lost"),
         ("CUDA error: device-side assert triggered", "failed"),
+        # Who names a GPU, as "cuda:1", that the job does not have.
+        ("CUDA error: invalid device ordinal", "failed"),
         ("CUDA error: invalid configuration argument", "failed"),
         ("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`", "failed"),
         ("my parser met an unknown error", "failed"),
@@ -62,6 +80,10 @@ def test_texts(text: str, status: str) -> None:
             "device",
         ),
         ("The NVIDIA driver on your system is too old (found version 12020). Please update CUDA", "device"),
+        ("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU", "device"),
+        ("CUDA driver initialization failed, you might not have a CUDA gpu.", "device"),
+        ("CUDA error: system has unsupported display driver / cuda driver combination", "device"),
+        ("CUDA error: MPS server is not ready to accept new MPS client requests", "device"),
         ("CUDA error: no kernel image is available for execution on the device", ""),
         ("CUDA error: an illegal memory access was encountered", ""),
         ("CUDA error: unspecified launch failure", ""),
@@ -71,6 +93,107 @@ def test_no_code_is_to_blame_for_hardware(text: str, whose: str) -> None:
     job_error = JobError(f"the model's forward pass raised: {text}")
     job_error.__cause__ = RuntimeError(text)
     assert failures.describe(job_error).whose == whose
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "whose"),
+    [
+        (
+            RuntimeError("CUDA error: invalid device ordinal\nGPU device may be out of range"),
+            "lost",
+            "device",
+        ),
+        (AssertionError("Torch not compiled with CUDA enabled"), "lost", "device"),
+        (RuntimeError("CUDA error: no kernel image is available for execution"), "lost", "device"),
+        (RuntimeError("CUDA error: out of memory"), "out_of_memory", ""),
+    ],
+)
+def test_a_gpu_that_no_job_could_use(
+    raised: Exception, status: str, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", fail)
+    with pytest.raises(DeviceError) as met:
+        ranks_module._take(torch.device("cuda", 1))
+    told = failures.describe(met.value, rank=1)
+    assert (told.status, told.whose, told.rank) == (status, whose, 1)
+    first = str(raised).partition("\n")[0]
+    if whose:
+        assert told.reason == f"GPU 1 of those of this run can't be used: {type(raised).__name__}: {first}"
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "out_of_memory"),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "lost"),
+        (ValueError("fewer than four samples"), "does_not_fit"),
+    ],
+)
+def test_what_the_machine_met_says_nothing_of_a_technique(raised: Exception, status: str) -> None:
+    """Whatever the technique was about to say of it: it would be remembered, others not tried."""
+    job_error = JobError(f"the model raised {raised}")
+    job_error.__cause__ = raised
+    for cause in (raised, job_error):
+        refused = DoesNotFit(f"it can't train what one device can: {raised}")
+        refused.__cause__ = cause
+        told = failures.describe(refused)
+        assert told.status == status
+        assert str(raised) in told.reason
+
+
+def test_without_memory_for_a_look_no_rule_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def evaluate(*given: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(decompose, "_evaluate", evaluate)
+    nothing: Any = SimpleNamespace(wants_example=False, shares=2, pieces=1)
+    objective: Any = SimpleNamespace(exactly=lambda: objective, take=lambda data, *rows: MicroBatch(data, 2))
+    cuts = decompose.Cuts("ddp on 2 devices", False, 2)
+    with pytest.raises(torch.OutOfMemoryError):
+        decompose.find_rule(nothing, objective, MicroBatch(None, 8), cuts, lambda parallel: nullcontext())
+
+
+def test_an_index_out_of_range_is_the_jobs_wherever_a_gpu_tells_it() -> None:
+    raised = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be ...")
+    wrapped = JobError(f"the model raised RuntimeError: {raised}")
+    wrapped.__cause__ = raised
+    for error in (raised, wrapped):
+        told = failures.describe(error)
+        assert (told.status, told.whose) == ("failed", "job")
+        assert "such as a label that is no class" in told.reason
+
+
+def test_a_gpu_that_fell_off_the_bus_is_no_fault_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(*asked: Any) -> Any:
+        raise DeviceError("1 more does not answer")
+
+    monkeypatch.setattr(devices, "find", find)
+    monkeypatch.setattr(descendants, "adopt", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *given: None)
+    spec = spec_for(tmp_path, small_job(), kind="a100")
+    Path(spec.folder).mkdir()
+    (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()))
+    Supervisor(tmp_path, None).run()
+    *_, end = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert (end["status"], end["whose"], end["reason"]) == ("failed", "device", "1 more does not answer")
+
+
+def test_what_nccl_has_met_is_told() -> None:
+    text = (
+        "NCCL error in: /pytorch/NCCLUtils.cpp:94, unhandled system error (NCCL_DEBUG=INFO for details)"
+        "\nncclSystemError: System call or external library call failed or device error. \nLast error:\n"
+        "Error while creating shared memory segment /dev/shm/nccl-1 (size 9637888), error: No space left"
+    )
+    assert failures.describe(RuntimeError(text)).reason.endswith(
+        "for details): Error while creating shared memory segment /dev/shm/nccl-1 (size 9637888), "
+        "error: No space left"
+    )
 
 
 @pytest.mark.parametrize(

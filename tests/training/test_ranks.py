@@ -24,13 +24,20 @@ from saturn_airflow.training import ranks
 from saturn_airflow.training.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
+#: Whether NCCL's watchdog ends a process whose GPU met an error, before the process can say which.
+ABORTS = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
 
 
 def add_up(offset: int, ranks: Ranks) -> dict[str, Any]:
     total = torch.tensor([float(ranks.rank + offset)])
     dist.all_reduce(total)
     ranks.emit("added", total=total.item(), rank=ranks.rank)
-    return {"total": total.item(), "threads": torch.get_num_threads(), "pid": os.getpid()}
+    return {
+        "total": total.item(),
+        "threads": torch.get_num_threads(),
+        "pid": os.getpid(),
+        "aborts": os.environ.get(ABORTS),
+    }
 
 
 def step_until_stopped(folder: str, ranks: Ranks) -> int:
@@ -107,6 +114,7 @@ def test_ranks_share_a_process_group_and_return_what_they_found(size: int) -> No
     expected = sum(range(10, 10 + size))
     assert [result["total"] for result in results] == [expected] * size
     assert {result["threads"] for result in results} == {1}
+    assert {result["aborts"] for result in results} == {"0"}
     assert len({result["pid"] for result in results}) == size
     assert events == [{"event": "added", "total": expected, "rank": 0}], "only rank 0 is heard"
 

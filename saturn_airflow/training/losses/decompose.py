@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from saturn_airflow.launch.failures import is_of_the_machine
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import AS_MICRO_BATCHES, Job
@@ -157,7 +158,8 @@ def find_rule(
             try:
                 whole = evaluate(range(samples))
             except Exception as error:
-                if parallel.wants_example:  # the other ranks wait for this one
+                # The other ranks wait for this one; and nothing was seen of the loss.
+                if parallel.wants_example or is_of_the_machine(error):
                     raise
                 # The loss may be there in training only; if not, the first step tells.
                 if samples == batch.samples or not _works(parallel, objective, batch):
@@ -168,7 +170,7 @@ def find_rule(
         if not cuts.by:
             return SAMPLES
         way_out = f"; {AS_MICRO_BATCHES}" if parallel.shares * parallel.pieces == 1 else ""
-        raise DoesNotFit(f"{cuts.by} cuts batches into parts, and {reason}{way_out}") from None
+        raise DoesNotFit(f"{cuts.by} cuts batches into parts, and {reason}{way_out}") from reason.__cause__
 
 
 def rule_of(whole: Part, evaluate: EvaluateRows, one_by_one: bool) -> Rule:
